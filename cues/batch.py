@@ -1,0 +1,356 @@
+"""Record batches: the one form in which messages lie on disk.
+
+    offset  bytes
+    0       8       checksum: xxh3-64 of everything behind it, seeded with the record's index
+    8       1       format version (1)
+    9       1       flags
+    10      2       count of messages
+    12      8       append time, nanoseconds since the epoch: max(now, the log's last)
+    20      16      delivery hash              when flagged HASH
+            14      producer (6), clock (8)    when flagged PRODUCER (reserved)
+            2 + n   length, provenance         when flagged PROVENANCE
+            4       length of the whole body   when flagged CONTINUED
+            rest    body: one msgpack array of the messages
+
+All integers are big-endian. A value is at most one LMDB page: multi-page values find no room once
+pages of other queues were freed between them, and then cost 4 ms instead of 20 µs each. A message
+that does not fit is cut: the first record, flagged CONTINUED, holds the beginning of the body and
+the length of the whole; each piece that follows is keyed by the index and a number, and is a
+checksum of its own (seeded with the number) before up to 4,072 bytes.
+
+A batch is made in two moves. :func:`build` packs messages into :class:`Page` objects outside any
+transaction; :func:`seal` adds, inside it, what only the transaction knows: index and time.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final, NamedTuple
+
+import xxhash
+
+from cues import codec, names, provenance
+from cues.errors import InvalidArgument, MessageTooLarge, ReservedKey
+from cues.provenance import Provenance
+
+VERSION: Final = 1
+VALUE_BYTES_MAX: Final = 4080
+"""An LMDB page of 4,096 bytes less its header: a value above this takes a second page."""
+
+HASH: Final = 0x01
+PRODUCER: Final = 0x02
+PROVENANCE: Final = 0x04
+CONTINUED: Final = 0x08
+KNOWN_FLAGS: Final = HASH | PROVENANCE | CONTINUED
+"""What this version can read; PRODUCER is reserved and a record with it needs a newer Cues."""
+
+HEAD: Final = struct.Struct(">BBHQ")
+PREFIX_BYTES: Final = 8 + HEAD.size
+_U16: Final = struct.Struct(">H")
+_U32: Final = struct.Struct(">I")
+_COUNT_MAX: Final = 0xFFFF
+_PIECE_BYTES: Final = VALUE_BYTES_MAX - 8
+
+checksum: Callable[..., bytes] = xxhash.xxh3_64_digest
+
+
+class Page(NamedTuple):
+    """One record batch before it has an index and a time."""
+
+    flags: int
+    count: int
+    tail: bytes
+    """Everything behind the append time."""
+    pieces: tuple[bytes, ...] = ()
+    """Continuation pieces of a message that fits no page."""
+
+
+class Header(NamedTuple):
+    """What a record says before its body."""
+
+    flags: int
+    count: int
+    time_ns: int
+    hash: bytes | None
+    provenance: bytes | None
+    length: int
+    """Bytes of the whole body when CONTINUED, else 0."""
+    body_at: int
+
+
+def seal(page: Page, index: int, time_ns: int) -> bytes:
+    """The bytes of the record; its first 8 are the seal that position rows keep."""
+    rest = HEAD.pack(VERSION, page.flags, page.count, time_ns) + page.tail
+    return checksum(rest, seed=index) + rest
+
+
+def seal_piece(piece: bytes, number: int) -> bytes:
+    return checksum(piece, seed=number) + piece
+
+
+def intact(value: bytes, index: int) -> bool:
+    """Whether the record stands where it was written and no bit of it changed."""
+    return checksum(memoryview(value)[8:], seed=index) == value[:8]
+
+
+def header(value: bytes) -> Header:
+    """Take the header of an intact record apart."""
+    version, flags, count, time_ns = HEAD.unpack_from(value, 8)
+    if version != VERSION or flags & ~KNOWN_FLAGS:
+        raise codec.CodecError(
+            f"A record batch has format {version} and flags {flags:#x}; this version reads format {VERSION}.",
+            "a newer version of Cues.",
+            path="",
+            type_name="record batch",
+        )
+    at = PREFIX_BYTES
+    found_hash = found_provenance = None
+    length = 0
+    if flags & HASH:
+        found_hash = value[at : at + 16]
+        at += 16
+    if flags & PROVENANCE:
+        (size,) = _U16.unpack_from(value, at)
+        found_provenance = value[at + 2 : at + 2 + size]
+        at += 2 + size
+    if flags & CONTINUED:
+        (length,) = _U32.unpack_from(value, at)
+        at += 4
+    return Header(flags, count, time_ns, found_hash, found_provenance, length, at)
+
+
+# --- building -----------------------------------------------------------------------------------
+
+
+def build(
+    messages: Sequence[dict[str, Any]],
+    limit_bytes: int,
+    hash: bytes | None = None,
+    provenance: Provenance | None = None,
+    encoded: Sequence[bytes] | None = None,
+    strips: bool = False,
+    reserved: bool = False,
+) -> list[Page]:
+    """Pack ``messages`` into as few pages as hold them.
+
+    ``encoded`` gives their bytes when they were packed before. ``provenance`` is of as many
+    messages; ``strips`` drops it, and what users wrote as ``q/meta``; ``reserved`` lets reserved keys
+    pass, for messages that Cues writes itself. Raises :class:`CodecError`, :class:`ReservedKey`, :class:`MessageTooLarge` or
+    :class:`InvalidArgument` (not a dict) with ``offset``, the place of the message that is at
+    fault, as an attribute. Nothing is half-built.
+    """
+    pages: list[Page] = []
+    total = len(messages) if encoded is None else len(encoded)
+    fixed_flags, fixed = (HASH, hash) if hash is not None else (0, b"")
+    start = 0
+    guess = min(total, 32)
+    examined = reserved or encoded is not None
+    if strips:
+        provenance = None
+    while start < total:
+        stop = min(total, start + guess)
+        if encoded is None:
+            body = _pack_array(messages, start, stop)
+            if not examined and b"q/" in body:
+                examined = True
+                clean = _extract(messages, start, total, provenance)
+                if clean is not None:
+                    messages, provenance = clean
+                    if strips:
+                        provenance = None
+                    continue
+        else:
+            body = _array_head(stop - start) + b"".join(encoded[start:stop])
+        flags, optional = fixed_flags, fixed
+        if provenance:
+            try:
+                packed = provenance.slice(start, stop).encode()
+            except codec.CodecError as error:
+                raise _at(start, error) from None
+            flags |= PROVENANCE
+            optional += _U16.pack(len(packed)) + packed
+        size = PREFIX_BYTES + len(optional) + len(body)
+        count = stop - start
+        if size <= VALUE_BYTES_MAX:
+            pages.append(Page(flags, count, optional + body))
+            start = stop
+            # A little below the estimate: a page that overflows is packed twice, one that is
+            # 95 % full wastes 200 bytes.
+            guess = max(1, min(_COUNT_MAX, count * VALUE_BYTES_MAX * 31 // (size * 32)))
+            if count < guess <= count + (count >> 4):
+                guess = count
+        elif count > 1:
+            guess = max(1, min(count - 1, count * VALUE_BYTES_MAX * 15 // (size * 16)))
+        else:
+            if len(body) - 1 > limit_bytes:
+                raise _at(
+                    start,
+                    MessageTooLarge(
+                        f"The message has {len(body) - 1:,} bytes, the queue's limit is {limit_bytes:,}.",
+                        "a smaller message, the large part in a file of its own, or max_message_bytes=.",
+                        size_bytes=len(body) - 1,
+                        limit_bytes=limit_bytes,
+                    ),
+                )
+            pages.append(_cut(flags | CONTINUED, optional, body, start))
+            start = stop
+            guess = 8
+    return pages
+
+
+def build_one(message: dict[str, Any], limit_bytes: int, strips: bool = False) -> list[Page]:
+    """:func:`build` for one message without hash and provenance, on the short way that most appends take."""
+    if type(message) is dict:
+        body = codec.pack([message])
+        if len(body) <= VALUE_BYTES_MAX - PREFIX_BYTES and b"q/" not in body:
+            return [Page(0, 1, body)]
+    return build([message], limit_bytes, strips=strips)
+
+
+def pack_one(message: dict[str, Any]) -> bytes | dict[str, Any]:
+    """Check and encode one message for ``build(encoded=...)``; raises what :func:`build` would.
+
+    A message with ``q/meta`` comes back as it is: its metadata is not part of its body.
+    """
+    body = _pack_array([message], 0, 1)
+    if b"q/" in body and _extract([message], 0, 1, None) is not None:
+        return message
+    return body[1:]
+
+
+def _pack_array(messages: Sequence[dict[str, Any]], start: int, stop: int) -> bytes:
+    chunk = messages[start:stop]
+    for offset, message in enumerate(chunk):
+        if type(message) is not dict and not isinstance(message, dict):
+            raise _at(start + offset, _not_a_dict(message))
+    try:
+        return codec.pack(chunk)
+    except codec.CodecError:
+        for offset, message in enumerate(chunk):
+            try:
+                codec.pack(message)
+            except codec.CodecError as error:
+                raise _at(start + offset, error) from None
+        raise
+
+
+def _array_head(count: int) -> bytes:
+    return bytes((0x90 | count,)) if count < 16 else b"\xdc" + _U16.pack(count)
+
+
+def _cut(flags: int, optional: bytes, body: bytes, offset: int) -> Page:
+    room = VALUE_BYTES_MAX - PREFIX_BYTES - len(optional) - 4
+    if room < 0:
+        raise _at(
+            offset,
+            InvalidArgument(
+                f"The metadata of one message has {len(optional):,} bytes and fits no page.",
+                "fewer or smaller values in q/meta.",
+            ),
+        )
+    pieces = tuple(body[at : at + _PIECE_BYTES] for at in range(room, len(body), _PIECE_BYTES))
+    return Page(flags, 1, optional + _U32.pack(len(body)) + body[:room], pieces)
+
+
+def _extract(
+    messages: Sequence[dict[str, Any]], start: int, stop: int, provenance: Provenance | None
+) -> tuple[list[dict[str, Any]], Provenance] | None:
+    """Look at reserved keys: refuse those that are not the user's; move ``q/meta`` into the provenance.
+
+    Returns None when no message had ``q/meta``.
+    """
+    clean: list[dict[str, Any]] | None = None
+    extras: list[dict[str, Any] | None] = []
+    for offset in range(start, stop):
+        message = messages[offset]
+        for key in message:
+            if not isinstance(key, str) or key[:2] != "q/" or key in names.USER_KEYS:
+                continue
+            if key != names.META:
+                raise _at(offset, _reserved(key))
+            meta = message[key]
+            if not isinstance(meta, dict):
+                raise _at(
+                    offset,
+                    InvalidArgument(f"q/meta must be a dict, found {type(meta).__name__}.", "{'q/meta': {'tx/t': 7}}."),
+                )
+            if clean is None:
+                clean = list(messages)
+                extras = [None] * len(clean)
+            extras[offset] = {k: v for k, v in meta.items() if k != names.HASH}
+            clean[offset] = {k: v for k, v in message.items() if k != names.META}
+            break
+    if clean is None:
+        return None
+    if provenance is None:
+        return clean, Provenance(len(clean), {}, extras)
+    old = provenance.extra
+    kept = old if isinstance(old, list) else [old] * len(clean)
+    both = [new if new is not None else before for new, before in zip(extras, kept)]
+    return clean, Provenance(provenance.count, provenance.columns, both)
+
+
+def _reserved(key: str) -> ReservedKey:
+    return ReservedKey(
+        f"The key {key!r} is reserved: of the keys that begin with 'q/', users write q/type, q/topics and q/meta.",
+        f"another name, such as {key[2:]!r}.",
+        key=key,
+    )
+
+
+def _not_a_dict(message: object) -> InvalidArgument:
+    return InvalidArgument(
+        f"A message is a dict, found {type(message).__name__} ({str(message)[:60]!r}).",
+        "{'value': …}.",
+    )
+
+
+def _at(offset: int, error: Any) -> Any:
+    error.offset = offset
+    return error
+
+
+# --- reading ------------------------------------------------------------------------------------
+
+
+class Batch:
+    """One record as it was read: its place, its header, and, when asked for, its messages."""
+
+    __slots__ = ("_body", "first", "head", "next", "seal", "value")
+
+    def __init__(self, first: int, value: bytes, pieces: Sequence[bytes] = ()) -> None:
+        """``value`` must be intact."""
+        self.first = first
+        self.value = value
+        self.head = header(value)
+        self.next = first + self.head.count
+        self.seal = value[:8]
+        self._body: bytes | None = None
+        if self.head.length:
+            self._body = value[self.head.body_at :] + b"".join(piece[8:] for piece in pieces)
+
+    def messages(self) -> list[dict[str, Any]]:
+        """Decode the body; a new list of new dicts at every call."""
+        if self._body is not None:
+            return codec.unpack(self._body)  # type: ignore[no-any-return]
+        return codec.unpack(memoryview(self.value)[self.head.body_at :])  # type: ignore[no-any-return]
+
+    def provenance(self, queue: str, kept: frozenset[str]) -> Provenance:
+        """Where the messages came from, with the step onto ``queue``, which keeps ``kept`` of it."""
+        head = self.head
+        came = provenance.decode(head.provenance, head.count) if head.provenance else None
+        columns: dict[str, tuple[Any, Any]] = dict(came.columns) if came else {}
+        here = range(self.first, self.next)
+        if "t" in kept or "time" in kept:
+            columns[queue] = (here if "t" in kept else None, head.time_ns if "time" in kept else None)
+        if "tx" in kept and names.TX not in columns:
+            columns[names.TX] = (here, None)
+        return Provenance(head.count, columns, came.extra if came else None)
+
+    def whole(self) -> bool:
+        """Whether all pieces of a cut message are there."""
+        return self._body is None or len(self._body) == self.head.length
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return iter(self.messages())

@@ -1,0 +1,656 @@
+"""The delivery protocol of one processor: take, run, commit; and what a start finds.
+
+The numbers are those of docs/guarantees.md.
+
+    1. take       choose for each tailer a range of messages that are there; copy them out
+    2. snapshot   where the function has side effects, commit what was taken before it runs
+    3. run        call the function; a message that fails for good is cut out as a step of its own
+    4. commit     one write transaction: the fence, outputs, state, attempt, positions
+    5. ring       wake who waits for the queues that were written
+
+A position moves only inside the commit of 4 (at-most-once: of 2) or by a seek. So whatever dies
+when, the store holds a step whole or not at all, and :meth:`Delivery.recover` decides from a
+constant number of records which: the last snapshot has an attempt with its hash, or it has not.
+
+Not guaranteed: that a function is called once. A step that did not commit is run again, with the
+same ranges and hash; what it does outside is the business of ``process.delivery``.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from cues import batch as batches
+from cues import codec, events, faults, names, tries
+from cues.batch import Batch, Page
+from cues.errors import CuesError, Diverged, Fenced, ProcessorStopped
+from cues.hashes import Hasher
+from cues.log import Log
+from cues.ownership import NO_SEAL, Position, ProcessorRow, fenced
+from cues.processor import Node
+from cues.queue import Queue
+from cues.runner import Failure, Output, Pause, Process, Results, Runner, Slice, Taken, error_message
+from cues.state import Table
+
+if TYPE_CHECKING:
+    from cues.store import Store
+
+Outcome = Literal["idle", "committed"]
+
+_TRY_BYTES_MAX = 1 << 31
+"""What Cues writes itself is not refused for its size."""
+
+
+class Input:
+    """A tailer of a processor: its position, and what was read ahead of it."""
+
+    def __init__(self, binding: str, tailer: str, queue: Queue) -> None:
+        self.binding = binding
+        self.tailer = tailer
+        self.queue = queue
+        self.log: Log = queue.log
+        self.kept: frozenset[str] = frozenset()
+        self.identity = b""
+        self.index = 1
+        """The index of the message that is taken next."""
+        self._ahead: list[tuple[Batch, list[dict[str, Any]]]] = []
+        self._loaded = 1
+        """The index behind what was read ahead."""
+        self._purges = -1
+
+    def stand(self, position: Position) -> None:
+        """Go to a committed position."""
+        self.identity = position.identity
+        self.index = self._loaded = position.index
+        self._ahead.clear()
+
+    @property
+    def ahead(self) -> int:
+        """How many messages are at hand."""
+        return self._loaded - self.index
+
+    def fill(self, count: int) -> int:
+        """Have up to ``count`` messages at hand, as far as they exist; returns how many there are."""
+        store = self.queue.store
+        purges = store.purges()
+        if purges != self._purges or purges < 0:
+            self._purges = purges
+            self._ahead.clear()
+            self._loaded = self.index
+        if self.ahead >= count:
+            return self.ahead
+        with store.view() as txn:
+            row = self.log.row(txn)
+            if self.index < row.first:  # purged before it was taken
+                self.index = self._loaded = row.first
+                self._ahead.clear()
+            raws = self.log.read(txn, row, self._loaded, count - self.ahead)
+            self.kept = self.queue.follow_options(txn, row).kept
+        for opened in self.log.batches(raws):
+            self._ahead.append((opened, opened.messages()))
+            self._loaded = opened.next
+        return self.ahead
+
+    def take(self, count: int) -> Slice:
+        """The next ``count`` messages, which are at hand."""
+        start, stop = self.index, self.index + count
+        taken: list[dict[str, Any]] = []
+        found: list[Batch] = []
+        rest = 0
+        for opened, messages in self._ahead:
+            if opened.first >= stop:
+                break
+            low, high = max(start - opened.first, 0), min(stop - opened.first, len(messages))
+            taken += messages if high - low == len(messages) else messages[low:high]
+            found.append(opened)
+            rest += opened.next <= stop
+        del self._ahead[:rest]
+        self.index = stop
+        return Slice(self.binding, self.tailer, self.queue.id, self.identity, self.kept, start, taken, found)
+
+
+@dataclass
+class Part:
+    """A run of a step's messages that commits under one hash: all of them, or what a failure cut."""
+
+    start: int
+    stop: int
+    digest: bytes
+    snapshot: dict[str, Any]
+    failed: bool
+    appends: list[tuple[Queue, list[Page]]]
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What the start table said, and why."""
+
+    what: Literal["fresh", "resume", "rewind", "void"]
+    why: str
+
+
+class Delivery:
+    """One processor that this process owns. Used by one thread at a time."""
+
+    def __init__(
+        self,
+        store: Store,
+        node: Node,
+        row: ProcessorRow,
+        *,
+        system: Any = None,
+        pause: Pause = lambda seconds: False,
+        stopping: Callable[[], bool] = lambda: False,
+        emit: Callable[[events.Event], None] = lambda event: None,
+    ) -> None:
+        self.store = store
+        self.node = node
+        self.counters = events.Counters()
+        self.state = Table(store, node.id)
+        self._emit = emit
+        self._row = row
+        self._expected = row.pack()
+        self._row_key = names.processor_key(node.id)
+        self.try_log = store.queue(node.id)
+        inputs = {names.tailer_id(node.id, port.queue): port for port in node.inputs}
+        self.inputs = [Input(port.binding, tailer, store.queue(port.queue)) for tailer, port in inputs.items()]
+        self._order = sorted(inputs)
+        self.outputs = {port.binding: store.queue(port.queue) for port in node.outputs}
+        self.errors = store.queue(node.errors) if node.errors else None
+        self._served = 0
+        self._pending: tuple[tries.Snapshot, dict[str, int]] | None = None
+        self._stop: Failure | None = None
+        self.hasher = Hasher(node.id, row.generation)
+        self.process = Process(node, system, self.hasher, row.epoch, self.state, stopping)
+        self.runner = (
+            Runner(node, self.process, self.state, pause, emit, self.counters) if node.kind != "source" else None
+        )
+        self.rings = 0
+        for queue in (*self.outputs.values(), self.errors, self.try_log):
+            if queue is not None:
+                self.rings |= queue.log.mask
+
+    # --- start --------------------------------------------------------------------------------
+
+    def recover(self) -> Decision:
+        """Read the end of the try log and the positions, decide, and stand where the decision says.
+
+        Raises :class:`Diverged` when the store contradicts itself.
+        """
+        with self.store.view() as txn:
+            raw = txn.get(self._row_key)
+            if raw != self._expected:
+                raise fenced(self.node.id, self._expected, raw)
+            tail = self._tail(txn)
+            snapshot, attempt = tries.last(self.try_log.log.batches(tail))
+            positions = dict(zip(self._order, self._row.positions))
+            for one in self.inputs:
+                self._check_position(txn, one, positions[one.tailer])
+            decision = self._decide(txn, snapshot, attempt, positions)
+        self.state.forget()
+        for one in self.inputs:
+            one.stand(positions[one.tailer])
+        self._pending = None
+        if decision.what == "rewind":
+            assert snapshot is not None
+            self._rewind(snapshot)
+        self._emit(
+            events.Recovered(self.node.id, f"{decision.what}: {decision.why}", logging.INFO, decision=decision.what)
+        )
+        return decision
+
+    def _decide(
+        self,
+        txn: Any,
+        snapshot: tries.Snapshot | None,
+        attempt: tries.Attempt | None,
+        positions: dict[str, Position],
+    ) -> Decision:
+        """The start table of docs/guarantees.md, row by row. Touches nothing."""
+        if snapshot is None:
+            return Decision("fresh", "no step yet; from " + self._where(positions))
+        if attempt is not None and attempt.hash == snapshot.hash.hex():
+            self._compare_outputs(txn, attempt)
+            return Decision("resume", f"the last step ({attempt.hash[:8]}…) is whole; from " + self._where(positions))
+        if all(tailer in positions and positions[tailer].index == index for tailer, index in snapshot.start.items()):
+            return Decision(
+                "rewind",
+                f"the last step ({snapshot.hash.hex()[:8]}…) did not commit; takes the same messages again: "
+                + ", ".join(f"{t} [{i}, {snapshot.end[t]})" for t, i in snapshot.start.items()),
+            )
+        return Decision(
+            "void",
+            "the last step did not commit and the positions were moved since (at-most-once, or a seek); from "
+            + self._where(positions),
+        )
+
+    def _where(self, positions: dict[str, Position]) -> str:
+        if not positions:
+            return "the source's own position"
+        return ", ".join(f"{tailer} {position.index}" for tailer, position in positions.items())
+
+    def _tail(self, txn: Any) -> list[Any]:
+        """The try log's last records: enough for a snapshot and an attempt that were written apart."""
+        log = self.try_log.log
+        row = log.row(txn)
+        return log.read(txn, row, max(row.first, row.next - 2), 2)
+
+    def _check_position(self, txn: Any, one: Input, position: Position) -> None:
+        log_row = one.log.row(txn)
+        where = f"{self.node.id} stands at {position.index} of queue {one.queue.id!r}"
+        if log_row.identity != position.identity:
+            raise Diverged(
+                f"{where} with identity {position.identity.hex()}, but the queue there has identity"
+                f" {log_row.identity.hex()}: it was made anew.",
+                "the store that the queue came from, or --fresh to start over.",
+                processor=self.node.id,
+            )
+        if position.index > log_row.next:
+            raise Diverged(
+                f"{where}, but the queue ends before {log_row.next}: messages that were processed are missing.",
+                "a newer copy of the store, or --fresh to start over.",
+                processor=self.node.id,
+            )
+        if position.seal != NO_SEAL:
+            found = one.log.seal_before(txn, log_row, position.index)
+            if found not in (NO_SEAL, position.seal):
+                raise Diverged(
+                    f"{where} behind a batch with checksum {position.seal.hex()}, but the batch there has"
+                    f" {found.hex()}: it is another message.",
+                    "the store that the queue came from, or --fresh to start over.",
+                    processor=self.node.id,
+                )
+
+    def _compare_outputs(self, txn: Any, attempt: tries.Attempt) -> None:
+        """The message at the attempt's index, if it was not purged, must carry the step's hash."""
+        for queue_id, index in attempt.indices.items():
+            try:
+                log = Log(self.store, queue_id)
+                row = log.row(txn)
+            except CuesError:
+                raise Diverged(
+                    f"The last step of {self.node.id} wrote to queue {queue_id!r}, which is gone.",
+                    "cues check, or --fresh to start over.",
+                    processor=self.node.id,
+                ) from None
+            if index < row.first:
+                continue
+            found = log.batches(log.read(txn, row, index, 1))
+            carried = found[0].head.hash.hex() if found and found[0].head.hash else "nothing"
+            if carried != attempt.hash:
+                raise Diverged(
+                    f"The last step of {self.node.id} ({attempt.hash}) wrote message {index} of queue"
+                    f" {queue_id!r}, but what is there carries {carried}.",
+                    "cues check, or --fresh to start over.",
+                    processor=self.node.id,
+                )
+
+    def _rewind(self, snapshot: tries.Snapshot) -> None:
+        ends = dict(snapshot.end)
+        whole = True
+        for one in self.inputs:
+            if one.tailer not in ends:
+                continue
+            row = one.queue.row()
+            lost = min(row.first, ends[one.tailer]) - snapshot.start[one.tailer]
+            if lost > 0:
+                whole = False
+                self._emit(
+                    events.Event(
+                        self.node.id,
+                        f"{lost} messages of {one.queue.id} that a step had taken were purged before it"
+                        " committed; they are lost, the rest is a new step",
+                        logging.WARNING,
+                    )
+                )
+                one.index = one._loaded = min(row.first, ends[one.tailer])
+        # What is left of a purged range is another set of messages, so it gets another hash: it is
+        # taken as any step is. Otherwise exactly the snapshot's ranges, under its hash.
+        self._pending = (snapshot, ends) if whole else None
+
+    def adopt(self, row: ProcessorRow) -> None:
+        """Somebody moved the positions under the same owner id: take the row that is there now."""
+        self._owned(row)
+        self.hasher = Hasher(self.node.id, row.generation)
+        self.process.renew(self.hasher, row.epoch)
+
+    def ready(self) -> bool:
+        """Whether :meth:`step` would find something to take."""
+        if self._pending is not None:
+            return True
+        some = any if self.node.mode == "alts" else all
+        return some(one.fill(1) for one in self.inputs)
+
+    # --- step -----------------------------------------------------------------------------------
+
+    def step(self) -> Outcome:
+        """One turn. Raises :class:`Fenced` (nothing was written) and :class:`ProcessorStopped`."""
+        if self._stop is not None:
+            raise self._stopped(self._stop)
+        taken = self._take()
+        if taken is None:
+            return "idle"
+        if faults.active:
+            faults.point("take.after")
+        assert self.runner is not None
+        try:
+            # 2. Snapshot.
+            if self.node.side_effects or self.node.at_most_once:
+                self._commit_snapshot(taken)
+            # 3. Run.
+            results = self.runner.run(taken)
+            # 4. Commit.
+            self._commit(taken, results)
+        except BaseException:
+            self._step_dropped()
+            raise
+        return "committed"
+
+    def _step_dropped(self) -> None:
+        """Stand again where the last commit left the positions."""
+        self.state.forget()
+        for one, position in zip(self._by_order(), self._row.positions):
+            one.stand(position)
+
+    def _by_order(self) -> list[Input]:
+        return sorted(self.inputs, key=lambda one: one.tailer)
+
+    # 1. Take.
+
+    def _take(self) -> Taken | None:
+        if self._pending is not None:
+            return self._take_again(*self._pending)
+        size = self.node.options.batch_size
+        mode = self.node.mode
+        if mode == "alts":
+            for turn in range(len(self.inputs)):
+                chosen = (self._served + turn) % len(self.inputs)
+                count = min(size, self.inputs[chosen].fill(size))
+                if count:
+                    self._served = chosen + 1
+                    return Taken([self.inputs[chosen].take(count)], count)
+            return None
+        count = size
+        for one in self.inputs:
+            count = min(count, one.fill(size))
+            if not count:
+                return None
+        return Taken([one.take(count) for one in self.inputs], count)
+
+    def _take_again(self, snapshot: tries.Snapshot, ends: dict[str, int]) -> Taken | None:
+        """Exactly the ranges of a snapshot, from the same tailers, under its hash."""
+        slices = []
+        for one in self.inputs:
+            if one.tailer in ends:
+                count = ends[one.tailer] - one.index
+                while one.ahead < count:
+                    before = one.ahead
+                    one.fill(count)
+                    if one.ahead == before:
+                        raise Diverged(
+                            f"{self.node.id} must take {one.tailer} up to {ends[one.tailer]} again, but the"
+                            f" queue ends before {one.index + one.ahead}.",
+                            "cues check, or --fresh to start over.",
+                            processor=self.node.id,
+                        )
+                slices.append(one.take(count))
+        self._pending = None
+        return Taken(slices, len(slices[0].messages), snapshot.hash)
+
+    # 2. Snapshot.
+
+    def _commit_snapshot(self, taken: Taken) -> None:
+        digest = self._digest(taken, 0, taken.count)
+        maps = [self._snapshot(taken, 0, taken.count)]
+        page = batches.build(maps, _TRY_BYTES_MAX, digest, reserved=True)
+        row = self._moved(taken) if self.node.at_most_once else self._standing(taken)
+        self.store.commit(self._write_snapshot, page, row.pack())
+        self._owned(row)
+        if faults.active:
+            faults.point("snapshot.after")
+
+    def _write_snapshot(self, txn: Any, pages: list[Page], row: bytes) -> None:
+        self._fence(txn)
+        self._write_tries(txn, pages)
+        txn.put(self._row_key, row)
+        if faults.active:
+            faults.point("snapshot.inside")
+
+    # 4. Commit.
+
+    def _commit(self, taken: Taken, results: Results) -> None:
+        taken, parts, stop = self._parts(taken, results)
+        if parts:
+            row = self._row if self.node.at_most_once else self._moved(taken)
+            self._commit_parts(parts, row)
+            self.counters.taken += taken.count * len(taken.slices)
+        if stop is not None:
+            self._stop = stop
+            raise self._stopped(stop)
+
+    def _commit_parts(self, parts: list[Part], row: ProcessorRow) -> None:
+        if faults.active:
+            faults.point("commit.before")
+        pages = 2 * len(parts)
+        for part in parts:
+            for _, appended in part.appends:
+                pages += sum(1 + len(page.pieces) for page in appended)
+        if self.state.changed:
+            self.state.ensure()
+            pages += 2 * self.state.pages()
+        self.store.commit(self._write_step, parts, row.pack(), pages=pages)
+        self._owned(row)
+        self.state.committed()
+        if faults.active:
+            faults.point("commit.after")
+        # 5. Ring.
+        self.store.ring(self.rings)
+        if faults.active:
+            faults.point("ring.after")
+        counters = self.counters
+        counters.steps += len(parts)
+        for part in parts:
+            if part.failed:
+                counters.failed += part.stop - part.start
+            else:
+                counters.written += sum(page.count for _, appended in part.appends for page in appended)
+
+    def _write_step(self, txn: Any, parts: list[Part], row: bytes) -> None:
+        self._fence(txn)
+        records: list[Page] = []
+        for part in parts:
+            indices: dict[str, int] = {}
+            for queue, pages in part.appends:
+                indices[queue.id] = queue.append_pages(txn, pages)
+            attempt = tries.attempt(part.digest, indices, part.failed)
+            records += batches.build([part.snapshot, attempt], _TRY_BYTES_MAX, part.digest, reserved=True)
+        if faults.active:
+            faults.point("commit.outputs")
+        if self.state.changed:
+            self.state.write(txn)
+        self._write_tries(txn, records)
+        txn.put(self._row_key, row)
+        if faults.active:
+            faults.point("commit.inside")
+
+    def _fence(self, txn: Any) -> None:
+        """My owner id and epoch, and every position, are what the step started from."""
+        found = txn.get(self._row_key)
+        if found != self._expected:
+            raise fenced(self.node.id, self._expected, found)
+
+    def _write_tries(self, txn: Any, pages: list[Page]) -> None:
+        log = self.try_log.log
+        row = log.row(txn)
+        log.append(txn, row, pages)
+        if row.next - row.first > tries.KEEP_MESSAGES + tries.TRIM_MESSAGES:
+            row = log.row(txn)
+            _, front = log.delete_before(txn, row, row.next - tries.KEEP_MESSAGES)
+            log.move_front(txn, row, front)
+
+    def _owned(self, row: ProcessorRow) -> None:
+        """The commit is done: what the next one compares with."""
+        self._row = row
+        self._expected = row.pack()
+
+    def _moved(self, taken: Taken) -> ProcessorRow:
+        """The row with the positions behind what was taken."""
+        ends = {s.tailer: s for s in taken.slices}
+        positions = []
+        for tailer, position in zip(self._order, self._row.positions):
+            piece = ends.get(tailer)
+            positions.append(position if piece is None else Position(piece.identity, piece.stop, piece.seal()))
+        return self._row._replace(pending=False, positions=tuple(positions))
+
+    def _standing(self, taken: Taken) -> ProcessorRow:
+        """The row with the positions where the step begins: further on, where a purge was faster."""
+        starts = {s.tailer: s.start for s in taken.slices}
+        positions = []
+        for tailer, position in zip(self._order, self._row.positions):
+            start = starts.get(tailer, position.index)
+            positions.append(position if start == position.index else position._replace(index=start, seal=NO_SEAL))
+        return self._row._replace(pending=True, positions=tuple(positions))
+
+    def _digest(self, taken: Taken, start: int, stop: int) -> bytes:
+        if taken.hash is not None and start == 0 and stop == taken.count:
+            return taken.hash
+        return self.hasher.digest(taken.ranges(start, stop))
+
+    def _snapshot(self, taken: Taken, start: int, stop: int) -> dict[str, Any]:
+        ranges = taken.ranges(start, stop)
+        return tries.snapshot(
+            self.node.id,
+            {tailer: low for tailer, _, low, _ in ranges},
+            {tailer: high for tailer, _, _, high in ranges},
+            ranges[0][0] if self.node.mode == "alts" else None,
+        )
+
+    # --- parts ----------------------------------------------------------------------------------
+
+    def _parts(self, taken: Taken, results: Results) -> tuple[Taken, list[Part], Failure | None]:
+        """Cut the step at its failures; encode the outputs of each part under its own hash.
+
+        Returns what commits, in parts, and, where no error queue may take a failed message, the
+        failure in front of which the processor stops. An output that cannot be encoded is a failure
+        of the message that it came from, so cutting starts again with one failure more.
+        """
+        while True:
+            if results.failures and self.errors is None:
+                offset = min(results.failures)
+                stop = results.failures.pop(offset)
+                if not offset or self.node.options.batch:
+                    return taken, [], stop
+                results.outputs = {b: output.between(0, offset) for b, output in results.outputs.items()}
+                _, parts, _ = self._parts(taken.before(offset), results)
+                return taken.before(offset), parts, stop
+            try:
+                return taken, self._cut(taken, results), None
+            except _Unwritable as found:
+                if self.node.options.batch:
+                    self.state.forget()
+                results.failures[found.offset] = Failure(found.error, 1)
+                results.outputs = {b: output.without(found.offset) for b, output in results.outputs.items()}
+
+    def _cut(self, taken: Taken, results: Results) -> list[Part]:
+        if self.node.options.batch and results.failures:
+            return [self._failed_part(taken, 0, taken.count, next(iter(results.failures.values())))]
+        parts: list[Part] = []
+        start = 0
+        for offset in sorted(results.failures):
+            if offset > start:
+                parts.append(self._part(taken, start, offset, results))
+            parts.append(self._failed_part(taken, offset, offset + 1, results.failures[offset]))
+            start = offset + 1
+        if start < taken.count:
+            parts.append(self._part(taken, start, taken.count, results))
+        return parts
+
+    def _part(self, taken: Taken, start: int, stop: int, results: Results) -> Part:
+        digest = self._digest(taken, start, stop)
+        appends: list[tuple[Queue, list[Page]]] = []
+        provenance = None
+        for binding, queue in self.outputs.items():
+            output = results.outputs.get(binding)
+            if output is None or not output.items:
+                continue
+            if stop - start < taken.count:
+                output = output.between(start, stop)
+                if not output.items:
+                    continue
+            options = queue._options
+            if provenance is None and not options.strips and any(s.traced for s in taken.slices):
+                provenance = taken.provenance()
+            came = None
+            if provenance is not None and not options.strips:
+                if self.node.options.batch:
+                    came = provenance.spread(len(output.items))
+                elif output.origins is None:
+                    came = provenance.slice(start, stop)
+                else:
+                    came = provenance.select(output.origins)
+            items, encoded = _forms(output.items)
+            try:
+                pages = batches.build(
+                    items, options.max_message_bytes, digest, came, encoded=encoded, strips=options.strips
+                )
+            except Exception as error:
+                at = getattr(error, "offset", 0)
+                raise _Unwritable(start + at if output.origins is None else output.origins[at], error) from error
+            appends.append((queue, pages))
+        return Part(start, stop, digest, self._snapshot(taken, start, stop), False, appends)
+
+    def _failed_part(self, taken: Taken, start: int, stop: int, failure: Failure) -> Part:
+        assert self.errors is not None
+        digest = self._digest(taken, start, stop)
+        messages = {s.binding: [s.pristine(o) for o in range(start, stop)] for s in taken.slices}
+        record = error_message(self.node, messages, failure)
+        came = taken.provenance().slice(start, stop).spread(1)
+        pages = batches.build([record], _TRY_BYTES_MAX, digest, came, reserved=True)
+        self._emit(
+            events.Failed(
+                self.node.id,
+                f"{stop - start} message{'s' if stop - start > 1 else ''} to {self.errors.id!r} after"
+                f" {failure.attempts} attempt{'s' if failure.attempts > 1 else ''}:"
+                f" {type(failure.error).__name__}: {failure.error}",
+                logging.WARNING,
+            )
+        )
+        return Part(start, stop, digest, self._snapshot(taken, start, stop), True, [(self.errors, pages)])
+
+    def _stopped(self, failure: Failure) -> ProcessorStopped:
+        error = ProcessorStopped(
+            f"{self.node.id} stopped after {failure.attempts} attempt{'s' if failure.attempts > 1 else ''}:"
+            f" {type(failure.error).__name__}: {failure.error}",
+            "mend the function and start again (it goes on at this message), or give the graph an error"
+            " queue: cues.Graph(…, errors='errors').",
+            processor=self.node.id,
+        )
+        error.__cause__ = failure.error
+        return error
+
+
+class _Unwritable(Exception):
+    """An output that cannot be encoded, and the offset of the message that it came from."""
+
+    def __init__(self, offset: int, error: Exception) -> None:
+        super().__init__(str(error))
+        self.offset = offset
+        self.error = error
+
+
+def _forms(items: list[dict[str, Any] | bytes]) -> tuple[list[Any], list[bytes] | None]:
+    """Outputs as dicts, or, where some were encoded when their call returned, all as bytes.
+
+    Where a message with ``q/meta`` is among them all are dicts again, for that is taken out of dicts.
+    """
+    kinds = {type(item) for item in items}
+    if bytes not in kinds:
+        return items, None
+    if kinds == {bytes}:
+        return [], items  # type: ignore[return-value]
+    if any(type(item) is not bytes and names.META in item for item in items):
+        return [codec.unpack(item) if type(item) is bytes else item for item in items], None
+    return [], [item if type(item) is bytes else codec.pack(item) for item in items]

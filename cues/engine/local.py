@@ -1,0 +1,397 @@
+"""The embedded engine: a thread for each processor of a graph, in this process.
+
+A thread does steps while there is something to take and sleeps on a doorbell when there is not.
+Threads, and not one loop, because user functions block: a sink that waits for its server must not
+hold up the rest. With large batches the interpreter lock costs little; with small ones the store's
+writer is the limit anyway.
+
+Whether a graph is idle or done is read from the store, in one transaction: positions move together
+with outputs, so a moment in which nobody has anything to take is a moment in which nothing is left.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final
+
+from cues import events, faults, wakeup
+from cues.delivery import Delivery
+from cues.engine.assembly import Assembly, assemble
+from cues.errors import Closed, Fenced, InvalidArgument, ProcessorStopped, QueueNotFound
+from cues.feed import SourceDelivery
+from cues.ownership import LEASE_BEAT_S, ProcessorRow, read_row
+from cues.runner import Interrupted
+
+if TYPE_CHECKING:
+    from cues.graph import Graph
+    from cues.plan import Plan
+    from cues.store import Store
+
+QUIET_S: Final = 0.1
+"""A generator that yielded nothing for so long counts as idle."""
+_LOOK_S: Final = 0.05
+
+
+class Worker:
+    """The thread of one processor."""
+
+    def __init__(self, running: Running, delivery: Delivery) -> None:
+        self.running = running
+        self.delivery = delivery
+        self.id = delivery.node.id
+        self.busy = False
+        """A source holds messages that it took from its generator and has not committed."""
+        self.stopped: BaseException | None = None
+        self.finished = False
+        self.thread = threading.Thread(target=self._run, name=f"cues {self.id}", daemon=True)
+
+    def _run(self) -> None:
+        try:
+            if isinstance(self.delivery, SourceDelivery):
+                self._pull()
+            while not self.running.halted:
+                self._turn()
+        except Interrupted:
+            pass
+        except BaseException as error:
+            if not (isinstance(error, Closed) and self.running.halted):
+                self._stop(error)
+        finally:
+            self.busy = False
+            self.finished = True
+            self.running.changed()
+
+    def _turn(self) -> None:
+        delivery = self.delivery
+        self.busy = True
+        try:
+            outcome = delivery.step()
+        except Fenced as fence:
+            if fence.reason != "seek":
+                raise
+            self._adopt()
+            return
+        except ProcessorStopped:
+            if isinstance(delivery, SourceDelivery):
+                wait_s = delivery.again()
+                if wait_s is not None:
+                    if self.running.pause(wait_s):
+                        raise Interrupted from None
+                    self._pull()
+                    return
+            raise
+        if outcome == "idle":
+            self.busy = False
+            self.running.changed()
+            self._sleep()
+
+    def _sleep(self) -> None:
+        delivery = self.delivery
+        if isinstance(delivery, SourceDelivery):
+            delivery.feed.wait(wakeup.SAFETY_S)
+            return
+        mask = 0
+        for one in delivery.inputs:
+            mask |= one.log.mask
+        wakeup.wait([(delivery.store.doorbells, mask)], lambda: self.running.halted or delivery.ready(), None)
+
+    def _pull(self) -> None:
+        delivery = self.delivery
+        assert isinstance(delivery, SourceDelivery)
+        if self.running.draining:
+            delivery.feed.close()
+        threading.Thread(target=delivery.feed.run, name=f"cues {self.id} generator", daemon=True).start()
+
+    def _adopt(self) -> None:
+        """The positions were moved by a seek: take the row as it is, and start again from it."""
+        with self.delivery.store.view() as txn:
+            row = read_row(txn, self.id)
+        assert row is not None
+        self.delivery.adopt(row)
+        self.delivery.recover()
+
+    def _stop(self, error: BaseException) -> None:
+        if not isinstance(error, (ProcessorStopped, Fenced)):
+            wrapped = ProcessorStopped(
+                f"{self.id} stopped: {type(error).__name__}: {error}",
+                "start again when the cause is gone; it goes on where it stands.",
+                processor=self.id,
+            )
+            wrapped.__cause__ = error
+            error = wrapped
+        self.stopped = error
+        self.running.emit(events.Stopped(self.id, str(error), logging.ERROR, error=error))
+
+    def idle(self, row: ProcessorRow | None, next_of: Callable[[str], int]) -> bool:
+        """Whether there is nothing to take, by what one transaction saw."""
+        delivery = self.delivery
+        if self.finished:
+            return True
+        if isinstance(delivery, SourceDelivery):
+            feed = delivery.feed
+            if self.busy or not feed.empty or (feed.error is not None):
+                return False
+            return feed.ended or feed.closed or time.monotonic() - feed.pulled_at > QUIET_S
+        if row is None:
+            return True
+        left = [
+            next_of(one.queue.id) - position.index
+            for one, position in zip(sorted(delivery.inputs, key=lambda i: i.tailer), row.positions)
+        ]
+        return not (any if delivery.node.mode == "alts" else all)(n > 0 for n in left)
+
+
+class Running:
+    """A started graph. A context manager: leaving it drains, stops, and raises what stopped a processor."""
+
+    def __init__(self, graph: Graph, **options: Any) -> None:
+        self.graph = graph
+        self.bus = events.Bus()
+        self.emit = self.bus.emit
+        self._draining = threading.Event()
+        self._halt = threading.Event()
+        self._condition = threading.Condition()
+        self._closed = False
+        listeners = options.pop("listeners", ())
+        self.bus.listeners += listeners
+        self._assembly: Assembly = assemble(
+            graph, pause=self.pause, stopping=self._draining.is_set, emit=self.emit, **options
+        )
+        self.started_at = time.monotonic()
+        self.workers = [Worker(self, delivery) for delivery in self._assembly.deliveries]
+        for worker in self.workers:
+            worker.thread.start()
+        self._keeper = threading.Thread(target=self._keep, name="cues lease", daemon=True)
+        self._keeper.start()
+
+    @property
+    def store(self) -> Store:
+        return self._assembly.store
+
+    @property
+    def plan(self) -> Plan:
+        return self._assembly.plan
+
+    @property
+    def halted(self) -> bool:
+        return self._halt.is_set()
+
+    @property
+    def draining(self) -> bool:
+        return self._draining.is_set()
+
+    # --- using ---
+
+    def send(self, *arguments: Any) -> int:
+        """``send(queue, message)``, or ``send(message)`` to the graph's source; returns the index.
+
+        One commit each. Raises as :meth:`Appender.write` does.
+        """
+        self._check()
+        if len(arguments) == 2:
+            queue, message = arguments
+        elif len(arguments) == 1:
+            queue, message = self.plan.source, arguments[0]
+            if queue is None:
+                raise InvalidArgument("The graph has no single source to send to.", "send('queue', message).")
+        else:
+            raise InvalidArgument(
+                f"send() takes a queue and a message, found {len(arguments)} arguments.", "send('queue', message)."
+            )
+        return self._queue(queue).appender().write(message)
+
+    def messages(self, queue: str) -> list[dict[str, Any]]:
+        """All messages that are on a queue now."""
+        self._check()
+        return list(self._queue(queue).tailer())
+
+    def _queue(self, name: str) -> Any:
+        if name in self._assembly.queues:
+            return self._assembly.queues[name]
+        if "." in name:
+            return self.store.queue(name)
+        raise QueueNotFound(
+            f"The graph {self.plan.id!r} has no queue {name!r}; it has {', '.join(self._assembly.queues)}.",
+            "one of those.",
+            queue=name,
+        )
+
+    def counters(self) -> dict[str, events.Counters]:
+        """By processor id, since the start."""
+        return {worker.id: worker.delivery.counters for worker in self.workers}
+
+    def idle(self) -> bool:
+        """Whether nobody has anything to do, at one moment."""
+        marks = [(w.busy, w.delivery.counters.steps) for w in self.workers]
+        with self.store.view() as txn:
+            known: dict[str, int] = {}
+
+            def next_of(queue: str) -> int:
+                if queue not in known:
+                    known[queue] = self._assembly.queues[queue].log.row(txn).next
+                return known[queue]
+
+            quiet = all(worker.idle(read_row(txn, worker.id), next_of) for worker in self.workers)
+        return quiet and marks == [(w.busy, w.delivery.counters.steps) for w in self.workers]
+
+    def wait_idle(self, timeout: float | None = None) -> bool:
+        """Wait until nothing is left to do; True then, False at the timeout.
+
+        Raises :class:`ProcessorStopped`, with the user's exception as its cause, when a processor
+        stopped.
+        """
+        return self._wait(self.idle, timeout)
+
+    def wait_done(self, idle_exit_s: float | None = None) -> bool:
+        """Wait until every source has ended and every queue is drained.
+
+        A graph that is fed by ``send`` is never done, unless ``idle_exit_s`` says after how many
+        seconds without anything to do it is. Returns False when it was halted before.
+        """
+        while True:
+            if self._wait(self._done, 0 if self.plan.fed or idle_exit_s is not None else None):
+                if not self.plan.fed:
+                    return True
+            if self.halted:
+                return False
+            if idle_exit_s is not None and self._quiet_for(idle_exit_s):
+                return True
+            if self.plan.fed or idle_exit_s is not None:
+                self._wait(lambda: False, _LOOK_S)
+
+    def _done(self) -> bool:
+        ended = all(
+            worker.finished or worker.delivery.ended
+            for worker in self.workers
+            if isinstance(worker.delivery, SourceDelivery)
+        )
+        return ended and self.idle()
+
+    def _quiet_for(self, seconds: float) -> bool:
+        """Idle, and no step for so long."""
+        steps = sum(worker.delivery.counters.steps for worker in self.workers)
+        now = time.monotonic()
+        if getattr(self, "_quiet_mark", None) is None or self._quiet_mark[0] != steps or not self.idle():
+            self._quiet_mark = (steps, now)
+        return now - self._quiet_mark[1] >= seconds
+
+    def _wait(self, reached: Callable[[], bool], timeout: float | None) -> bool:
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while True:
+            self._check()
+            if reached():
+                self._raise()
+                return True
+            self._raise()
+            if self.halted:
+                return False
+            left = _LOOK_S if deadline is None else min(_LOOK_S, deadline - time.monotonic())
+            if left <= 0:
+                return False
+            with self._condition:
+                self._condition.wait(left)
+
+    def changed(self) -> None:
+        """A worker went idle or ended."""
+        with self._condition:
+            self._condition.notify_all()
+
+    @property
+    def stopped(self) -> list[BaseException]:
+        """What stopped processors, if anything did."""
+        return [worker.stopped for worker in self.workers if worker.stopped is not None]
+
+    def _raise(self) -> None:
+        for error in self.stopped:
+            raise error
+
+    # --- ending ---
+
+    def drain(self, timeout: float | None = None) -> bool:
+        """Stop the sources, let the rest finish what is there, and stop; False when ``timeout`` came first.
+
+        Processors that stopped at an error leave what they did not take.
+        """
+        self._draining.set()
+        for worker in self.workers:
+            if isinstance(worker.delivery, SourceDelivery):
+                worker.delivery.feed.close()
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while not self.halted and not self.idle():
+            if deadline is not None and time.monotonic() > deadline:
+                return False
+            with self._condition:
+                self._condition.wait(_LOOK_S)
+        self.halt()
+        return True
+
+    def halt(self) -> None:
+        """Stop every processor behind its current step. What is on the queues stays there."""
+        self._halt.set()
+        self._draining.set()
+        for worker in self.workers:
+            if isinstance(worker.delivery, SourceDelivery):
+                worker.delivery.feed.close()
+        doorbells = None if self.store.closed else self.store.doorbells
+        if doorbells is not None:
+            doorbells.ring_own()
+        self.changed()
+
+    def close(self, timeout: float = 30.0) -> None:
+        """Halt, wait for the steps under way, and give everything back. Closing again does nothing."""
+        if self._closed:
+            return
+        self.halt()
+        deadline = time.monotonic() + timeout
+        for worker in self.workers:
+            worker.thread.join(max(0.0, deadline - time.monotonic()))
+        self._closed = True
+        faults.point("close.before")
+        self._assembly.close()
+
+    def pause(self, seconds: float) -> bool:
+        """Sleep; True when halted meanwhile."""
+        return self._halt.wait(seconds)
+
+    def _keep(self) -> None:
+        while not self._halt.wait(LEASE_BEAT_S):
+            with contextlib.suppress(OSError):
+                self._assembly.ownership.beat()
+
+    def _check(self) -> None:
+        if self._closed:
+            raise Closed(f"The graph {self.graph.id!r} is closed.", "graph.start() again.")
+
+    def __enter__(self) -> Running:
+        return self
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        if error is None:
+            try:
+                self.drain()
+            finally:
+                self.close()
+            self._raise()
+        else:
+            self.close()
+
+    def __repr__(self) -> str:
+        state = "closed" if self._closed else "draining" if self.draining else "running"
+        return f"<cues.Running {self.graph.id} {state}>"
+
+
+def start(
+    graph: Graph,
+    *,
+    store: str | os.PathLike[str] | Store | None = None,
+    accept_topology: bool = False,
+    take_over: bool = False,
+    listeners: tuple[events.Listener, ...] = (),
+) -> Running:
+    """What :meth:`Graph.start` does."""
+    return Running(graph, store=store, accept_topology=accept_topology, take_over=take_over, listeners=listeners)

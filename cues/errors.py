@@ -1,0 +1,248 @@
+"""Every error that Cues raises, in one tree.
+
+    CuesError
+    ├── InvalidArgument            a call's argument cannot be meant (also a ValueError)
+    │   ├── InvalidName            a graph, processor, binding or queue name that is not allowed
+    │   └── ReservedKey            a message key that begins with ``q/`` and is not the user's to write
+    ├── Closed                     the store, queue, tailer or graph was closed
+    ├── Forked                     the object belongs to the process that this one was forked from
+    ├── ConcurrentUse              one tailer was used from two threads at once
+    ├── CodecError                 a value cannot be encoded or decoded; names its path and type
+    ├── MessageTooLarge            a message above the queue's ``max_message_bytes``
+    ├── StoreError                 something about a store as a whole
+    │   ├── StoreNotFound          there is no store at the path, and none may be created
+    │   ├── StoreForeign           what lies at the path is not a Cues store
+    │   ├── StoreVersion           a newer or unknown format, or a required feature this version lacks
+    │   ├── StoreReadOnly          a write to a store that was opened, or lies, read-only
+    │   ├── StoreFull              the map or the disk is full; nothing of the commit was written
+    │   ├── StoreDamaged           truncated, or its structure does not hold
+    │   │   └── BatchDamaged       one record batch fails its checksum; its neighbours are readable
+    │   ├── DurabilityMismatch     opened with another durability than it was created with
+    │   └── WriterStuck            another process holds the writer lock and does not move
+    ├── QueueNotFound              no queue of that name in the store
+    ├── QueueOptionsError          an option of an existing queue that cannot change
+    ├── GraphError                 a graph that cannot be built (also a ValueError)
+    │   └── TopologyChanged        the graph's inputs are not those that its store has positions for
+    ├── ReturnError                a function returned what its processor has no place for
+    ├── PositionRequired           a source yields bare messages and did not say what a restart means
+    ├── AlreadyRunning             another process, or this one, runs the graph
+    ├── Fenced                     a commit under an epoch that is no longer the owner's; nothing was written
+    ├── Diverged                   the store contradicts its own delivery log; the start is refused
+    ├── ProcessorStopped           a processor stopped at an error; its cause is the user's exception
+    └── Unsupported                this platform, or this engine, cannot do that
+
+Every error carries its facts as attributes, survives pickling, and its text ends with what to try
+(the part after "Try:"; :attr:`CuesError.hint` on its own).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class CuesError(Exception):
+    """Base of all errors raised by Cues.
+
+    ``message`` says what was found and what was expected, ``hint`` what to try; every further
+    keyword becomes an attribute.
+    """
+
+    message: str
+    hint: str
+
+    def __init__(self, message: str, hint: str = "", **facts: Any) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+        self.__dict__.update(facts)
+
+    def __str__(self) -> str:
+        return f"{self.message} Try: {self.hint}" if self.hint else self.message
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        facts = {k: v for k, v in self.__dict__.items() if k not in ("message", "hint")}
+        return _rebuild, (type(self), self.message, self.hint, facts)
+
+
+def _rebuild(cls: type[CuesError], message: str, hint: str, facts: dict[str, Any]) -> CuesError:
+    return cls(message, hint, **facts)
+
+
+class InvalidArgument(CuesError, ValueError):
+    """Raised when an argument cannot be meant: a naive datetime, an index below 1, an unknown option."""
+
+
+class InvalidName(InvalidArgument):
+    """Raised when a name is empty, too long, or holds a character that names may not hold."""
+
+    name: str
+
+
+class ReservedKey(InvalidArgument):
+    """Raised when a message holds a ``q/`` key that is not the user's to write."""
+
+    key: str
+
+
+class Closed(CuesError):
+    """Raised by every use of a closed object, and by blocked reads that the closing ended."""
+
+
+class Forked(CuesError):
+    """Raised when a store is used in a child of the process that opened it.
+
+    LMDB would let the child write and damage the file. The parent is not affected.
+    """
+
+    pid: int
+
+
+class ConcurrentUse(CuesError):
+    """Raised when two threads use one tailer at the same time; the second gets the error."""
+
+
+class CodecError(CuesError):
+    """Raised when a value cannot be encoded (before anything is written) or decoded.
+
+    ``path`` is the place inside the message (``items[2].price``), ``type_name`` the value's type.
+    """
+
+    path: str
+    type_name: str
+
+
+class MessageTooLarge(CuesError):
+    """Raised when an encoded message is above its queue's ``max_message_bytes``; nothing is written."""
+
+    size_bytes: int
+    limit_bytes: int
+
+
+class StoreError(CuesError):
+    """Base of what concerns a whole store; ``path`` is the store's directory."""
+
+    path: str
+
+
+class StoreNotFound(StoreError):
+    """Raised when a store is opened read-only, or by a command, and is not there."""
+
+
+class StoreForeign(StoreError):
+    """Raised when the path is a file, or a directory whose data file is not a Cues store."""
+
+
+class StoreVersion(StoreError):
+    """Raised when a store has a newer or unknown format or requires an unknown feature."""
+
+    found: Any
+    supported: Any
+
+
+class StoreReadOnly(StoreError):
+    """Raised by a write to a store that was opened read-only or whose files may not be written."""
+
+
+class StoreFull(StoreError):
+    """Raised when the map or the disk has no room. The whole commit was dropped: nothing is half-written."""
+
+
+class StoreDamaged(StoreError):
+    """Raised when a data file is shorter than it says, or LMDB finds its structure broken."""
+
+
+class BatchDamaged(StoreDamaged):
+    """Raised by reading a record batch whose checksum fails.
+
+    The messages ``first`` to ``last`` of ``queue`` are in it; reading can go on at ``last + 1``.
+    """
+
+    queue: str
+    first: int
+    last: int
+
+
+class DurabilityMismatch(StoreError):
+    """Raised when a store is opened with another durability than the one it was created with."""
+
+    found: str
+    asked: str
+
+
+class WriterStuck(StoreError):
+    """Raised when a writer waited for the store's writer lock until its deadline.
+
+    ``pid`` is the process that holds it, ``state`` its state as the system tells it ("stopped",
+    "sleeping", …).
+    """
+
+    pid: int
+    state: str
+    waited_s: float
+
+
+class QueueNotFound(CuesError):
+    """Raised when a queue is opened that the store does not have and that may not be created."""
+
+    queue: str
+
+
+class QueueOptionsError(CuesError):
+    """Raised when a queue is opened with an option that differs and that cannot change afterwards."""
+
+    queue: str
+    option: str
+
+
+class GraphError(CuesError, ValueError):
+    """Raised when a graph is built that cannot run: the text names the processor, what was found and expected."""
+
+    processor: str
+
+
+class TopologyChanged(GraphError):
+    """Raised at the start when a processor's inputs are not those that the store has positions for."""
+
+
+class ReturnError(CuesError):
+    """Raised when a function returns what its processor has no place for. It counts as a failure of the message."""
+
+
+class PositionRequired(CuesError):
+    """Raised when a source yields a bare message and its ``resume`` option was not given."""
+
+
+class AlreadyRunning(CuesError):
+    """Raised by a second start of a graph; ``pid`` is the process that runs it."""
+
+    pid: int
+
+
+class Fenced(CuesError):
+    """Raised by a commit whose owner lost the processor; the commit wrote nothing.
+
+    ``reason`` is ``"takeover"`` (another owner: drop everything and stop) or ``"seek"`` (same
+    owner, the positions were moved: read them again).
+    """
+
+    processor: str
+    reason: str
+
+
+class Diverged(CuesError):
+    """Raised at the start when the store contradicts its own delivery log (another queue, another message)."""
+
+    processor: str
+
+
+class ProcessorStopped(CuesError):
+    """Raised by waiting for a graph in which a processor stopped; ``__cause__`` is the user's exception.
+
+    Nothing of the failed message (batch function: of the failed range) was moved.
+    """
+
+    processor: str
+
+
+class Unsupported(CuesError):
+    """Raised for what this platform or engine cannot do."""

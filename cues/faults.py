@@ -1,0 +1,109 @@
+"""Crash points: places in the code where a test can make the process die.
+
+A point is one line, ``faults.point("commit.inside")``, and does nothing unless it is armed, so the
+code that is tested is the code that runs. Tests enumerate :data:`POINTS` × hits: die there,
+restart, finish, compare whole queues. A point is armed by :func:`arm`, or from outside through the
+environment: ``CUES_FAULT=commit.inside:3`` kills the process at the third hit,
+``CUES_FAULT=commit.inside:3:stop`` stops it (SIGSTOP) there.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections import Counter
+from collections.abc import Callable
+
+POINTS: dict[str, str] = {
+    "append.before": "encoded, no transaction yet",
+    "append.inside": "written, not committed",
+    "append.after": "committed, nobody told",
+    "claim.inside": "ownership written, not committed",
+    "claim.after": "ownership committed, not recovered yet",
+    "take.after": "messages copied out, nothing run",
+    "snapshot.inside": "snapshot written, not committed",
+    "snapshot.after": "snapshot committed, function not called",
+    "function.before": "before a call of the user's function",
+    "function.after": "after a call of the user's function",
+    "commit.before": "step run, no transaction yet",
+    "commit.outputs": "outputs written; state, attempt and positions not",
+    "commit.inside": "everything written, not committed",
+    "commit.after": "committed, doorbells not rung",
+    "ring.after": "doorbells rung",
+    "purge.inside": "batches deleted, not committed",
+    "close.before": "all steps done, store not closed",
+}
+"""Every crash point, in the order of a message's journey, and what is true there."""
+
+Action = Callable[[str], None]
+
+_armed: dict[str, tuple[int, Action]] = {}
+_hits: Counter[str] = Counter()
+active = False
+"""Whether :func:`point` does anything; hot loops look at it before they call."""
+
+
+def point(name: str) -> None:
+    """Mark a crash point. Costs nothing to speak of while no point is armed."""
+    if active:
+        _hit(name)
+
+
+def _hit(name: str) -> None:
+    if name not in POINTS:
+        raise AssertionError(f"unknown crash point {name!r}: add it to faults.POINTS")
+    _hits[name] += 1
+    armed = _armed.get(name)
+    if armed is not None and _hits[name] == armed[0]:
+        armed[1](name)
+
+
+def kill(name: str) -> None:
+    """End this process as ``kill -9`` would."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def stop(name: str) -> None:
+    """Stop this process as ``kill -STOP`` would, until somebody continues it."""
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def arm(name: str, hit: int = 1, action: Action = kill) -> None:
+    """Let ``action`` happen at the ``hit``-th time that the point ``name`` is reached (the first is 1)."""
+    global active
+    if name not in POINTS:
+        raise ValueError(f"{name!r} is no crash point; there are: {', '.join(POINTS)}")
+    _armed[name] = (hit, action)
+    active = True
+
+
+def count() -> None:
+    """Count hits without doing anything at them; :func:`hits` gives the result."""
+    global active
+    _hits.clear()
+    active = True
+
+
+def hits() -> dict[str, int]:
+    """How often each point was reached since :func:`count`, :func:`arm` or :func:`disarm`."""
+    return dict(_hits)
+
+
+def disarm() -> None:
+    """Make every point do nothing again."""
+    global active
+    _armed.clear()
+    _hits.clear()
+    active = False
+
+
+def _arm_from_environment() -> None:
+    value = os.environ.get("CUES_FAULT")
+    if not value:
+        return
+    name, _, rest = value.partition(":")
+    hit, _, action = rest.partition(":")
+    arm(name, int(hit or 1), stop if action == "stop" else kill)
+
+
+_arm_from_environment()

@@ -1,0 +1,249 @@
+"""One partition of a queue: record batches under growing indices, and the row that counts them.
+
+    row      identity, first index, next index, last append time, options version, checksum
+    log      index → record batch (batch.py)
+
+Everything here happens inside a transaction that the caller holds. The next index is read from the
+row and never derived from the last key: a log whose messages were all purged goes on where it was.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from cues import batch, clock, names, wakeup
+from cues.batch import Batch, Page
+from cues.errors import BatchDamaged, QueueNotFound, StoreDamaged
+
+if TYPE_CHECKING:
+    from cues.store import Store
+
+KEY: Final = struct.Struct(">Q")
+_PIECE_KEY: Final = struct.Struct(">QI")
+_ROW: Final = struct.Struct(">8sQQQI")
+ROW_BYTES: Final = _ROW.size + 8
+
+READ_BYTES_MAX: Final = 4 << 20
+"""A read stops behind the batch that reaches this, so that memory is bounded by bytes too."""
+DELETE_BATCHES_MAX: Final = 1000
+"""Most record batches that one commit deletes: 0.5 ms of everybody's writer lock."""
+
+Raw = tuple[int, bytes, list[bytes]]
+"""First index, value and continuation pieces of a record, as copied out of a transaction."""
+
+
+class Row(NamedTuple):
+    """What a log says about itself."""
+
+    identity: bytes
+    first: int
+    next: int
+    time_ns: int
+    version: int
+    """Grows when the queue's options change, so that every process follows the new ones."""
+
+
+def pack_row(row: Row) -> bytes:
+    raw = _ROW.pack(*row)
+    return raw + batch.checksum(raw)
+
+
+def unpack_row(raw: bytes) -> Row:
+    return Row._make(_ROW.unpack_from(raw))
+
+
+def row_intact(raw: bytes) -> bool:
+    return len(raw) == ROW_BYTES and batch.checksum(raw[:-8]) == raw[-8:]
+
+
+class Log:
+    """A log of one store. Made for a queue that exists."""
+
+    __slots__ = ("database", "id", "key", "mask", "partition", "queue", "store")
+
+    def __init__(self, store: Store, queue: str, partition: int = 0) -> None:
+        self.store = store
+        self.queue = queue
+        self.partition = partition
+        self.id = f"{queue}/{partition}" if partition else queue
+        self.key = names.row_key(queue, partition)
+        self.mask = wakeup.mask_of(queue, partition)
+        self.database = store.database(names.log_database(queue, partition))
+
+    def row(self, txn: Any) -> Row:
+        raw = txn.get(self.key)
+        if raw is None:
+            raise QueueNotFound(f"The queue {self.queue!r} is gone from the store.", "cues queues.", queue=self.queue)
+        return unpack_row(raw)
+
+    def append(self, txn: Any, row: Row, pages: Sequence[Page]) -> int:
+        """Write ``pages`` behind what is there; returns the index of the first message.
+
+        ``row`` is this transaction's. The caller rings the doorbells after the commit.
+        """
+        identity, first, index, time_ns, version = row
+        now = clock.now_ns()
+        if now < time_ns:
+            now = time_ns
+        start = index
+        if len(pages) == 1 and not pages[0].pieces:
+            page = pages[0]
+            written = txn.put(KEY.pack(index), batch.seal(page, index, now), append=True, db=self.database)
+            index += page.count
+        else:
+            items: list[tuple[bytes, bytes]] = []
+            for page in pages:
+                items.append((KEY.pack(index), batch.seal(page, index, now)))
+                for number, piece in enumerate(page.pieces, 1):
+                    items.append((_PIECE_KEY.pack(index, number), batch.seal_piece(piece, number)))
+                index += page.count
+            _, added = txn.cursor(self.database).putmulti(items, append=True)
+            written = added == len(items)
+        if not written:
+            raise StoreDamaged(
+                f"The log {self.id} holds records beyond its next index {start}; nothing was written.",
+                f"cues check {self.store.path}.",
+                path=self.store.path,
+            )
+        raw = _ROW.pack(identity, first, index, now, version)
+        txn.put(self.key, raw + batch.checksum(raw))
+        return start
+
+    def read(self, txn: Any, row: Row, index: int, count: int, bytes_max: int = READ_BYTES_MAX) -> list[Raw]:
+        """Copy out the records that hold the messages ``index`` to ``index + count``, as far as they exist.
+
+        Stops behind ``bytes_max``. Verify with :meth:`batches` after the transaction.
+        """
+        start = max(index, row.first)
+        stop = min(start + count, row.next)
+        found: list[Raw] = []
+        if start >= stop:
+            return found
+        cursor = txn.cursor(self.database)
+        if not self._seek(cursor, start):
+            return found
+        size = 0
+        unpack = KEY.unpack
+        for key, value in cursor.iternext():
+            if len(key) == 8:
+                first = unpack(key)[0]
+                if first >= stop or size >= bytes_max:
+                    break
+                found.append((first, value, []))
+            else:
+                found[-1][2].append(value)
+            size += len(value)
+        return found
+
+    def read_before(self, txn: Any, row: Row, index: int) -> list[Raw]:
+        """The record that holds the message before ``index``, if there is one."""
+        if not row.first < index <= row.next:
+            return []
+        return self.read(txn, row, index - 1, 1)
+
+    def batches(self, raws: Iterable[Raw]) -> list[Batch]:
+        """Verify and open what :meth:`read` copied out.
+
+        A damaged record ends the list; where it is the first, :class:`BatchDamaged` is raised.
+        """
+        opened: list[Batch] = []
+        for first, value, pieces in raws:
+            sound = batch.intact(value, first)
+            if sound and pieces:
+                sound = all(batch.intact(piece, number) for number, piece in enumerate(pieces, 1))
+            if sound:
+                opened.append(Batch(first, value, pieces))
+                sound = not opened[-1].head.length or opened[-1].whole()
+            if not sound:
+                if opened and opened[-1].first != first:
+                    break
+                raise self.damaged(first)
+        return opened
+
+    def damaged(self, first: int) -> BatchDamaged:
+        """The error for the record at ``first``."""
+        with self.store.view() as txn:
+            last = self._next_first(txn, first) - 1
+        return BatchDamaged(
+            f"The record batch of queue {self.id} that holds the messages {first} to {last} is damaged"
+            " (its checksum fails).",
+            f"go on behind it with to_index({last + 1}); cues check names everything that is damaged.",
+            path=self.store.path,
+            queue=self.id,
+            first=first,
+            last=last,
+        )
+
+    def seal_before(self, txn: Any, row: Row, index: int) -> bytes:
+        """The checksum of the batch that holds the message before ``index``; zeros where there is none."""
+        raws = self.read_before(txn, row, index)
+        return raws[0][1][:8] if raws else bytes(8)
+
+    def index_at(self, txn: Any, row: Row, time_ns: int) -> int:
+        """The first index whose append time is at or after ``time_ns``; the next index if none is."""
+        low, high = row.first, row.next
+        cursor = txn.cursor(self.database)
+        while low < high:
+            middle = (low + high) // 2
+            if not self._seek(cursor, middle):
+                break
+            key, value = cursor.item()
+            if batch.HEAD.unpack_from(value, 8)[3] >= time_ns:
+                high = max(row.first, KEY.unpack(key[:8])[0])
+            else:
+                low = max(middle + 1, self._following(cursor, row.next))
+        return low
+
+    def delete_before(self, txn: Any, row: Row, index: int, most: int = DELETE_BATCHES_MAX) -> tuple[int, int]:
+        """Delete whole record batches that end before ``index``, at most ``most``.
+
+        Returns how many, and the first index of what is left. The row is the caller's to write.
+        """
+        cursor = txn.cursor(self.database)
+        alive = cursor.first()
+        front = KEY.unpack(cursor.key()[:8])[0] if alive else row.next
+        deleted = 0
+        while deleted < most and front < index:
+            behind = self._following(cursor, row.next)
+            if behind > index:
+                break
+            cursor.set_key(KEY.pack(front))
+            alive = cursor.delete()
+            while alive and len(cursor.key()) == 12:
+                alive = cursor.delete()
+            front = behind
+            deleted += 1
+        return deleted, front
+
+    def move_front(self, txn: Any, row: Row, index: int) -> None:
+        """Say that the first message is at ``index``."""
+        if index != row.first:
+            txn.put(self.key, pack_row(row._replace(first=index)))
+
+    def _seek(self, cursor: Any, index: int) -> bool:
+        """Stand on the record that holds ``index``."""
+        key = KEY.pack(index)
+        if cursor.set_range(key):
+            if cursor.key() == key:
+                return True
+            if not cursor.prev():
+                return False
+        elif not cursor.last():
+            return False
+        found = cursor.key()
+        return len(found) == 8 or bool(cursor.set_key(found[:8]))
+
+    def _following(self, cursor: Any, end: int) -> int:
+        """The first index of the record behind the cursor's, or ``end``. Moves the cursor."""
+        while cursor.next():
+            key = cursor.key()
+            if len(key) == 8:
+                return int(KEY.unpack(key)[0])
+        return end
+
+    def _next_first(self, txn: Any, first: int) -> int:
+        cursor = txn.cursor(self.database)
+        row = self.row(txn)
+        return self._following(cursor, row.next) if cursor.set_key(KEY.pack(first)) else first + 1

@@ -1,0 +1,198 @@
+"""The options of queues: what a message carries along, how long it stays, how large it may be."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Final
+
+from cues.errors import InvalidArgument
+
+MESSAGE_BYTES_MAX: Final = 64 << 20
+METADATA: Final = frozenset({"t", "time", "tx"})
+
+_UNITS_S: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
+_UNITS_BYTES: Final = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30}
+
+
+@dataclass(frozen=True)
+class Retention:
+    """What may leave the front of a queue by itself.
+
+    ``count`` keeps the last so many messages, ``age`` (``"10d"``, seconds or a timedelta) those younger
+    than that, ``bytes`` (``"500MB"``) about so much; with several, what any of them lets go goes.
+    Whole record batches are deleted, at most 1,000 a commit, so up to one batch more than asked stays.
+    Messages of a step that is under way or will be repeated stay, whatever the policy.
+    """
+
+    count: int | None = None
+    age: float | str | timedelta | None = None
+    bytes: int | str | None = None
+    read: bool = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "age", _seconds(self.age))
+        object.__setattr__(self, "bytes", _bytes(self.bytes))
+        for name in ("count", "age", "bytes"):
+            value = getattr(self, name)
+            if value is not None and (isinstance(value, bool) or value <= 0):
+                raise InvalidArgument(f"Retention({name}={value!r}) keeps nothing.", "a number above 0, or None.")
+        if self.age is not None or self.bytes is not None or self.read:
+            raise InvalidArgument(
+                "Retention by age, bytes and reading is not in this version.", "Retention(count=1_000_000)."
+            )
+
+    @staticmethod
+    def of(value: Retention | str | int | None) -> Retention | None:
+        """``"10d"``, ``"500MB"``, a count, ``"read"``, a Retention or None."""
+        if value is None or isinstance(value, Retention):
+            return value
+        if isinstance(value, int) and not isinstance(value, bool):
+            return Retention(count=value)
+        if value == "read":
+            return Retention(read=True)
+        if isinstance(value, str):
+            if re.fullmatch(r"\d+", value.replace("_", "")):
+                return Retention(count=int(value))
+            if re.fullmatch(r"[\d._]+\s*[smhdw]", value):
+                return Retention(age=value)
+            return Retention(bytes=value)
+        raise InvalidArgument(f"retention is {value!r}.", "'10d', '500MB', a count, or cues.Retention(count=…).")
+
+
+@dataclass(frozen=True)
+class QueueOptions:
+    """The options of a queue, with their defaults.
+
+    metadata            which of ``"t"`` (index), ``"time"`` (append time) and ``"tx"`` (index of the
+                        journey's first message) messages carry along from this queue; True is
+                        ``{"t", "time"}``; the empty set only passes on what came; False strips all
+                        of it (never the delivery hash)
+    retention           see :class:`Retention`; None keeps everything
+    max_message_bytes   largest encoded message, 64 MiB
+    partitions          number of logs; fixed when the queue is made
+    path                a store of its own for the queue (graphs only)
+    """
+
+    metadata: frozenset[str] | bool = frozenset()
+    retention: Retention | None = None
+    max_message_bytes: int = MESSAGE_BYTES_MAX
+    partitions: int = 1
+    path: str | None = None
+
+    def __init__(
+        self,
+        metadata: Iterable[str] | bool = frozenset(),
+        retention: Retention | str | int | None = None,
+        max_message_bytes: int = MESSAGE_BYTES_MAX,
+        partitions: int = 1,
+        path: str | None = None,
+    ) -> None:
+        object.__setattr__(self, "metadata", _metadata(metadata))
+        object.__setattr__(self, "retention", Retention.of(retention))
+        object.__setattr__(self, "max_message_bytes", _size(max_message_bytes))
+        object.__setattr__(self, "partitions", partitions)
+        object.__setattr__(self, "path", path)
+        if partitions != 1:
+            raise InvalidArgument(
+                f"partitions={partitions!r}: partitioned queues are not in this version.", "partitions=1."
+            )
+        if path is not None:
+            raise InvalidArgument(
+                "path=: a queue in a store of its own is not in this version.", "one store for the graph."
+            )
+
+    @property
+    def kept(self) -> frozenset[str]:
+        """What the queue adds to the metadata of its messages."""
+        return self.metadata if isinstance(self.metadata, frozenset) else frozenset()
+
+    @property
+    def strips(self) -> bool:
+        """Whether the queue drops the metadata that messages come with."""
+        return self.metadata is False
+
+    def changed(self, options: Mapping[str, Any]) -> QueueOptions:
+        """These options with the given ones put in place; unknown names raise."""
+        check_names(options)
+        return QueueOptions(**{**self.__dict__, **options})
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain data, only what differs from the defaults."""
+        found: dict[str, Any] = {}
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if value != field.default:
+                if isinstance(value, frozenset):
+                    value = sorted(value)
+                elif isinstance(value, Retention):
+                    value = {k: v for k, v in dataclasses.asdict(value).items() if v}
+                found[field.name] = value
+        return found
+
+    @staticmethod
+    def from_dict(found: Mapping[str, Any]) -> QueueOptions:
+        """What :meth:`to_dict` gave."""
+        options = dict(found)
+        if isinstance(options.get("retention"), dict):
+            options["retention"] = Retention(**options["retention"])
+        check_names(options)
+        return QueueOptions(**options)
+
+
+def check_names(options: Iterable[str]) -> None:
+    """Refuse unknown option names, with the nearest known one."""
+    known = [field.name for field in dataclasses.fields(QueueOptions)]
+    for name in options:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, 1)
+            raise InvalidArgument(
+                f"A queue has no option {name!r}; it has {', '.join(known)}.", f"{near[0] if near else known[0]}="
+            )
+
+
+def _metadata(value: Iterable[str] | bool) -> frozenset[str] | bool:
+    if value is True:
+        return frozenset({"t", "time"})
+    if value is False:
+        return False
+    if isinstance(value, str):
+        value = (value,)
+    found = frozenset(value)
+    unknown = found - METADATA
+    if unknown:
+        raise InvalidArgument(
+            f"Unknown metadata {', '.join(map(repr, sorted(unknown, key=str)))}.",
+            "a set of 't', 'time' and 'tx'; True; or False.",
+        )
+    return found
+
+
+def _size(value: int) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value < 1 << 32:
+        raise InvalidArgument(f"max_message_bytes is {value!r}.", "a number of bytes below 4 GiB.")
+    return value
+
+
+def _seconds(value: float | str | timedelta | None) -> float | None:
+    if isinstance(value, timedelta):
+        return value.total_seconds()
+    if isinstance(value, str):
+        found = re.fullmatch(r"([\d._]+)\s*([smhdw])", value)
+        if not found:
+            raise InvalidArgument(f"{value!r} is no age.", "'90s', '15m', '12h', '10d' or '2w'.")
+        return float(found[1]) * _UNITS_S[found[2]]
+    return value
+
+
+def _bytes(value: int | str | None) -> int | None:
+    if isinstance(value, str):
+        found = re.fullmatch(r"([\d._]+)\s*([kKmMgG]?i?[bB])", value)
+        if not found:
+            raise InvalidArgument(f"{value!r} is no size.", "'500MB', '2GiB', or '10d' for an age.")
+        return int(float(found[1]) * _UNITS_BYTES[found[2].upper()])
+    return value

@@ -1,0 +1,356 @@
+"""Who owns a processor, and where it stands: one row, compared and replaced by every commit.
+
+    row        owner id, epoch, generation, pid, boot, pending, positions of its tailers, source position
+    topology   kind and tailer ids, in the order of the row's positions
+    sub        (log, processor): who reads a log, so that retention finds what it must keep
+
+The writer's lock is exclusion for one transaction, not ownership. A running processor holds a POSIX
+lock on a byte of its own (its death is seen at once) and the epoch in its row, which every claim,
+seek and takeover raises. A commit compares the whole row with what its step started from; that
+comparison is the fence. The lock alone would not do: a process that is stopped keeps it, and one
+that goes on does not know that it lost it.
+
+While a graph runs it writes the time into a lease file every :data:`LEASE_BEAT_S`. The lease says
+only whether another may take over although the lock is held; safety never rests on it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import xxhash
+
+from cues import batch, clock, codec, faults, locks, names
+from cues.errors import AlreadyRunning, Fenced, InvalidArgument, TopologyChanged
+from cues.log import Log
+
+if TYPE_CHECKING:
+    from cues.store import Store
+
+LEASE_S: Final = 10.0
+"""How long after the last beat another may take over although the lock is held."""
+LEASE_BEAT_S: Final = 2.0
+
+_HEAD: Final = struct.Struct(">8sQQQ8sBB")
+_POSITION: Final = struct.Struct(">8sQ8s")
+NO_SEAL: Final = bytes(8)
+
+
+class Position(NamedTuple):
+    """Where a tailer stands: the queue it means, the next index, and what it saw last."""
+
+    identity: bytes
+    index: int
+    seal: bytes
+    """Checksum of the batch that holds the message before ``index``; zeros when there was none."""
+
+
+class ProcessorRow(NamedTuple):
+    """The durable state of a processor besides its keyed state."""
+
+    owner: bytes
+    epoch: int
+    generation: int
+    pid: int
+    boot: bytes
+    pending: bool
+    """A snapshot was committed before its function ran: the range behind the positions must be kept."""
+    positions: tuple[Position, ...]
+    source: bytes = b""
+    """msgpack of ``[position, count of bare messages]`` of a source; empty before its first step."""
+
+    def pack(self) -> bytes:
+        raw = _HEAD.pack(*self[:5], self.pending, len(self.positions))
+        raw += b"".join([_POSITION.pack(*position) for position in self.positions]) + self.source
+        return raw + batch.checksum(raw)
+
+    @staticmethod
+    def unpack(raw: bytes) -> ProcessorRow:
+        *head, pending, count = _HEAD.unpack_from(raw)
+        at = _HEAD.size
+        end = at + count * _POSITION.size
+        positions = tuple(Position._make(p) for p in _POSITION.iter_unpack(raw[at:end]))
+        return ProcessorRow(*head, bool(pending), positions, raw[end:-8])  # type: ignore[misc]
+
+
+def row_intact(raw: bytes) -> bool:
+    return len(raw) >= _HEAD.size + 8 and batch.checksum(raw[:-8]) == raw[-8:]
+
+
+@dataclass(frozen=True)
+class Topology:
+    """What a processor's row is about."""
+
+    kind: str
+    tailers: tuple[str, ...]
+    """Tailer ids, sorted: the order in which they were declared must not matter."""
+    queues: tuple[str, ...]
+    """Queue ids, in the same order."""
+
+    def pack(self) -> bytes:
+        return codec.pack({"kind": self.kind, "tailers": list(self.tailers), "queues": list(self.queues)})
+
+    @staticmethod
+    def unpack(raw: bytes) -> Topology:
+        found = codec.unpack(raw)
+        return Topology(found["kind"], tuple(found["tailers"]), tuple(found["queues"]))
+
+
+def boot() -> bytes:
+    """Eight bytes that stand for this boot."""
+    return xxhash.xxh3_64_digest(clock.boot_id().encode())
+
+
+def read_row(txn: Any, processor: str) -> ProcessorRow | None:
+    raw = txn.get(names.processor_key(processor))
+    return None if raw is None else ProcessorRow.unpack(raw)
+
+
+def read_topology(txn: Any, processor: str) -> Topology | None:
+    raw = txn.get(names.topology_key(processor))
+    return None if raw is None else Topology.unpack(raw)
+
+
+def pending_from(txn: Any, log_id: str) -> list[int]:
+    """The indices of a log from which steps under way, or to be repeated, read; retention waits there."""
+    prefix = names.subscription_key(log_id, "")
+    found: list[int] = []
+    cursor = txn.cursor()
+    if cursor.set_range(prefix):
+        for key, _ in cursor:
+            if not key.startswith(prefix):
+                break
+            processor = key[len(prefix) :].decode()
+            row = read_row(txn, processor)
+            topology = read_topology(txn, processor)
+            if row is None or topology is None or not row.pending:
+                continue
+            found += [p.index for q, p in zip(topology.queues, row.positions) if q == log_id]
+    return found
+
+
+# --- claiming -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Claimant:
+    """A processor that is to be claimed, and the logs that it reads by tailer id."""
+
+    processor: str
+    kind: str
+    logs: dict[str, Log]
+
+    @property
+    def topology(self) -> Topology:
+        tailers = tuple(sorted(self.logs))
+        return Topology(self.kind, tailers, tuple(self.logs[t].id for t in tailers))
+
+
+class Ownership:
+    """The processors that one start of a graph owns in one store."""
+
+    def __init__(self, store: Store, claimants: Sequence[Claimant], take_over: bool = False) -> None:
+        """Take the locks. Raises :class:`AlreadyRunning` with the owner's pid; then nothing was taken."""
+        self.store = store
+        self.owner = os.urandom(8)
+        self.claimants = tuple(claimants)
+        self._locked: list[int] = []
+        self._lease = None
+        try:
+            for claimant in self.claimants:
+                self._lock(claimant.processor, take_over)
+            self._lease = os.open(self._lease_path(self.owner), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            self.beat()
+        except BaseException:
+            self.release()
+            raise
+
+    def _lock(self, processor: str, take_over: bool) -> None:
+        offset = locks.offset_of(processor)
+        if self.store.locks.try_lock(offset):
+            self._locked.append(offset)
+            return
+        with self.store.view() as txn:
+            row = read_row(txn, processor)
+        here = self.store.locks.mine(offset)
+        pid = os.getpid() if here else (self.store.locks.holder(offset) or (row.pid if row else 0))
+        if here or not take_over:
+            where = "in this process" if here else f"by process {pid} ({locks.process_state(pid)})"
+            raise AlreadyRunning(
+                f"{processor} is already run {where}, on the store {self.store.path}.",
+                "stop that one first" + ("." if here else f" (kill {pid}), or --take-over if it does not answer."),
+                pid=pid,
+            )
+        left = self._lease_left(row)
+        if left > 0:
+            raise AlreadyRunning(
+                f"{processor} is run by process {pid} ({locks.process_state(pid)}), whose lease runs"
+                f" for another {left:.0f} s.",
+                f"again in {left:.0f} s: only a process that does not answer is taken over.",
+                pid=pid,
+            )
+
+    def _lease_left(self, row: ProcessorRow | None) -> float:
+        if row is None or row.boot != boot():
+            return 0.0
+        try:
+            with open(self._lease_path(row.owner), "rb") as file:
+                beaten = int.from_bytes(file.read(8), "big")
+        except FileNotFoundError:
+            return 0.0
+        return LEASE_S - (clock.monotonic_ns() - beaten) / 1e9
+
+    def _lease_path(self, owner: bytes) -> str:
+        return os.path.join(self.store.path, f"lease-{owner.hex()}")
+
+    def beat(self) -> None:
+        """Say that the process answers."""
+        if self._lease is not None:
+            os.pwrite(self._lease, clock.monotonic_ns().to_bytes(8, "big"), 0)
+
+    def claim(self, accept_topology: bool = False) -> dict[str, ProcessorRow]:
+        """Raise the epoch of every processor, in one transaction; from then on older owners are fenced.
+
+        Raises :class:`TopologyChanged` where the inputs are not those that have positions.
+        """
+        rows = self.store.commit(self._claim, accept_topology)
+        faults.point("claim.after")
+        return rows
+
+    def _claim(self, txn: Any, accept_topology: bool) -> dict[str, ProcessorRow]:
+        rows: dict[str, ProcessorRow] = {}
+        for claimant in self.claimants:
+            rows[claimant.processor] = row = self._claimed(txn, claimant, accept_topology)
+            txn.put(names.processor_key(claimant.processor), row.pack())
+            txn.put(names.topology_key(claimant.processor), claimant.topology.pack())
+            for queue in claimant.topology.queues:
+                txn.put(names.subscription_key(queue, claimant.processor), b"")
+        faults.point("claim.inside")
+        return rows
+
+    def _claimed(self, txn: Any, claimant: Claimant, accept_topology: bool) -> ProcessorRow:
+        old = read_row(txn, claimant.processor)
+        topology = claimant.topology
+        known: dict[str, Position] = {}
+        if old is not None:
+            before = read_topology(txn, claimant.processor)
+            assert before is not None
+            known = dict(zip(before.tailers, old.positions))
+            if (before.kind, before.tailers) != (topology.kind, topology.tailers) and not accept_topology:
+                raise _changed(claimant.processor, before, topology)
+            for tailer in set(before.tailers) - set(topology.tailers):
+                queue = before.queues[before.tailers.index(tailer)]
+                txn.delete(names.subscription_key(queue, claimant.processor))
+        positions = []
+        for tailer in topology.tailers:
+            log = claimant.logs[tailer]
+            position = known.get(tailer)
+            if position is None:
+                row = log.row(txn)
+                position = Position(row.identity, row.first, NO_SEAL)
+            positions.append(position)
+        return ProcessorRow(
+            self.owner,
+            (old.epoch if old else 0) + 1,
+            old.generation if old else 0,
+            os.getpid(),
+            boot(),
+            old.pending if old else False,
+            tuple(positions),
+            old.source if old else b"",
+        )
+
+    def release(self) -> None:
+        """Give the locks back. The rows stay; who comes next raises their epochs."""
+        for offset in self._locked:
+            self.store.locks.unlock(offset)
+        self._locked.clear()
+        if self._lease is not None:
+            os.close(self._lease)
+            self._lease = None
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self._lease_path(self.owner))
+
+
+def _changed(processor: str, before: Topology, now: Topology) -> TopologyChanged:
+    added = sorted(set(now.tailers) - set(before.tailers))
+    gone = sorted(set(before.tailers) - set(now.tailers))
+    what = []
+    if before.kind != now.kind:
+        what.append(f"it was a {before.kind} and is a {now.kind}")
+    if added:
+        what.append(f"without a position: {', '.join(added)}")
+    if gone:
+        what.append(f"no longer read: {', '.join(gone)}")
+    return TopologyChanged(
+        f"The inputs of {processor} have changed since the store was written ({'; '.join(what)}).",
+        "--accept-topology (graph.start(accept_topology=True)): new inputs begin at the start of their"
+        " queue; or --fresh to start over.",
+        processor=processor,
+    )
+
+
+# --- fencing ------------------------------------------------------------------------------------
+
+
+def fenced(processor: str, expected: bytes, found: bytes | None) -> Fenced:
+    """Why a commit's row is not the one that its step started from."""
+    mine = ProcessorRow.unpack(expected)
+    other = None if found is None else ProcessorRow.unpack(found)
+    if other is not None and other.owner == mine.owner:
+        return Fenced(
+            f"The positions of {processor} were moved while a step was under way; the step was dropped.",
+            "nothing: it goes on from the new positions.",
+            processor=processor,
+            reason="seek",
+        )
+    who = "nobody" if other is None else f"process {other.pid} (epoch {other.epoch})"
+    return Fenced(
+        f"{processor} was taken over by {who}; this process (epoch {mine.epoch}) stops and wrote nothing.",
+        "nothing here; two processes ran the same graph.",
+        processor=processor,
+        reason="takeover",
+    )
+
+
+def seek(store: Store, processor: str, positions: dict[str, int], again: bool = False) -> ProcessorRow:
+    """Move positions (indices by tailer id) of a processor, running or not; raises its epoch.
+
+    With ``again`` the generation rises too, so that transactional sinks accept the messages anew.
+    """
+
+    with store.view() as txn:
+        topology = read_topology(txn, processor)
+    if topology is None:
+        raise InvalidArgument(f"The store {store.path} has no processor {processor!r}.", "cues status lists them.")
+    unknown = set(positions) - set(topology.tailers)
+    if unknown:
+        raise InvalidArgument(
+            f"{processor} has no tailer {', '.join(sorted(unknown))}.", f"one of {', '.join(topology.tailers)}."
+        )
+    logs = {t: Log(store, q) for t, q in zip(topology.tailers, topology.queues)}
+
+    def move(txn: Any) -> ProcessorRow:
+        row = read_row(txn, processor)
+        assert row is not None
+        moved = list(row.positions)
+        for tailer, index in positions.items():
+            at = topology.tailers.index(tailer)
+            log = logs[tailer]
+            log_row = log.row(txn)
+            moved[at] = Position(log_row.identity, index, log.seal_before(txn, log_row, index))
+        new = row._replace(
+            epoch=row.epoch + 1,
+            generation=row.generation + (1 if again else 0),
+            pending=False,
+            positions=tuple(moved),
+        )
+        txn.put(names.processor_key(processor), new.pack())
+        return new
+
+    return store.commit(move)

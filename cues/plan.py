@@ -1,0 +1,118 @@
+"""The plan: a graph with everything resolved and checked, as plain frozen data that engines run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from cues import names
+from cues.errors import GraphError
+from cues.options import QueueOptions
+from cues.processor import INHERIT, AnyOf, Mode, Node, Port, Processor, bindings
+from cues.topology import Topology
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A graph as engines run it."""
+
+    id: str
+    nodes: tuple[Node, ...]
+    queues: Mapping[str, QueueOptions]
+    """Every queue that the graph names, with its options."""
+    system: Any
+    source: str | None
+    """The queue that ``send`` writes to by default."""
+
+    @property
+    def fed(self) -> tuple[str, ...]:
+        """The queues that come from outside: sources without a function, and inputs that nobody writes."""
+        declared = {n.outputs[0].queue for n in self.nodes if n.kind == "source" and n.fn is None}
+        written = {port.queue for n in self.nodes for port in n.outputs}
+        written |= {n.errors for n in self.nodes if n.errors}
+        read = {port.queue for n in self.nodes for port in n.inputs}
+        return tuple(sorted(declared | (read - written)))
+
+    @property
+    def running(self) -> tuple[Node, ...]:
+        """The processors that an engine runs: all but sources without a function."""
+        return tuple(node for node in self.nodes if node.fn is not None)
+
+    def node(self, name: str) -> Node:
+        for node in self.nodes:
+            if name in (node.name, node.id):
+                return node
+        raise GraphError(
+            f"The graph {self.id!r} has no processor {name!r}; it has {', '.join(n.name for n in self.nodes)}.",
+            "one of those.",
+            processor=name,
+        )
+
+    def topology(self) -> Topology:
+        return Topology.of(self.nodes)
+
+
+def build(
+    id: str,
+    processors: list[Processor],
+    *,
+    errors: str | None,
+    strategy: str,
+    system: Any,
+    source: str | None,
+    queues: Mapping[str, QueueOptions | Mapping[str, Any]],
+) -> Plan:
+    """Resolve and check a whole graph; raises :class:`GraphError` naming the processor at fault."""
+    nodes = tuple(_node(id, processor, errors, strategy) for processor in processors)
+    named: dict[str, None] = {}
+    for node in nodes:
+        for port in (*node.inputs, *node.outputs):
+            named.setdefault(port.queue)
+        if node.errors:
+            named.setdefault(node.errors)
+    given = {
+        name: options if isinstance(options, QueueOptions) else QueueOptions.from_dict(options)
+        for name, options in queues.items()
+    }
+    rest = given.pop("*", QueueOptions())
+    for name in given:
+        if name not in named:
+            raise GraphError(
+                f"The graph {id!r} has options for the queue {name!r}, which no processor names; there are"
+                f" {', '.join(named) or 'none'}.",
+                "one of those, or '*' for all.",
+                processor="",
+            )
+    sources = [node.outputs[0].queue for node in nodes if node.kind == "source"]
+    if source is not None and source not in named:
+        raise GraphError(
+            f"source={source!r} of the graph {id!r} is none of its queues ({', '.join(named) or 'none'}).",
+            sources[0] if sources else "a queue of the graph.",
+            processor="",
+        )
+    if source is None:
+        fed = [node.outputs[0].queue for node in nodes if node.kind == "source" and node.fn is None]
+        source = fed[0] if len(fed) == 1 else sources[0] if len(sources) == 1 else None
+    return Plan(id, nodes, {name: given.get(name, rest) for name in named}, system, source)
+
+
+def _node(graph: str, processor: Processor, errors: str | None, strategy: str) -> Node:
+    options = processor.options
+    mode: Mode = "one"
+    if isinstance(processor.inputs, AnyOf):
+        mode = "alts"
+    elif isinstance(processor.inputs, dict):
+        mode = "join"
+    return Node(
+        id=names.processor_id(graph, processor.id),
+        kind=processor.kind,
+        fn=processor.fn,
+        mode=mode,
+        inputs=tuple(Port(b, q) for b, q in bindings(processor.inputs).items()),
+        outputs=tuple(Port(b, q) for b, q in bindings(processor.outputs).items()),
+        single_output=isinstance(processor.outputs, str),
+        errors=errors if options.errors == INHERIT else options.errors,
+        strategy=options.strategy or strategy,
+        options=options,
+    )

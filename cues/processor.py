@@ -1,0 +1,569 @@
+"""Declarations of processors, and the ``process`` object that their functions see.
+
+    Source(id, fn=None)                messages come in; its id is the queue that it feeds
+    Stream(fn, inputs, outputs)        queues to queues
+    Sink(fn, inputs)                   queues to outside
+
+A declaration is plain data and is checked when it is made: what a function's parameters ask for and
+what its options allow is said there, at the user's own line, not when the graph runs.
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Final, Literal
+
+from cues import codec, names
+from cues.errors import CodecError, GraphError, InvalidName
+
+Function = Callable[..., Any]
+Kind = Literal["source", "stream", "sink"]
+STRATEGIES: Final = ("exactly-once", "at-most-once")
+BATCH_SIZE: Final = 1000
+"""Most messages of one step by default; a step takes what is there and never waits for more."""
+
+INHERIT: Final = "inherit"
+"""The value of ``errors`` that means: as the graph says."""
+
+
+class AnyOf:
+    """Inputs of which a step takes one message from any (alts): ``AnyOf(a="crawl-1", b="crawl-2")``.
+
+    Positional queue names are bound under their own names. ``process.binding`` says which one the
+    message came from. Fair: a busy input does not starve the others.
+    """
+
+    def __init__(self, *queues: str, **bindings: str) -> None:
+        self.bindings: dict[str, str] = {**{queue: queue for queue in queues}, **bindings}
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, AnyOf) and self.bindings == other.bindings
+
+    def __hash__(self) -> int:
+        return hash(tuple(self.bindings.items()))
+
+    def __repr__(self) -> str:
+        return f"AnyOf({', '.join(f'{k}={v!r}' for k, v in self.bindings.items())})"
+
+
+@dataclass(frozen=True)
+class Retry:
+    """How often a failing function is called, and how long to wait in between.
+
+    ``attempts`` counts all calls; the wait before retry k is ``backoff_s * 2**(k-1)``, at most
+    ``max_s``; ``on`` limits it to some exceptions.
+    """
+
+    attempts: int = 1
+    backoff_s: float = 0.1
+    max_s: float = 30.0
+    on: type[BaseException] | tuple[type[BaseException], ...] = Exception
+
+    def wait_s(self, failures: int) -> float:
+        """Seconds to wait after so many failures."""
+        return float(min(self.max_s, self.backoff_s * 2.0 ** min(failures - 1, 60)))
+
+
+@dataclass(frozen=True)
+class Options:
+    """The options of a processor, with their defaults."""
+
+    id: str | None = None
+    opts: Any = None
+    types: Any = None
+    topics: Any = None
+    where: Any = None
+    errors: str | None = INHERIT
+    strategy: str | None = None
+    retries: int | Retry = 0
+    batch: bool = False
+    batch_size: int = BATCH_SIZE
+    key: str | Function | None = None
+    instances: int = 1
+    concurrency: int = 1
+    side_effects: bool = False
+    resume: str | None = None
+    tailers: Any = None
+    appenders: Any = None
+
+    @property
+    def retry(self) -> Retry:
+        return self.retries if isinstance(self.retries, Retry) else Retry(self.retries + 1)
+
+
+OPTION_NAMES: Final = tuple(field.name for field in fields(Options))
+
+_LATER: Final = {
+    "tailers": "imperative processors",
+    "appenders": "imperative processors",
+    "instances": "several instances of a processor",
+    "concurrency": "concurrent calls",
+}
+_ALLOWED: Final[dict[Kind, tuple[str, ...]]] = {
+    "source": ("id", "opts", "errors", "strategy", "retries", "batch_size", "resume"),
+    "stream": tuple(name for name in OPTION_NAMES if name != "resume"),
+    "sink": tuple(name for name in OPTION_NAMES if name not in ("resume", "appenders")),
+}
+
+
+class Processor:
+    """Base of the three declarations."""
+
+    kind: Kind
+    id: str
+    fn: Function | None
+    inputs: str | AnyOf | dict[str, str] | None
+    outputs: str | dict[str, str] | None
+    options: Options
+
+    def _options(self, options: dict[str, Any], id: str) -> Options:
+        where = f"The {self.kind} {id!r}"
+        for name, value in options.items():
+            if name not in OPTION_NAMES:
+                near = difflib.get_close_matches(name, OPTION_NAMES, 1)
+                raise _wrong(
+                    id,
+                    f"{where} has no option {name!r}; it has {', '.join(_ALLOWED[self.kind])}.",
+                    f"{near[0]}=" if near else "one of those.",
+                )
+            if name not in _ALLOWED[self.kind]:
+                raise _wrong(id, f"{where} takes no option {name!r}.", f"one of {', '.join(_ALLOWED[self.kind])}.")
+            if name in _LATER and value not in (None, 1):
+                raise _wrong(id, f"{where}: {_LATER[name]} ({name}=) are not in this version.", f"no {name}=.")
+        found = Options(**options)
+        if found.strategy not in (None, *STRATEGIES):
+            raise _wrong(id, f"{where} has strategy {found.strategy!r}.", " or ".join(map(repr, STRATEGIES)) + ".")
+        if not isinstance(found.retries, Retry) and (
+            not isinstance(found.retries, int) or isinstance(found.retries, bool) or found.retries < 0
+        ):
+            raise _wrong(id, f"{where} has retries={found.retries!r}.", "a count from 0, or cues.Retry(...).")
+        if found.retry.attempts < 1:
+            raise _wrong(id, f"{where} makes {found.retry.attempts} attempts.", "attempts=1 or more.")
+        if found.strategy == "at-most-once" and found.retry.attempts > 1:
+            raise _wrong(
+                id,
+                f"{where} is at-most-once, which never calls a function twice, and has retries.",
+                "retries=0, or strategy='exactly-once'.",
+            )
+        if not isinstance(found.batch, bool):
+            raise _wrong(id, f"{where} has batch={found.batch!r}.", "True (lists of messages) or False.")
+        if not isinstance(found.batch_size, int) or isinstance(found.batch_size, bool) or found.batch_size < 1:
+            raise _wrong(id, f"{where} has batch_size={found.batch_size!r}.", "a count of messages from 1.")
+        if found.resume not in (None, "skip", "again"):
+            raise _wrong(id, f"{where} has resume={found.resume!r}.", "'skip' or 'again'.")
+        if not (found.key is None or isinstance(found.key, str) or callable(found.key)):
+            raise _wrong(id, f"{where} has key={found.key!r}.", "the name of a field, or a function of a message.")
+        if found.errors is not None and found.errors != INHERIT:
+            names.check("queue", found.errors)
+        return found
+
+    def __repr__(self) -> str:
+        return f"<cues.{type(self).__name__} {self.id}>"
+
+
+class Source(Processor):
+    """Brings messages in. Its id is the queue that it feeds.
+
+    ``fn(position)`` is called once a start with the position that its last commit left (None at
+    first) and yields ``(position, message)``; the position commits with the messages, so a restart
+    goes on where the queue ends. A function that yields bare messages must say what a restart
+    means: ``resume="skip"`` (it yields the same again: as many as are committed are skipped) or
+    ``resume="again"`` (at-least-once). Without a function the queue is fed by ``send``.
+    """
+
+    kind = "source"
+
+    def __init__(self, id: str, fn: Function | None = None, **options: Any) -> None:
+        self.id = names.check("queue", id)
+        self.fn = fn
+        self.inputs = None
+        self.outputs = self.id
+        self.options = self._options(options, self.id)
+        if self.options.id not in (None, self.id):
+            raise _wrong(
+                self.id, f"The source {self.id!r} has id={self.options.id!r}; a source's id is its queue.", "no id=."
+            )
+        if fn is not None:
+            _check_callable(self, fn)
+            parameters = _parameters(fn)
+            if parameters is not None:
+                extra = [p.name for p in _required(parameters) if p.name != "process"][1:]
+                if extra:
+                    raise _wrong(
+                        self.id,
+                        f"The function of source {self.id!r} asks for {', '.join(extra)}; a source gets its"
+                        " position and, if it asks, `process`.",
+                        f"def {getattr(fn, '__name__', 'f')}(position): ...",
+                    )
+
+
+class Stream(Processor):
+    """Moves messages from queues to queues.
+
+    ``inputs`` is a queue name (one message in), an :class:`AnyOf` (one message from any) or a dict
+    of bindings (a join: one message from each, a parameter per binding). ``outputs`` is a queue
+    name (the function returns a message, a list of messages or None) or a dict of bindings (it
+    returns a dict by binding). A parameter called ``process`` gets the :class:`Process`.
+    """
+
+    kind = "stream"
+
+    def __init__(
+        self,
+        fn: Function,
+        inputs: str | AnyOf | Mapping[str, str],
+        outputs: str | Mapping[str, str] | Iterable[str],
+        **options: Any,
+    ) -> None:
+        self.id = _id(self.kind, fn, options)
+        self.fn = fn
+        self.inputs = _inputs(self, inputs)
+        self.outputs = _outputs(self, outputs)
+        self.options = self._options(options, self.id)
+        _check_callable(self, fn)
+        _check_parameters(self, fn)
+        _check_filters(self)
+
+
+class Sink(Processor):
+    """Takes messages out. What it does outside may be repeated after a crash; ``process.delivery`` tells."""
+
+    kind = "sink"
+
+    def __init__(self, fn: Function, inputs: str | AnyOf | Mapping[str, str], **options: Any) -> None:
+        self.id = _id(self.kind, fn, options)
+        self.fn = fn
+        self.inputs = _inputs(self, inputs)
+        self.outputs = None
+        self.options = self._options(options, self.id)
+        _check_callable(self, fn)
+        _check_parameters(self, fn)
+        _check_filters(self)
+
+
+# --- resolved -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Port:
+    """A binding and the queue behind it."""
+
+    binding: str
+    queue: str
+
+
+Mode = Literal["one", "join", "alts"]
+
+
+@dataclass(frozen=True)
+class Node:
+    """A processor as engines run it: every default resolved, nothing of it changes."""
+
+    id: str
+    """Processor id, ``graph.processor``."""
+    kind: Kind
+    fn: Function | None
+    mode: Mode
+    inputs: tuple[Port, ...]
+    outputs: tuple[Port, ...]
+    single_output: bool
+    """The function returns messages, not a dict by binding."""
+    errors: str | None
+    strategy: str
+    options: Options
+
+    @property
+    def name(self) -> str:
+        return self.id.rpartition(".")[2]
+
+    @property
+    def side_effects(self) -> bool:
+        """Whether a snapshot is committed before the function runs."""
+        return self.kind == "sink" or (self.kind == "stream" and self.options.side_effects)
+
+    @property
+    def at_most_once(self) -> bool:
+        return self.kind != "source" and self.strategy == "at-most-once"
+
+    @property
+    def guarantee(self) -> str:
+        """What holds for this processor whatever is killed when, in one sentence."""
+        if self.kind == "source":
+            if self.fn is None:
+                return "each send is one commit"
+            if self.options.resume == "skip":
+                return "exactly-once, if it yields the same messages at every start"
+            if self.options.resume == "again":
+                return "at-least-once: it begins anew at every start"
+            return "exactly-once: its position commits with its messages"
+        if self.at_most_once:
+            return "at-most-once: a death loses at most one step"
+        if self.kind == "sink":
+            return "at-least-once; exactly-once where the target keeps process.delivery"
+        if self.side_effects:
+            return "exactly-once outputs and state; its side effects at-least-once"
+        return "exactly-once"
+
+    def config(self) -> dict[str, Any]:
+        """What an error message says of the processor: plain data that can be encoded."""
+        options = self.options
+        found: dict[str, Any] = {
+            "id": self.id,
+            "kind": self.kind,
+            "function": function_name(self.fn),
+            "inputs": {port.binding: port.queue for port in self.inputs},
+            "outputs": {port.binding: port.queue for port in self.outputs},
+            "errors": self.errors,
+            "strategy": self.strategy,
+            "batch": options.batch,
+            "attempts": options.retry.attempts,
+        }
+        if options.opts is not None:
+            try:
+                codec.pack(options.opts)
+                found["opts"] = options.opts
+            except CodecError:
+                found["opts"] = repr(options.opts)
+        return found
+
+
+def function_name(fn: Function | None) -> str | None:
+    """``module:qualname``, the form in which graphs as plain data hold functions."""
+    if fn is None:
+        return None
+    module = getattr(fn, "__module__", None) or "?"
+    return f"{module}:{getattr(fn, '__qualname__', type(fn).__qualname__)}"
+
+
+# --- checks -------------------------------------------------------------------------------------
+
+
+def _wrong(processor: str, message: str, hint: str) -> GraphError:
+    return GraphError(message, hint, processor=processor)
+
+
+def _id(kind: str, fn: Function, options: Mapping[str, Any]) -> str:
+    id = options.get("id")
+    if id is None:
+        id = getattr(fn, "__name__", None)
+        if id is None or id == "<lambda>":
+            raise _wrong("", f"A {kind} whose function has no name ({fn!r}) needs an id.", "id='…'.")
+    return names.check(kind, id)
+
+
+def bindings(inputs: str | AnyOf | Mapping[str, str] | None) -> dict[str, str]:
+    """Queue by binding, whatever the form."""
+    if inputs is None:
+        return {}
+    if isinstance(inputs, str):
+        return {inputs: inputs}
+    return dict(inputs.bindings if isinstance(inputs, AnyOf) else inputs)
+
+
+def _inputs(processor: Processor, inputs: Any) -> str | AnyOf | dict[str, str]:
+    if not isinstance(inputs, (str, AnyOf, Mapping)):
+        raise _wrong(
+            processor.id,
+            f"The inputs of {processor.id!r} are {type(inputs).__name__} ({inputs!r}).",
+            "a queue name, cues.AnyOf(a=…, b=…), or a dict {binding: queue}.",
+        )
+    found = bindings(inputs)
+    if not found:
+        raise _wrong(processor.id, f"{processor.id!r} has no inputs.", "a queue name.")
+    _check_bindings(processor, found)
+    seen: dict[str, str] = {}
+    for binding, queue in found.items():
+        if queue in seen:
+            raise _wrong(
+                processor.id,
+                f"{processor.id!r} reads the queue {queue!r} under two bindings, {seen[queue]!r} and {binding!r};"
+                " a position is kept once a queue.",
+                "one binding, or a second processor.",
+            )
+        seen[queue] = binding
+    return dict(inputs) if isinstance(inputs, Mapping) else inputs
+
+
+def _outputs(processor: Processor, outputs: Any) -> str | dict[str, str]:
+    if isinstance(outputs, str):
+        found: Any = outputs
+    elif isinstance(outputs, Mapping):
+        found = dict(outputs)
+    elif isinstance(outputs, (list, tuple)):
+        found = {queue: queue for queue in outputs}
+    else:
+        raise _wrong(
+            processor.id,
+            f"The outputs of {processor.id!r} are {type(outputs).__name__} ({outputs!r}).",
+            "a queue name, or a dict {binding: queue}.",
+        )
+    if not found:
+        raise _wrong(processor.id, f"{processor.id!r} has no outputs.", "a queue name, or a Sink.")
+    _check_bindings(processor, bindings(found))
+    return found  # type: ignore[no-any-return]
+
+
+def _check_bindings(processor: Processor, found: Mapping[str, str]) -> None:
+    for binding, queue in found.items():
+        try:
+            names.check("binding", binding)
+            names.check("queue", queue)
+        except InvalidName as error:
+            raise _wrong(processor.id, f"{processor.id!r}: {error.message}", error.hint) from None
+
+
+def _check_callable(processor: Processor, fn: object) -> None:
+    if not callable(fn):
+        raise _wrong(
+            processor.id,
+            f"The function of {processor.id!r} is {type(fn).__name__} ({fn!r}), which cannot be called.",
+            "a function.",
+        )
+    if inspect.iscoroutinefunction(fn) or inspect.isasyncgenfunction(fn):
+        raise _wrong(
+            processor.id, f"{processor.id!r} is `async def`, which is not in this version.", "a plain function."
+        )
+    if processor.kind != "source" and inspect.isgeneratorfunction(fn):
+        raise _wrong(
+            processor.id,
+            f"The function of {processor.id!r} is a generator; only sources yield.",
+            "return a list of messages.",
+        )
+
+
+def _parameters(fn: Function) -> list[inspect.Parameter] | None:
+    """The parameters, or None where Python cannot tell (some builtins)."""
+    try:
+        return list(inspect.signature(fn).parameters.values())
+    except (TypeError, ValueError):
+        return None
+
+
+_VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+
+
+def _required(parameters: list[inspect.Parameter]) -> list[inspect.Parameter]:
+    return [p for p in parameters if p.kind not in _VARIADIC and p.default is inspect.Parameter.empty]
+
+
+def wants_process(fn: Function) -> bool:
+    """Whether the function has a parameter called ``process``."""
+    parameters = _parameters(fn)
+    return parameters is not None and any(p.name == "process" and p.kind not in _VARIADIC for p in parameters)
+
+
+def position_count(fn: Function) -> int:
+    """How many positional parameters a source's function has besides ``process``: 0 or 1."""
+    parameters = _parameters(fn)
+    if parameters is None:
+        return 1
+    plain = [p for p in parameters if p.name != "process" and p.kind not in _VARIADIC]
+    return min(1, len(plain)) if not any(p.kind == _VARIADIC[0] for p in parameters) else 1
+
+
+def _check_parameters(processor: Processor, fn: Function) -> None:
+    parameters = _parameters(fn)
+    if parameters is None:
+        return
+    here = f"The function of {processor.id!r}"
+    if isinstance(processor.inputs, dict):
+        found = bindings(processor.inputs)
+        named = [p.name for p in parameters if p.kind not in _VARIADIC and p.name != "process"]
+        for parameter in _required(parameters):
+            if parameter.name != "process" and parameter.name not in found:
+                near = difflib.get_close_matches(parameter.name, found, 1)
+                raise _wrong(
+                    processor.id,
+                    f"{here} has a parameter {parameter.name!r} that names no binding; its inputs are"
+                    f" {', '.join(map(repr, found))}.",
+                    f"{near[0] if near else next(iter(found))!r}.",
+                )
+            if parameter.kind is inspect.Parameter.POSITIONAL_ONLY:
+                raise _wrong(
+                    processor.id,
+                    f"{here} takes {parameter.name!r} by place only; bindings are passed by name.",
+                    "no '/'.",
+                )
+        if not any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters):
+            for binding in found:
+                if binding not in named:
+                    raise _wrong(
+                        processor.id,
+                        f"{here} has no parameter for the binding {binding!r}; it has {', '.join(map(repr, named)) or 'none'}.",
+                        f"def {getattr(fn, '__name__', 'f')}({', '.join(found)}): …"
+                        if all(b.isidentifier() for b in found)
+                        else "binding names that are Python names.",
+                    )
+        return
+    plain = [p for p in parameters if p.kind not in _VARIADIC and p.name != "process"]
+    if not plain and not any(p.kind is inspect.Parameter.VAR_POSITIONAL for p in parameters):
+        raise _wrong(
+            processor.id, f"{here} has no parameter for the message.", f"def {getattr(fn, '__name__', 'f')}(message): …"
+        )
+    extra = [p.name for p in _required(parameters) if p.name != "process"][1:]
+    if extra:
+        raise _wrong(
+            processor.id,
+            f"{here} asks for {', '.join(map(repr, extra))} besides the message; with one input it gets the"
+            " message and, if it asks, `process`.",
+            "process.opts, process.system, or a dict of inputs for a join.",
+        )
+
+
+def _check_filters(processor: Processor) -> None:
+    found = bindings(processor.inputs)
+    for name in ("types", "topics", "where"):
+        value = getattr(processor.options, name)
+        if isinstance(value, Mapping):
+            for binding in value:
+                if binding not in found:
+                    near = difflib.get_close_matches(str(binding), found, 1)
+                    raise _wrong(
+                        processor.id,
+                        f"{name}= of {processor.id!r} names {binding!r}, which is no input; there are"
+                        f" {', '.join(map(repr, found))}.",
+                        f"{near[0] if near else next(iter(found))!r}.",
+                    )
+        if name == "where":
+            for one in value.values() if isinstance(value, Mapping) else [value]:
+                if one is not None and not callable(one):
+                    raise _wrong(processor.id, f"where= of {processor.id!r} is {one!r}.", "a function of a message.")
+
+
+Filter = Callable[[dict[str, Any]], bool]
+
+
+def filter_of(options: Options, binding: str) -> Filter | None:
+    """One predicate from ``types``, ``topics`` and ``where`` for one input; None lets all through."""
+    types = _names_of(_for(options.types, binding))
+    topics = _names_of(_for(options.topics, binding))
+    where = _for(options.where, binding)
+    if types is None and topics is None and where is None:
+        return None
+
+    def passes(message: dict[str, Any]) -> bool:
+        # The message's type is one of those asked for,
+        if types is not None and message.get(names.TYPE) not in types:
+            return False
+        # it has at least one of the topics asked for,
+        if topics is not None:
+            found = message.get(names.TOPICS) or ()
+            if topics.isdisjoint((found,) if isinstance(found, str) else found):
+                return False
+        # and the user's own predicate says yes.
+        return where is None or bool(where(message))
+
+    return passes
+
+
+def _for(option: Any, binding: str) -> Any:
+    return option.get(binding) if isinstance(option, Mapping) else option
+
+
+def _names_of(option: Any) -> frozenset[Any] | None:
+    if option is None:
+        return None
+    return frozenset((option,) if isinstance(option, str) else option)

@@ -1,0 +1,373 @@
+"""Queues: ordered, immutable, addressable logs of messages; and their appenders.
+
+    with cues.open("data") as store:
+        q = store.queue("orders", metadata={"t", "time"}, retention=1_000_000)
+        q.appender().write({"x": 1})                 # → 1
+        q.tailer().read()                            # → {"x": 1}
+
+Any number of threads and processes write, one transaction at a time, and read, without waiting for
+a writer. A message's identity is (queue, index); the first index is 1; an index is never used twice.
+
+Not guaranteed: that what a retention policy lets go is gone at once (whole record batches go, on
+later appends). :meth:`Queue.purge` is exact for readers at once.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from cues import batch, clock, codec, faults, names
+from cues.errors import Closed, InvalidArgument, QueueNotFound, QueueOptionsError
+from cues.log import DELETE_BATCHES_MAX, Log, Row, pack_row
+from cues.options import QueueOptions, check_names
+
+if TYPE_CHECKING:
+    from cues.store import Store
+    from cues.tailer import Tailer
+
+_FIXED = ("partitions", "path")
+"""Options that cannot change once the queue is made."""
+
+
+class Queue:
+    """A handle on one queue of a store; :meth:`Store.queue` makes it."""
+
+    def __init__(self, store: Store, id: str, options: QueueOptions, version: int) -> None:
+        self.store = store
+        self.id = id
+        self._options = options
+        self._version = version
+        self.log = Log(store, id)
+        self._closed = False
+
+    @property
+    def options(self) -> QueueOptions:
+        """As another process may have changed them meanwhile."""
+        with self.store.view() as txn:
+            self.follow_options(txn, self.log.row(txn))
+        return self._options
+
+    @property
+    def first_index(self) -> int:
+        """The index of the first message that is there; the next index when the queue is empty."""
+        return self.row().first
+
+    @property
+    def last_index(self) -> int:
+        """The index of the last message; one below :attr:`first_index` when the queue is empty."""
+        return self.row().next - 1
+
+    def __len__(self) -> int:
+        row = self.row()
+        return row.next - row.first
+
+    def __bool__(self) -> bool:
+        return True
+
+    def row(self) -> Row:
+        """Identity, first and next index, last append time, in one read transaction."""
+        self.check()
+        with self.store.view() as txn:
+            return self.log.row(txn)
+
+    def appender(self) -> Appender:
+        """A writer; any number of them, in any number of threads and processes."""
+        self.check()
+        return Appender(self)
+
+    def tailer(self, name: str | None = None, *, meta: bool = False) -> Tailer:
+        """A reader from the start; with a ``name``, from where the tailer of that name stands in the store.
+
+        With ``meta`` every message holds its metadata under ``q/meta``. See :class:`cues.Tailer`.
+        """
+        from cues.tailer import Tailer
+
+        self.check()
+        return Tailer(self, name, meta)
+
+    def purge(self, before: int | datetime) -> int:
+        """Drop the messages below the index ``before`` (or appended before that aware datetime).
+
+        Exclusive and exact for readers at once; returns how many messages were dropped. Space is
+        given back in commits of at most 1,000 record batches. Positions that stand on purged
+        messages go on at the first that is left. An index beyond the last is refused.
+        """
+        self.check()
+        dropped = self.store.commit(self._purge_to, before)
+        self._sweep()
+        return dropped
+
+    def delete(self) -> int:
+        """Drop all messages. The queue stays, with its identity, and its indices go on."""
+        self.check()
+        dropped = self.store.commit(self._purge_to, None)
+        self._sweep()
+        return dropped
+
+    def _purge_to(self, txn: Any, before: int | datetime | None) -> int:
+        row = self.log.row(txn)
+        if before is None:
+            index = row.next
+        elif isinstance(before, datetime):
+            index = self.log.index_at(txn, row, clock.to_ns(before))
+        else:
+            index = check_index(before, row.next, f"purge(before={before!r})")
+        if index <= row.first:
+            return 0
+        self.log.move_front(txn, row, index)
+        self.store.purged()
+        return index - row.first
+
+    def _sweep(self) -> None:
+        while self.store.commit(self._sweep_some):
+            pass
+
+    def _sweep_some(self, txn: Any) -> bool:
+        row = self.log.row(txn)
+        deleted, _ = self.log.delete_before(txn, row, row.first)
+        faults.point("purge.inside")
+        return deleted == DELETE_BATCHES_MAX
+
+    def follow_options(self, txn: Any, row: Row) -> QueueOptions:
+        """The options in force in this transaction."""
+        if row.version != self._version:
+            found = codec.unpack(txn.get(names.queue_key(self.id)))
+            self._options = QueueOptions.from_dict(found["options"])
+            self._version = row.version
+        return self._options
+
+    def append_pages(self, txn: Any, pages: list[batch.Page]) -> int:
+        """Append inside a transaction, and let retention take what it may; returns the first index."""
+        row = self.log.row(txn)
+        start = self.log.append(txn, row, pages)
+        if row.version != self._version:
+            self.follow_options(txn, row)
+        if self._options.retention is not None:
+            self._retain(txn)
+        return start
+
+    def _retain(self, txn: Any) -> None:
+        retention = self._options.retention
+        assert retention is not None
+        row = self.log.row(txn)
+        goal = row.first
+        if retention.count is not None:
+            goal = max(goal, row.next - retention.count)
+        if goal <= row.first:
+            return
+        goal = min([goal, *self._pinned(txn)])
+        _, front = self.log.delete_before(txn, row, goal)
+        self.log.move_front(txn, row, max(front, row.first))
+
+    def _pinned(self, txn: Any) -> list[int]:
+        """Where the steps begin that were taken from this queue and have not committed."""
+        from cues.ownership import pending_from
+
+        return pending_from(txn, self.log.id)
+
+    def close(self) -> None:
+        """Close this handle. The store stays open."""
+        self._closed = True
+
+    @property
+    def closed(self) -> bool:
+        return self._closed or self.store.closed
+
+    def check(self) -> None:
+        """Raise :class:`Closed` (or the store's own error) when this handle cannot be used."""
+        if self._closed:
+            raise Closed(f"The queue {self.id!r} is closed.", "store.queue(...) again.")
+        self.store._check()
+
+    def __enter__(self) -> Queue:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<cues.Queue {self.id} of {self.store.path}>"
+
+
+class Appender:
+    """Writes to a queue. Safe from any thread; each call is one transaction."""
+
+    def __init__(self, queue: Queue) -> None:
+        self.queue = queue
+        self._store = queue.store
+        self._mask = queue.log.mask
+        options = queue.options
+        self._limit = options.max_message_bytes
+        self._strips = options.strips
+        self._closed = False
+
+    def write(self, message: dict[str, Any]) -> int:
+        """Append one message and return its index. Durable as the store is when this returns.
+
+        Raises :class:`CodecError`, :class:`MessageTooLarge`, :class:`ReservedKey`,
+        :class:`InvalidArgument` (not a dict), :class:`StoreFull`; then nothing was written.
+        """
+        if self._closed or self.queue._closed:
+            self._check()
+        pages = batch.build_one(message, self._limit, self._strips)
+        if faults.active:
+            faults.point("append.before")
+        index = self._store.commit(self._append, pages, pages=len(pages) + len(pages[0].pieces))
+        if faults.active:
+            faults.point("append.after")
+        self._store.ring(self._mask)
+        return index
+
+    def write_many(self, messages: Iterable[dict[str, Any]]) -> range:
+        """Append messages in one transaction and return the range of their indices; all or none.
+
+        Errors as of :meth:`write`; the text says which message is at fault.
+        """
+        if self._closed or self.queue._closed:
+            self._check()
+        found = messages if isinstance(messages, list) else list(messages)
+        if not found:
+            next = self.queue.row().next
+            return range(next, next)
+        pages = batch.build(found, self._limit, strips=self._strips)
+        if faults.active:
+            faults.point("append.before")
+        size = sum(1 + len(page.pieces) for page in pages)
+        start = self._store.commit(self._append, pages, pages=size + size // 64)
+        if faults.active:
+            faults.point("append.after")
+        self._store.ring(self._mask)
+        return range(start, start + len(found))
+
+    def _append(self, txn: Any, pages: list[batch.Page]) -> int:
+        start = self.queue.append_pages(txn, pages)
+        if faults.active:
+            faults.point("append.inside")
+        return start
+
+    def close(self) -> None:
+        self._closed = True
+
+    def _check(self) -> None:
+        if self._closed:
+            raise Closed(f"The appender of {self.queue.id!r} is closed.", "queue.appender() again.")
+        self.queue.check()
+
+    def __enter__(self) -> Appender:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<cues.Appender of {self.queue.id}>"
+
+
+def check_index(index: object, limit: int, what: str) -> int:
+    """``index`` as an index from 1 to ``limit``, else :class:`InvalidArgument` naming both."""
+    if not isinstance(index, int) or isinstance(index, bool):
+        raise InvalidArgument(f"{what}: an index is an integer, found {type(index).__name__}.", "an integer from 1 on.")
+    if index < 1:
+        raise InvalidArgument(f"{what}: the first index is 1.", "an index from 1 on.")
+    if index > limit:
+        raise InvalidArgument(
+            f"{what}: the queue ends before {limit}.", f"an index up to {limit} (the next to be written)."
+        )
+    return index
+
+
+def open_queue(store: Store, id: str, options: Mapping[str, Any]) -> Queue:
+    """What :meth:`Store.queue` does."""
+    check_names(options)
+    if not isinstance(id, str) or "." not in id:
+        names.check("queue", id)
+    key = names.queue_key(id)
+    with store.view() as txn:
+        raw = txn.get(key)
+    if raw is None:
+        if "." in id:
+            # A try log: made by its processor, readable like any queue.
+            owner, _, _ = id.rpartition(".")
+            names.check("graph", owner.partition(".")[0])
+            raise QueueNotFound(
+                f"The store {store.path} has no try log {id!r}.", "cues status lists the processors.", queue=id
+            )
+        if store.readonly:
+            near = store.queues()
+            raise QueueNotFound(
+                f"The store {store.path} has no queue {id!r}; it has {', '.join(near) or 'none'}.",
+                "one of those, or open the store writable to make it.",
+                queue=id,
+            )
+        store.commit(create_queue, store, id, QueueOptions(**options))
+        with store.view() as txn:
+            raw = txn.get(key)
+    queue = _handle(store, id, codec.unpack(raw))
+    if options:
+        _change(queue, options)
+    return queue
+
+
+def _handle(store: Store, id: str, record: dict[str, Any]) -> Queue:
+    if record.get("format", 1) != 1 or record.get("schema") is not None:
+        raise QueueOptionsError(
+            f"The queue {id!r} was written by a newer Cues.", "pip install -U cues-streams.", queue=id, option="schema"
+        )
+    return Queue(store, id, QueueOptions.from_dict(record["options"]), record["version"])
+
+
+def create_queue(txn: Any, store: Store, id: str, options: QueueOptions) -> None:
+    """Make a queue inside a transaction, if it is not there."""
+    key = names.queue_key(id)
+    if txn.get(key) is not None:
+        return
+    identity = os.urandom(8)
+    record = {
+        "identity": identity,
+        "options": options.to_dict(),
+        "partitions": options.partitions,
+        "schema": None,
+        "version": 1,
+        "created_ns": clock.now_ns(),
+    }
+    txn.put(key, codec.pack(record))
+    for partition in range(options.partitions):
+        txn.put(names.row_key(id, partition), pack_row(Row(identity, 1, 1, 0, 1)))
+        store.create_database(txn, names.log_database(id, partition))
+
+
+def _change(queue: Queue, options: Mapping[str, Any]) -> None:
+    new = queue.options.changed(options)
+    for name in _FIXED:
+        if getattr(new, name) != getattr(queue.options, name):
+            raise QueueOptionsError(
+                f"The queue {queue.id!r} has {name}={getattr(queue.options, name)!r}, which cannot change"
+                f" (asked for {getattr(new, name)!r}).",
+                "a new queue.",
+                queue=queue.id,
+                option=name,
+            )
+    if new == queue.options:
+        return
+    if queue.store.readonly:
+        raise QueueOptionsError(
+            f"The store is open read-only, so the options of {queue.id!r} cannot change.",
+            "open it writable.",
+            queue=queue.id,
+            option=", ".join(options),
+        )
+
+    def change(txn: Any) -> None:
+        record = codec.unpack(txn.get(names.queue_key(queue.id)))
+        record["options"] = new.to_dict()
+        record["version"] += 1
+        txn.put(names.queue_key(queue.id), codec.pack(record))
+        row = queue.log.row(txn)
+        txn.put(queue.log.key, pack_row(row._replace(version=record["version"])))
+
+    queue.store.commit(change)
+    with queue.store.view() as txn:
+        queue.follow_options(txn, queue.log.row(txn))

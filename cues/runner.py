@@ -1,0 +1,648 @@
+"""Running a step's function: calls, retries, and what came of each message.
+
+Between *take* and *commit* stands this: :meth:`Runner.run` calls the user's function over the
+messages that were taken and returns :class:`Results`. It holds no transaction and writes nothing,
+so a step that dies here leaves no trace but its snapshot.
+
+A message function is called once a message; what it returned, and what it did to the state, is
+settled message by message, so one that fails takes nothing of the others with it. A batch function
+is called once, and its range succeeds or fails as a whole.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import traceback
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from cues import batch as batches
+from cues import codec, events, faults, names
+from cues.batch import Batch
+from cues.errors import CodecError, CuesError, ReturnError
+from cues.hashes import Hasher, Range
+from cues.processor import Filter, Node, filter_of, wants_process
+from cues.provenance import Provenance, concat, merge
+from cues.state import State, Table
+
+TRACE_CHARACTERS_MAX: Final = 20_000
+"""A longer traceback keeps its end, where the error is."""
+
+
+@contextlib.contextmanager
+def error_context(**facts: Any) -> Iterator[None]:
+    """Add ``facts`` to the error message of whatever fails inside the block."""
+    try:
+        yield
+    except Exception as error:
+        known = getattr(error, "__cues_context__", {})  # of a block inside this one
+        with contextlib.suppress(AttributeError):
+            error.__cues_context__ = {**facts, **known}  # type: ignore[attr-defined]
+        raise
+
+
+class Slice:
+    """What a step took from one tailer: messages [start, stop) of one queue."""
+
+    __slots__ = ("batches", "binding", "identity", "kept", "messages", "queue", "start", "stop", "tailer")
+
+    def __init__(
+        self,
+        binding: str,
+        tailer: str,
+        queue: str,
+        identity: bytes,
+        kept: frozenset[str],
+        start: int,
+        messages: list[dict[str, Any]],
+        found: Sequence[Batch],
+    ) -> None:
+        self.binding = binding
+        self.tailer = tailer
+        self.queue = queue
+        self.identity = identity
+        self.kept = kept
+        self.start = start
+        self.stop = start + len(messages)
+        self.messages = messages
+        self.batches = found
+
+    def range(self, start: int, stop: int) -> Range:
+        """The range of the step's messages ``start`` to ``stop`` on this queue."""
+        return self.tailer, self.identity, self.start + start, self.start + stop
+
+    def pristine(self, offset: int) -> dict[str, Any]:
+        """The message as it lies on the queue, whatever a function did to the one that was taken."""
+        index = self.start + offset
+        for batch in self.batches:
+            if batch.first <= index < batch.next:
+                return batch.messages()[index - batch.first]
+        raise AssertionError(f"index {index} was not taken")
+
+    def seal(self) -> bytes:
+        """Checksum of the batch that holds the last message."""
+        for batch in reversed(self.batches):
+            if batch.first < self.stop <= batch.next:
+                return batch.seal
+        raise AssertionError(f"index {self.stop - 1} was not taken")
+
+    @property
+    def traced(self) -> bool:
+        """Whether there is any provenance to carry on."""
+        return bool(self.kept) or any(batch.head.provenance for batch in self.batches)
+
+    def provenance(self) -> Provenance:
+        """Of all messages, with the step onto this queue."""
+        parts = []
+        for batch in self.batches:
+            low, high = max(batch.first, self.start), min(batch.next, self.stop)
+            if low < high:
+                parts.append(batch.provenance(self.queue, self.kept).slice(low - batch.first, high - batch.first))
+        return concat(parts)
+
+
+@dataclass
+class Taken:
+    """What a step works on: a slice from each tailer that it reads, all of ``count`` messages."""
+
+    slices: list[Slice]
+    count: int
+    hash: bytes | None = None
+    """The hash of a snapshot that is repeated, to be used rather than computed anew."""
+
+    def ranges(self, start: int, stop: int) -> list[Range]:
+        return [s.range(start, stop) for s in self.slices]
+
+    def provenance(self) -> Provenance:
+        return merge([s.provenance() for s in self.slices])
+
+    def before(self, offset: int) -> Taken:
+        """The messages before one of them."""
+        cut = [
+            Slice(s.binding, s.tailer, s.queue, s.identity, s.kept, s.start, s.messages[:offset], s.batches)
+            for s in self.slices
+        ]
+        return Taken(cut, offset)
+
+
+@dataclass
+class Failure:
+    """A message (batch function: all of them) that failed for good."""
+
+    error: BaseException
+    attempts: int
+
+
+@dataclass
+class Output:
+    """What goes to one binding, with the offset of the taken message that each came from."""
+
+    items: list[dict[str, Any] | bytes] = field(default_factory=list)
+    origins: list[int] | None = None
+    """None: item j came from message j."""
+
+    def between(self, start: int, stop: int) -> Output:
+        """The items that came from the messages ``start`` to ``stop``."""
+        if self.origins is None:
+            return Output(self.items[start:stop])
+        low, high = bisect_left(self.origins, start), bisect_left(self.origins, stop)
+        return Output(self.items[low:high], self.origins[low:high])
+
+    def without(self, offset: int) -> Output:
+        """The items that did not come from the message at ``offset``."""
+        origins = self.origins if self.origins is not None else range(len(self.items))
+        left = [(item, origin) for item, origin in zip(self.items, origins) if origin != offset]
+        return Output([item for item, _ in left], [origin for _, origin in left])
+
+
+@dataclass
+class Results:
+    """What came of a step's messages."""
+
+    outputs: dict[str, Output]
+    failures: dict[int, Failure] = field(default_factory=dict)
+    """By offset; a failed message has no outputs. For a batch function the key is 0."""
+    called: bool = True
+
+
+class Delivery:
+    """What a sink can make its effects exact with; of a message function, this message's own.
+
+    hash          32 hex digits: the same on every retry of the same messages, never the same for others
+    generation    raised by a seek that asks for delivery again
+    start, end    dicts by tailer id: what is delivered are the messages [start, end)
+    epoch         of this owner; a lower one than the target has seen is a stopped owner that went on
+    """
+
+    __slots__ = ("_digest", "end", "epoch", "generation", "start")
+
+    def __init__(self, digest: bytes, generation: int, start: dict[str, int], end: dict[str, int], epoch: int) -> None:
+        self._digest = digest
+        self.generation = generation
+        self.start = start
+        self.end = end
+        self.epoch = epoch
+
+    @property
+    def hash(self) -> str:
+        return self._digest.hex()
+
+    def __repr__(self) -> str:
+        return f"<cues.Delivery {self.hash} generation {self.generation} {self.start} to {self.end}>"
+
+
+class Process:
+    """What a function sees of its processor, as the argument ``process``.
+
+    id, opts, system      as the graph was declared
+    binding               the input that the message came from (with AnyOf)
+    index, indices        place of the message, or of each message of a batch, on its queue
+                          (a join: dict by binding)
+    metadata              of the message; of the batch's last message in a batch function
+    state                 mutable mapping, of the message's key (option ``key``) or of the processor
+    delivery              :class:`Delivery`; ``delivery_hash`` for short
+    stopping              True when the graph drains: a source that never ends should return
+    """
+
+    def __init__(
+        self, node: Node, system: Any, hasher: Hasher, epoch: int, state: Table | None, stopping: Callable[[], bool]
+    ) -> None:
+        self.id = node.id
+        self.opts = node.options.opts
+        self.system = system
+        self._node = node
+        self._hasher = hasher
+        self._epoch = epoch
+        self._table = state
+        self._stopping = stopping
+        self._taken: Taken | None = None
+        self._offset = 0
+        self._provenance: Provenance | None = None
+        self._chosen: list[int] | None = None
+
+    def renew(self, hasher: Hasher, epoch: int) -> None:
+        """Another generation or epoch (a seek)."""
+        self._hasher = hasher
+        self._epoch = epoch
+
+    @property
+    def stopping(self) -> bool:
+        return self._stopping()
+
+    @property
+    def binding(self) -> str:
+        return self._now().slices[0].binding
+
+    @property
+    def index(self) -> Any:
+        return self._by_binding(lambda s: s.start + self._offset)
+
+    @property
+    def indices(self) -> Any:
+        chosen = self._chosen
+        if chosen is None:
+            return self._by_binding(lambda s: list(range(s.start, s.stop)))
+        return self._by_binding(lambda s: [s.start + offset for offset in chosen])
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        taken = self._now()
+        if self._provenance is None:
+            self._provenance = taken.provenance()
+        offset = taken.count - 1 if self._node.options.batch else self._offset
+        found = self._provenance.at(offset)
+        carried = taken.slices[0]
+        index = carried.start + offset
+        for batch in carried.batches:
+            if batch.first <= index < batch.next and batch.head.hash:
+                found[names.HASH] = batch.head.hash.hex()
+        return found
+
+    @property
+    def state(self) -> State:
+        key = self._node.options.key
+        if key is None:
+            return self._states().view(None)
+        if self._node.options.batch:
+            raise CuesError(
+                f"{self.id} is a batch function with key=, so its messages have many keys.", "process.state_of(key)."
+            )
+        taken = self._now()
+        messages = [s.messages[self._offset] for s in taken.slices]
+        message = next((m for m in messages if m is not None), {})
+        return self._states().view(message.get(key) if isinstance(key, str) else key(message))
+
+    def state_of(self, key: Any) -> State:
+        """The state of one key."""
+        return self._states().view(key)
+
+    @property
+    def delivery(self) -> Delivery:
+        taken = self._now()
+        if self._node.options.batch:
+            start, stop, known = 0, taken.count, taken.hash
+        else:
+            start, stop, known = self._offset, self._offset + 1, None
+        ranges = taken.ranges(start, stop)
+        return Delivery(
+            known or self._hasher.digest(ranges),
+            self._hasher.generation,
+            {tailer: low for tailer, _, low, _ in ranges},
+            {tailer: high for tailer, _, _, high in ranges},
+            self._epoch,
+        )
+
+    @property
+    def delivery_hash(self) -> str:
+        return self.delivery.hash
+
+    def _states(self) -> Table:
+        if self._table is None:
+            raise CuesError(f"{self.id} is a source; its state is its position.", "yield position, message.")
+        return self._table
+
+    def _now(self) -> Taken:
+        if self._taken is None:
+            raise CuesError(f"{self.id}: there is no message now.", "use process inside the function.")
+        return self._taken
+
+    def _by_binding(self, of: Callable[[Slice], Any]) -> Any:
+        slices = self._now().slices
+        if self._node.mode == "join":
+            return {s.binding: of(s) for s in slices}
+        return of(slices[0])
+
+    def __repr__(self) -> str:
+        return f"<cues.Process {self.id}>"
+
+
+class Interrupted(Exception):
+    """The graph is being aborted: drop the step."""
+
+
+Pause = Callable[[float], bool]
+"""Sleeps so many seconds; True when the graph was aborted meanwhile."""
+
+_NOTHING: Final = object()
+"""The result of a message that the filters let pass by."""
+
+
+class Runner:
+    """Calls the function of one stream or sink."""
+
+    def __init__(
+        self,
+        node: Node,
+        process: Process,
+        state: Table,
+        pause: Pause,
+        emit: Callable[[events.Event], None],
+        counters: events.Counters,
+    ) -> None:
+        assert node.fn is not None
+        self._node = node
+        self._fn = node.fn
+        self._process = process
+        self._wants_process = wants_process(node.fn)
+        self._state = state
+        self._pause = pause
+        self._emit = emit
+        self._counters = counters
+        self._retry = node.options.retry
+        self._filters: dict[str, Filter | None] = {
+            port.binding: filter_of(node.options, port.binding) for port in node.inputs
+        }
+        self._filtered = any(self._filters.values())
+        # Outputs of a function whose effects must not be repeated, or lost with others', are
+        # encoded as soon as it returns: an output that cannot be encoded is then its own failure.
+        self._eager = node.side_effects and bool(node.outputs)
+        self._bindings = [port.binding for port in node.outputs]
+
+    def run(self, taken: Taken) -> Results:
+        """Call the function over what was taken. Raises :class:`Interrupted` when the graph is aborted."""
+        process = self._process
+        process._taken, process._provenance, process._chosen = taken, None, None
+        process._offset = 0
+        try:
+            return self._run_batch(taken) if self._node.options.batch else self._run_messages(taken)
+        except BaseException:
+            self._state.forget()
+            raise
+        finally:
+            process._taken = None
+
+    # --- message functions ---
+
+    def _run_messages(self, taken: Taken) -> Results:
+        results: list[Any] = []
+        failures: dict[int, Failure] = {}
+        count = taken.count
+        while len(results) < count:
+            try:
+                self._run_from(taken, results)
+            except Exception as error:
+                offset = len(results)
+                self._state.discard()
+                outcome = self._again(taken, offset, error)
+                if isinstance(outcome, Failure):
+                    failures[offset] = outcome
+                    if self._node.errors is None:
+                        break  # the processor stops in front of it, so nothing behind it is run
+                    outcome = _NOTHING
+                results.append(outcome)
+        return self._collect(results, failures)
+
+    def _run_from(self, taken: Taken, results: list[Any]) -> None:
+        """Call the function for the messages from ``len(results)`` on; stops at the first error."""
+        first = taken.slices[0]
+        if not (self._wants_process or self._filtered or self._eager or faults.active) and self._node.mode != "join":
+            fn = self._fn
+            keep = results.append
+            for message in first.messages[len(results) :] if results else first.messages:
+                keep(fn(message))
+            return
+        for offset in range(len(results), taken.count):
+            results.append(self._call(taken, offset, [s.messages[offset] for s in taken.slices]))
+
+    def _call(self, taken: Taken, offset: int, messages: list[Any]) -> Any:
+        if self._filtered:
+            passed = []
+            for piece, message in zip(taken.slices, messages):
+                passes = self._filters[piece.binding]
+                passed.append(message if passes is None or passes(message) else None)
+            messages = passed
+            if all(message is None for message in messages):
+                return _NOTHING
+        self._process._offset = offset
+        if faults.active:
+            faults.point("function.before")
+        if self._node.mode == "join":
+            arguments = {s.binding: message for s, message in zip(taken.slices, messages)}
+            if self._wants_process:
+                arguments["process"] = self._process
+            result = self._fn(**arguments)
+        elif self._wants_process:
+            result = self._fn(messages[0], process=self._process)
+        else:
+            result = self._fn(messages[0])
+        if faults.active:
+            faults.point("function.after")
+        touched = self._state.touched
+        if touched or self._eager:
+            result = self._encoded(result)
+            if touched:
+                self._state.settle()
+        return result
+
+    def _again(self, taken: Taken, offset: int, error: Exception) -> Any:
+        """Retry a message whose call failed; its result, or the Failure when all attempts are used up."""
+        for attempt in range(1, self._retry.attempts):
+            if not isinstance(error, self._retry.on):
+                break
+            self._wait(attempt, error)
+            try:
+                return self._call(taken, offset, [s.pristine(offset) for s in taken.slices])
+            except Exception as next_error:
+                self._state.discard()
+                error = next_error
+        else:
+            attempt = self._retry.attempts
+        return Failure(error, attempt)
+
+    def _wait(self, attempt: int, error: Exception) -> None:
+        wait_s = self._retry.wait_s(attempt)
+        self._counters.retries += 1
+        self._emit(
+            events.Retrying(
+                self._node.id,
+                f"attempt {attempt} of {self._retry.attempts} failed ({_short(error)}); again in {wait_s:g} s",
+                30,
+                attempt=attempt,
+                wait_s=wait_s,
+            )
+        )
+        if self._pause(wait_s):
+            raise Interrupted from error
+
+    # --- batch functions ---
+
+    def _run_batch(self, taken: Taken) -> Results:
+        error: Exception
+        for attempt in range(1, self._retry.attempts + 1):
+            if attempt > 1:
+                for piece in taken.slices:
+                    piece.messages = [piece.pristine(o) for o in range(taken.count)]
+            try:
+                result = self._call_batch(taken)
+                if result is _NOTHING:
+                    return Results({b: Output() for b in self._bindings}, called=False)
+                found = self._by_binding(result)
+                self._state.settle()
+                last = taken.count - 1
+                return Results({b: Output(items, [last] * len(items)) for b, items in found.items()})
+            except Exception as failed:
+                self._state.discard()
+                error = failed
+                if attempt == self._retry.attempts or not isinstance(error, self._retry.on):
+                    break
+                self._wait(attempt, error)
+        return Results({b: Output() for b in self._bindings}, {0: Failure(error, attempt)})
+
+    def _call_batch(self, taken: Taken) -> Any:
+        columns: list[list[Any]] = [s.messages for s in taken.slices]
+        if self._filtered:
+            columns = []
+            for piece in taken.slices:
+                passes = self._filters[piece.binding]
+                columns.append([m if passes is None or passes(m) else None for m in piece.messages])
+            chosen = [o for o in range(taken.count) if any(column[o] is not None for column in columns)]
+            if not chosen:
+                return _NOTHING
+            columns = [[column[o] for o in chosen] for column in columns]
+            self._process._chosen = chosen
+        faults.point("function.before")
+        if self._node.mode == "join":
+            arguments: dict[str, Any] = {s.binding: c for s, c in zip(taken.slices, columns)}
+            if self._wants_process:
+                arguments["process"] = self._process
+            result = self._fn(**arguments)
+        elif self._wants_process:
+            result = self._fn(columns[0], process=self._process)
+        else:
+            result = self._fn(columns[0])
+        faults.point("function.after")
+        return result
+
+    # --- results ---
+
+    def _collect(self, results: list[Any], failures: dict[int, Failure]) -> Results:
+        """Sort what the calls returned by output binding."""
+        bindings = self._bindings
+        if not bindings:
+            return Results({}, failures)
+        if self._node.single_output and not failures and all([type(r) is dict for r in results]):
+            return Results({bindings[0]: Output(results)})
+        outputs = {binding: Output([], []) for binding in bindings}
+        for offset, result in enumerate(results):
+            if result is None or result is _NOTHING:
+                continue
+            try:
+                found = self._by_binding(result)
+            except ReturnError as error:
+                failures[offset] = Failure(error, 1)
+                continue
+            for binding, items in found.items():
+                output = outputs[binding]
+                output.items += items
+                assert output.origins is not None
+                output.origins += [offset] * len(items)
+        return Results(outputs, failures)
+
+    def _by_binding(self, result: Any) -> dict[str, list[Any]]:
+        """The messages that a call returned, by binding; raises :class:`ReturnError`."""
+        if type(result) is _Encoded:
+            return result.items
+        if result is None:
+            return {}
+        if not self._bindings:
+            return {}  # what a sink returns means nothing
+        if self._node.single_output:
+            return {self._bindings[0]: self._messages(result, "")}
+        if not isinstance(result, dict):
+            raise ReturnError(
+                f"{self._node.id} returned {type(result).__name__}; with several outputs a function returns"
+                f" a dict by binding ({', '.join(map(repr, self._bindings))}) or None.",
+                f"return {{{self._bindings[0]!r}: message}}.",
+            )
+        found: dict[str, list[Any]] = {}
+        for binding, value in result.items():
+            if binding not in self._bindings:
+                raise ReturnError(
+                    f"{self._node.id} returned a message for {binding!r}, which is no output; it has"
+                    f" {', '.join(map(repr, self._bindings))}.",
+                    "one of those.",
+                )
+            if value is not None:
+                found[binding] = self._messages(value, f" for {binding!r}")
+        return found
+
+    def _messages(self, value: Any, where: str) -> list[Any]:
+        if isinstance(value, dict):
+            return [value]
+        if isinstance(value, (list, tuple)):
+            for item in value:
+                if not isinstance(item, dict):
+                    raise ReturnError(
+                        f"{self._node.id} returned a list{where} with {type(item).__name__} in it; messages are dicts.",
+                        "a list of dicts.",
+                    )
+            return list(value)
+        raise ReturnError(
+            f"{self._node.id} returned {type(value).__name__}{where}; a message is a dict.",
+            "a dict, a list of dicts, or None.",
+        )
+
+    def _encoded(self, result: Any) -> Any:
+        """Check and encode what a call returned, so that what is wrong with it is this call's failure."""
+        found = self._by_binding(result)
+        return _Encoded({b: [batches.pack_one(item) for item in items] for b, items in found.items()})
+
+
+class _Encoded:
+    """Results of a call, checked; an item is bytes, or a dict where it holds ``q/meta``."""
+
+    __slots__ = ("items",)
+
+    def __init__(self, items: dict[str, list[Any]]) -> None:
+        self.items = items
+
+
+# --- error messages -----------------------------------------------------------------------------
+
+
+def error_message(node: Node, messages: dict[str, list[dict[str, Any]]], failure: Failure) -> dict[str, Any]:
+    """The message for the error queue: configuration, input messages, chain of causes, context."""
+    context = getattr(failure.error, "__cues_context__", {})
+    return {
+        names.TYPE: names.PROCESSOR_ERROR,
+        names.ERR_CONFIG: {**node.config(), "attempt": failure.attempts},
+        names.ERR_MESSAGES: messages,
+        names.ERR_CAUSE: causes(failure.error),
+        names.ERR_CONTEXT: {str(k): _plain(v) for k, v in context.items()},
+    }
+
+
+def causes(error: BaseException | None) -> list[dict[str, str]]:
+    """The chain of an exception, outermost first: type, message, traceback."""
+    found: list[dict[str, str]] = []
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        lines = traceback.format_exception(type(error), error, error.__traceback__, chain=False)
+        found.append(
+            {
+                "type": f"{type(error).__module__}.{type(error).__qualname__}".removeprefix("builtins."),
+                "message": _text(str(error)),
+                "trace": _text("".join(lines))[-TRACE_CHARACTERS_MAX:],
+            }
+        )
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    return found
+
+
+def _plain(value: Any) -> Any:
+    try:
+        codec.pack(value)
+    except CodecError:
+        return repr(value)
+    return value
+
+
+def _text(value: str) -> str:
+    return value.encode("utf-8", "replace").decode()
+
+
+def _short(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"[:200]

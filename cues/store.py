@@ -1,0 +1,872 @@
+"""The store: a directory that holds one LMDB environment, and everything that is LMDB about it.
+
+    data/flights/
+      data.mdb  lock.mdb     LMDB's files; data.mdb is sparse: `ls` shows the map, `du` what is used
+      locks                  POSIX locks (locks.py)
+      wake  bells/           shared words and doorbells (wakeup.py)
+      open                   the boot under which a "process" store is written; gone after a clean close
+
+Only this module imports ``lmdb``. Others get transactions from :meth:`Store.view` and
+:meth:`Store.commit`, use ``get``, ``put``, ``delete`` and ``cursor`` of them, and see Cues errors.
+
+Not guaranteed: a ``"process"`` store survives ``kill -9`` of everybody at any instant, but after a
+power cut the whole store may be damaged. It is checked then, before it is used, and says so.
+Nothing here knows what a queue holds.
+
+An environment is shared by all handles of its process, since LMDB refuses to open a file twice. A
+forked child must not use it (it could write): its handles say so, and opening again works there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import resource
+import shutil
+import struct
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import lmdb
+
+from cues import clock, codec, locks, names, wakeup
+from cues.errors import (
+    Closed,
+    DurabilityMismatch,
+    Forked,
+    InvalidArgument,
+    QueueNotFound,
+    StoreDamaged,
+    StoreError,
+    StoreForeign,
+    StoreFull,
+    StoreNotFound,
+    StoreReadOnly,
+    StoreVersion,
+    Unsupported,
+)
+from cues.writers import Turnstile
+
+if TYPE_CHECKING:
+    from cues.queue import Queue
+
+R = TypeVar("R")
+
+FORMAT: Final = 1
+FEATURES: Final = frozenset[str]()
+"""What a format record may require beyond format 1; a store that requires more is refused."""
+DURABILITIES: Final = ("disk", "process")
+PAGE_BYTES: Final = 4096
+MAP_BYTES: Final = 64 << 30
+"""Default map. It is address space, not disk: the file is sparse and grows as it is written."""
+MAP_BYTES_MIN: Final = 1 << 20
+DATABASES_MAX: Final = 256
+"""Every open database costs every transaction, so a process keeps few."""
+WRITER_TIMEOUT_S: Final = 10.0
+
+COMMIT_PAGES: Final = 24
+"""Pages that a small commit may touch besides its values: the branches above a few leaves."""
+_MARGIN_PAGES: Final = 128
+"""Allocated beyond every estimate, for LMDB's own list of free pages."""
+_GROW_PAGES_MIN: Final = 256
+_GROW_PAGES_MAX: Final = 16384
+
+_META: Final = struct.Struct("=IIQQ")
+_META_AT: Final = 16
+_MAGIC: Final = 0xBEEFC0DE
+_DATA_VERSION: Final = 1
+
+
+class Environment:
+    """What the handles of one store share within a process."""
+
+    def __init__(self, path: Path, key: tuple[int, int], durability: str, readonly: bool) -> None:
+        self.path = path
+        self.key = key
+        self.durability = durability
+        self.readonly = readonly
+        self.users = 0
+        self.state = "open"
+        self.pid = os.getpid()
+        self.id = b""
+        self.env: Any = None
+        self.locks: locks.LockFile | None = None
+        self.doorbells: wakeup.Doorbells | None = None
+        self.turnstile: Turnstile | None = None
+        self.databases: dict[bytes, Any] = {}
+        self.guard = threading.Lock()
+        self.waiting: list[_Member] = []
+
+    def close(self, clean: bool) -> None:
+        """The last handle is gone."""
+        self.state = "closed"
+        if self.turnstile is not None:
+            if self.turnstile.leave() and clean and self.durability == "process":
+                self.env.sync(True)
+                (self.path / "open").unlink(missing_ok=True)
+            self.turnstile = None
+        if self.env is not None:
+            self.env.close()
+        if self.doorbells is not None:
+            self.doorbells.close()
+        if self.locks is not None:
+            self.locks.close()
+
+
+class _Member:
+    """One commit that waits to share a transaction."""
+
+    __slots__ = ("args", "done", "error", "pages", "result", "work")
+
+    def __init__(self, work: Callable[..., Any], args: tuple[Any, ...], pages: int) -> None:
+        self.work = work
+        self.pages = pages
+        self.args = args
+        self.done = threading.Event()
+        self.error: BaseException | None = None
+        self.result: Any = None
+
+
+_environments: dict[tuple[int, int], Environment] = {}
+_opening = threading.RLock()
+
+
+class Store:
+    """A handle on a store.
+
+    ``path`` is a directory, made when it is missing. ``durability`` is ``"disk"`` (an acknowledged
+    commit survives power loss; the default for a new store) or ``"process"`` (survives ``kill -9``,
+    about 50 times faster per small commit; after power loss the whole store may be damaged), is
+    fixed when the store is made, and None takes it as it is. ``map_size`` bounds the store in bytes
+    (default 64 GiB of address space, sparse on disk). With ``readonly`` nothing is ever written.
+
+    Raises :class:`StoreError` in its kinds: a path that is a file or holds something else, a newer
+    format, a truncated file, another durability, no permission, a writer that is stuck.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        durability: str | None = None,
+        map_size: int | None = None,
+        readonly: bool = False,
+        *,
+        writer_timeout_s: float = WRITER_TIMEOUT_S,
+    ) -> None:
+        if os.name != "posix":
+            raise Unsupported("Cues runs on Linux and macOS; on Windows it runs inside WSL.", "wsl --install.")
+        if durability is not None and durability not in DURABILITIES:
+            raise InvalidArgument(f"Unknown durability {durability!r}.", "'disk' or 'process'.")
+        if map_size is not None and map_size < MAP_BYTES_MIN:
+            raise InvalidArgument(f"map_size is {map_size} bytes.", f"at least {MAP_BYTES_MIN} (1 MiB).")
+        self.readonly = readonly
+        self._shared = _open(Path(path), durability, map_size, readonly, writer_timeout_s)
+        self._closed = False
+        self._tidy: list[Callable[[], None]] = []
+        self.path: str = str(path)
+
+    @property
+    def durability(self) -> str:
+        """``"disk"`` or ``"process"``, as the store was made."""
+        return self._shared.durability
+
+    @property
+    def id(self) -> bytes:
+        """64 random bits drawn when the store was made."""
+        return self._shared.id
+
+    @property
+    def map_size(self) -> int:
+        """The bound on the store's size, in bytes."""
+        self._check()
+        return int(self._shared.env.info()["map_size"])
+
+    @property
+    def closed(self) -> bool:
+        return self._closed or self._shared.state != "open"
+
+    # --- queues (the one step upward; queue.py stands on this module) ---
+
+    def queue(self, id: str, **options: Any) -> Queue:
+        """The queue of that name, made when it is missing; see :class:`cues.Queue` for the options.
+
+        An option that is given for an existing queue is changed where it can be (retention,
+        metadata, max_message_bytes) and refused by name where it cannot. On a read-only store a
+        missing queue is :class:`QueueNotFound`.
+        """
+        from cues.queue import open_queue
+
+        self._check()
+        return open_queue(self, id, options)
+
+    def queues(self, all: bool = False) -> list[str]:
+        """The names of the store's queues, sorted; with ``all`` the try logs of processors too."""
+        prefix = names.queue_key("")
+        with self.view() as txn:
+            found = [key[len(prefix) :].decode() for key, _ in self.rows(txn, prefix)]
+        return [name for name in found if all or "." not in name]
+
+    def check(self) -> list[str]:
+        """Walk the whole store; returns what does not hold, one sentence each (see ``cues check``)."""
+        from cues.check import check
+
+        return check(self)
+
+    # --- transactions ---
+
+    def view(self) -> View:
+        """A read transaction as a context manager. Keep it short: it pins every page freed meanwhile."""
+        return View(self)
+
+    def commit(self, work: Callable[..., R], *args: Any, pages: int = 0) -> R:
+        """Run ``work(txn, …)`` in a write transaction and commit it; durable as the store is.
+
+        ``work`` must check before it writes and raise to refuse; then, as with any exception,
+        nothing of it is written. It may run in another thread: on a "disk" store commits that wait
+        for the disk at the same time share a transaction, and a member that raises is undone alone.
+        ``pages`` is how many pages of values it writes at most.
+        """
+        self._check()
+        shared = self._shared
+        turnstile = shared.turnstile
+        if self.readonly or turnstile is None:
+            raise StoreReadOnly(
+                f"The store {self.path} was opened read-only.", "open it without readonly=True.", path=self.path
+            )
+        if shared.durability == "disk":
+            return self._commit_together(turnstile, _Member(work, args, pages))  # type: ignore[no-any-return]
+        with turnstile.mutex:
+            txn = turnstile.begin()
+            try:
+                try:
+                    self._allocate(pages + COMMIT_PAGES)
+                    result = work(txn, *args)
+                    txn.commit()
+                except BaseException:
+                    txn.abort()
+                    raise
+            except lmdb.Error as error:
+                raise _translate(error, self.path) from error
+            finally:
+                turnstile.end()
+        return result
+
+    def _commit_together(self, turnstile: Turnstile, me: _Member) -> Any:
+        """One waits for the disk on behalf of all: whoever gets the mutex commits what waits by then."""
+        shared = self._shared
+        with shared.guard:
+            shared.waiting.append(me)
+        with turnstile.mutex:
+            if not me.done.is_set():
+                with shared.guard:
+                    members, shared.waiting = shared.waiting, []
+                try:
+                    self._commit_members(turnstile, members)
+                except BaseException as error:
+                    for member in members:
+                        member.error = member.error or error
+                finally:
+                    for member in members:
+                        member.done.set()
+        if me.error is not None:
+            raise me.error
+        return me.result
+
+    def _commit_members(self, turnstile: Turnstile, members: list[_Member]) -> None:
+        txn = turnstile.begin()
+        try:
+            try:
+                self._allocate(sum(member.pages + COMMIT_PAGES for member in members))
+                if len(members) == 1:
+                    members[0].result = members[0].work(txn, *members[0].args)
+                else:
+                    for member in members:
+                        # A child transaction, so that one that raises takes back only its own writes.
+                        child = self._shared.env.begin(write=True, parent=txn)
+                        try:
+                            member.result = member.work(child, *member.args)
+                            child.commit()
+                        except Exception as error:
+                            child.abort()
+                            member.error = _translate(error, self.path)
+                txn.commit()
+            except BaseException:
+                txn.abort()
+                raise
+        except lmdb.Error as error:
+            raise _translate(error, self.path) from error
+        finally:
+            turnstile.end()
+
+    def _allocate(self, pages: int) -> None:
+        """Have the file's blocks allocated before they are written, in chunks, inside the transaction.
+
+        Through a writable map a full disk is not an error but a SIGBUS, so it must be found here.
+        It also keeps the file as long as its meta pages say, which opening checks.
+        """
+        shared = self._shared
+        assert shared.doorbells is not None
+        words = shared.doorbells.words
+        if words[wakeup.ROOM] >= pages:
+            words[wakeup.ROOM] -= pages
+            return
+        info = shared.env.info()
+        used = int(info["last_pgno"]) + 1
+        wanted = used + pages + _MARGIN_PAGES
+        target = wanted + min(_GROW_PAGES_MAX, max(_GROW_PAGES_MIN, used // 4))
+        target = min(target, int(info["map_size"]) // PAGE_BYTES)
+        allocate = getattr(os, "posix_fallocate", None)
+        if allocate is not None:
+            fd = os.open(shared.path / "data.mdb", os.O_RDWR | os.O_CLOEXEC)
+            try:
+                allocate(fd, used * PAGE_BYTES, max(1, target - used) * PAGE_BYTES)
+            except OSError as error:
+                if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+                    raise
+                free = shutil.disk_usage(shared.path).free
+                raise StoreFull(
+                    f"The disk of the store {self.path} is full ({free:,} bytes free); nothing was written.",
+                    "free space on the disk, or move the store.",
+                    path=self.path,
+                ) from error
+            finally:
+                os.close(fd)
+        words[wakeup.ROOM] = max(0, target - used - _MARGIN_PAGES - pages)
+
+    def ring(self, mask: int) -> None:
+        """Wake who waits for a log of ``mask``."""
+        doorbells = self._shared.doorbells
+        if doorbells is not None:
+            doorbells.ring(mask)
+
+    @property
+    def doorbells(self) -> wakeup.Doorbells | None:
+        return self._shared.doorbells
+
+    @property
+    def locks(self) -> locks.LockFile:
+        found = self._shared.locks
+        if found is None:
+            raise StoreReadOnly(f"The lock file of {self.path} cannot be written.", "a writable store.", path=self.path)
+        return found
+
+    def purges(self) -> int:
+        """A number that changes with every purge; -1 where it cannot be known."""
+        doorbells = self._shared.doorbells
+        return -1 if doorbells is None else doorbells.words[wakeup.PURGES]
+
+    def purged(self) -> None:
+        """Tell tailers to drop what they read ahead; call inside the purging transaction."""
+        if self._shared.doorbells is not None:
+            words = self._shared.doorbells.words
+            words[wakeup.PURGES] = (words[wakeup.PURGES] + 1) & 0xFFFF_FFFF
+
+    # --- databases and rows ---
+
+    def database(self, name: bytes) -> Any:
+        """The handle of a named database; opened on first use, since every open one costs every transaction.
+
+        Not to be called for the first time inside a write transaction: LMDB lets one thread of a
+        process open or make databases at a time, so this waits for the process's writer.
+        """
+        self._check()
+        shared = self._shared
+        found = shared.databases.get(name)
+        if found is not None:
+            return found
+        turnstile = shared.turnstile
+        with shared.guard if turnstile is None else turnstile.mutex:
+            found = shared.databases.get(name)
+            if found is None:
+                try:
+                    found = self._open_database(name, turnstile)
+                except lmdb.NotFoundError:
+                    raise QueueNotFound(
+                        f"The store {self.path} has no database {name.decode()!r}.", "cues check.", queue=name.decode()
+                    ) from None
+                except lmdb.Error as error:
+                    raise _translate(error, self.path) from error
+                shared.databases[name] = found
+        return found
+
+    def _open_database(self, name: bytes, turnstile: Turnstile | None) -> Any:
+        env = self._shared.env
+        if turnstile is None:
+            return env.open_db(name, create=False)
+        # py-lmdb ends a read transaction in a way that forgets the handles opened in it, and without
+        # a transaction it takes LMDB's writer lock past the turnstile; so, an empty write transaction.
+        txn = turnstile.begin()
+        try:
+            found = env.open_db(name, txn=txn, create=False)
+            txn.commit()
+        except BaseException:
+            txn.abort()
+            raise
+        finally:
+            turnstile.end()
+        return found
+
+    def create_database(self, txn: Any, name: bytes) -> None:
+        """Make a named database inside a write transaction; open it with :meth:`database` after the commit."""
+        self._shared.env.open_db(name, txn=txn, create=True)
+
+    @staticmethod
+    def rows(txn: Any, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """The rows of the unnamed database whose keys begin with ``prefix``."""
+        cursor = txn.cursor()
+        if cursor.set_range(prefix):
+            for key, value in cursor:
+                if not key.startswith(prefix):
+                    return
+                yield key, value
+
+    def entries(self) -> Iterator[tuple[bytes, int]]:
+        """Every named database and its entry count, as LMDB's own structure has them (for checks)."""
+        with self.view() as txn:
+            found = [key for key, _ in txn.cursor() if b"\0" not in key]
+        for name in found:
+            handle = self.database(name)
+            with self.view() as txn:
+                yield name, int(txn.stat(handle)["entries"])
+
+    def info(self) -> dict[str, int]:
+        """Sizes in bytes: ``map`` (the bound), ``used`` (pages ever used), ``disk`` (allocated blocks)."""
+        self._check()
+        found = self._shared.env.info()
+        disk = os.stat(self._shared.path / "data.mdb").st_blocks * 512
+        return {
+            "map": int(found["map_size"]),
+            "used": (int(found["last_pgno"]) + 1) * PAGE_BYTES,
+            "disk": disk,
+        }
+
+    def sync(self) -> None:
+        """Make every commit so far durable, whatever the durability."""
+        self._check()
+        self._shared.env.sync(True)
+
+    # --- end ---
+
+    def on_close(self, tidy: Callable[[], None]) -> None:
+        """Call ``tidy`` when this handle closes."""
+        self._tidy.append(tidy)
+
+    def close(self) -> None:
+        """Close this handle; blocked reads through it end with :class:`Closed`. Closing again does nothing."""
+        if self._closed:
+            return
+        self._closed = True
+        for tidy in self._tidy:
+            tidy()
+        shared = self._shared
+        if shared.state != "open":
+            return
+        if shared.doorbells is not None:
+            shared.doorbells.ring_own()
+        with _opening:
+            shared.users -= 1
+            if shared.users == 0:
+                _environments.pop(shared.key, None)
+                if shared.turnstile is not None:
+                    with shared.turnstile.mutex:
+                        shared.close(clean=True)
+                else:
+                    shared.close(clean=True)
+
+    def __enter__(self) -> Store:
+        self._check()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        state = "closed" if self.closed else self.durability
+        return f"<cues.Store {self.path} {state}>"
+
+    def _check(self) -> None:
+        if self._closed or self._shared.state != "open":
+            if self._shared.state == "forked":
+                raise Forked(
+                    f"The store {self.path} was opened by process {self._shared.pid}, which forked this one.",
+                    "open it again here, or start processes with multiprocessing's 'spawn'.",
+                    pid=self._shared.pid,
+                )
+            raise Closed(f"The store {self.path} is closed.", "use it before close() or inside its with block.")
+
+
+class View:
+    """A read transaction; LMDB's errors leave it as Cues errors."""
+
+    __slots__ = ("_store", "_txn")
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def __enter__(self) -> Any:
+        store = self._store
+        if store._closed or store._shared.state != "open":
+            store._check()
+        try:
+            self._txn = store._shared.env.begin()
+        except lmdb.Error as error:
+            raise _translate(error, store.path) from error
+        return self._txn
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        self._txn.abort()
+        if error is not None and isinstance(error, lmdb.Error):
+            raise _translate(error, self._store.path) from error
+
+
+# --- opening ------------------------------------------------------------------------------------
+
+
+def _open(path: Path, durability: str | None, map_size: int | None, readonly: bool, timeout_s: float) -> Environment:
+    with _opening:
+        if path.exists() and not path.is_dir():
+            raise StoreForeign(
+                f"{path} is a file; a store is a directory.", "another path, such as data/.", path=str(path)
+            )
+        if not (path / "data.mdb").exists():
+            if readonly:
+                raise StoreNotFound(
+                    f"There is no store at {path}.", "cues run, or cues.open(path) to make one.", path=str(path)
+                )
+            try:
+                path.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise _translate(error, str(path)) from error
+        status = path.stat()
+        key = (status.st_dev, status.st_ino)
+        shared = _environments.get(key)
+        if shared is not None:
+            _same(shared, durability, readonly)
+        else:
+            shared = _open_environment(path.resolve(), key, durability, map_size, readonly, timeout_s)
+            _environments[key] = shared
+        shared.users += 1
+        return shared
+
+
+def _same(shared: Environment, durability: str | None, readonly: bool) -> None:
+    if shared.readonly and not readonly:
+        raise StoreReadOnly(
+            f"The store {shared.path} is open read-only in this process.",
+            "close that handle first, or open it writable from the start.",
+            path=str(shared.path),
+        )
+    if durability is not None and durability != shared.durability:
+        raise _mismatch(str(shared.path), shared.durability, durability)
+
+
+def _open_environment(
+    path: Path,
+    key: tuple[int, int],
+    durability: str | None,
+    map_size: int | None,
+    readonly: bool,
+    timeout_s: float,
+) -> Environment:
+    is_new = _inspect(path)
+    found = None if is_new else _read_format(path)
+    if found is None and readonly:
+        raise StoreNotFound(f"There is no store at {path}.", "open it writable once.", path=str(path))
+    kept = found["durability"] if found else (durability or "disk")
+    if durability is not None and durability != kept:
+        raise _mismatch(str(path), kept, durability)
+    shared = Environment(path, key, kept, readonly)
+    try:
+        _open_beside(shared)
+        suspect = _suspect(shared) if not readonly else ""
+        size = map_size or (found or {}).get("map_size") or MAP_BYTES
+        shared.env, size = _map(path, kept, size, map_size is None, readonly)
+        if not readonly:
+            assert shared.locks is not None
+            assert shared.doorbells is not None
+            begin = shared.env.begin
+            shared.turnstile = Turnstile(
+                str(path), lambda: begin(write=True), shared.locks, shared.doorbells, timeout_s
+            )
+            shared.env.reader_check()  # slots of killed readers would pin pages
+            if shared.turnstile.came_first:
+                shared.doorbells.words[wakeup.ROOM] = 0  # may be of another boot
+            found = _write_format(shared, kept, size)
+            if kept == "process":
+                (path / "open").write_text(clock.boot_id())
+        assert found is not None
+        shared.id = found["id"]
+        if suspect:
+            _check_suspect(shared, suspect)
+    except BaseException as error:
+        shared.close(clean=False)
+        if isinstance(error, (lmdb.Error, OSError)):
+            raise _translate(error, str(path)) from error
+        raise
+    return shared
+
+
+def _inspect(path: Path) -> bool:
+    """Whether there is no data file yet; refuses one that is not LMDB's, or shorter than it says.
+
+    LMDB maps the file as its meta pages describe it, and touching what is not there is a SIGBUS.
+    """
+    data = path / "data.mdb"
+    try:
+        size = data.stat().st_size
+        with data.open("rb") as file:
+            head = file.read(2 * PAGE_BYTES)
+    except FileNotFoundError:
+        return True
+    except OSError as error:
+        raise _translate(error, str(path)) from error
+    if size == 0:
+        return True
+    metas = []
+    for at in range(0, len(head), PAGE_BYTES):
+        if len(head) < at + _META_AT + 136:
+            break
+        magic, version, _, _ = _META.unpack_from(head, at + _META_AT)
+        if magic == _MAGIC:
+            last, txnid = struct.unpack_from("=QQ", head, at + _META_AT + 120)
+            metas.append((txnid, last, version))
+    if not metas:
+        if size < 2 * PAGE_BYTES:
+            raise _truncated(path, size, 2 * PAGE_BYTES)
+        raise StoreForeign(
+            f"{data} is not an LMDB file.",
+            "another directory; Cues never writes over what it does not know.",
+            path=str(path),
+        )
+    _, last, version = max(metas)
+    if version != _DATA_VERSION:
+        raise StoreForeign(
+            f"{data} was written by LMDB data version {version}, Cues uses {_DATA_VERSION}.",
+            "another directory, or the program that wrote it.",
+            path=str(path),
+        )
+    if size < (last + 1) * PAGE_BYTES:
+        raise _truncated(path, size, (last + 1) * PAGE_BYTES)
+    return False
+
+
+def _truncated(path: Path, size: int, expected: int) -> StoreDamaged:
+    return StoreDamaged(
+        f"The data file of {path} is truncated: it has {size:,} bytes and says that it uses {expected:,}.",
+        "restore it from a backup; it was not opened and not changed.",
+        path=str(path),
+    )
+
+
+def _read_format(path: Path) -> dict[str, Any] | None:
+    """The format record, read without any option that the record itself decides."""
+    try:
+        env = lmdb.open(str(path), readonly=True, max_dbs=0, lib_version=0, create=False)
+    except (lmdb.Error, OSError) as error:
+        raise _translate(error, str(path)) from error
+    try:
+        with env.begin() as txn:
+            raw = txn.get(names.FORMAT_KEY)
+            empty = raw is None and not txn.cursor().first()
+    except lmdb.Error as error:
+        raise _translate(error, str(path)) from error
+    finally:
+        env.close()
+    if empty:
+        return None  # the process that made it was killed before its first commit
+    if raw is None:
+        raise StoreForeign(
+            f"{path} holds an LMDB environment that is not a Cues store.",
+            "another directory; Cues never writes over what it does not know.",
+            path=str(path),
+        )
+    found: dict[str, Any] = codec.unpack(raw)
+    lacking = set(found.get("requires", ())) - FEATURES
+    if found.get("format") != FORMAT or lacking:
+        what = f"requires {', '.join(sorted(lacking))}" if lacking else f"has format {found.get('format')}"
+        raise StoreVersion(
+            f"The store {path} {what}; this version of Cues reads format {FORMAT}.",
+            "a newer version of Cues (pip install -U cues-streams).",
+            path=str(path),
+            found=found.get("format"),
+            supported=FORMAT,
+        )
+    return found
+
+
+def _write_format(shared: Environment, durability: str, size: int) -> dict[str, Any]:
+    """Read the format record, or write it where the store is new. Whoever comes first decides."""
+    assert shared.turnstile is not None
+    txn = shared.turnstile.begin()
+    try:
+        raw = txn.get(names.FORMAT_KEY)
+        if raw is None:
+            record = {
+                "format": FORMAT,
+                "requires": [],
+                "id": os.urandom(8),
+                "durability": durability,
+                "map_size": size,
+                "created_ns": clock.now_ns(),
+            }
+            raw = codec.pack(record)
+            txn.put(names.FORMAT_KEY, raw)
+            txn.commit()
+        else:
+            txn.abort()
+    except BaseException:
+        txn.abort()
+        raise
+    finally:
+        shared.turnstile.end()
+    record = codec.unpack(raw)
+    if record["durability"] != durability:
+        raise _mismatch(str(shared.path), record["durability"], durability)
+    return record
+
+
+def _map(path: Path, durability: str, size: int, is_default: bool, readonly: bool) -> tuple[Any, int]:
+    """Open LMDB. Where the address space is limited a default map shrinks to what fits."""
+    # Without posix_fallocate a full disk could not be told from a SIGBUS, so no writable map there.
+    writemap = durability == "process" and hasattr(os, "posix_fallocate") and not readonly
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    wanted = size
+    while True:
+        try:
+            env = lmdb.open(
+                str(path),
+                map_size=size,
+                readonly=readonly,
+                create=not readonly,
+                sync=durability == "disk",
+                metasync=durability == "disk",
+                writemap=writemap,
+                max_dbs=DATABASES_MAX,
+                max_readers=1024,
+                max_spare_txns=16,
+                lib_version=0,
+            )
+        except (lmdb.MemoryError, MemoryError):
+            if not is_default or size <= MAP_BYTES_MIN:
+                raise
+            size //= 2
+        else:
+            if size != wanted:
+                from cues.events import log
+
+                log.warning(
+                    "%s: the address space (limit %s bytes) has no room for a map of %d GiB; using %d MiB",
+                    path,
+                    limit if limit != resource.RLIM_INFINITY else "unknown",
+                    wanted >> 30,
+                    size >> 20,
+                )
+            return env, size
+
+
+def _open_beside(shared: Environment) -> None:
+    """The files beside LMDB's. A reader without write permission does without them, and polls."""
+    try:
+        shared.locks = locks.open_locks(shared.path / "locks")
+        shared.doorbells = wakeup.Doorbells(shared.path, shared.locks)
+    except OSError:
+        if not shared.readonly:
+            raise
+
+
+def _suspect(shared: Environment) -> str:
+    """Why this store must be checked before use, or ``""``."""
+    try:
+        boot = (shared.path / "open").read_text()
+    except FileNotFoundError:
+        return ""
+    return "" if boot == clock.boot_id() else boot
+
+
+def _check_suspect(shared: Environment, boot: str) -> None:
+    from cues.events import log
+
+    log.warning("%s was written under another boot and not closed; checking it", shared.path)
+    handle = Store.__new__(Store)
+    handle.readonly = True
+    handle.path = str(shared.path)
+    handle._closed, handle._shared, handle._tidy = False, shared, []
+    problems = handle.check()
+    if problems:
+        (shared.path / "open").write_text(boot)  # still suspect for whoever comes next
+        raise StoreDamaged(
+            f"The store {shared.path} was being written (durability 'process') when the machine went down, and"
+            f" is damaged: {problems[0]}" + (f" ({len(problems) - 1} more)" if len(problems) > 1 else ""),
+            f"cues check {shared.path}, and a backup; durability='disk' survives power loss.",
+            path=str(shared.path),
+        )
+    log.warning("%s: structure, checksums and positions hold; the last commits may be missing", shared.path)
+
+
+def _mismatch(path: str, found: str, asked: str) -> DurabilityMismatch:
+    return DurabilityMismatch(
+        f"The store {path} was made with durability {found!r}, not {asked!r}.",
+        f"durability={found!r} or none, or a new store.",
+        path=path,
+        found=found,
+        asked=asked,
+    )
+
+
+def _translate(error: BaseException, path: str) -> BaseException:
+    """LMDB's and the system's errors in our words; anything else as it is."""
+    if isinstance(error, lmdb.MapFullError):
+        return StoreFull(
+            f"The store {path} has reached its map size; nothing was written.",
+            "open it with a larger map_size=, purge queues, or give them retention.",
+            path=path,
+        )
+    if isinstance(error, lmdb.ReadonlyError):
+        return StoreReadOnly(f"The store {path} is read-only.", "open it writable.", path=path)
+    if isinstance(error, (lmdb.CorruptedError, lmdb.PageNotFoundError, lmdb.PanicError, lmdb.InvalidError)):
+        return StoreDamaged(
+            f"The structure of the store {path} is damaged ({error}).", f"cues check {path}, and a backup.", path=path
+        )
+    if isinstance(error, lmdb.VersionMismatchError):
+        return StoreForeign(f"{path} was written by another LMDB ({error}).", "another directory.", path=path)
+    if isinstance(error, lmdb.ReadersFullError):
+        return StoreError(f"Too many processes and threads read {path} at once.", "close some.", path=path)
+    number = error.errno if isinstance(error, OSError) else None
+    text = str(error)
+    if (
+        number in (errno.EACCES, errno.EROFS, errno.EPERM)
+        or isinstance(error, lmdb.ReadonlyError)
+        or (isinstance(error, lmdb.Error) and ("Permission denied" in text or "Read-only file system" in text))
+    ):
+        return StoreReadOnly(
+            f"The store {path} cannot be written ({text}).",
+            "readonly=True, or the permissions of the directory.",
+            path=path,
+        )
+    if number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) or (
+        isinstance(error, lmdb.Error) and ("No space left" in text or "File too large" in text)
+    ):
+        return StoreFull(f"The disk of the store {path} is full; nothing was written.", "free space.", path=path)
+    if isinstance(error, (lmdb.Error, OSError)):
+        return StoreError(f"The store {path} failed: {error}.", f"cues check {path}.", path=path)
+    return error
+
+
+def _after_fork_in_child() -> None:
+    """The parent's environments are not the child's: close them here, which leaves the parent's as they are."""
+    global _opening
+    _opening = threading.RLock()
+    for shared in _environments.values():
+        shared.state = "forked"
+        shared.turnstile = None
+        with contextlib.suppress(Exception):
+            shared.env.close()
+        if shared.doorbells is not None:
+            shared.doorbells.close(unlink=False)
+    _environments.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -1,0 +1,142 @@
+"""The writers' turn: who may begin a write transaction, and what happens when its holder is stopped.
+
+LMDB lets one writer in at a time and makes the others wait in a mutex, without a deadline: a process
+that is stopped (SIGSTOP, a debugger, a frozen container) inside a transaction blocks every other
+for ever and nobody can say who it is. So an outer lock with a deadline stands before it, a POSIX
+lock, because that tells its holder's pid and dies with it. It costs two system calls, 1.8 µs, as
+much as a whole small commit; so it is taken only when there is somebody to wait for:
+
+1. A process that opens a store for writing holds a lock byte of its own (locks.WRITERS + pid).
+   When it finds another process's, it sets the word SHARED_WRITERS, waits until BUSY_WRITER is 0
+   (with a deadline), and only then begins transactions.
+2. A writer that is alone sets BUSY_WRITER to its pid, begins, and looks at SHARED_WRITERS: still 0,
+   then nobody can have been let in behind it. (Beginning locks a mutex, a full barrier, so the two
+   words cannot be seen in the wrong order.) Otherwise it lets go and queues up.
+3. While SHARED_WRITERS is set, every writer takes the lock byte WRITER first, trying until its
+   deadline, and then raises WriterStuck with the holder's pid and state.
+4. Now and then a writer looks whether the others are gone and clears SHARED_WRITERS.
+
+Threads of one process are kept apart by a plain mutex.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+from cues import locks
+from cues.errors import WriterStuck
+from cues.wakeup import BUSY_WRITER, SHARED_WRITERS, Doorbells
+
+_LOOK_AGAIN_S: Final = 1.0
+"""How often a writer looks whether it is alone again."""
+_SPINS: Final = 50
+"""Turns of giving way before sleeping: a small commit of somebody else takes 2 to 200 µs."""
+_NAP_S: Final = 0.0002
+
+
+class Turnstile:
+    """One process's way into the write transactions of one store. Calls come one thread at a time."""
+
+    def __init__(
+        self,
+        path: str,
+        begin: Callable[[], Any],
+        lock_file: locks.LockFile,
+        doorbells: Doorbells,
+        timeout_s: float,
+    ) -> None:
+        self._path = path
+        self._begin = begin
+        self._locks = lock_file
+        self._words = doorbells.words
+        self._timeout_s = timeout_s
+        self._pid = os.getpid()
+        self._holding = False
+        self._looked = 0.0
+        self.came_first = True
+        self.mutex = threading.Lock()
+        self._join()
+
+    def begin(self) -> Any:
+        """A write transaction. Raises :class:`WriterStuck` at the deadline."""
+        words = self._words
+        if not words[SHARED_WRITERS]:
+            words[BUSY_WRITER] = self._pid
+            txn = self._begin()
+            if not words[SHARED_WRITERS]:
+                return txn
+            txn.abort()
+            words[BUSY_WRITER] = 0
+        self._await(lambda: self._locks.try_lock(locks.WRITER), lambda: self._locks.holder(locks.WRITER))
+        self._holding = True
+        return self._begin()
+
+    def end(self) -> None:
+        """The transaction was committed or aborted."""
+        if self._holding:
+            self._holding = False
+            self._locks.unlock(locks.WRITER)
+            if time.monotonic() - self._looked > _LOOK_AGAIN_S:
+                self._look_again()
+        else:
+            self._words[BUSY_WRITER] = 0
+
+    def leave(self) -> bool:
+        """Stop being a writer of this store; returns whether no other process is one."""
+        alone = self._locks.holder(locks.WRITERS, locks.WRITERS_END) is None
+        self._locks.unlock(locks.WRITERS + self._pid)
+        return alone
+
+    def _join(self) -> None:
+        words = self._words
+        self._await(lambda: self._locks.try_lock(locks.REGISTER), lambda: self._locks.holder(locks.REGISTER))
+        try:
+            other = self._locks.holder(locks.WRITERS, locks.WRITERS_END)
+            if other is None:
+                words[SHARED_WRITERS] = words[BUSY_WRITER] = 0
+            else:
+                self.came_first = False
+                words[SHARED_WRITERS] = 1
+                self._await(self._nobody_busy, lambda: words[BUSY_WRITER])
+            self._locks.try_lock(locks.WRITERS + self._pid)
+        finally:
+            self._locks.unlock(locks.REGISTER)
+
+    def _nobody_busy(self) -> bool:
+        pid = self._words[BUSY_WRITER]
+        # A writer that was killed leaves its pid behind, but not its lock.
+        return pid == 0 or self._locks.holder(locks.WRITERS + pid) is None
+
+    def _look_again(self) -> None:
+        self._looked = time.monotonic()
+        if self._locks.try_lock(locks.REGISTER):
+            if self._locks.holder(locks.WRITERS, locks.WRITERS_END) is None:
+                self._words[SHARED_WRITERS] = 0
+            self._locks.unlock(locks.REGISTER)
+
+    def _await(self, attempt: Callable[[], bool], holder: Callable[[], int | None]) -> None:
+        """Try until it works; at the deadline say who is in the way."""
+        for _ in range(_SPINS):
+            if attempt():
+                return
+            os.sched_yield()
+        start = time.monotonic()
+        while not attempt():
+            waited = time.monotonic() - start
+            if waited > self._timeout_s:
+                pid = holder() or 0
+                state = locks.process_state(pid) if pid else "unknown"
+                raise WriterStuck(
+                    f"Waited {waited:.1f} s to write to {self._path}: process {pid} ({state}) is writing"
+                    " and does not finish.",
+                    f"kill -CONT {pid} if it was stopped, kill {pid} if it hangs.",
+                    path=self._path,
+                    pid=pid,
+                    state=state,
+                    waited_s=waited,
+                )
+            time.sleep(_NAP_S)
