@@ -26,12 +26,13 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Final, NamedTuple
+from dataclasses import dataclass
+from typing import Any, Final
 
 import xxhash
 
 from cues import codec, names, provenance
-from cues.errors import InvalidArgument, MessageTooLarge, ReservedKey
+from cues.errors import CodecError, InvalidArgument, MessageTooLarge, ReservedKey
 from cues.provenance import Provenance
 
 VERSION: Final = 1
@@ -55,7 +56,8 @@ _PIECE_BYTES: Final = VALUE_BYTES_MAX - 8
 checksum: Callable[..., bytes] = xxhash.xxh3_64_digest
 
 
-class Page(NamedTuple):
+@dataclass(slots=True)
+class Page:
     """One record batch before it has an index and a time."""
 
     flags: int
@@ -66,7 +68,8 @@ class Page(NamedTuple):
     """Continuation pieces of a message that fits no page."""
 
 
-class Header(NamedTuple):
+@dataclass(slots=True)
+class Header:
     """What a record says before its body."""
 
     flags: int
@@ -98,7 +101,7 @@ def header(value: bytes) -> Header:
     """Take the header of an intact record apart."""
     version, flags, count, time_ns = HEAD.unpack_from(value, 8)
     if version != VERSION or flags & ~KNOWN_FLAGS:
-        raise codec.CodecError(
+        raise CodecError(
             f"A record batch has format {version} and flags {flags:#x}; this version reads format {VERSION}.",
             "a newer version of Cues.",
             path="",
@@ -166,7 +169,7 @@ def build(
         if provenance:
             try:
                 packed = provenance.slice(start, stop).encode()
-            except codec.CodecError as error:
+            except CodecError as error:
                 raise _at(start, error) from None
             flags |= PROVENANCE
             optional += _U16.pack(len(packed)) + packed
@@ -226,11 +229,11 @@ def _pack_array(messages: Sequence[dict[str, Any]], start: int, stop: int) -> by
             raise _at(start + offset, _not_a_dict(message))
     try:
         return codec.pack(chunk)
-    except codec.CodecError:
+    except CodecError:
         for offset, message in enumerate(chunk):
             try:
                 codec.pack(message)
-            except codec.CodecError as error:
+            except CodecError as error:
                 raise _at(start + offset, error) from None
         raise
 

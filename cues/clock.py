@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import subprocess
-import sys
 import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -48,9 +47,8 @@ def to_ns(when: datetime) -> int:
 @functools.cache
 def boot_id() -> str:
     """A string that is the same until the machine starts again."""
-    if sys.platform == "linux":
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    if sys.platform == "darwin":
-        out = subprocess.run(["sysctl", "-n", "kern.bootsessionuuid"], capture_output=True, text=True, check=True)
-        return out.stdout.strip()
-    return "unknown"
+    linux = Path("/proc/sys/kernel/random/boot_id")
+    if linux.exists():
+        return linux.read_text().strip()
+    found = subprocess.run(["sysctl", "-n", "kern.bootsessionuuid"], capture_output=True, text=True, check=True)
+    return found.stdout.strip()

@@ -43,7 +43,7 @@ USER_CODE_MAX: Final = 99
 
 _encoders: dict[type, tuple[int, Encoder]] = {}
 _decoders: dict[int, Decoder] = {}
-_BASES: Final = (dict, list, str, int, float, bytes)
+_BASES: Final[tuple[Any, ...]] = (dict, list, str, int, float, bytes)
 """Subclasses of these are written as their base."""
 
 
@@ -104,7 +104,8 @@ class _Local(threading.local):
 
 
 def _new_packer() -> Callable[[Any], bytes]:
-    return msgpack.Packer(default=_default, strict_types=True).pack
+    packer: Callable[[Any], bytes] = msgpack.Packer(default=_default, strict_types=True).pack
+    return packer
 
 
 _local = _Local()

@@ -19,20 +19,20 @@ same ranges and hash; what it does outside is the business of ``process.delivery
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from cues import batch as batches
 from cues import codec, events, faults, names, tries
 from cues.batch import Batch, Page
-from cues.errors import CuesError, Diverged, Fenced, ProcessorStopped
+from cues.errors import Diverged, ProcessorStopped, QueueNotFound
 from cues.hashes import Hasher
 from cues.log import Log
 from cues.ownership import NO_SEAL, Position, ProcessorRow, fenced
 from cues.processor import Node
 from cues.queue import Queue
-from cues.runner import Failure, Output, Pause, Process, Results, Runner, Slice, Taken, error_message
+from cues.runner import Failure, Pause, Process, Results, Runner, Slice, Taken, error_message
 from cues.state import Table
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ class Input:
     def stand(self, position: Position) -> None:
         """Go to a committed position."""
         self.identity = position.identity
-        self.index = self._loaded = position.index
+        self.index = self._loaded = position.next
         self._ahead.clear()
 
     @property
@@ -120,7 +120,7 @@ class Part:
     stop: int
     digest: bytes
     snapshot: dict[str, Any]
-    failed: bool
+    failure: Failure | None
     appends: list[tuple[Queue, list[Page]]]
 
 
@@ -185,11 +185,13 @@ class Delivery:
             if raw != self._expected:
                 raise fenced(self.node.id, self._expected, raw)
             tail = self._tail(txn)
-            snapshot, attempt = tries.last(self.try_log.log.batches(tail))
-            positions = dict(zip(self._order, self._row.positions))
+        snapshot, attempt = tries.last(self.try_log.log.batches(tail))
+        written = {queue: self._log_of(queue) for queue in attempt.indices} if attempt else {}
+        positions = dict(zip(self._order, self._row.positions))
+        with self.store.view() as txn:
             for one in self.inputs:
                 self._check_position(txn, one, positions[one.tailer])
-            decision = self._decide(txn, snapshot, attempt, positions)
+            decision = self._decide(txn, snapshot, attempt, positions, written)
         self.state.forget()
         for one in self.inputs:
             one.stand(positions[one.tailer])
@@ -208,14 +210,15 @@ class Delivery:
         snapshot: tries.Snapshot | None,
         attempt: tries.Attempt | None,
         positions: dict[str, Position],
+        written: dict[str, Log],
     ) -> Decision:
         """The start table of docs/guarantees.md, row by row. Touches nothing."""
         if snapshot is None:
             return Decision("fresh", "no step yet; from " + self._where(positions))
         if attempt is not None and attempt.hash == snapshot.hash.hex():
-            self._compare_outputs(txn, attempt)
+            self._compare_outputs(txn, attempt, written)
             return Decision("resume", f"the last step ({attempt.hash[:8]}…) is whole; from " + self._where(positions))
-        if all(tailer in positions and positions[tailer].index == index for tailer, index in snapshot.start.items()):
+        if all(tailer in positions and positions[tailer].next == index for tailer, index in snapshot.start.items()):
             return Decision(
                 "rewind",
                 f"the last step ({snapshot.hash.hex()[:8]}…) did not commit; takes the same messages again: "
@@ -230,7 +233,7 @@ class Delivery:
     def _where(self, positions: dict[str, Position]) -> str:
         if not positions:
             return "the source's own position"
-        return ", ".join(f"{tailer} {position.index}" for tailer, position in positions.items())
+        return ", ".join(f"{tailer} {position.next}" for tailer, position in positions.items())
 
     def _tail(self, txn: Any) -> list[Any]:
         """The try log's last records: enough for a snapshot and an attempt that were written apart."""
@@ -240,7 +243,7 @@ class Delivery:
 
     def _check_position(self, txn: Any, one: Input, position: Position) -> None:
         log_row = one.log.row(txn)
-        where = f"{self.node.id} stands at {position.index} of queue {one.queue.id!r}"
+        where = f"{self.node.id} stands at {position.next} of queue {one.queue.id!r}"
         if log_row.identity != position.identity:
             raise Diverged(
                 f"{where} with identity {position.identity.hex()}, but the queue there has identity"
@@ -248,14 +251,14 @@ class Delivery:
                 "the store that the queue came from, or --fresh to start over.",
                 processor=self.node.id,
             )
-        if position.index > log_row.next:
+        if position.next > log_row.next:
             raise Diverged(
                 f"{where}, but the queue ends before {log_row.next}: messages that were processed are missing.",
                 "a newer copy of the store, or --fresh to start over.",
                 processor=self.node.id,
             )
         if position.seal != NO_SEAL:
-            found = one.log.seal_before(txn, log_row, position.index)
+            found = one.log.seal_before(txn, log_row, position.next)
             if found not in (NO_SEAL, position.seal):
                 raise Diverged(
                     f"{where} behind a batch with checksum {position.seal.hex()}, but the batch there has"
@@ -264,18 +267,22 @@ class Delivery:
                     processor=self.node.id,
                 )
 
-    def _compare_outputs(self, txn: Any, attempt: tries.Attempt) -> None:
+    def _log_of(self, queue: str) -> Log:
+        """The log of a queue that the last step wrote to; it need not be an output any more."""
+        try:
+            return Log(self.store, queue)
+        except QueueNotFound:
+            raise Diverged(
+                f"The last step of {self.node.id} wrote to queue {queue!r}, which is gone.",
+                "cues check, or --fresh to start over.",
+                processor=self.node.id,
+            ) from None
+
+    def _compare_outputs(self, txn: Any, attempt: tries.Attempt, written: dict[str, Log]) -> None:
         """The message at the attempt's index, if it was not purged, must carry the step's hash."""
         for queue_id, index in attempt.indices.items():
-            try:
-                log = Log(self.store, queue_id)
-                row = log.row(txn)
-            except CuesError:
-                raise Diverged(
-                    f"The last step of {self.node.id} wrote to queue {queue_id!r}, which is gone.",
-                    "cues check, or --fresh to start over.",
-                    processor=self.node.id,
-                ) from None
+            log = written[queue_id]
+            row = log.row(txn)
             if index < row.first:
                 continue
             found = log.batches(log.read(txn, row, index, 1))
@@ -452,11 +459,29 @@ class Delivery:
             faults.point("ring.after")
         counters = self.counters
         counters.steps += len(parts)
+        failed = 0
         for part in parts:
-            if part.failed:
-                counters.failed += part.stop - part.start
+            if part.failure is not None:
+                failed += part.stop - part.start
             else:
                 counters.written += sum(page.count for _, appended in part.appends for page in appended)
+        if failed:
+            counters.failed += failed
+            self._tell(failed, next(part.failure for part in parts if part.failure is not None))
+
+    def _tell(self, count: int, first: Failure) -> None:
+        """One event a commit, however many messages failed in it."""
+        assert self.errors is not None
+        self._emit(
+            events.Failed(
+                self.node.id,
+                f"{count} message{'s' if count > 1 else ''} to {self.errors.id!r} after"
+                f" {first.attempts} attempt{'s' if first.attempts > 1 else ''}:"
+                f" {type(first.error).__name__}: {first.error}",
+                logging.WARNING,
+                count=count,
+            )
+        )
 
     def _write_step(self, txn: Any, parts: list[Part], row: bytes) -> None:
         self._fence(txn)
@@ -465,7 +490,7 @@ class Delivery:
             indices: dict[str, int] = {}
             for queue, pages in part.appends:
                 indices[queue.id] = queue.append_pages(txn, pages)
-            attempt = tries.attempt(part.digest, indices, part.failed)
+            attempt = tries.attempt(part.digest, indices, part.failure is not None)
             records += batches.build([part.snapshot, attempt], _TRY_BYTES_MAX, part.digest, reserved=True)
         if faults.active:
             faults.point("commit.outputs")
@@ -510,8 +535,8 @@ class Delivery:
         starts = {s.tailer: s.start for s in taken.slices}
         positions = []
         for tailer, position in zip(self._order, self._row.positions):
-            start = starts.get(tailer, position.index)
-            positions.append(position if start == position.index else position._replace(index=start, seal=NO_SEAL))
+            start = starts.get(tailer, position.next)
+            positions.append(position if start == position.next else position._replace(next=start, seal=NO_SEAL))
         return self._row._replace(pending=True, positions=tuple(positions))
 
     def _digest(self, taken: Taken, start: int, stop: int) -> bytes:
@@ -600,7 +625,7 @@ class Delivery:
                 at = getattr(error, "offset", 0)
                 raise _Unwritable(start + at if output.origins is None else output.origins[at], error) from error
             appends.append((queue, pages))
-        return Part(start, stop, digest, self._snapshot(taken, start, stop), False, appends)
+        return Part(start, stop, digest, self._snapshot(taken, start, stop), None, appends)
 
     def _failed_part(self, taken: Taken, start: int, stop: int, failure: Failure) -> Part:
         assert self.errors is not None
@@ -609,16 +634,7 @@ class Delivery:
         record = error_message(self.node, messages, failure)
         came = taken.provenance().slice(start, stop).spread(1)
         pages = batches.build([record], _TRY_BYTES_MAX, digest, came, reserved=True)
-        self._emit(
-            events.Failed(
-                self.node.id,
-                f"{stop - start} message{'s' if stop - start > 1 else ''} to {self.errors.id!r} after"
-                f" {failure.attempts} attempt{'s' if failure.attempts > 1 else ''}:"
-                f" {type(failure.error).__name__}: {failure.error}",
-                logging.WARNING,
-            )
-        )
-        return Part(start, stop, digest, self._snapshot(taken, start, stop), True, [(self.errors, pages)])
+        return Part(start, stop, digest, self._snapshot(taken, start, stop), failure, [(self.errors, pages)])
 
     def _stopped(self, failure: Failure) -> ProcessorStopped:
         error = ProcessorStopped(

@@ -39,7 +39,9 @@ class Retrying(Event):
 
 @dataclass(frozen=True)
 class Failed(Event):
-    """A message (batch function: a range) failed for good and went to the error queue."""
+    """``count`` messages of one commit failed for good and went to the error queue; the text is the first's."""
+
+    count: int = 0
 
 
 @dataclass(frozen=True)

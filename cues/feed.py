@@ -247,7 +247,8 @@ class SourceDelivery(Delivery):
             taken, items = items[:stop], items[stop:]
             snapshot = tries.snapshot(self.node.id, {}, {}, source=[before, after])
             appends = [append]
-            parts.append(Part(0, len(taken), digest, snapshot, error is not None, appends))
+            failure = Failure(error, 1) if error is not None else None
+            parts.append(Part(0, len(taken), digest, snapshot, failure, appends))
             if bare:
                 count = after
             else:

@@ -45,9 +45,10 @@ class Position(NamedTuple):
     """Where a tailer stands: the queue it means, the next index, and what it saw last."""
 
     identity: bytes
-    index: int
+    next: int
+    """Index of the message that is taken next."""
     seal: bytes
-    """Checksum of the batch that holds the message before ``index``; zeros when there was none."""
+    """Checksum of the batch that holds the message before that; zeros when there was none."""
 
 
 class ProcessorRow(NamedTuple):
@@ -71,11 +72,10 @@ class ProcessorRow(NamedTuple):
 
     @staticmethod
     def unpack(raw: bytes) -> ProcessorRow:
-        *head, pending, count = _HEAD.unpack_from(raw)
-        at = _HEAD.size
-        end = at + count * _POSITION.size
-        positions = tuple(Position._make(p) for p in _POSITION.iter_unpack(raw[at:end]))
-        return ProcessorRow(*head, bool(pending), positions, raw[end:-8])  # type: ignore[misc]
+        owner, epoch, generation, pid, boot, pending, count = _HEAD.unpack_from(raw)
+        end = _HEAD.size + count * _POSITION.size
+        positions = tuple(Position(*found) for found in _POSITION.iter_unpack(raw[_HEAD.size : end]))
+        return ProcessorRow(owner, epoch, generation, pid, boot, bool(pending), positions, raw[end:-8])
 
 
 def row_intact(raw: bytes) -> bool:
@@ -130,7 +130,7 @@ def pending_from(txn: Any, log_id: str) -> list[int]:
             topology = read_topology(txn, processor)
             if row is None or topology is None or not row.pending:
                 continue
-            found += [p.index for q, p in zip(topology.queues, row.positions) if q == log_id]
+            found += [p.next for q, p in zip(topology.queues, row.positions) if q == log_id]
     return found
 
 

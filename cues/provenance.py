@@ -125,12 +125,12 @@ def merge(parts: Sequence[Provenance]) -> Provenance:
     if len(parts) == 1:
         return parts[0]
     columns: dict[str, tuple[Indices, Times]] = {}
-    extras: list[dict[str, Any] | None] | None = None
+    extras: list[Any] | None = None
     for part in parts:
         for queue, column in part.columns.items():
             columns.setdefault(queue, column)
         if part.extra is not None:
-            mine = part.extra if isinstance(part.extra, list) else [part.extra] * part.count
+            mine = list(part.extra) if isinstance(part.extra, list) else [part.extra] * part.count
             extras = mine if extras is None else [_merged(b or {}, a or {}) for a, b in zip(extras, mine)]
     return Provenance(parts[0].count, columns, extras)
 
@@ -204,7 +204,8 @@ def _pack_ints(values: list[int] | int | None) -> Any:
 
 def _unpack_ints(found: Any, count: int) -> list[int] | int | None:
     if not isinstance(found, list):
-        return found
+        constant: int | None = found
+        return constant
     low, width, raw = found
     letter = dict(_WIDTHS)[width]
     return [low + v for v in struct.unpack(f">{count}{letter}", raw)]

@@ -23,8 +23,6 @@ import contextlib
 import errno
 import os
 import resource
-import shutil
-import struct
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -32,7 +30,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import lmdb
 
-from cues import clock, codec, locks, names, wakeup
+from cues import clock, codec, datafile, locks, names, wakeup
 from cues.errors import (
     Closed,
     DurabilityMismatch,
@@ -45,7 +43,6 @@ from cues.errors import (
     StoreFull,
     StoreNotFound,
     StoreReadOnly,
-    StoreVersion,
     Unsupported,
 )
 from cues.writers import Turnstile
@@ -55,11 +52,7 @@ if TYPE_CHECKING:
 
 R = TypeVar("R")
 
-FORMAT: Final = 1
-FEATURES: Final = frozenset[str]()
-"""What a format record may require beyond format 1; a store that requires more is refused."""
 DURABILITIES: Final = ("disk", "process")
-PAGE_BYTES: Final = 4096
 MAP_BYTES: Final = 64 << 30
 """Default map. It is address space, not disk: the file is sparse and grows as it is written."""
 MAP_BYTES_MIN: Final = 1 << 20
@@ -69,15 +62,6 @@ WRITER_TIMEOUT_S: Final = 10.0
 
 COMMIT_PAGES: Final = 24
 """Pages that a small commit may touch besides its values: the branches above a few leaves."""
-_MARGIN_PAGES: Final = 128
-"""Allocated beyond every estimate, for LMDB's own list of free pages."""
-_GROW_PAGES_MIN: Final = 256
-_GROW_PAGES_MAX: Final = 16384
-
-_META: Final = struct.Struct("=IIQQ")
-_META_AT: Final = 16
-_MAGIC: Final = 0xBEEFC0DE
-_DATA_VERSION: Final = 1
 
 
 class Environment:
@@ -96,6 +80,7 @@ class Environment:
         self.locks: locks.LockFile | None = None
         self.doorbells: wakeup.Doorbells | None = None
         self.turnstile: Turnstile | None = None
+        self.allocation: datafile.Allocation
         self.databases: dict[bytes, Any] = {}
         self.guard = threading.Lock()
         self.waiting: list[_Member] = []
@@ -213,7 +198,8 @@ class Store:
         """Walk the whole store; returns what does not hold, one sentence each (see ``cues check``)."""
         from cues.check import check
 
-        return check(self)
+        found: list[str] = check(self)
+        return found
 
     # --- transactions ---
 
@@ -242,7 +228,7 @@ class Store:
             txn = turnstile.begin()
             try:
                 try:
-                    self._allocate(pages + COMMIT_PAGES)
+                    self._shared.allocation.ensure(pages + COMMIT_PAGES)
                     result = work(txn, *args)
                     txn.commit()
                 except BaseException:
@@ -279,7 +265,7 @@ class Store:
         txn = turnstile.begin()
         try:
             try:
-                self._allocate(sum(member.pages + COMMIT_PAGES for member in members))
+                self._shared.allocation.ensure(sum(member.pages + COMMIT_PAGES for member in members))
                 if len(members) == 1:
                     members[0].result = members[0].work(txn, *members[0].args)
                 else:
@@ -300,41 +286,6 @@ class Store:
             raise _translate(error, self.path) from error
         finally:
             turnstile.end()
-
-    def _allocate(self, pages: int) -> None:
-        """Have the file's blocks allocated before they are written, in chunks, inside the transaction.
-
-        Through a writable map a full disk is not an error but a SIGBUS, so it must be found here.
-        It also keeps the file as long as its meta pages say, which opening checks.
-        """
-        shared = self._shared
-        assert shared.doorbells is not None
-        words = shared.doorbells.words
-        if words[wakeup.ROOM] >= pages:
-            words[wakeup.ROOM] -= pages
-            return
-        info = shared.env.info()
-        used = int(info["last_pgno"]) + 1
-        wanted = used + pages + _MARGIN_PAGES
-        target = wanted + min(_GROW_PAGES_MAX, max(_GROW_PAGES_MIN, used // 4))
-        target = min(target, int(info["map_size"]) // PAGE_BYTES)
-        allocate = getattr(os, "posix_fallocate", None)
-        if allocate is not None:
-            fd = os.open(shared.path / "data.mdb", os.O_RDWR | os.O_CLOEXEC)
-            try:
-                allocate(fd, used * PAGE_BYTES, max(1, target - used) * PAGE_BYTES)
-            except OSError as error:
-                if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-                    raise
-                free = shutil.disk_usage(shared.path).free
-                raise StoreFull(
-                    f"The disk of the store {self.path} is full ({free:,} bytes free); nothing was written.",
-                    "free space on the disk, or move the store.",
-                    path=self.path,
-                ) from error
-            finally:
-                os.close(fd)
-        words[wakeup.ROOM] = max(0, target - used - _MARGIN_PAGES - pages)
 
     def ring(self, mask: int) -> None:
         """Wake who waits for a log of ``mask``."""
@@ -439,7 +390,7 @@ class Store:
         disk = os.stat(self._shared.path / "data.mdb").st_blocks * 512
         return {
             "map": int(found["map_size"]),
-            "used": (int(found["last_pgno"]) + 1) * PAGE_BYTES,
+            "used": (int(found["last_pgno"]) + 1) * datafile.PAGE_BYTES,
             "disk": disk,
         }
 
@@ -571,7 +522,7 @@ def _open_environment(
     readonly: bool,
     timeout_s: float,
 ) -> Environment:
-    is_new = _inspect(path)
+    is_new = datafile.is_new(path)
     found = None if is_new else _read_format(path)
     if found is None and readonly:
         raise StoreNotFound(f"There is no store at {path}.", "open it writable once.", path=str(path))
@@ -591,9 +542,10 @@ def _open_environment(
             shared.turnstile = Turnstile(
                 str(path), lambda: begin(write=True), shared.locks, shared.doorbells, timeout_s
             )
+            shared.allocation = datafile.Allocation(path, shared.env.info, shared.doorbells.words)
             shared.env.reader_check()  # slots of killed readers would pin pages
             if shared.turnstile.came_first:
-                shared.doorbells.words[wakeup.ROOM] = 0  # may be of another boot
+                shared.allocation.forget()  # what the word says may be of another boot
             found = _write_format(shared, kept, size)
             if kept == "process":
                 (path / "open").write_text(clock.boot_id())
@@ -607,58 +559,6 @@ def _open_environment(
             raise _translate(error, str(path)) from error
         raise
     return shared
-
-
-def _inspect(path: Path) -> bool:
-    """Whether there is no data file yet; refuses one that is not LMDB's, or shorter than it says.
-
-    LMDB maps the file as its meta pages describe it, and touching what is not there is a SIGBUS.
-    """
-    data = path / "data.mdb"
-    try:
-        size = data.stat().st_size
-        with data.open("rb") as file:
-            head = file.read(2 * PAGE_BYTES)
-    except FileNotFoundError:
-        return True
-    except OSError as error:
-        raise _translate(error, str(path)) from error
-    if size == 0:
-        return True
-    metas = []
-    for at in range(0, len(head), PAGE_BYTES):
-        if len(head) < at + _META_AT + 136:
-            break
-        magic, version, _, _ = _META.unpack_from(head, at + _META_AT)
-        if magic == _MAGIC:
-            last, txnid = struct.unpack_from("=QQ", head, at + _META_AT + 120)
-            metas.append((txnid, last, version))
-    if not metas:
-        if size < 2 * PAGE_BYTES:
-            raise _truncated(path, size, 2 * PAGE_BYTES)
-        raise StoreForeign(
-            f"{data} is not an LMDB file.",
-            "another directory; Cues never writes over what it does not know.",
-            path=str(path),
-        )
-    _, last, version = max(metas)
-    if version != _DATA_VERSION:
-        raise StoreForeign(
-            f"{data} was written by LMDB data version {version}, Cues uses {_DATA_VERSION}.",
-            "another directory, or the program that wrote it.",
-            path=str(path),
-        )
-    if size < (last + 1) * PAGE_BYTES:
-        raise _truncated(path, size, (last + 1) * PAGE_BYTES)
-    return False
-
-
-def _truncated(path: Path, size: int, expected: int) -> StoreDamaged:
-    return StoreDamaged(
-        f"The data file of {path} is truncated: it has {size:,} bytes and says that it uses {expected:,}.",
-        "restore it from a backup; it was not opened and not changed.",
-        path=str(path),
-    )
 
 
 def _read_format(path: Path) -> dict[str, Any] | None:
@@ -683,18 +583,7 @@ def _read_format(path: Path) -> dict[str, Any] | None:
             "another directory; Cues never writes over what it does not know.",
             path=str(path),
         )
-    found: dict[str, Any] = codec.unpack(raw)
-    lacking = set(found.get("requires", ())) - FEATURES
-    if found.get("format") != FORMAT or lacking:
-        what = f"requires {', '.join(sorted(lacking))}" if lacking else f"has format {found.get('format')}"
-        raise StoreVersion(
-            f"The store {path} {what}; this version of Cues reads format {FORMAT}.",
-            "a newer version of Cues (pip install -U cues-streams).",
-            path=str(path),
-            found=found.get("format"),
-            supported=FORMAT,
-        )
-    return found
+    return datafile.check_format(path, codec.unpack(raw))
 
 
 def _write_format(shared: Environment, durability: str, size: int) -> dict[str, Any]:
@@ -705,7 +594,7 @@ def _write_format(shared: Environment, durability: str, size: int) -> dict[str, 
         raw = txn.get(names.FORMAT_KEY)
         if raw is None:
             record = {
-                "format": FORMAT,
+                "format": datafile.FORMAT,
                 "requires": [],
                 "id": os.urandom(8),
                 "durability": durability,
@@ -722,7 +611,7 @@ def _write_format(shared: Environment, durability: str, size: int) -> dict[str, 
         raise
     finally:
         shared.turnstile.end()
-    record = codec.unpack(raw)
+    record: dict[str, Any] = codec.unpack(raw)
     if record["durability"] != durability:
         raise _mismatch(str(shared.path), record["durability"], durability)
     return record

@@ -19,7 +19,8 @@ import struct
 import threading
 from collections.abc import Iterator, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from cues import clock, names, wakeup
 from cues.batch import Batch
@@ -37,7 +38,8 @@ Direction = Literal["forward", "backward"]
 _served = itertools.count(1)
 
 
-class Envelope(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Envelope:
     """What is known of a message besides its body."""
 
     index: int

@@ -43,7 +43,9 @@ BUSY_WRITER: Final = 2
 PURGES: Final = 3
 """Grows with every purge and deletion: tailers drop what they read ahead."""
 ROOM: Final = 4
-"""Pages that may be written before the file's allocation must be looked at (store.py)."""
+"""Pages that may be written before the file's allocation must be looked at (datafile.py)."""
+ALLOCATED: Final = 5
+"""The page behind the last that is known to be allocated."""
 
 _FILE_BYTES: Final = 8192
 _SLOT_COUNT: Final = 256

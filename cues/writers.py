@@ -64,10 +64,11 @@ class Turnstile:
     def begin(self) -> Any:
         """A write transaction. Raises :class:`WriterStuck` at the deadline."""
         words = self._words
-        if not words[SHARED_WRITERS]:
+        if words[SHARED_WRITERS] == 0:
             words[BUSY_WRITER] = self._pid
             txn = self._begin()
-            if not words[SHARED_WRITERS]:
+            shared: int = words[SHARED_WRITERS]
+            if shared == 0:
                 return txn
             txn.abort()
             words[BUSY_WRITER] = 0

@@ -140,7 +140,7 @@ class Worker:
         if row is None:
             return True
         left = [
-            next_of(one.queue.id) - position.index
+            next_of(one.queue.id) - position.next
             for one, position in zip(sorted(delivery.inputs, key=lambda i: i.tailer), row.positions)
         ]
         return not (any if delivery.node.mode == "alts" else all)(n > 0 for n in left)
@@ -157,6 +157,7 @@ class Running:
         self._halt = threading.Event()
         self._condition = threading.Condition()
         self._closed = False
+        self._quiet_mark: tuple[int, float] | None = None
         listeners = options.pop("listeners", ())
         self.bus.listeners += listeners
         self._assembly: Assembly = assemble(
@@ -203,7 +204,8 @@ class Running:
             raise InvalidArgument(
                 f"send() takes a queue and a message, found {len(arguments)} arguments.", "send('queue', message)."
             )
-        return self._queue(queue).appender().write(message)
+        index: int = self._queue(queue).appender().write(message)
+        return index
 
     def messages(self, queue: str) -> list[dict[str, Any]]:
         """All messages that are on a queue now."""
@@ -276,7 +278,7 @@ class Running:
         """Idle, and no step for so long."""
         steps = sum(worker.delivery.counters.steps for worker in self.workers)
         now = time.monotonic()
-        if getattr(self, "_quiet_mark", None) is None or self._quiet_mark[0] != steps or not self.idle():
+        if self._quiet_mark is None or self._quiet_mark[0] != steps or not self.idle():
             self._quiet_mark = (steps, now)
         return now - self._quiet_mark[1] >= seconds
 

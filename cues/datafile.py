@@ -1,0 +1,152 @@
+"""The data file from outside LMDB: what must hold before it is mapped, and room for what is written.
+
+LMDB maps its file as the meta pages describe it, and a map has no errors: touching a page that a
+truncated file does not have, or that a full disk cannot give, is a SIGBUS. So both are looked at here,
+with plain reads and allocations, and become errors that say what to do.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+from cues.errors import StoreDamaged, StoreForeign, StoreFull, StoreVersion
+from cues.wakeup import ALLOCATED, ROOM
+
+FORMAT: Final = 1
+FEATURES: Final = frozenset[str]()
+"""What a format record may require beyond format 1; a store that requires more is refused."""
+PAGE_BYTES: Final = 4096
+
+_META: Final = struct.Struct("=IIQQ")
+_META_AT: Final = 16
+_LAST_PAGE_AT: Final = _META_AT + 120
+_MAGIC: Final = 0xBEEFC0DE
+_DATA_VERSION: Final = 1
+
+_MARGIN_PAGES: Final = 128
+"""Allocated beyond every estimate, for LMDB's own list of free pages."""
+_GROW_PAGES_MIN: Final = 256
+_GROW_PAGES_MAX: Final = 16384
+
+
+def is_new(path: Path) -> bool:
+    """Whether there is no data file yet; refuses one that is not LMDB's, or shorter than it says.
+
+    LMDB maps the file as its meta pages describe it, and touching what is not there is a SIGBUS.
+    """
+    data = path / "data.mdb"
+    try:
+        size = data.stat().st_size
+        with data.open("rb") as file:
+            head = file.read(2 * PAGE_BYTES)
+    except FileNotFoundError:
+        return True
+    if size == 0:
+        return True
+    metas = []
+    for at in range(0, len(head), PAGE_BYTES):
+        if len(head) < at + _META_AT + 136:
+            break
+        magic, version, _, _ = _META.unpack_from(head, at + _META_AT)
+        if magic == _MAGIC:
+            last, txnid = struct.unpack_from("=QQ", head, at + _LAST_PAGE_AT)
+            metas.append((txnid, last, version))
+    if not metas:
+        if size < 2 * PAGE_BYTES:
+            raise _truncated(path, size, 2 * PAGE_BYTES)
+        raise StoreForeign(
+            f"{data} is not an LMDB file.",
+            "another directory; Cues never writes over what it does not know.",
+            path=str(path),
+        )
+    _, last, version = max(metas)
+    if version != _DATA_VERSION:
+        raise StoreForeign(
+            f"{data} was written by LMDB data version {version}, Cues uses {_DATA_VERSION}.",
+            "another directory, or the program that wrote it.",
+            path=str(path),
+        )
+    if size < (last + 1) * PAGE_BYTES:
+        raise _truncated(path, size, (last + 1) * PAGE_BYTES)
+    return False
+
+
+def _truncated(path: Path, size: int, expected: int) -> StoreDamaged:
+    return StoreDamaged(
+        f"The data file of {path} is truncated: it has {size:,} bytes and says that it uses {expected:,}.",
+        "restore it from a backup; it was not opened and not changed.",
+        path=str(path),
+    )
+
+
+def check_format(path: Path, found: dict[str, Any]) -> dict[str, Any]:
+    """The format record, if this version can read the store; :class:`StoreVersion` otherwise."""
+    lacking = set(found.get("requires", ())) - FEATURES
+    if found.get("format") != FORMAT or lacking:
+        what = f"requires {', '.join(sorted(lacking))}" if lacking else f"has format {found.get('format')}"
+        raise StoreVersion(
+            f"The store {path} {what}; this version of Cues reads format {FORMAT}.",
+            "a newer version of Cues (pip install -U cues-streams).",
+            path=str(path),
+            found=found.get("format"),
+            supported=FORMAT,
+        )
+    return found
+
+
+class Allocation:
+    """Has the file's blocks allocated before they are written, in chunks.
+
+    It also keeps the file as long as its meta pages say, which :func:`is_new` checks. How much room
+    is left is a word that all processes share; each call is made inside a write transaction.
+    """
+
+    def __init__(self, path: Path, info: Callable[[], Any], words: Any) -> None:
+        self._path = path
+        self._info = info
+        self._words = words
+
+    def forget(self) -> None:
+        """Look at the file at the next call, whatever the word says."""
+        self._words[ROOM] = self._words[ALLOCATED] = 0
+
+    def ensure(self, pages: int) -> None:
+        """Have room for ``pages`` more; :class:`StoreFull` when the disk has none."""
+        room = self._words[ROOM]
+        if room >= pages:
+            self._words[ROOM] = room - pages
+            return
+        info = self._info()
+        used = int(info["last_pgno"]) + 1
+        needed = used + pages + _MARGIN_PAGES
+        allocated = self._words[ALLOCATED]
+        if allocated < needed:
+            # The map's end is no limit here: LMDB may find free pages, or say that the map is full.
+            wanted = needed + min(_GROW_PAGES_MAX, max(_GROW_PAGES_MIN, used // 4))
+            allocated = max(used + 1, min(wanted, int(info["map_size"]) // PAGE_BYTES))
+            if hasattr(os, "posix_fallocate"):
+                self._allocate(used, allocated - used)
+            self._words[ALLOCATED] = allocated
+        self._words[ROOM] = max(0, allocated - needed)
+
+    def _allocate(self, start: int, pages: int) -> None:
+        fd = os.open(self._path / "data.mdb", os.O_RDWR | os.O_CLOEXEC)
+        try:
+            os.posix_fallocate(fd, start * PAGE_BYTES, pages * PAGE_BYTES)
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+                raise
+            free = shutil.disk_usage(self._path).free
+            raise StoreFull(
+                f"The disk of the store {self._path} is full ({free:,} bytes free); nothing was written.",
+                "free space on the disk, or move the store.",
+                path=str(self._path),
+            ) from error
+        finally:
+            os.close(fd)
