@@ -1,4 +1,14 @@
-"""Cues: queues on local append logs, and processors that move messages between them exactly once."""
+"""Cues: queues on local append logs, and processors that move messages between them exactly once.
+
+    with cues.open("data") as store:                         a store holds queues
+        store.queue("orders").appender().write({"x": 1})     messages are dicts
+
+    graph = cues.Graph("example")                            processors move them
+    @graph.stream("orders", "priced")
+    def price(order): ...
+
+Importing this package loads neither lmdb nor click: each name is loaded when it is first used.
+"""
 
 from __future__ import annotations
 
@@ -6,48 +16,148 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from cues import codec as codec
-    from cues import errors as errors
-    from cues import testing as testing
-    from cues.errors import *  # noqa: F403
-    from cues.graph import Graph as Graph
-    from cues.options import QueueOptions as QueueOptions
-    from cues.options import Retention as Retention
-    from cues.queue import Appender as Appender
-    from cues.queue import Queue as Queue
-    from cues.store import Store as Store
+    from cues import codec, errors, faults, processors, testing
+    from cues.errors import (
+        AlreadyRunning,
+        BatchDamaged,
+        Closed,
+        CodecError,
+        ConcurrentUse,
+        CuesError,
+        Diverged,
+        DurabilityMismatch,
+        Fenced,
+        Forked,
+        GraphError,
+        InvalidArgument,
+        InvalidName,
+        MessageTooLarge,
+        PositionRequired,
+        ProcessorStopped,
+        QueueNotFound,
+        QueueOptionsError,
+        ReservedKey,
+        ReturnError,
+        StoreDamaged,
+        StoreError,
+        StoreForeign,
+        StoreFull,
+        StoreNotFound,
+        StoreReadOnly,
+        StoreVersion,
+        TopologyChanged,
+        Unsupported,
+        WriterStuck,
+    )
+    from cues.graph import Graph
+    from cues.options import QueueOptions, Retention
+    from cues.processor import AnyOf, Retry, Sink, Source, Stream
+    from cues.queue import Appender, Queue
+    from cues.runner import Delivery, Process, error_context
+    from cues.store import Store
     from cues.store import Store as open
-    from cues.tailer import Envelope as Envelope
-    from cues.tailer import Tailer as Tailer
-    from cues.tailer import alts as alts
+    from cues.tailer import Envelope, Tailer, alts
+
+    __version__: str
+
+__all__ = [
+    "AlreadyRunning",
+    "AnyOf",
+    "Appender",
+    "BatchDamaged",
+    "Closed",
+    "CodecError",
+    "ConcurrentUse",
+    "CuesError",
+    "Delivery",
+    "Diverged",
+    "DurabilityMismatch",
+    "Envelope",
+    "Fenced",
+    "Forked",
+    "Graph",
+    "GraphError",
+    "InvalidArgument",
+    "InvalidName",
+    "MessageTooLarge",
+    "PositionRequired",
+    "Process",
+    "ProcessorStopped",
+    "Queue",
+    "QueueNotFound",
+    "QueueOptions",
+    "QueueOptionsError",
+    "ReservedKey",
+    "Retention",
+    "Retry",
+    "ReturnError",
+    "Sink",
+    "Source",
+    "Store",
+    "StoreDamaged",
+    "StoreError",
+    "StoreForeign",
+    "StoreFull",
+    "StoreNotFound",
+    "StoreReadOnly",
+    "StoreVersion",
+    "Stream",
+    "Tailer",
+    "TopologyChanged",
+    "Unsupported",
+    "WriterStuck",
+    "alts",
+    "codec",
+    "error_context",
+    "errors",
+    "faults",
+    "open",
+    "processors",
+    "testing",
+]
+
+_MODULES = {"codec", "errors", "faults", "processors", "testing"}
 _HOMES = {
-    "AnyOf": "processor",
-    "Appender": "queue",
-    "Envelope": "tailer",
     "Graph": "graph",
-    "Queue": "queue",
     "QueueOptions": "options",
     "Retention": "options",
-    "Store": "store",
+    "AnyOf": "processor",
     "Retry": "processor",
     "Sink": "processor",
     "Source": "processor",
     "Stream": "processor",
-    "Tailer": "tailer",
+    "Appender": "queue",
+    "Queue": "queue",
+    "Delivery": "runner",
+    "Process": "runner",
     "error_context": "runner",
+    "Store": "store",
+    "Envelope": "tailer",
+    "Tailer": "tailer",
     "alts": "tailer",
 }
 
 
 def __getattr__(name: str) -> Any:
-    if name == "open":
-        return importlib.import_module("cues.store").Store
-    home = _HOMES.get(name)
-    if home:
-        return getattr(importlib.import_module(f"cues.{home}"), name)
-    if name in ("codec", "errors", "testing"):
-        return importlib.import_module(f"cues.{name}")
-    errors = importlib.import_module("cues.errors")
-    if name in errors.__dict__:
-        return getattr(errors, name)
-    raise AttributeError(f"module 'cues' has no attribute {name!r}")
+    """Load a name on its first use (PEP 562)."""
+    value: Any
+    if name == "__version__":
+        from importlib.metadata import version
+
+        value = version("cues-streams")
+    elif name == "open":
+        value = importlib.import_module("cues.store").Store
+    elif name in _MODULES:
+        value = importlib.import_module(f"cues.{name}")
+    elif name in _HOMES:
+        value = getattr(importlib.import_module(f"cues.{_HOMES[name]}"), name)
+    elif name in __all__:
+        value = getattr(importlib.import_module("cues.errors"), name)
+    else:
+        raise AttributeError(f"module 'cues' has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, "__version__"])

@@ -47,7 +47,9 @@ KNOWN_FLAGS: Final = HASH | PROVENANCE | CONTINUED
 """What this version can read; PRODUCER is reserved and a record with it needs a newer Cues."""
 
 HEAD: Final = struct.Struct(">BBHQ")
+_pack_head = HEAD.pack
 PREFIX_BYTES: Final = 8 + HEAD.size
+_PLAIN_BYTES_MAX: Final = VALUE_BYTES_MAX - PREFIX_BYTES
 _U16: Final = struct.Struct(">H")
 _U32: Final = struct.Struct(">I")
 _COUNT_MAX: Final = 0xFFFF
@@ -84,8 +86,8 @@ class Header:
 
 def seal(page: Page, index: int, time_ns: int) -> bytes:
     """The bytes of the record; its first 8 are the seal that position rows keep."""
-    rest = HEAD.pack(VERSION, page.flags, page.count, time_ns) + page.tail
-    return checksum(rest, seed=index) + rest
+    rest = _pack_head(VERSION, page.flags, page.count, time_ns) + page.tail
+    return checksum(rest, index) + rest
 
 
 def seal_piece(piece: bytes, number: int) -> bytes:
@@ -172,12 +174,16 @@ def build(
             except CodecError as error:
                 raise _at(start, error) from None
             flags |= PROVENANCE
-            optional += _U16.pack(len(packed)) + packed
+            optional += _U16.pack(min(len(packed), 0xFFFF)) + packed  # what is longer fits no page
         size = PREFIX_BYTES + len(optional) + len(body)
         count = stop - start
         if size <= VALUE_BYTES_MAX:
+            if len(body) > limit_bytes:
+                _check_sizes(messages[start:stop] if encoded is None else encoded[start:stop], start, limit_bytes)
             pages.append(Page(flags, count, optional + body))
             start = stop
+            if start == total:
+                break
             # A little below the estimate: a page that overflows is packed twice, one that is
             # 95 % full wastes 200 bytes.
             guess = max(1, min(_COUNT_MAX, count * VALUE_BYTES_MAX * 31 // (size * 32)))
@@ -186,29 +192,32 @@ def build(
         elif count > 1:
             guess = max(1, min(count - 1, count * VALUE_BYTES_MAX * 15 // (size * 16)))
         else:
-            if len(body) - 1 > limit_bytes:
-                raise _at(
-                    start,
-                    MessageTooLarge(
-                        f"The message has {len(body) - 1:,} bytes, the queue's limit is {limit_bytes:,}.",
-                        "a smaller message, the large part in a file of its own, or max_message_bytes=.",
-                        size_bytes=len(body) - 1,
-                        limit_bytes=limit_bytes,
-                    ),
-                )
+            _check_size(len(body) - 1, start, limit_bytes)
             pages.append(_cut(flags | CONTINUED, optional, body, start))
             start = stop
             guess = 8
     return pages
 
 
-def build_one(message: dict[str, Any], limit_bytes: int, strips: bool = False) -> list[Page]:
-    """:func:`build` for one message without hash and provenance, on the short way that most appends take."""
+def plain(message: dict[str, Any]) -> bytes | None:
+    """The body of a record that holds this one message and needs nothing else; None when it does not fit.
+
+    What most appends are: no hash, no provenance, no reserved key. The rest is :func:`build`'s.
+    """
     if type(message) is dict:
-        body = codec.pack([message])
-        if len(body) <= VALUE_BYTES_MAX - PREFIX_BYTES and b"q/" not in body:
-            return [Page(0, 1, body)]
-    return build([message], limit_bytes, strips=strips)
+        try:
+            body = codec.pack([message])
+        except CodecError:
+            return None  # build() names the path inside the message
+        if len(body) <= _PLAIN_BYTES_MAX and b"q/" not in body:
+            return body
+    return None
+
+
+def seal_plain(body: bytes, index: int, time_ns: int) -> bytes:
+    """The record of a :func:`plain` body."""
+    rest = _pack_head(VERSION, 0, 1, time_ns) + body
+    return checksum(rest, index) + rest
 
 
 def pack_one(message: dict[str, Any]) -> bytes | dict[str, Any]:
@@ -222,11 +231,30 @@ def pack_one(message: dict[str, Any]) -> bytes | dict[str, Any]:
     return body[1:]
 
 
+def _check_sizes(messages: Sequence[Any], start: int, limit_bytes: int) -> None:
+    for offset, message in enumerate(messages, start):
+        _check_size(len(message if isinstance(message, bytes) else codec.pack(message)), offset, limit_bytes)
+
+
+def _check_size(size_bytes: int, offset: int, limit_bytes: int) -> None:
+    if size_bytes > limit_bytes:
+        raise _at(
+            offset,
+            MessageTooLarge(
+                f"The message has {size_bytes:,} bytes, the queue's limit is {limit_bytes:,}.",
+                "a smaller message, the large part in a file of its own, or max_message_bytes=.",
+                size_bytes=size_bytes,
+                limit_bytes=limit_bytes,
+            ),
+        )
+
+
 def _pack_array(messages: Sequence[dict[str, Any]], start: int, stop: int) -> bytes:
     chunk = messages[start:stop]
-    for offset, message in enumerate(chunk):
-        if type(message) is not dict and not isinstance(message, dict):
-            raise _at(start + offset, _not_a_dict(message))
+    if not all([type(message) is dict for message in chunk]):
+        for offset, message in enumerate(chunk):
+            if not isinstance(message, dict):
+                raise _at(start + offset, _not_a_dict(message))
     try:
         return codec.pack(chunk)
     except CodecError:

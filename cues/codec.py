@@ -4,7 +4,7 @@
     0–99    the user's, by :func:`register`
     100     datetime                     [isoformat, zone key or nil, fold]
     101     date                         isoformat
-    102     time                         isoformat
+    102     time                         isoformat; with a zone or a fold [isoformat, zone key or nil, fold]
     103     timedelta                    [days, seconds, microseconds]
     104     Decimal                      its text
     105     UUID                         16 bytes
@@ -16,9 +16,9 @@
     111     numpy array                  [dtype, shape, bytes in C order]
 
 What is read equals what was written, types included; the exceptions are bytearray and memoryview
-(they come back as bytes) and subclasses of dict, list, str, int, float and bytes (they come back as
-those). What cannot be encoded raises :class:`~cues.errors.CodecError`, which names the path inside
-the message and the type, before anything is written.
+(they come back as bytes) and subclasses of dict, list, tuple, str, int, float and bytes (they come
+back as those). What cannot be encoded raises :class:`~cues.errors.CodecError`, which names the path
+inside the message and the type, before anything is written.
 """
 
 from __future__ import annotations
@@ -40,46 +40,83 @@ Encoder = Callable[[Any], bytes]
 Decoder = Callable[[bytes], Any]
 
 USER_CODE_MAX: Final = 99
+NESTING_MAX: Final = 64
+"""Most extensions inside one another (tuples in tuples). Reading takes 45 KB of C stack for each, so
+without a bound a message could be written that kills whoever reads it."""
 
 _encoders: dict[type, tuple[int, Encoder]] = {}
 _decoders: dict[int, Decoder] = {}
-_BASES: Final[tuple[Any, ...]] = (dict, list, str, int, float, bytes)
-"""Subclasses of these are written as their base."""
+_BASES: Final[tuple[tuple[type, Callable[[Any], Any]], ...]] = (
+    (dict, dict),
+    (list, list),
+    (str, str.__str__),
+    (int, int.__int__),
+    (float, float.__float__),
+    (bytes, bytes),
+)
+"""Subclasses of these are written as their base; and how to get that, whatever their ``__str__`` says."""
+_NATIVE: Final = (dict, list, str, int, float, bytes, bytearray, memoryview, bool, type(None))
+"""What msgpack writes without asking."""
 
 
 class _Unencodable(Exception):
-    pass
+    """Its text, if it has one, says why."""
 
 
 def _default(value: Any) -> Any:
     """Called by msgpack for what it does not know; with strict types that includes every subclass."""
     found = _encoders.get(type(value))
     if found is not None:
-        if found[0] <= USER_CODE_MAX:
-            _local.pack = _new_packer()  # the user's encoder may call pack() in the middle of ours
-        return msgpack.ExtType(found[0], found[1](value))
+        code, encode = found
+        holds_others = code <= USER_CODE_MAX or code in _CONTAINERS
+        return msgpack.ExtType(code, _inside(encode, value) if holds_others else encode(value))
     if type(value) is int:
-        size = (value.bit_length() + 8) // 8
-        return msgpack.ExtType(109, value.to_bytes(size, "big", signed=True))
+        return _encode_int(value)
     numpy = sys.modules.get("numpy")
     if numpy is not None:
-        if isinstance(value, numpy.ndarray) and not value.dtype.hasobject:
+        # Subclasses of arrays carry what their bytes do not say (a mask, a unit), so they are refused.
+        if type(value) in (numpy.ndarray, numpy.memmap) and not value.dtype.hasobject:
             return msgpack.ExtType(111, _nested([_dtype(value), list(value.shape), value.tobytes()]))
         if isinstance(value, numpy.generic) and not value.dtype.hasobject:
             return msgpack.ExtType(110, _nested([_dtype(value), value.tobytes()]))
-    for base in _BASES:
+    for base, plain in _BASES:
         if isinstance(value, base):
             # Enum members are refused: the reader would not get back what was written.
             if hasattr(type(value), "__members__"):
                 break
-            return base(value)
+            value = plain(value)
+            return _encode_int(value) if base is int and value.bit_length() > 63 else value
     if isinstance(value, tuple):
-        return msgpack.ExtType(106, _nested(list(value)))
+        return msgpack.ExtType(106, _inside(_encode_items, value))
     raise _Unencodable
 
 
+def _inside(encode: Encoder, value: Any) -> bytes:
+    """The payload of an extension that may hold others; a user's encoder may call :func:`pack` again."""
+    local = _local
+    outer = local.pack
+    local.depth += 1
+    try:
+        if local.depth > NESTING_MAX:
+            raise _Unencodable(f"more than {NESTING_MAX} tuples, sets or registered types inside one another")
+        local.pack = _new_packer()
+        return encode(value)
+    finally:
+        local.depth -= 1
+        local.pack = outer
+
+
+def _encode_items(value: Any) -> bytes:
+    return _nested(list(value))
+
+
+def _encode_int(value: int) -> Any:
+    size = (value.bit_length() + 8) // 8
+    return msgpack.ExtType(109, value.to_bytes(size, "big", signed=True))
+
+
 def _dtype(value: Any) -> Any:
-    return value.dtype.str if value.dtype.fields is None else value.dtype.descr
+    return value.dtype.str if value.dtype.fields is None else _numpy().lib.format.dtype_to_descr(value.dtype)
 
 
 def _ext_hook(code: int, data: bytes) -> Any:
@@ -101,6 +138,8 @@ class _Local(threading.local):
 
     def __init__(self) -> None:
         self.pack: Callable[[Any], bytes] = _new_packer()
+        self.depth = 0
+        """How many extensions are being encoded inside one another."""
 
 
 def _new_packer() -> Callable[[Any], bytes]:
@@ -117,7 +156,15 @@ def pack(value: Any) -> bytes:
         return _local.pack(value)
     except Exception as error:
         _local.pack = _new_packer()  # its buffer may hold half a value
-        raise _explain(value, error) from None
+        raise _explain(value, error) from (None if isinstance(error, (_Unencodable, CodecError)) else error)
+
+
+def pack_fast(value: Any) -> bytes:
+    """:func:`pack` with the explanation left to whoever packs again."""
+    try:
+        return _local.pack(value)
+    except Exception:
+        return pack(value)
 
 
 def _nested(value: Any) -> bytes:
@@ -134,14 +181,20 @@ def register(type: type, code: int, encode: Encoder, decode: Decoder) -> None:
     """Teach the codec a type: ``encode(value) -> bytes`` and ``decode(bytes) -> value``.
 
     ``code`` is 0 to 99 and is what the bytes on disk name, so it must stay the same for as long as
-    messages with it are read. Registering a code again for the same type replaces it; for another
-    type it is refused, since old messages would be read as something else.
+    messages with it are read. Registering a code again for the same type (or for one of the same
+    module and name: a module that was loaded again) replaces it; for another type it is refused,
+    since old messages would be read as something else. What msgpack writes by itself (dict, str, …)
+    cannot be registered. ``encode`` may call :func:`pack`.
     """
-    if not 0 <= code <= USER_CODE_MAX:
+    if not isinstance(code, int) or isinstance(code, bool) or not 0 <= code <= USER_CODE_MAX:
         raise InvalidArgument(f"The code {code!r} is not one of 0 to {USER_CODE_MAX}.", "a code in that range.")
-    for known, (other, _) in _encoders.items():
+    if type in _NATIVE:
+        raise InvalidArgument(f"{type.__qualname__} is written by msgpack itself.", "a class of your own.")
+    for known, (other, _) in list(_encoders.items()):
         if other == code and known is not type:
-            raise InvalidArgument(f"The code {code} already belongs to {known.__qualname__}.", "a free code.")
+            if (known.__module__, known.__qualname__) != (type.__module__, type.__qualname__):
+                raise InvalidArgument(f"The code {code} already belongs to {known.__qualname__}.", "a free code.")
+            del _encoders[known]
     _encoders[type] = (code, encode)
     _decoders[code] = decode
 
@@ -164,18 +217,30 @@ def _decode_datetime(data: bytes) -> datetime:
     return value.replace(fold=fold)
 
 
+def _encode_time(value: time) -> bytes:
+    zone = value.tzinfo.key if isinstance(value.tzinfo, ZoneInfo) else None
+    text = value.isoformat()
+    return _nested([text, zone, value.fold]) if zone or value.fold else text.encode()
+
+
+def _decode_time(data: bytes) -> time:
+    if data[:1].isdigit():
+        return time.fromisoformat(data.decode())
+    text, zone, fold = unpack(data)
+    value = time.fromisoformat(text)
+    return value.replace(tzinfo=ZoneInfo(zone) if zone else value.tzinfo, fold=fold)
+
+
 def _decode_ndarray(data: bytes) -> Any:
     dtype, shape, raw = unpack(data)
-    return _numpy().frombuffer(raw, dtype=_read_dtype(dtype)).reshape(shape).copy()
+    numpy = _numpy()
+    return numpy.ndarray(shape, numpy.lib.format.descr_to_dtype(dtype), raw).copy()
 
 
 def _decode_generic(data: bytes) -> Any:
     dtype, raw = unpack(data)
-    return _numpy().frombuffer(raw, dtype=_read_dtype(dtype))[0]
-
-
-def _read_dtype(found: Any) -> Any:
-    return found if isinstance(found, str) else [tuple(field) for field in found]
+    numpy = _numpy()
+    return numpy.ndarray((), numpy.lib.format.descr_to_dtype(dtype), raw)[()]
 
 
 def _numpy() -> Any:
@@ -193,13 +258,14 @@ def _numpy() -> Any:
 
 _builtin(datetime, 100, _encode_datetime, _decode_datetime)
 _builtin(date, 101, lambda v: v.isoformat().encode(), lambda b: date.fromisoformat(b.decode()))
-_builtin(time, 102, lambda v: v.isoformat().encode(), lambda b: time.fromisoformat(b.decode()))
+_builtin(time, 102, _encode_time, _decode_time)
 _builtin(timedelta, 103, lambda v: _nested([v.days, v.seconds, v.microseconds]), lambda b: timedelta(*unpack(b)))
 _builtin(Decimal, 104, lambda v: str(v).encode(), lambda b: Decimal(b.decode()))
 _builtin(uuid.UUID, 105, lambda v: v.bytes, lambda b: uuid.UUID(bytes=b))
-_builtin(tuple, 106, lambda v: _nested(list(v)), lambda b: tuple(unpack(b)))
-_builtin(set, 107, lambda v: _nested(list(v)), lambda b: set(unpack(b)))
-_builtin(frozenset, 108, lambda v: _nested(list(v)), lambda b: frozenset(unpack(b)))
+_CONTAINERS: Final = (106, 107, 108)
+_builtin(tuple, 106, _encode_items, lambda b: tuple(unpack(b)))
+_builtin(set, 107, _encode_items, lambda b: set(unpack(b)))
+_builtin(frozenset, 108, _encode_items, lambda b: frozenset(unpack(b)))
 _decoders[109] = lambda b: int.from_bytes(b, "big", signed=True)
 _decoders[110] = _decode_generic
 _decoders[111] = _decode_ndarray
@@ -219,15 +285,17 @@ def _explain(value: Any, error: Exception) -> CodecError:
             path=path,
             type_name=type_name,
         )
-    if isinstance(culprit, (dict, list, tuple)):
+    if isinstance(culprit, (dict, list, tuple, set, frozenset)):
+        shown = f" at {path[:40]}…" if len(path) > 60 else where
         return CodecError(
-            f"The {type_name}{where} is nested too deeply or holds itself ({error}).",
-            "at most about 500 levels.",
+            f"The {type_name}{shown} is nested too deeply or holds itself ({error}).",
+            f"at most about 500 levels, {NESTING_MAX} of them tuples, sets or registered types.",
             path=path,
             type_name=type_name,
         )
+    why = "" if isinstance(error, _Unencodable) else f" ({type(error).__name__}: {error})"
     return CodecError(
-        f"Cannot encode the value of type {type_name}{where}.",
+        f"Cannot encode the value of type {type_name}{where}{why}.",
         "a plain value (numbers, text, bytes, lists, dicts, dates), or cues.codec.register(...) for its type.",
         path=path,
         type_name=type_name,

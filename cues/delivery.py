@@ -158,8 +158,11 @@ class Delivery:
         inputs = {names.tailer_id(node.id, port.queue): port for port in node.inputs}
         self.inputs = [Input(port.binding, tailer, store.queue(port.queue)) for tailer, port in inputs.items()]
         self._order = sorted(inputs)
+        self._place = {tailer: place for place, tailer in enumerate(self._order)}
+        """Where a tailer's position stands in the row."""
         self.outputs = {port.binding: store.queue(port.queue) for port in node.outputs}
         self.errors = store.queue(node.errors) if node.errors else None
+        self._tries_from = self.try_log.first_index
         self._served = 0
         self._pending: tuple[tries.Snapshot, dict[str, int]] | None = None
         self._stop: Failure | None = None
@@ -320,7 +323,7 @@ class Delivery:
 
     def adopt(self, row: ProcessorRow) -> None:
         """Somebody moved the positions under the same owner id: take the row that is there now."""
-        self._owned(row)
+        self._owned(row, row.pack())
         self.hasher = Hasher(self.node.id, row.generation)
         self.process.renew(self.hasher, row.epoch)
 
@@ -414,8 +417,9 @@ class Delivery:
         maps = [self._snapshot(taken, 0, taken.count)]
         page = batches.build(maps, _TRY_BYTES_MAX, digest, reserved=True)
         row = self._moved(taken) if self.node.at_most_once else self._standing(taken)
-        self.store.commit(self._write_snapshot, page, row.pack())
-        self._owned(row)
+        packed = row.pack()
+        self.store.commit(self._write_snapshot, page, packed)
+        self._owned(row, packed)
         if faults.active:
             faults.point("snapshot.after")
 
@@ -444,13 +448,16 @@ class Delivery:
         pages = 2 * len(parts)
         for part in parts:
             for _, appended in part.appends:
-                pages += sum(1 + len(page.pieces) for page in appended)
+                for page in appended:
+                    pages += 1 + len(page.pieces)
         if self.state.changed:
             self.state.ensure()
             pages += 2 * self.state.pages()
-        self.store.commit(self._write_step, parts, row.pack(), pages=pages)
-        self._owned(row)
-        self.state.committed()
+        packed = row.pack()
+        self.store.commit(self._write_step, parts, packed, pages=pages)
+        self._owned(row, packed)
+        if self.state.changed:
+            self.state.committed()
         if faults.active:
             faults.point("commit.after")
         # 5. Ring.
@@ -463,8 +470,10 @@ class Delivery:
         for part in parts:
             if part.failure is not None:
                 failed += part.stop - part.start
-            else:
-                counters.written += sum(page.count for _, appended in part.appends for page in appended)
+                continue
+            for _, appended in part.appends:
+                for page in appended:
+                    counters.written += page.count
         if failed:
             counters.failed += failed
             self._tell(failed, next(part.failure for part in parts if part.failure is not None))
@@ -509,26 +518,27 @@ class Delivery:
 
     def _write_tries(self, txn: Any, pages: list[Page]) -> None:
         log = self.try_log.log
-        row = log.row(txn)
-        log.append(txn, row, pages)
-        if row.next - row.first > tries.KEEP_MESSAGES + tries.TRIM_MESSAGES:
+        start, _ = log.append(txn, pages)
+        if start - self._tries_from > tries.KEEP_MESSAGES + tries.TRIM_MESSAGES:
             row = log.row(txn)
             _, front = log.delete_before(txn, row, row.next - tries.KEEP_MESSAGES)
             log.move_front(txn, row, front)
+            self._tries_from = front
 
-    def _owned(self, row: ProcessorRow) -> None:
+    def _owned(self, row: ProcessorRow, packed: bytes) -> None:
         """The commit is done: what the next one compares with."""
         self._row = row
-        self._expected = row.pack()
+        self._expected = packed
 
     def _moved(self, taken: Taken) -> ProcessorRow:
         """The row with the positions behind what was taken."""
-        ends = {s.tailer: s for s in taken.slices}
-        positions = []
-        for tailer, position in zip(self._order, self._row.positions):
-            piece = ends.get(tailer)
-            positions.append(position if piece is None else Position(piece.identity, piece.stop, piece.seal()))
-        return self._row._replace(pending=False, positions=tuple(positions))
+        row = self._row
+        positions = list(row.positions)
+        for piece in taken.slices:
+            positions[self._place[piece.tailer]] = Position(piece.identity, piece.stop, piece.seal())
+        return ProcessorRow(
+            row.owner, row.epoch, row.generation, row.pid, row.boot, False, tuple(positions), row.source
+        )
 
     def _standing(self, taken: Taken) -> ProcessorRow:
         """The row with the positions where the step begins: further on, where a purge was faster."""
@@ -545,12 +555,10 @@ class Delivery:
         return self.hasher.digest(taken.ranges(start, stop))
 
     def _snapshot(self, taken: Taken, start: int, stop: int) -> dict[str, Any]:
-        ranges = taken.ranges(start, stop)
+        starts = {s.tailer: s.start + start for s in taken.slices}
+        ends = {s.tailer: s.start + stop for s in taken.slices}
         return tries.snapshot(
-            self.node.id,
-            {tailer: low for tailer, _, low, _ in ranges},
-            {tailer: high for tailer, _, _, high in ranges},
-            ranges[0][0] if self.node.mode == "alts" else None,
+            self.node.id, starts, ends, taken.slices[0].tailer if self.node.mode == "alts" else None
         )
 
     # --- parts ----------------------------------------------------------------------------------

@@ -24,6 +24,9 @@ KEY: Final = struct.Struct(">Q")
 _PIECE_KEY: Final = struct.Struct(">QI")
 _ROW: Final = struct.Struct(">8sQQQI")
 ROW_BYTES: Final = _ROW.size + 8
+_pack_key = KEY.pack
+_pack_row = _ROW.pack
+_unpack_row = _ROW.unpack_from
 
 READ_BYTES_MAX: Final = 4 << 20
 """A read stops behind the batch that reaches this, so that memory is bounded by bytes too."""
@@ -78,38 +81,52 @@ class Log:
             raise QueueNotFound(f"The queue {self.queue!r} is gone from the store.", "cues queues.", queue=self.queue)
         return unpack_row(raw)
 
-    def append(self, txn: Any, row: Row, pages: Sequence[Page]) -> int:
-        """Write ``pages`` behind what is there; returns the index of the first message.
+    def append(self, txn: Any, pages: Sequence[Page]) -> tuple[int, int]:
+        """Write ``pages`` behind what is there; returns the index of the first message and the options version.
 
-        ``row`` is this transaction's. The caller rings the doorbells after the commit.
+        The caller rings the doorbells after the commit.
         """
-        identity, first, index, time_ns, version = row
-        now = clock.now_ns()
-        if now < time_ns:
-            now = time_ns
-        start = index
+        identity, first, start, time_ns, version = _unpack_row(txn.get(self.key))
+        now = max(clock.now_ns(), time_ns)
+        index = start
         if len(pages) == 1 and not pages[0].pieces:
-            page = pages[0]
-            written = txn.put(KEY.pack(index), batch.seal(page, index, now), append=True, db=self.database)
-            index += page.count
+            value = batch.seal(pages[0], index, now)
+            written = txn.put(_pack_key(index), value, True, True, True, self.database)
+            index += pages[0].count
         else:
             items: list[tuple[bytes, bytes]] = []
             for page in pages:
-                items.append((KEY.pack(index), batch.seal(page, index, now)))
+                items.append((_pack_key(index), batch.seal(page, index, now)))
                 for number, piece in enumerate(page.pieces, 1):
                     items.append((_PIECE_KEY.pack(index, number), batch.seal_piece(piece, number)))
                 index += page.count
             _, added = txn.cursor(self.database).putmulti(items, append=True)
             written = added == len(items)
         if not written:
-            raise StoreDamaged(
-                f"The log {self.id} holds records beyond its next index {start}; nothing was written.",
-                f"cues check {self.store.path}.",
-                path=self.store.path,
-            )
-        raw = _ROW.pack(identity, first, index, now, version)
+            raise self._occupied(start)
+        raw = _pack_row(identity, first, index, now, version)
         txn.put(self.key, raw + batch.checksum(raw))
-        return start
+        return start, version
+
+    def append_plain(self, txn: Any, body: bytes) -> tuple[int, int]:
+        """:meth:`append` for one message, as :func:`batch.plain` encoded it: the shortest way to the disk."""
+        identity, first, index, time_ns, version = _unpack_row(txn.get(self.key))
+        now = clock.now_ns()
+        if now < time_ns:
+            now = time_ns
+        value = batch.seal_plain(body, index, now)
+        if not txn.put(_pack_key(index), value, True, True, True, self.database):
+            raise self._occupied(index)
+        raw = _pack_row(identity, first, index + 1, now, version)
+        txn.put(self.key, raw + batch.checksum(raw))
+        return index, version
+
+    def _occupied(self, index: int) -> StoreDamaged:
+        return StoreDamaged(
+            f"The log {self.id} holds records beyond its next index {index}; nothing was written.",
+            f"cues check {self.store.path}.",
+            path=self.store.path,
+        )
 
     def read(self, txn: Any, row: Row, index: int, count: int, bytes_max: int = READ_BYTES_MAX) -> list[Raw]:
         """Copy out the records that hold the messages ``index`` to ``index + count``, as far as they exist.

@@ -141,13 +141,25 @@ class Queue:
 
     def append_pages(self, txn: Any, pages: list[batch.Page]) -> int:
         """Append inside a transaction, and let retention take what it may; returns the first index."""
-        row = self.log.row(txn)
-        start = self.log.append(txn, row, pages)
-        if row.version != self._version:
-            self.follow_options(txn, row)
+        start, version = self.log.append(txn, pages)
+        if version != self._version or self._options.retention is not None:
+            self._appended(txn, version)
+        return start
+
+    def append_plain(self, txn: Any, body: bytes) -> int:
+        """:meth:`append_pages` for one message (see :func:`batch.plain`)."""
+        index, version = self.log.append_plain(txn, body)
+        if version != self._version or self._options.retention is not None:
+            self._appended(txn, version)
+        if faults.active:
+            faults.point("append.inside")
+        return index
+
+    def _appended(self, txn: Any, version: int) -> None:
+        if version != self._version:
+            self.follow_options(txn, self.log.row(txn))
         if self._options.retention is not None:
             self._retain(txn)
-        return start
 
     def _retain(self, txn: Any) -> None:
         retention = self._options.retention
@@ -202,6 +214,9 @@ class Appender:
         options = queue.options
         self._limit = options.max_message_bytes
         self._strips = options.strips
+        self._commit = queue.store.commit
+        self._ring = queue.store.ring
+        self._plain = queue.append_plain
         self._closed = False
 
     def write(self, message: dict[str, Any]) -> int:
@@ -212,13 +227,15 @@ class Appender:
         """
         if self._closed or self.queue._closed:
             self._check()
-        pages = batch.build_one(message, self._limit, self._strips)
+        body = batch.plain(message)
+        if body is None or len(body) > self._limit:
+            return self.write_many([message]).start
         if faults.active:
             faults.point("append.before")
-        index = self._store.commit(self._append, pages, pages=len(pages) + len(pages[0].pieces))
+        index = self._commit(self._plain, body)
         if faults.active:
             faults.point("append.after")
-        self._store.ring(self._mask)
+        self._ring(self._mask)
         return index
 
     def write_many(self, messages: Iterable[dict[str, Any]]) -> range:

@@ -83,10 +83,7 @@ class Slice:
 
     def seal(self) -> bytes:
         """Checksum of the batch that holds the last message."""
-        for batch in reversed(self.batches):
-            if batch.first < self.stop <= batch.next:
-                return batch.seal
-        raise AssertionError(f"index {self.stop - 1} was not taken")
+        return self.batches[-1].seal
 
     @property
     def traced(self) -> bool:
@@ -95,6 +92,10 @@ class Slice:
 
     def provenance(self) -> Provenance:
         """Of all messages, with the step onto this queue."""
+        if len(self.batches) == 1:
+            (batch,) = self.batches
+            low = self.start - batch.first
+            return batch.provenance(self.queue, self.kept).slice(low, low + len(self.messages))
         parts = []
         for batch in self.batches:
             low, high = max(batch.first, self.start), min(batch.next, self.stop)
@@ -103,7 +104,7 @@ class Slice:
         return concat(parts)
 
 
-@dataclass
+@dataclass(slots=True)
 class Taken:
     """What a step works on: a slice from each tailer that it reads, all of ``count`` messages."""
 
@@ -120,10 +121,10 @@ class Taken:
 
     def before(self, offset: int) -> Taken:
         """The messages before one of them."""
-        cut = [
-            Slice(s.binding, s.tailer, s.queue, s.identity, s.kept, s.start, s.messages[:offset], s.batches)
-            for s in self.slices
-        ]
+        cut = []
+        for s in self.slices:
+            batches = [batch for batch in s.batches if batch.first < s.start + offset]
+            cut.append(Slice(s.binding, s.tailer, s.queue, s.identity, s.kept, s.start, s.messages[:offset], batches))
         return Taken(cut, offset)
 
 
@@ -135,7 +136,7 @@ class Failure:
     attempts: int
 
 
-@dataclass
+@dataclass(slots=True)
 class Output:
     """What goes to one binding, with the offset of the taken message that each came from."""
 
@@ -157,7 +158,7 @@ class Output:
         return Output([item for item, _ in left], [origin for _, origin in left])
 
 
-@dataclass
+@dataclass(slots=True)
 class Results:
     """What came of a step's messages."""
 

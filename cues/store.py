@@ -83,6 +83,8 @@ class Environment:
         self.allocation: datafile.Allocation
         self.databases: dict[bytes, Any] = {}
         self.guard = threading.Lock()
+        self.leading = threading.Lock()
+        """Held by the thread that commits for all that wait."""
         self.waiting: list[_Member] = []
 
     def close(self, clean: bool) -> None:
@@ -110,7 +112,7 @@ class _Member:
         self.work = work
         self.pages = pages
         self.args = args
-        self.done = threading.Event()
+        self.done = False
         self.error: BaseException | None = None
         self.result: Any = None
 
@@ -151,6 +153,13 @@ class Store:
         self._shared = _open(Path(path), durability, map_size, readonly, writer_timeout_s)
         self._closed = False
         self._tidy: list[Callable[[], None]] = []
+        doorbells = self._shared.doorbells
+        self.ring: Callable[[int], None] = doorbells.ring if doorbells is not None else lambda mask: None
+        """Wake who waits for a log of the mask."""
+        self._transact: Callable[..., Any] = self._refuse
+        if self._shared.turnstile is not None and not readonly:
+            together = self._shared.durability == "disk"
+            self._transact = self._transact_together if together else self._shared.turnstile.transact
         self.path: str = str(path)
 
     @property
@@ -215,83 +224,57 @@ class Store:
         for the disk at the same time share a transaction, and a member that raises is undone alone.
         ``pages`` is how many pages of values it writes at most.
         """
+        try:
+            return self._transact(pages + COMMIT_PAGES, work, *args)  # type: ignore[no-any-return]
+        except lmdb.Error as error:
+            self._check()
+            raise _translate(error, self.path) from error
+
+    def _refuse(self, *_: Any) -> Any:
+        """In the place of a transaction where there can be none."""
         self._check()
+        raise StoreReadOnly(
+            f"The store {self.path} was opened read-only.", "open it without readonly=True.", path=self.path
+        )
+
+    def _transact_together(self, pages: int, work: Callable[..., Any], *args: Any) -> Any:
+        """One waits for the disk on behalf of all: whoever gets in first commits what waits by then."""
         shared = self._shared
         turnstile = shared.turnstile
-        if self.readonly or turnstile is None:
-            raise StoreReadOnly(
-                f"The store {self.path} was opened read-only.", "open it without readonly=True.", path=self.path
-            )
-        if shared.durability == "disk":
-            return self._commit_together(turnstile, _Member(work, args, pages))  # type: ignore[no-any-return]
-        with turnstile.mutex:
-            txn = turnstile.begin()
-            try:
-                try:
-                    self._shared.allocation.ensure(pages + COMMIT_PAGES)
-                    result = work(txn, *args)
-                    txn.commit()
-                except BaseException:
-                    txn.abort()
-                    raise
-            except lmdb.Error as error:
-                raise _translate(error, self.path) from error
-            finally:
-                turnstile.end()
-        return result
-
-    def _commit_together(self, turnstile: Turnstile, me: _Member) -> Any:
-        """One waits for the disk on behalf of all: whoever gets the mutex commits what waits by then."""
-        shared = self._shared
+        if turnstile is None:
+            return self._refuse()
+        me = _Member(work, args, pages)
         with shared.guard:
             shared.waiting.append(me)
-        with turnstile.mutex:
-            if not me.done.is_set():
+        with shared.leading:
+            if not me.done:
                 with shared.guard:
                     members, shared.waiting = shared.waiting, []
                 try:
-                    self._commit_members(turnstile, members)
+                    turnstile.transact(sum(member.pages for member in members), self._run_members, members)
                 except BaseException as error:
                     for member in members:
                         member.error = member.error or error
                 finally:
                     for member in members:
-                        member.done.set()
+                        member.done = True
         if me.error is not None:
             raise me.error
         return me.result
 
-    def _commit_members(self, turnstile: Turnstile, members: list[_Member]) -> None:
-        txn = turnstile.begin()
-        try:
+    def _run_members(self, txn: Any, members: list[_Member]) -> None:
+        if len(members) == 1:
+            members[0].result = members[0].work(txn, *members[0].args)
+            return
+        for member in members:
+            # A child transaction, so that one that raises takes back only its own writes.
+            child = self._shared.env.begin(write=True, parent=txn)
             try:
-                self._shared.allocation.ensure(sum(member.pages + COMMIT_PAGES for member in members))
-                if len(members) == 1:
-                    members[0].result = members[0].work(txn, *members[0].args)
-                else:
-                    for member in members:
-                        # A child transaction, so that one that raises takes back only its own writes.
-                        child = self._shared.env.begin(write=True, parent=txn)
-                        try:
-                            member.result = member.work(child, *member.args)
-                            child.commit()
-                        except Exception as error:
-                            child.abort()
-                            member.error = _translate(error, self.path)
-                txn.commit()
-            except BaseException:
-                txn.abort()
-                raise
-        except lmdb.Error as error:
-            raise _translate(error, self.path) from error
-        finally:
-            turnstile.end()
-
-    def ring(self, mask: int) -> None:
-        """Wake who waits for a log of ``mask``."""
-        doorbells = self._shared.doorbells
-        if doorbells is not None:
-            doorbells.ring(mask)
+                member.result = member.work(child, *member.args)
+                child.commit()
+            except Exception as error:
+                child.abort()
+                member.error = error
 
     @property
     def doorbells(self) -> wakeup.Doorbells | None:
@@ -328,20 +311,15 @@ class Store:
         found = shared.databases.get(name)
         if found is not None:
             return found
-        turnstile = shared.turnstile
-        with shared.guard if turnstile is None else turnstile.mutex:
-            found = shared.databases.get(name)
-            if found is None:
-                try:
-                    found = self._open_database(name, turnstile)
-                except lmdb.NotFoundError:
-                    raise QueueNotFound(
-                        f"The store {self.path} has no database {name.decode()!r}.", "cues check.", queue=name.decode()
-                    ) from None
-                except lmdb.Error as error:
-                    raise _translate(error, self.path) from error
-                shared.databases[name] = found
-        return found
+        try:
+            found = self._open_database(name, shared.turnstile)
+        except lmdb.NotFoundError:
+            raise QueueNotFound(
+                f"The store {self.path} has no database {name.decode()!r}.", "cues check.", queue=name.decode()
+            ) from None
+        except lmdb.Error as error:
+            raise _translate(error, self.path) from error
+        return shared.databases.setdefault(name, found)
 
     def _open_database(self, name: bytes, turnstile: Turnstile | None) -> Any:
         env = self._shared.env
@@ -349,16 +327,7 @@ class Store:
             return env.open_db(name, create=False)
         # py-lmdb ends a read transaction in a way that forgets the handles opened in it, and without
         # a transaction it takes LMDB's writer lock past the turnstile; so, an empty write transaction.
-        txn = turnstile.begin()
-        try:
-            found = env.open_db(name, txn=txn, create=False)
-            txn.commit()
-        except BaseException:
-            txn.abort()
-            raise
-        finally:
-            turnstile.end()
-        return found
+        return turnstile.transact(0, lambda txn: env.open_db(name, txn=txn, create=False))
 
     def create_database(self, txn: Any, name: bytes) -> None:
         """Make a named database inside a write transaction; open it with :meth:`database` after the commit."""
@@ -410,6 +379,7 @@ class Store:
         if self._closed:
             return
         self._closed = True
+        self._transact = self._refuse
         for tidy in self._tidy:
             tidy()
         shared = self._shared
@@ -538,11 +508,10 @@ def _open_environment(
         if not readonly:
             assert shared.locks is not None
             assert shared.doorbells is not None
-            begin = shared.env.begin
-            shared.turnstile = Turnstile(
-                str(path), lambda: begin(write=True), shared.locks, shared.doorbells, timeout_s
-            )
             shared.allocation = datafile.Allocation(path, shared.env.info, shared.doorbells.words)
+            shared.turnstile = Turnstile(
+                str(path), shared.env.begin, shared.allocation.ensure, shared.locks, shared.doorbells, timeout_s
+            )
             shared.env.reader_check()  # slots of killed readers would pin pages
             if shared.turnstile.came_first:
                 shared.allocation.forget()  # what the word says may be of another boot
@@ -589,29 +558,24 @@ def _read_format(path: Path) -> dict[str, Any] | None:
 def _write_format(shared: Environment, durability: str, size: int) -> dict[str, Any]:
     """Read the format record, or write it where the store is new. Whoever comes first decides."""
     assert shared.turnstile is not None
-    txn = shared.turnstile.begin()
-    try:
+
+    def read_or_write(txn: Any) -> bytes:
         raw = txn.get(names.FORMAT_KEY)
         if raw is None:
-            record = {
-                "format": datafile.FORMAT,
-                "requires": [],
-                "id": os.urandom(8),
-                "durability": durability,
-                "map_size": size,
-                "created_ns": clock.now_ns(),
-            }
-            raw = codec.pack(record)
+            raw = codec.pack(
+                {
+                    "format": datafile.FORMAT,
+                    "requires": [],
+                    "id": os.urandom(8),
+                    "durability": durability,
+                    "map_size": size,
+                    "created_ns": clock.now_ns(),
+                }
+            )
             txn.put(names.FORMAT_KEY, raw)
-            txn.commit()
-        else:
-            txn.abort()
-    except BaseException:
-        txn.abort()
-        raise
-    finally:
-        shared.turnstile.end()
-    record: dict[str, Any] = codec.unpack(raw)
+        return bytes(raw)
+
+    record: dict[str, Any] = codec.unpack(shared.turnstile.transact(0, read_or_write))
     if record["durability"] != durability:
         raise _mismatch(str(shared.path), record["durability"], durability)
     return record

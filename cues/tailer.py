@@ -18,8 +18,8 @@ import itertools
 import struct
 import threading
 from collections.abc import Iterator, Sequence
-from datetime import datetime
 from dataclasses import dataclass
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from cues import clock, names, wakeup

@@ -55,8 +55,8 @@ def snapshot(
     found: dict[str, Any] = {
         names.TYPE: names.SNAPSHOT,
         names.PROCESSOR_ID: processor,
-        names.TAILER_INDICES: dict(start),
-        names.TO_INDICES: dict(end),
+        names.TAILER_INDICES: start,
+        names.TO_INDICES: end,
     }
     if tailer is not None:
         found[names.TAILER_ID] = tailer
@@ -72,7 +72,7 @@ def attempt(hash: bytes, indices: Mapping[str, int], failed: bool = False) -> di
         kind = names.ATTEMPT if indices else names.NIL_ATTEMPT
     found: dict[str, Any] = {names.TYPE: kind, names.HASH: hash.hex()}
     if indices:
-        found[names.MESSAGE_INDEX] = dict(indices)
+        found[names.MESSAGE_INDEX] = indices
     return found
 
 

@@ -29,7 +29,7 @@ from typing import Any, Final
 
 from cues import locks
 from cues.errors import WriterStuck
-from cues.wakeup import BUSY_WRITER, SHARED_WRITERS, Doorbells
+from cues.wakeup import BUSY_WRITER, ROOM, SHARED_WRITERS, Doorbells
 
 _LOOK_AGAIN_S: Final = 1.0
 """How often a writer looks whether it is alone again."""
@@ -44,15 +44,17 @@ class Turnstile:
     def __init__(
         self,
         path: str,
-        begin: Callable[[], Any],
+        begin: Callable[..., Any],
+        allocate: Callable[[int], None],
         lock_file: locks.LockFile,
         doorbells: Doorbells,
         timeout_s: float,
     ) -> None:
         self._path = path
         self._begin = begin
+        self._allocate = allocate
         self._locks = lock_file
-        self._words = doorbells.words
+        self._words: Any = doorbells.words  # Any: another process changes them between two looks
         self._timeout_s = timeout_s
         self._pid = os.getpid()
         self._holding = False
@@ -61,30 +63,55 @@ class Turnstile:
         self.mutex = threading.Lock()
         self._join()
 
-    def begin(self) -> Any:
-        """A write transaction. Raises :class:`WriterStuck` at the deadline."""
+    def transact(self, pages: int, work: Callable[..., Any], *args: Any) -> Any:
+        """Run ``work(txn, …)`` in a write transaction with room for ``pages`` and commit it.
+
+        Raises :class:`WriterStuck` at the deadline; whatever is raised, nothing was written. Every
+        small append goes through here, so nothing is called that need not be.
+        """
         words = self._words
-        if words[SHARED_WRITERS] == 0:
-            words[BUSY_WRITER] = self._pid
-            txn = self._begin()
-            shared: int = words[SHARED_WRITERS]
-            if shared == 0:
-                return txn
-            txn.abort()
-            words[BUSY_WRITER] = 0
+        with self.mutex:
+            if words[SHARED_WRITERS]:
+                txn = self._queue_up()
+            else:
+                words[BUSY_WRITER] = self._pid
+                txn = self._begin(None, None, True)
+                if words[SHARED_WRITERS]:
+                    txn.abort()
+                    words[BUSY_WRITER] = 0
+                    txn = self._queue_up()
+            try:
+                room = words[ROOM]
+                if room >= pages:
+                    words[ROOM] = room - pages
+                else:
+                    self._allocate(pages)
+                result = work(txn, *args)
+                txn.commit()
+                return result
+            except BaseException:
+                txn.abort()
+                raise
+            finally:
+                if self._holding:
+                    self._let_go()
+                else:
+                    words[BUSY_WRITER] = 0
+
+    def _queue_up(self) -> Any:
         self._await(lambda: self._locks.try_lock(locks.WRITER), lambda: self._locks.holder(locks.WRITER))
         self._holding = True
-        return self._begin()
+        try:
+            return self._begin(None, None, True)
+        except BaseException:
+            self._let_go()
+            raise
 
-    def end(self) -> None:
-        """The transaction was committed or aborted."""
-        if self._holding:
-            self._holding = False
-            self._locks.unlock(locks.WRITER)
-            if time.monotonic() - self._looked > _LOOK_AGAIN_S:
-                self._look_again()
-        else:
-            self._words[BUSY_WRITER] = 0
+    def _let_go(self) -> None:
+        self._holding = False
+        self._locks.unlock(locks.WRITER)
+        if time.monotonic() - self._looked > _LOOK_AGAIN_S:
+            self._look_again()
 
     def leave(self) -> bool:
         """Stop being a writer of this store; returns whether no other process is one."""

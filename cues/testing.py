@@ -1,0 +1,590 @@
+"""Help for tests of graphs: a clock to set, crashes on order, deterministic runs, and a judge of histories.
+
+    with testing.temporary_store() as store:                 # checked on the way out
+        store.queue("orders").appender().write_many(orders)
+        testing.run_until_idle(graph, store)                 # one thread, always in the same order
+        testing.check_history(map(price, orders), testing.messages(store, "priced")).expect_exact()
+
+    for point, hit in testing.crash_sites(run):              # every place where a step can die
+        with testing.crash(point, hit, how="raise"), suppress(testing.Crashed):
+            run()
+        run()                                                # start again, and compare
+
+A run under :func:`run_until_idle` takes, runs and commits as a graph that was started does, by the
+same code; what it leaves out is threads, sleeping and waiting. So a test that passes once passes
+always, and one that fails can be stepped through.
+
+Not guaranteed: that a simulated crash (``how="raise"``) is as hard as a real one. It drops what a
+transaction had written and everything in memory, which is what matters to the protocol; for the real
+thing run in a process of its own with ``how="kill"``, or with ``CUES_FAULT=commit.inside:3``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import tempfile
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
+
+from cues import clock as clocks
+from cues import codec, faults, names
+from cues.delivery import Delivery
+from cues.engine.assembly import Assembly, assemble
+from cues.errors import Fenced, InvalidArgument, ProcessorStopped
+from cues.events import Counters, Event, Recovered
+from cues.feed import SourceDelivery
+from cues.hashes import delivery_hash
+from cues.ownership import read_row, read_topology
+from cues.state import Table
+from cues.store import Store
+
+if TYPE_CHECKING:
+    from cues.graph import Graph
+
+__all__ = [
+    "Clock",
+    "Crashed",
+    "Finding",
+    "History",
+    "Report",
+    "check_attempts",
+    "check_hashes",
+    "check_history",
+    "contents",
+    "crash",
+    "crash_sites",
+    "messages",
+    "run_until_idle",
+    "state",
+    "temporary_store",
+]
+
+
+# --- time ---------------------------------------------------------------------------------------
+
+
+class Clock:
+    """Put a clock that stands still in the place of the real ones, for the time of a ``with`` block.
+
+        with testing.Clock(datetime(2026, 1, 31, tzinfo=UTC)) as clock:
+            appender.write({"x": 1})        # appended at midnight
+            clock.advance(3600)             # seconds, or a timedelta
+            clock.set(an_earlier_time)      # wall clocks step back; appends never do
+
+    It holds for append times and for leases, in this process only. The monotonic clock begins at its
+    real value, so that leases of other processes can be compared with it, and follows
+    :meth:`advance` but not :meth:`set`.
+    """
+
+    def __init__(self, start: datetime | None = None) -> None:
+        self._start = start
+        self._wall_ns = 0
+        self._monotonic_ns = 0
+        self._real: tuple[Any, Any] | None = None
+
+    @property
+    def now(self) -> datetime:
+        """What the clock shows: an aware datetime in UTC."""
+        return clocks.to_datetime(self._wall_ns)
+
+    def advance(self, by: float | timedelta) -> datetime:
+        """Let time pass, on both clocks; returns the new time. Refuses to go back: that is :meth:`set`."""
+        seconds = by.total_seconds() if isinstance(by, timedelta) else by
+        if seconds < 0:
+            raise InvalidArgument(f"Time cannot pass backwards ({seconds} s).", "clock.set(an_earlier_time).")
+        self._wall_ns += round(seconds * 1e9)
+        self._monotonic_ns += round(seconds * 1e9)
+        return self.now
+
+    def set(self, when: datetime) -> datetime:
+        """Set the wall clock, forwards or backwards; the monotonic clock does not move."""
+        self._wall_ns = clocks.to_ns(when)
+        return self.now
+
+    def __enter__(self) -> Clock:
+        self._real = (clocks.now_ns, clocks.monotonic_ns)
+        self._wall_ns = clocks.to_ns(self._start) if self._start is not None else clocks.now_ns()
+        self._monotonic_ns = clocks.monotonic_ns()
+        clocks.now_ns = lambda: self._wall_ns
+        clocks.monotonic_ns = lambda: self._monotonic_ns
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        assert self._real is not None
+        clocks.now_ns, clocks.monotonic_ns = self._real
+
+
+# --- crashes ------------------------------------------------------------------------------------
+
+
+class Crashed(BaseException):
+    """Raised at a crash point by ``crash(…, how="raise")``.
+
+    Not an ``Exception``, so that neither a function's own handlers nor the error queue take it for a
+    failure of a message: as with ``kill -9``, nobody gets to tidy up.
+    """
+
+
+How = Literal["kill", "stop", "raise"]
+
+
+def _raise(name: str) -> None:
+    raise Crashed(name)
+
+
+_ACTIONS: Final[dict[str, faults.Action]] = {"kill": faults.kill, "stop": faults.stop, "raise": _raise}
+
+
+@contextlib.contextmanager
+def crash(point: str, hit: int = 1, how: How = "kill") -> Iterator[None]:
+    """Crash at the ``hit``-th time (from 1) that ``point`` is reached inside the block.
+
+    ``how`` is ``"kill"`` (SIGKILL to this process: for use in a child), ``"stop"`` (SIGSTOP, until
+    somebody continues it) or ``"raise"`` (:class:`Crashed`, in the thread that got there). The names
+    of the points and what is true at each are in ``cues.faults.POINTS``.
+    """
+    if how not in _ACTIONS:
+        raise InvalidArgument(f"A crash by {how!r}.", "'kill', 'stop' or 'raise'.")
+    faults.disarm()
+    faults.arm(point, hit, _ACTIONS[how])
+    try:
+        yield
+    finally:
+        faults.disarm()
+
+
+def crash_sites(run: Callable[[], object], points: Iterable[str] = tuple(faults.POINTS)) -> list[tuple[str, int]]:
+    """Every (point, hit) that ``run()`` passes, in the order of a message's journey.
+
+    Calls ``run`` once, without a crash; let the tests that follow begin where it began.
+    """
+    faults.disarm()
+    faults.count()
+    try:
+        run()
+        found = faults.hits()
+    finally:
+        faults.disarm()
+    return [(point, hit) for point in points for hit in range(1, found.get(point, 0) + 1)]
+
+
+# --- stores -------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def temporary_store(durability: str = "process", map_size: int = 64 << 20) -> Iterator[Store]:
+    """A new store that is gone after the block; raises AssertionError when its check finds anything then."""
+    with tempfile.TemporaryDirectory(prefix="cues-") as directory:
+        store = Store(os.path.join(directory, "store"), durability=durability, map_size=map_size)
+        try:
+            yield store
+            problems = [] if store.closed else store.check()
+        finally:
+            store.close()
+        if problems:
+            raise AssertionError("the store does not hold: " + "; ".join(problems))
+
+
+def messages(store: Store, queue: str) -> list[dict[str, Any]]:
+    """All messages that are on a queue now, in order. A processor's id names its try log."""
+    return list(store.queue(queue).tailer())
+
+
+def state(store: Store, processor: str, key: Any = None) -> dict[Any, Any]:
+    """The committed state of ``"graph.processor"`` under one key (None: of a processor without ``key=``)."""
+    return dict(Table(store, processor).view(key))
+
+
+def contents(store: Store) -> dict[str, dict[str, Any]]:
+    """Everything durable that a user can see, as plain data to compare two runs by.
+
+    ``queues``: all messages by queue (without try logs, which tell how a run was cut into steps and
+    not what came of it); ``state``: the packed rows by processor; ``positions``: the index by tailer
+    id; ``sources``: position and count of bare messages by processor.
+    """
+    queues = {name: messages(store, name) for name in store.queues()}
+    positions: dict[str, Any] = {}
+    sources: dict[str, Any] = {}
+    rows: dict[str, Any] = {}
+    for processor in _processors(store):
+        with store.view() as txn:
+            row, topology = read_row(txn, processor), read_topology(txn, processor)
+        if row is None or topology is None:
+            continue
+        positions |= {tailer: position.next for tailer, position in zip(topology.tailers, row.positions)}
+        if row.source:
+            sources[processor] = codec.unpack(row.source)
+    state_names = [name for name, entries in store.entries() if name.startswith(b"state:") and entries]
+    for name in state_names:
+        database = store.database(name)
+        with store.view() as txn:
+            rows[name[6:].decode()] = {bytes(k): bytes(v) for k, v in txn.cursor(database)}
+    return {"queues": queues, "state": rows, "positions": positions, "sources": sources}
+
+
+def _processors(store: Store) -> list[str]:
+    prefix = names.processor_key("")
+    with store.view() as txn:
+        return [key[len(prefix) :].decode() for key, _ in store.rows(txn, prefix)]
+
+
+# --- running ------------------------------------------------------------------------------------
+
+
+@dataclass
+class Report:
+    """What a run did."""
+
+    steps: dict[str, int] = field(default_factory=dict)
+    """Turns that committed something, by processor name."""
+    decisions: dict[str, str] = field(default_factory=dict)
+    """What the start decided, by processor name: fresh, resume, rewind or void."""
+    events: list[Event] = field(default_factory=list)
+    """Everything that was told to listeners, in order."""
+    waits_s: list[float] = field(default_factory=list)
+    """The pauses before retries; none of them was slept."""
+    counters: dict[str, Counters] = field(default_factory=dict)
+    """By processor name."""
+    stopped: dict[str, BaseException] = field(default_factory=dict)
+    """What stopped a processor, by its name."""
+
+
+def run_until_idle(
+    graph: Graph,
+    store: str | os.PathLike[str] | Store | None = None,
+    *,
+    steps_max: int | None = None,
+    seed: int | None = None,
+    accept_topology: bool = False,
+    take_over: bool = False,
+    stopped: Literal["raise", "return"] = "raise",
+) -> Report:
+    """Start ``graph``, let its processors take turns until nobody has anything to do, and close it.
+
+    One thread, no sleeping: in each round every processor, in the order of declaration, makes one
+    step if it can (a source is pulled for up to its ``batch_size`` messages first). ``seed`` shuffles
+    each round instead, the same for the same seed: run a test with several to try other
+    interleavings. ``steps_max`` ends the run after so many steps in all, for sources that never end.
+
+    A processor that stops at an error is left aside while the others go on; at the end its
+    :class:`~cues.ProcessorStopped` is raised, with the user's exception as its cause (or kept in
+    ``Report.stopped`` with ``stopped="return"``). :class:`~cues.Fenced` by a takeover is raised at
+    once. Errors of the start are as of :meth:`Graph.start`.
+    """
+    report = Report()
+
+    def emit(event: Event) -> None:
+        report.events.append(event)
+        if isinstance(event, Recovered):
+            report.decisions[_short(event.processor)] = event.decision
+
+    def pause(seconds: float) -> bool:
+        report.waits_s.append(seconds)
+        return False
+
+    assembly = assemble(graph, store, accept_topology=accept_topology, take_over=take_over, pause=pause, emit=emit)
+    try:
+        for delivery in assembly.deliveries:
+            report.steps[delivery.node.name] = 0
+            report.counters[delivery.node.name] = delivery.counters
+        _rounds(assembly, report, steps_max, random.Random(seed) if seed is not None else None)
+        faults.point("close.before")
+    finally:
+        assembly.close()
+    if stopped == "raise":
+        for error in report.stopped.values():
+            raise error
+    return report
+
+
+def _short(processor: str) -> str:
+    return processor.rpartition(".")[2]
+
+
+def _rounds(assembly: Assembly, report: Report, steps_max: int | None, chance: random.Random | None) -> None:
+    left = float("inf") if steps_max is None else steps_max
+    going = True
+    while going and left > 0:
+        going = False
+        turns = list(assembly.deliveries)
+        if chance is not None:
+            chance.shuffle(turns)
+        for delivery in turns:
+            name = delivery.node.name
+            if name in report.stopped or left <= 0:
+                continue
+            try:
+                if not _turn(delivery, report):
+                    continue
+            except ProcessorStopped as error:
+                report.stopped[name] = error
+                continue
+            report.steps[name] += 1
+            left -= 1
+            going = True
+
+
+def _turn(delivery: Delivery, report: Report) -> bool:
+    """One step of one processor; whether it did anything."""
+    while True:
+        try:
+            if isinstance(delivery, SourceDelivery):
+                delivery.feed.pull(delivery.node.options.batch_size)
+            return delivery.step() == "committed"
+        except Fenced as fence:
+            if fence.reason != "seek":
+                raise
+            with delivery.store.view() as txn:
+                row = read_row(txn, delivery.node.id)
+            assert row is not None
+            delivery.adopt(row)
+            delivery.recover()
+        except ProcessorStopped:
+            wait_s = delivery.again() if isinstance(delivery, SourceDelivery) else None
+            if wait_s is None:
+                raise
+            report.waits_s.append(wait_s)
+
+
+# --- histories ----------------------------------------------------------------------------------
+
+
+class Finding(NamedTuple):
+    """One message that is not as it should be."""
+
+    place: int
+    """Its place from 0: among the found ones, of a lost one among the expected ones of its stream."""
+    message: Any
+    stream: Any = None
+    """Which of the expected streams it belongs to; None where there is one, or none."""
+
+
+@dataclass(frozen=True)
+class History:
+    """The judgement of :func:`check_history`. True when nothing is wrong at all."""
+
+    expected: int
+    found: int
+    lost: tuple[Finding, ...] = ()
+    """Expected and never found."""
+    duplicated: tuple[Finding, ...] = ()
+    """Found more often than expected: the second and later ones."""
+    reordered: tuple[Finding, ...] = ()
+    """Found, but not behind those that they should follow; the fewest that explain the order."""
+    unexpected: tuple[Finding, ...] = ()
+    """Found and never expected."""
+
+    @property
+    def exact(self) -> bool:
+        """Nothing lost, duplicated, reordered or unexpected."""
+        return not (self.lost or self.duplicated or self.reordered or self.unexpected)
+
+    @property
+    def at_least_once(self) -> bool:
+        """Nothing lost or unexpected, and the first times that messages came are in order."""
+        return not (self.lost or self.reordered or self.unexpected)
+
+    @property
+    def at_most_once(self) -> bool:
+        """Nothing duplicated, reordered or unexpected."""
+        return not (self.duplicated or self.reordered or self.unexpected)
+
+    def __bool__(self) -> bool:
+        return self.exact
+
+    def expect_exact(self) -> None:
+        """Raise AssertionError, saying what is wrong, unless :attr:`exact`."""
+        if not self.exact:
+            raise AssertionError(str(self))
+
+    def __str__(self) -> str:
+        if self.exact:
+            return f"all {self.expected} messages, once and in order"
+        lines = [f"of {self.expected} expected messages, {self.found} found:"]
+        for kind in ("lost", "duplicated", "reordered", "unexpected"):
+            findings: tuple[Finding, ...] = getattr(self, kind)
+            if findings:
+                lines.append(f"  {len(findings)} {kind}:")
+                for finding in findings[:5]:
+                    stream = f" of {finding.stream!r}" if finding.stream is not None else ""
+                    lines.append(f"    at {finding.place}{stream}: {str(finding.message)[:200]}")
+                if len(findings) > 5:
+                    lines.append(f"    … and {len(findings) - 5} more")
+        return "\n".join(lines)
+
+
+def check_history(
+    expected: Iterable[Any] | Mapping[Any, Iterable[Any]],
+    found: Iterable[Any],
+    *,
+    key: str | Callable[[Any], Any] | None = None,
+    ordered: bool = True,
+) -> History:
+    """Compare what came out with what should have: lost, duplicated, reordered, unexpected.
+
+    ``expected`` is a series of messages in the order in which they must come, or a mapping of
+    several: then only the order inside each is judged, which is what holds behind an alts step, a
+    queue with several writers, or a partitioned one. ``found`` is what came, in its order. ``key``,
+    the name of a field or a function, is what identifies a message in both; by default all of it.
+    With ``ordered=False`` any order will do.
+
+    A message that is expected n times may be found n times. Of a message that came twice the first
+    one counts for the order. Takes O(n log n) time and keeps all messages in memory.
+    """
+    streams = dict(expected) if isinstance(expected, Mapping) else {None: expected}
+    identify = _identifier(key)
+    places: dict[Any, deque[tuple[Any, int]]] = {}
+    wanted: dict[Any, list[Any]] = {}
+    for stream, series in streams.items():
+        wanted[stream] = list(series)
+        for place, message in enumerate(wanted[stream]):
+            known = places.setdefault(identify(message), deque())
+            if known and known[0][0] != stream:
+                raise InvalidArgument(
+                    f"The streams {known[0][0]!r} and {stream!r} both expect {str(message)[:100]}.",
+                    "key= with something that tells them apart.",
+                )
+            known.append((stream, place))
+    came: dict[Any, list[tuple[int, int, Any]]] = {stream: [] for stream in wanted}
+    duplicated: list[Finding] = []
+    unexpected: list[Finding] = []
+    total = 0
+    last_stream: dict[Any, Any] = {}
+    for at, message in enumerate(found):
+        total += 1
+        identity = identify(message)
+        known = places.get(identity, deque())
+        if known:
+            stream, place = known.popleft()
+            last_stream[identity] = stream
+            came[stream].append((place, at, message))
+        elif identity in last_stream:
+            duplicated.append(Finding(at, message, last_stream[identity]))
+        else:
+            unexpected.append(Finding(at, message))
+    lost = [
+        Finding(place, wanted[stream][place], stream)
+        for stream, place in sorted((where for left in places.values() for where in left), key=lambda w: w[1])
+    ]
+    reordered: list[Finding] = []
+    if ordered:
+        for stream, series in came.items():
+            kept = _longest_rise([place for place, _, _ in series])
+            reordered += [Finding(at, m, stream) for i, (_, at, m) in enumerate(series) if i not in kept]
+    return History(
+        sum(map(len, wanted.values())), total, tuple(lost), tuple(duplicated), tuple(reordered), tuple(unexpected)
+    )
+
+
+def check_hashes(calls: Iterable[tuple[Any, str]]) -> list[str]:
+    """Judge the delivery hashes that a message function saw, as (what it was given, ``process.delivery_hash``).
+
+    The same message must come under the same hash at every call, and no two messages under one.
+    Returns what is wrong, one sentence each. Messages are told apart by equality, so give each its
+    own number.
+    """
+    by_message: dict[Any, str] = {}
+    by_hash: dict[str, Any] = {}
+    problems: list[str] = []
+    for message, hash in calls:
+        identity = _frozen(message)
+        before = by_message.setdefault(identity, hash)
+        if before != hash:
+            problems.append(f"{message!r} came under {before} and then under {hash}")
+        other = by_hash.setdefault(hash, identity)
+        if other != identity:
+            problems.append(f"{hash} names {message!r} and another message")
+    return problems
+
+
+def check_attempts(store: Store) -> list[str]:
+    """Judge the try logs of all processors by what they say themselves.
+
+    Every attempt must carry the hash of the snapshot before it, that hash must be the one computed
+    anew from the ranges in the snapshot, and the message that an attempt names must, if it was not
+    purged, carry it too. Returns what does not hold, one sentence each. A generation raised by a
+    seek makes what is in the log from before it look wrong.
+    """
+    problems: list[str] = []
+    for processor in _processors(store):
+        with store.view() as txn:
+            row, topology = read_row(txn, processor), read_topology(txn, processor)
+        assert row is not None and topology is not None
+        identities = {tailer: position.identity for tailer, position in zip(topology.tailers, row.positions)}
+        pending: str | None = None
+        for record in messages(store, processor):
+            if record[names.TYPE] == names.SNAPSHOT:
+                start, end = record[names.TAILER_INDICES], record[names.TO_INDICES]
+                if any(tailer not in identities for tailer in start):
+                    pending = None  # of an input that is no longer read
+                    continue
+                source = record.get(names.SOURCE_POSITION)
+                ranges = [(t, identities[t], start[t], end[t]) for t in start]
+                pending = delivery_hash(
+                    processor, row.generation, ranges, ["source", *source] if source is not None else None
+                )
+                continue
+            if pending is None:
+                continue
+            where = f"{processor}: the attempt {record[names.HASH]}"
+            if record[names.HASH] != pending:
+                problems.append(f"{where} follows a snapshot whose ranges have the hash {pending}")
+            for queue, index in record.get(names.MESSAGE_INDEX, {}).items():
+                tailer = store.queue(queue).tailer()
+                if index < tailer.index:
+                    continue
+                tailer.to_index(index)
+                if tailer.read() is None or tailer.envelope is None or tailer.envelope.hash != record[names.HASH]:
+                    problems.append(f"{where} names message {index} of {queue}, which carries another hash")
+    return problems
+
+
+def _longest_rise(places: Sequence[int]) -> set[int]:
+    """Which items of ``places`` make a longest strictly rising run."""
+    ends: list[int] = []
+    items: list[int] = []
+    before: list[int] = []
+    for item, place in enumerate(places):
+        at = bisect_left(ends, place)
+        before.append(items[at - 1] if at else -1)
+        if at == len(ends):
+            ends.append(place)
+            items.append(item)
+        else:
+            ends[at] = place
+            items[at] = item
+    kept: set[int] = set()
+    item = items[-1] if items else -1
+    while item >= 0:
+        kept.add(item)
+        item = before[item]
+    return kept
+
+
+def _identifier(key: str | Callable[[Any], Any] | None) -> Callable[[Any], Any]:
+    if key is None:
+        return _frozen
+    if isinstance(key, str):
+        return lambda message: _frozen(message.get(key))
+    return lambda message: _frozen(key(message))
+
+
+def _frozen(value: Any) -> Any:
+    """``value`` as something that can be a key of a dict, equal for equal values."""
+    if isinstance(value, dict):
+        return ("dict", frozenset((k, _frozen(v)) for k, v in value.items()))
+    if isinstance(value, (list, tuple)):
+        return (type(value).__name__, tuple(_frozen(item) for item in value))
+    if isinstance(value, (set, frozenset)):
+        return ("set", frozenset(_frozen(item) for item in value))
+    try:
+        hash(value)
+    except TypeError:
+        return ("repr", repr(value))
+    return value
