@@ -16,7 +16,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from cues import codec, errors, faults, processors, testing
+    from cues import codec, errors, faults, testing
     from cues.errors import (
         AlreadyRunning,
         BatchDamaged,
@@ -112,11 +112,10 @@ __all__ = [
     "errors",
     "faults",
     "open",
-    "processors",
     "testing",
 ]
 
-_MODULES = {"codec", "errors", "faults", "processors", "testing"}
+_MODULES = {"codec", "errors", "faults", "testing"}
 _HOMES = {
     "Graph": "graph",
     "QueueOptions": "options",

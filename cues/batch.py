@@ -99,6 +99,11 @@ def intact(value: bytes, index: int) -> bool:
     return checksum(memoryview(value)[8:], seed=index) == value[:8]
 
 
+def count_of(value: bytes) -> int:
+    """How many messages an intact record holds."""
+    return int(HEAD.unpack_from(value, 8)[2])
+
+
 def header(value: bytes) -> Header:
     """Take the header of an intact record apart."""
     version, flags, count, time_ns = HEAD.unpack_from(value, 8)
@@ -141,9 +146,9 @@ def build(
 
     ``encoded`` gives their bytes when they were packed before. ``provenance`` is of as many
     messages; ``strips`` drops it, and what users wrote as ``q/meta``; ``reserved`` lets reserved keys
-    pass, for messages that Cues writes itself. Raises :class:`CodecError`, :class:`ReservedKey`, :class:`MessageTooLarge` or
-    :class:`InvalidArgument` (not a dict) with ``offset``, the place of the message that is at
-    fault, as an attribute. Nothing is half-built.
+    pass, for messages that Cues writes itself. Raises :class:`CodecError`, :class:`ReservedKey`,
+    :class:`MessageTooLarge` or :class:`InvalidArgument` (not a dict) with ``offset``, the place of
+    the message that is at fault, as an attribute. Nothing is half-built.
     """
     pages: list[Page] = []
     total = len(messages) if encoded is None else len(encoded)
@@ -156,7 +161,7 @@ def build(
     while start < total:
         stop = min(total, start + guess)
         if encoded is None:
-            body = _pack_array(messages, start, stop)
+            body = _pack_array(messages if stop - start == total else messages[start:stop], start)
             if not examined and b"q/" in body:
                 examined = True
                 clean = _extract(messages, start, total, provenance)
@@ -225,7 +230,7 @@ def pack_one(message: dict[str, Any]) -> bytes | dict[str, Any]:
 
     A message with ``q/meta`` comes back as it is: its metadata is not part of its body.
     """
-    body = _pack_array([message], 0, 1)
+    body = _pack_array([message], 0)
     if b"q/" in body and _extract([message], 0, 1, None) is not None:
         return message
     return body[1:]
@@ -249,12 +254,11 @@ def _check_size(size_bytes: int, offset: int, limit_bytes: int) -> None:
         )
 
 
-def _pack_array(messages: Sequence[dict[str, Any]], start: int, stop: int) -> bytes:
-    chunk = messages[start:stop]
-    if not all([type(message) is dict for message in chunk]):
-        for offset, message in enumerate(chunk):
-            if not isinstance(message, dict):
-                raise _at(start + offset, _not_a_dict(message))
+def _pack_array(chunk: Sequence[dict[str, Any]], start: int) -> bytes:
+    """One msgpack array of messages; errors carry the offset, counted from ``start``."""
+    for offset, message in enumerate(chunk):
+        if type(message) is not dict and not isinstance(message, dict):
+            raise _at(start + offset, _not_a_dict(message))
     try:
         return codec.pack(chunk)
     except CodecError:
@@ -348,7 +352,7 @@ def _at(offset: int, error: Any) -> Any:
 class Batch:
     """One record as it was read: its place, its header, and, when asked for, its messages."""
 
-    __slots__ = ("_body", "first", "head", "next", "seal", "value")
+    __slots__ = ("_body", "_came", "first", "head", "next", "seal", "value")
 
     def __init__(self, first: int, value: bytes, pieces: Sequence[bytes] = ()) -> None:
         """``value`` must be intact."""
@@ -358,6 +362,7 @@ class Batch:
         self.next = first + self.head.count
         self.seal = value[:8]
         self._body: bytes | None = None
+        self._came: tuple[frozenset[str], Provenance] | None = None
         if self.head.length:
             self._body = value[self.head.body_at :] + b"".join(piece[8:] for piece in pieces)
 
@@ -369,6 +374,8 @@ class Batch:
 
     def provenance(self, queue: str, kept: frozenset[str]) -> Provenance:
         """Where the messages came from, with the step onto ``queue``, which keeps ``kept`` of it."""
+        if self._came is not None and self._came[0] == kept:
+            return self._came[1]
         head = self.head
         came = provenance.decode(head.provenance, head.count) if head.provenance else None
         columns: dict[str, tuple[Any, Any]] = dict(came.columns) if came else {}
@@ -377,7 +384,9 @@ class Batch:
             columns[queue] = (here if "t" in kept else None, head.time_ns if "time" in kept else None)
         if "tx" in kept and names.TX not in columns:
             columns[names.TX] = (here, None)
-        return Provenance(head.count, columns, came.extra if came else None)
+        found = Provenance(head.count, columns, came.extra if came else None)
+        self._came = (kept, found)
+        return found
 
     def whole(self) -> bool:
         """Whether all pieces of a cut message are there."""

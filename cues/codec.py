@@ -159,14 +159,6 @@ def pack(value: Any) -> bytes:
         raise _explain(value, error) from (None if isinstance(error, (_Unencodable, CodecError)) else error)
 
 
-def pack_fast(value: Any) -> bytes:
-    """:func:`pack` with the explanation left to whoever packs again."""
-    try:
-        return _local.pack(value)
-    except Exception:
-        return pack(value)
-
-
 def _nested(value: Any) -> bytes:
     """Encode the payload of an extension; the thread's own packer is in the middle of its message."""
     return _new_packer()(value)

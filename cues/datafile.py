@@ -140,6 +140,8 @@ class Allocation:
         try:
             os.posix_fallocate(fd, start * PAGE_BYTES, pages * PAGE_BYTES)
         except OSError as error:
+            if error.errno in (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS):
+                return  # this file system cannot; a full one is then found by LMDB, or not at all
             if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
                 raise
             free = shutil.disk_usage(self._path).free

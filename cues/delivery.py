@@ -25,15 +25,16 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from cues import batch as batches
 from cues import codec, events, faults, names, tries
-from cues.batch import Batch, Page
+from cues.batch import Page
 from cues.errors import Diverged, ProcessorStopped, QueueNotFound
 from cues.hashes import Hasher
 from cues.log import Log
 from cues.ownership import NO_SEAL, Position, ProcessorRow, fenced
 from cues.processor import Node
 from cues.queue import Queue
-from cues.runner import Failure, Pause, Process, Results, Runner, Slice, Taken, error_message
+from cues.runner import Failure, Pause, Process, Results, Runner, error_message
 from cues.state import Table
+from cues.taking import Input, Taken
 
 if TYPE_CHECKING:
     from cues.store import Store
@@ -44,75 +45,7 @@ _TRY_BYTES_MAX = 1 << 31
 """What Cues writes itself is not refused for its size."""
 
 
-class Input:
-    """A tailer of a processor: its position, and what was read ahead of it."""
-
-    def __init__(self, binding: str, tailer: str, queue: Queue) -> None:
-        self.binding = binding
-        self.tailer = tailer
-        self.queue = queue
-        self.log: Log = queue.log
-        self.kept: frozenset[str] = frozenset()
-        self.identity = b""
-        self.index = 1
-        """The index of the message that is taken next."""
-        self._ahead: list[tuple[Batch, list[dict[str, Any]]]] = []
-        self._loaded = 1
-        """The index behind what was read ahead."""
-        self._purges = -1
-
-    def stand(self, position: Position) -> None:
-        """Go to a committed position."""
-        self.identity = position.identity
-        self.index = self._loaded = position.next
-        self._ahead.clear()
-
-    @property
-    def ahead(self) -> int:
-        """How many messages are at hand."""
-        return self._loaded - self.index
-
-    def fill(self, count: int) -> int:
-        """Have up to ``count`` messages at hand, as far as they exist; returns how many there are."""
-        store = self.queue.store
-        purges = store.purges()
-        if purges != self._purges or purges < 0:
-            self._purges = purges
-            self._ahead.clear()
-            self._loaded = self.index
-        if self.ahead >= count:
-            return self.ahead
-        with store.view() as txn:
-            row = self.log.row(txn)
-            if self.index < row.first:  # purged before it was taken
-                self.index = self._loaded = row.first
-                self._ahead.clear()
-            raws = self.log.read(txn, row, self._loaded, count - self.ahead)
-            self.kept = self.queue.follow_options(txn, row).kept
-        for opened in self.log.batches(raws):
-            self._ahead.append((opened, opened.messages()))
-            self._loaded = opened.next
-        return self.ahead
-
-    def take(self, count: int) -> Slice:
-        """The next ``count`` messages, which are at hand."""
-        start, stop = self.index, self.index + count
-        taken: list[dict[str, Any]] = []
-        found: list[Batch] = []
-        rest = 0
-        for opened, messages in self._ahead:
-            if opened.first >= stop:
-                break
-            low, high = max(start - opened.first, 0), min(stop - opened.first, len(messages))
-            taken += messages if high - low == len(messages) else messages[low:high]
-            found.append(opened)
-            rest += opened.next <= stop
-        del self._ahead[:rest]
-        self.index = stop
-        return Slice(self.binding, self.tailer, self.queue.id, self.identity, self.kept, start, taken, found)
-
-
-@dataclass
+@dataclass(slots=True)
 class Part:
     """A run of a step's messages that commits under one hash: all of them, or what a failure cut."""
 
@@ -535,7 +468,7 @@ class Delivery:
         row = self._row
         positions = list(row.positions)
         for piece in taken.slices:
-            positions[self._place[piece.tailer]] = Position(piece.identity, piece.stop, piece.seal())
+            positions[self._place[piece.one.tailer]] = Position(piece.one.identity, piece.stop, piece.seal())
         return ProcessorRow(
             row.owner, row.epoch, row.generation, row.pid, row.boot, False, tuple(positions), row.source
         )
@@ -555,11 +488,9 @@ class Delivery:
         return self.hasher.digest(taken.ranges(start, stop))
 
     def _snapshot(self, taken: Taken, start: int, stop: int) -> dict[str, Any]:
-        starts = {s.tailer: s.start + start for s in taken.slices}
-        ends = {s.tailer: s.start + stop for s in taken.slices}
-        return tries.snapshot(
-            self.node.id, starts, ends, taken.slices[0].tailer if self.node.mode == "alts" else None
-        )
+        starts = {s.one.tailer: s.start + start for s in taken.slices}
+        ends = {s.one.tailer: s.start + stop for s in taken.slices}
+        return tries.snapshot(self.node.id, starts, ends, taken.slices[0].tailer if self.node.mode == "alts" else None)
 
     # --- parts ----------------------------------------------------------------------------------
 
@@ -580,6 +511,8 @@ class Delivery:
                 _, parts, _ = self._parts(taken.before(offset), results)
                 return taken.before(offset), parts, stop
             try:
+                if not results.failures:
+                    return taken, [self._part(taken, 0, taken.count, results)], None
                 return taken, self._cut(taken, results), None
             except _Unwritable as found:
                 if self.node.options.batch:

@@ -45,9 +45,12 @@ class Provenance:
         """The messages ``start`` to ``stop`` (exclusive)."""
         if start == 0 and stop == self.count:
             return self
-        columns = {
-            queue: (_slice(t, start, stop), _slice(time, start, stop)) for queue, (t, time) in self.columns.items()
-        }
+        columns: dict[str, tuple[Indices, Times]] = {}
+        for queue, (t, time) in self.columns.items():
+            columns[queue] = (
+                t[start:stop] if type(t) is range else _slice(t, start, stop),
+                time if type(time) is int else _slice(time, start, stop),
+            )
         return Provenance(stop - start, columns, _slice(self.extra, start, stop))
 
     def select(self, offsets: Sequence[int]) -> Provenance:
@@ -86,7 +89,12 @@ class Provenance:
         return result
 
     def encode(self) -> bytes:
-        columns = {queue: [_pack_t(t), _pack_ints(time)] for queue, (t, time) in self.columns.items()}
+        columns = {}
+        for queue, (t, time) in self.columns.items():
+            columns[queue] = [
+                [t.start] if type(t) is range else _pack_ints(t),
+                time if type(time) is int else _pack_ints(time),
+            ]
         return codec.pack([columns, self.extra] if self.extra is not None else [columns])
 
 
@@ -175,12 +183,6 @@ def _join(parts: list[tuple[int, Any]]) -> Any:
     for count, column in parts:
         joined += [0 if column is None else column] * count if not isinstance(column, (range, list)) else column
     return joined
-
-
-def _pack_t(t: Indices) -> Any:
-    if isinstance(t, range):
-        return [t.start]
-    return _pack_ints(t)
 
 
 def _unpack_t(found: Any, count: int) -> Indices:

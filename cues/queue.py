@@ -128,6 +128,7 @@ class Queue:
     def _sweep_some(self, txn: Any) -> bool:
         row = self.log.row(txn)
         deleted, _ = self.log.delete_before(txn, row, row.first)
+        self.store.purged()  # again: a tailer may have looked between the first time and the purge's commit
         faults.point("purge.inside")
         return deleted == DELETE_BATCHES_MAX
 
@@ -181,8 +182,11 @@ class Queue:
         return pending_from(txn, self.log.id)
 
     def close(self) -> None:
-        """Close this handle. The store stays open."""
+        """Close this handle; blocked reads through it end with :class:`Closed`. The store stays open."""
         self._closed = True
+        doorbells = self.store.doorbells
+        if doorbells is not None and not self.store.closed:
+            doorbells.ring_own()
 
     @property
     def closed(self) -> bool:

@@ -14,18 +14,18 @@ from __future__ import annotations
 import contextlib
 import traceback
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from cues import batch as batches
 from cues import codec, events, faults, names
-from cues.batch import Batch
 from cues.errors import CodecError, CuesError, ReturnError
-from cues.hashes import Hasher, Range
+from cues.hashes import Hasher
 from cues.processor import Filter, Node, filter_of, wants_process
-from cues.provenance import Provenance, concat, merge
+from cues.provenance import Provenance
 from cues.state import State, Table
+from cues.taking import Slice, Taken
 
 TRACE_CHARACTERS_MAX: Final = 20_000
 """A longer traceback keeps its end, where the error is."""
@@ -41,91 +41,6 @@ def error_context(**facts: Any) -> Iterator[None]:
         with contextlib.suppress(AttributeError):
             error.__cues_context__ = {**facts, **known}  # type: ignore[attr-defined]
         raise
-
-
-class Slice:
-    """What a step took from one tailer: messages [start, stop) of one queue."""
-
-    __slots__ = ("batches", "binding", "identity", "kept", "messages", "queue", "start", "stop", "tailer")
-
-    def __init__(
-        self,
-        binding: str,
-        tailer: str,
-        queue: str,
-        identity: bytes,
-        kept: frozenset[str],
-        start: int,
-        messages: list[dict[str, Any]],
-        found: Sequence[Batch],
-    ) -> None:
-        self.binding = binding
-        self.tailer = tailer
-        self.queue = queue
-        self.identity = identity
-        self.kept = kept
-        self.start = start
-        self.stop = start + len(messages)
-        self.messages = messages
-        self.batches = found
-
-    def range(self, start: int, stop: int) -> Range:
-        """The range of the step's messages ``start`` to ``stop`` on this queue."""
-        return self.tailer, self.identity, self.start + start, self.start + stop
-
-    def pristine(self, offset: int) -> dict[str, Any]:
-        """The message as it lies on the queue, whatever a function did to the one that was taken."""
-        index = self.start + offset
-        for batch in self.batches:
-            if batch.first <= index < batch.next:
-                return batch.messages()[index - batch.first]
-        raise AssertionError(f"index {index} was not taken")
-
-    def seal(self) -> bytes:
-        """Checksum of the batch that holds the last message."""
-        return self.batches[-1].seal
-
-    @property
-    def traced(self) -> bool:
-        """Whether there is any provenance to carry on."""
-        return bool(self.kept) or any(batch.head.provenance for batch in self.batches)
-
-    def provenance(self) -> Provenance:
-        """Of all messages, with the step onto this queue."""
-        if len(self.batches) == 1:
-            (batch,) = self.batches
-            low = self.start - batch.first
-            return batch.provenance(self.queue, self.kept).slice(low, low + len(self.messages))
-        parts = []
-        for batch in self.batches:
-            low, high = max(batch.first, self.start), min(batch.next, self.stop)
-            if low < high:
-                parts.append(batch.provenance(self.queue, self.kept).slice(low - batch.first, high - batch.first))
-        return concat(parts)
-
-
-@dataclass(slots=True)
-class Taken:
-    """What a step works on: a slice from each tailer that it reads, all of ``count`` messages."""
-
-    slices: list[Slice]
-    count: int
-    hash: bytes | None = None
-    """The hash of a snapshot that is repeated, to be used rather than computed anew."""
-
-    def ranges(self, start: int, stop: int) -> list[Range]:
-        return [s.range(start, stop) for s in self.slices]
-
-    def provenance(self) -> Provenance:
-        return merge([s.provenance() for s in self.slices])
-
-    def before(self, offset: int) -> Taken:
-        """The messages before one of them."""
-        cut = []
-        for s in self.slices:
-            batches = [batch for batch in s.batches if batch.first < s.start + offset]
-            cut.append(Slice(s.binding, s.tailer, s.queue, s.identity, s.kept, s.start, s.messages[:offset], batches))
-        return Taken(cut, offset)
 
 
 @dataclass

@@ -23,6 +23,7 @@ import contextlib
 import errno
 import os
 import resource
+import struct
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -70,6 +71,7 @@ class Environment:
     def __init__(self, path: Path, key: tuple[int, int], durability: str, readonly: bool) -> None:
         self.path = path
         self.key = key
+        self.file = (0, 0)
         self.durability = durability
         self.readonly = readonly
         self.users = 0
@@ -91,9 +93,7 @@ class Environment:
         """The last handle is gone."""
         self.state = "closed"
         if self.turnstile is not None:
-            if self.turnstile.leave() and clean and self.durability == "process":
-                self.env.sync(True)
-                (self.path / "open").unlink(missing_ok=True)
+            self.turnstile.leave(self._mark_clean if clean and self.durability == "process" else lambda: None)
             self.turnstile = None
         if self.env is not None:
             self.env.close()
@@ -101,6 +101,10 @@ class Environment:
             self.doorbells.close()
         if self.locks is not None:
             self.locks.close()
+
+    def _mark_clean(self) -> None:
+        self.env.sync(True)
+        (self.path / "open").unlink(missing_ok=True)
 
 
 class _Member:
@@ -147,8 +151,8 @@ class Store:
             raise Unsupported("Cues runs on Linux and macOS; on Windows it runs inside WSL.", "wsl --install.")
         if durability is not None and durability not in DURABILITIES:
             raise InvalidArgument(f"Unknown durability {durability!r}.", "'disk' or 'process'.")
-        if map_size is not None and map_size < MAP_BYTES_MIN:
-            raise InvalidArgument(f"map_size is {map_size} bytes.", f"at least {MAP_BYTES_MIN} (1 MiB).")
+        if map_size is not None and (not isinstance(map_size, int) or map_size < MAP_BYTES_MIN):
+            raise InvalidArgument(f"map_size is {map_size!r}.", f"bytes, at least {MAP_BYTES_MIN} (1 MiB).")
         self.readonly = readonly
         self._shared = _open(Path(path), durability, map_size, readonly, writer_timeout_s)
         self._closed = False
@@ -229,6 +233,9 @@ class Store:
         except lmdb.Error as error:
             self._check()
             raise _translate(error, self.path) from error
+        except ValueError:
+            self._check()  # the shared words were let go when another thread closed the store
+            raise
 
     def _refuse(self, *_: Any) -> Any:
         """In the place of a transaction where there can be none."""
@@ -290,7 +297,11 @@ class Store:
     def purges(self) -> int:
         """A number that changes with every purge; -1 where it cannot be known."""
         doorbells = self._shared.doorbells
-        return -1 if doorbells is None else doorbells.words[wakeup.PURGES]
+        try:
+            return -1 if doorbells is None else doorbells.words[wakeup.PURGES]
+        except ValueError:
+            self._check()  # closed by another thread
+            raise
 
     def purged(self) -> None:
         """Tell tailers to drop what they read ahead; call inside the purging transaction."""
@@ -390,7 +401,8 @@ class Store:
         with _opening:
             shared.users -= 1
             if shared.users == 0:
-                _environments.pop(shared.key, None)
+                if _environments.get(shared.key) is shared:
+                    del _environments[shared.key]
                 if shared.turnstile is not None:
                     with shared.turnstile.mutex:
                         shared.close(clean=True)
@@ -434,13 +446,19 @@ class View:
         try:
             self._txn = store._shared.env.begin()
         except lmdb.Error as error:
+            store._check()
             raise _translate(error, store.path) from error
         return self._txn
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
         self._txn.abort()
-        if error is not None and isinstance(error, lmdb.Error):
+        if error is None:
+            return
+        if isinstance(error, lmdb.Error):
+            self._store._check()
             raise _translate(error, self._store.path) from error
+        if isinstance(error, struct.error):  # a key or a row of another length than it was written with
+            raise _damaged(self._store.path, error) from error
 
 
 # --- opening ------------------------------------------------------------------------------------
@@ -448,29 +466,43 @@ class View:
 
 def _open(path: Path, durability: str | None, map_size: int | None, readonly: bool, timeout_s: float) -> Environment:
     with _opening:
-        if path.exists() and not path.is_dir():
-            raise StoreForeign(
-                f"{path} is a file; a store is a directory.", "another path, such as data/.", path=str(path)
-            )
-        if not (path / "data.mdb").exists():
-            if readonly:
-                raise StoreNotFound(
-                    f"There is no store at {path}.", "cues run, or cues.open(path) to make one.", path=str(path)
-                )
-            try:
-                path.mkdir(parents=True, exist_ok=True)
-            except OSError as error:
-                raise _translate(error, str(path)) from error
-        status = path.stat()
-        key = (status.st_dev, status.st_ino)
-        shared = _environments.get(key)
-        if shared is not None:
-            _same(shared, durability, readonly)
-        else:
-            shared = _open_environment(path.resolve(), key, durability, map_size, readonly, timeout_s)
-            _environments[key] = shared
+        try:
+            key = _directory(path, readonly)
+            shared = _environments.get(key)
+            if shared is not None and shared.file == _file(path):
+                _same(shared, durability, readonly)
+            else:
+                # Where the inode is known but the data file is another, the store was deleted under an
+                # open handle. That handle keeps what it has; nobody else must get it.
+                shared = _open_environment(path.resolve(), key, durability, map_size, readonly, timeout_s)
+                _environments[key] = shared
+        except OSError as error:
+            raise _translate(error, str(path)) from error
         shared.users += 1
         return shared
+
+
+def _directory(path: Path, readonly: bool) -> tuple[int, int]:
+    """Device and inode of the store's directory, made when it is missing."""
+    if path.exists() and not path.is_dir():
+        raise StoreForeign(f"{path} is a file; a store is a directory.", "another path, such as data/.", path=str(path))
+    if not (path / "data.mdb").exists():
+        if readonly:
+            raise StoreNotFound(
+                f"There is no store at {path}.", "cues run, or cues.open(path) to make one.", path=str(path)
+            )
+        path.mkdir(parents=True, exist_ok=True)
+    status = path.stat()
+    return status.st_dev, status.st_ino
+
+
+def _file(path: Path) -> tuple[int, int]:
+    """Device and inode of the data file; no other file has them while an environment holds it open."""
+    try:
+        status = (path / "data.mdb").stat()
+    except FileNotFoundError:
+        return 0, 0
+    return status.st_dev, status.st_ino
 
 
 def _same(shared: Environment, durability: str | None, readonly: bool) -> None:
@@ -502,9 +534,10 @@ def _open_environment(
     shared = Environment(path, key, kept, readonly)
     try:
         _open_beside(shared)
-        suspect = _suspect(shared) if not readonly else ""
+        suspect = _suspect(path)
         size = map_size or (found or {}).get("map_size") or MAP_BYTES
-        shared.env, size = _map(path, kept, size, map_size is None, readonly)
+        shared.env = _map(path, kept, size, map_size is None, readonly)
+        shared.file = _file(path)
         if not readonly:
             assert shared.locks is not None
             assert shared.doorbells is not None
@@ -516,12 +549,12 @@ def _open_environment(
             if shared.turnstile.came_first:
                 shared.allocation.forget()  # what the word says may be of another boot
             found = _write_format(shared, kept, size)
-            if kept == "process":
-                (path / "open").write_text(clock.boot_id())
         assert found is not None
         shared.id = found["id"]
         if suspect:
-            _check_suspect(shared, suspect)
+            _check_suspect(shared)
+        if kept == "process" and not readonly:
+            _mark_open(path)  # behind the check: one that was killed in the middle must be made again
     except BaseException as error:
         shared.close(clean=False)
         if isinstance(error, (lmdb.Error, OSError)):
@@ -581,7 +614,7 @@ def _write_format(shared: Environment, durability: str, size: int) -> dict[str, 
     return record
 
 
-def _map(path: Path, durability: str, size: int, is_default: bool, readonly: bool) -> tuple[Any, int]:
+def _map(path: Path, durability: str, size: int, is_default: bool, readonly: bool) -> Any:
     """Open LMDB. Where the address space is limited a default map shrinks to what fits."""
     # Without posix_fallocate a full disk could not be told from a SIGBUS, so no writable map there.
     writemap = durability == "process" and hasattr(os, "posix_fallocate") and not readonly
@@ -617,7 +650,7 @@ def _map(path: Path, durability: str, size: int, is_default: bool, readonly: boo
                     wanted >> 30,
                     size >> 20,
                 )
-            return env, size
+            return env
 
 
 def _open_beside(shared: Environment) -> None:
@@ -630,16 +663,33 @@ def _open_beside(shared: Environment) -> None:
             raise
 
 
-def _suspect(shared: Environment) -> str:
-    """Why this store must be checked before use, or ``""``."""
+def _suspect(path: Path) -> bool:
+    """Whether the machine went down while this store was being written under "process"."""
     try:
-        boot = (shared.path / "open").read_text()
+        return (path / "open").read_text() != clock.boot_id()
     except FileNotFoundError:
-        return ""
-    return "" if boot == clock.boot_id() else boot
+        return False
 
 
-def _check_suspect(shared: Environment, boot: str) -> None:
+def _mark_open(path: Path) -> None:
+    """Write down under which boot the store is written; durable before anything is."""
+    mark = path / "open"
+    if mark.exists() and not _suspect(path):
+        return
+    for name, flags, content in (
+        (mark, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, clock.boot_id()),
+        (path, os.O_RDONLY, ""),
+    ):
+        fd = os.open(name, flags | os.O_CLOEXEC, 0o666)
+        try:
+            if content:
+                os.write(fd, content.encode())
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+
+def _check_suspect(shared: Environment) -> None:
     from cues.events import log
 
     log.warning("%s was written under another boot and not closed; checking it", shared.path)
@@ -649,7 +699,6 @@ def _check_suspect(shared: Environment, boot: str) -> None:
     handle._closed, handle._shared, handle._tidy = False, shared, []
     problems = handle.check()
     if problems:
-        (shared.path / "open").write_text(boot)  # still suspect for whoever comes next
         raise StoreDamaged(
             f"The store {shared.path} was being written (durability 'process') when the machine went down, and"
             f" is damaged: {problems[0]}" + (f" ({len(problems) - 1} more)" if len(problems) > 1 else ""),
@@ -669,6 +718,12 @@ def _mismatch(path: str, found: str, asked: str) -> DurabilityMismatch:
     )
 
 
+def _damaged(path: str, error: BaseException) -> StoreDamaged:
+    return StoreDamaged(
+        f"The structure of the store {path} is damaged ({error}).", f"cues check {path}, and a backup.", path=path
+    )
+
+
 def _translate(error: BaseException, path: str) -> BaseException:
     """LMDB's and the system's errors in our words; anything else as it is."""
     if isinstance(error, lmdb.MapFullError):
@@ -679,10 +734,26 @@ def _translate(error: BaseException, path: str) -> BaseException:
         )
     if isinstance(error, lmdb.ReadonlyError):
         return StoreReadOnly(f"The store {path} is read-only.", "open it writable.", path=path)
-    if isinstance(error, (lmdb.CorruptedError, lmdb.PageNotFoundError, lmdb.PanicError, lmdb.InvalidError)):
-        return StoreDamaged(
-            f"The structure of the store {path} is damaged ({error}).", f"cues check {path}, and a backup.", path=path
+    if isinstance(error, lmdb.MapResizedError):
+        return StoreFull(
+            f"The store {path} has grown beyond the map of this process: another one opened it with a larger map_size.",
+            "open it again with a map_size= as large as there.",
+            path=path,
         )
+    if isinstance(error, lmdb.DbsFullError):
+        return StoreError(
+            f"This process uses {DATABASES_MAX} queues and states of {path} already, as many as one process may.",
+            "fewer queues in a process, or several stores.",
+            path=path,
+        )
+    if isinstance(error, (lmdb.MemoryError, MemoryError)):
+        return StoreError(
+            f"The address space of this process has no room for the map of {path}.",
+            "a smaller map_size=, or a higher limit (ulimit -v).",
+            path=path,
+        )
+    if isinstance(error, (lmdb.CorruptedError, lmdb.PageNotFoundError, lmdb.PanicError, lmdb.InvalidError)):
+        return _damaged(path, error)
     if isinstance(error, lmdb.VersionMismatchError):
         return StoreForeign(f"{path} was written by another LMDB ({error}).", "another directory.", path=path)
     if isinstance(error, lmdb.ReadersFullError):
@@ -714,11 +785,15 @@ def _after_fork_in_child() -> None:
     _opening = threading.RLock()
     for shared in _environments.values():
         shared.state = "forked"
-        shared.turnstile = None
+        # Another thread of the parent may have held any of these; it does not exist here.
+        shared.guard, shared.leading = threading.Lock(), threading.Lock()
+        if shared.turnstile is not None:
+            shared.turnstile.mutex = threading.Lock()
+            shared.turnstile = None
         with contextlib.suppress(Exception):
             shared.env.close()
         if shared.doorbells is not None:
-            shared.doorbells.close(unlink=False)
+            shared.doorbells.forget_in_child()
     _environments.clear()
 
 

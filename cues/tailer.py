@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from cues import clock, names, wakeup
 from cues.batch import Batch
-from cues.errors import Closed, ConcurrentUse, InvalidArgument
+from cues.errors import BatchDamaged, Closed, ConcurrentUse, InvalidArgument
 from cues.queue import check_index
 
 if TYPE_CHECKING:
@@ -87,18 +87,23 @@ class Tailer:
 
         With ``block`` it waits for one, at most ``timeout`` seconds (then None), whichever thread or
         process writes it. Closing the tailer, its queue or its store ends the wait with
-        :class:`Closed`. A damaged batch raises :class:`BatchDamaged` and moves nothing.
+        :class:`Closed`. A damaged batch raises :class:`BatchDamaged`; as any error, it moves nothing.
         """
-        found = self._read_many(1)
-        if not found and block:
-            found = wakeup.wait([self.interest], lambda: self._read_many(1), timeout)
+        with self._use():
+            found = self._next(1)
+            if not found and block:
+                found = wakeup.wait([self.interest], self._next_if_open, timeout)
         return found[0] if found else None
 
     def read_many(self, n: int) -> list[dict[str, Any]]:
-        """The next ``n`` messages; fewer only at the end of the queue, never waits."""
+        """The next ``n`` messages; fewer only at the end of the queue or in front of a damaged batch.
+
+        Never waits. A damaged batch raises :class:`BatchDamaged` when it is the first to be read.
+        """
         if not isinstance(n, int) or n < 0:
             raise InvalidArgument(f"read_many({n!r}).", "a count of messages.")
-        return self._read_many(n)
+        with self._use():
+            return self._next(n)
 
     def peek(self) -> dict[str, Any] | None:
         """The message that :meth:`read` would give, without moving."""
@@ -182,7 +187,7 @@ class Tailer:
             with self._store.view() as txn:
                 index = place(txn, self._log.row(txn))
             if self.name is not None:
-                self._store.commit(self._write_position, index)
+                self._stored = self._store.commit(self._write_position, index)
             self._index = index
 
     # --- end ---
@@ -212,20 +217,50 @@ class Tailer:
         return self._store.doorbells, self._log.mask
 
     def _use(self) -> _Use:
+        self._check()
+        return _Use(self._busy, self.queue.id)
+
+    def _check(self) -> None:
         if self._closed or self.queue._closed or self._store.closed:
             if self._closed:
                 raise Closed(f"The tailer of {self.queue.id!r} is closed.", "queue.tailer(...) again.")
             self.queue.check()
-        return _Use(self._busy, self.queue.id)
 
-    def _read_many(self, n: int) -> list[dict[str, Any]]:
-        with self._use():
-            found: list[dict[str, Any]] = []
+    def _next_if_open(self) -> list[dict[str, Any]]:
+        self._check()
+        return self._next(1)
+
+    def _next(self, n: int) -> list[dict[str, Any]]:
+        """Take the next ``n`` messages and move, all or, with an error, nothing."""
+        while True:
+            index, last = self._index, self._last
+            try:
+                found = self._take_ahead(n)
+                if self.name is None or not found or self._commit_position():
+                    return found
+            except BaseException:
+                self._go_back(index, last)
+                raise
+            # Somebody of the same name was faster: go on from where they are.
+            self._go_back(index, last)
+            with self._store.view() as txn:
+                self._stored = txn.get(self._row_key)
+            if self._stored is not None:
+                self._index = self._position(self._stored)
+
+    def _take_ahead(self, n: int) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = []
+        try:
             while len(found) < n and self._ready():
                 found += self._take(n - len(found))
-            if self.name is not None and found and not self._commit_position():
-                return self._read_again(n)
-            return found
+        except BatchDamaged:
+            if not found:
+                raise
+        return found
+
+    def _go_back(self, index: int, last: tuple[Batch, int] | None) -> None:
+        self._index, self._last = index, last
+        self._batch = None
 
     def _take(self, n: int) -> list[dict[str, Any]]:
         """Hand out up to ``n`` messages of the batch that the tailer stands in."""
@@ -253,9 +288,9 @@ class Tailer:
     def _ready(self) -> bool:
         """Have the batch decoded that holds the next message; False at the end."""
         purges = self._store.purges()
-        if self._batch is not None and purges == self._purges and purges >= 0:
-            if 0 <= self._cursor() - self._first < len(self._messages):
-                return True
+        fresh = self._batch is not None and purges == self._purges and purges >= 0
+        if fresh and 0 <= self._cursor() - self._first < len(self._messages):
+            return True
         with self._store.view() as txn:
             row = self._log.row(txn)
             if self._direction == "backward":
@@ -269,9 +304,10 @@ class Tailer:
             return False
         batch = self._batch
         if batch is None or batch.seal != raws[0][1][:8] or batch.first != raws[0][0]:
-            self._batch = batch = self._log.batches(raws)[0]
-            self._first = batch.first
+            batch = self._log.batches(raws)[0]
             self._messages = list(batch.messages())
+            self._batch = batch
+            self._first = batch.first
         self._purges = purges
         return True
 
@@ -288,35 +324,24 @@ class Tailer:
 
     def _commit_position(self) -> bool:
         """Move the stored position to where this tailer stands, unless another of its name moved it."""
-        return self._store.commit(self._compare_and_set, self._index)
-
-    def _compare_and_set(self, txn: Any, index: int) -> bool:
-        if txn.get(self._row_key) != self._stored:
+        stored = self._store.commit(self._compare_and_set, self._index)
+        if stored is None:
             return False
-        self._write_position(txn, index)
+        self._stored = stored
         return True
 
-    def _write_position(self, txn: Any, index: int) -> None:
+    def _compare_and_set(self, txn: Any, index: int) -> bytes | None:
+        return self._write_position(txn, index) if txn.get(self._row_key) == self._stored else None
+
+    def _write_position(self, txn: Any, index: int) -> bytes:
         batch = self._batch
         if batch is not None and batch.first < index <= batch.next:
             seal = batch.seal
         else:
             seal = self._log.seal_before(txn, self._log.row(txn), index)
-        self._stored = POSITION.pack(self._identity, index, seal)
-        txn.put(self._row_key, self._stored)
-
-    def _read_again(self, n: int) -> list[dict[str, Any]]:
-        """Somebody of the same name was faster: go on from where they are."""
-        while True:
-            with self._store.view() as txn:
-                self._stored = txn.get(self._row_key)
-            if self._stored is not None:
-                self._index = self._position(self._stored)
-            found: list[dict[str, Any]] = []
-            while len(found) < n and self._ready():
-                found += self._take(n - len(found))
-            if not found or self._commit_position():
-                return found
+        stored = POSITION.pack(self._identity, index, seal)
+        txn.put(self._row_key, stored)
+        return stored
 
 
 class _Use:

@@ -72,11 +72,13 @@ class Bell:
 
     def listen(self, mask: int) -> None:
         bells = self._doorbells
-        bells.words[_MASKS_WORD + self.slot] = mask
-        bells.mapping[_FLAGS_AT + self.slot] = 1
+        with contextlib.suppress(ValueError):  # closed meanwhile, which the sleeper finds out itself
+            bells.words[_MASKS_WORD + self.slot] = mask
+            bells.mapping[_FLAGS_AT + self.slot] = 1
 
     def quiet(self) -> None:
-        self._doorbells.mapping[_FLAGS_AT + self.slot] = 0
+        with contextlib.suppress(ValueError):
+            self._doorbells.mapping[_FLAGS_AT + self.slot] = 0
         with contextlib.suppress(BlockingIOError):
             while os.read(self.fd, 4096):
                 pass
@@ -92,8 +94,7 @@ class Doorbells:
         self._fifos.mkdir(exist_ok=True)
         fd = os.open(directory / "wake", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
-            if os.fstat(fd).st_size < _FILE_BYTES:
-                os.truncate(fd, _FILE_BYTES)
+            allocate(fd, _FILE_BYTES)
             self.mapping = mmap.mmap(fd, _FILE_BYTES)
         finally:
             os.close(fd)
@@ -103,18 +104,23 @@ class Doorbells:
         self._all: dict[int, Bell] = {}
         self._writers: dict[int, int] = {}
         self._find = self.mapping.find
+        self._closed = False
 
     # --- the writer's side ---
 
     def ring(self, mask: int) -> None:
         """Wake every sleeper that is interested in a log of ``mask``."""
-        at = self._find(_UP, _FLAGS_AT, _FLAGS_END)
-        while at >= 0:
-            slot = at - _FLAGS_AT
-            if self.words[_MASKS_WORD + slot] & mask:
-                self.mapping[at] = 0
-                self._ring(slot)
-            at = self._find(_UP, at + 1, _FLAGS_END)
+        try:
+            at = self._find(_UP, _FLAGS_AT, _FLAGS_END)
+            while at >= 0:
+                slot = at - _FLAGS_AT
+                if self.words[_MASKS_WORD + slot] & mask:
+                    self.mapping[at] = 0
+                    self._ring(slot)
+                at = self._find(_UP, at + 1, _FLAGS_END)
+        except ValueError:  # closed since the commit, which is done
+            if not self._closed:
+                raise
 
     def ring_own(self) -> None:
         """Wake every sleeper of this process, so that it sees that something was closed."""
@@ -123,7 +129,7 @@ class Doorbells:
 
     def _ring(self, slot: int) -> None:
         with self._guard:
-            for _ in range(2):
+            for _ in range(0 if self._closed else 2):
                 fd = self._writers.get(slot)
                 try:
                     if fd is None:
@@ -145,6 +151,8 @@ class Doorbells:
     def acquire(self) -> Bell | None:
         """A bell for one sleeper, or None when all slots are taken (sleep by :data:`SAFETY_S` then)."""
         with self._guard:
+            if self._closed:
+                return None
             if self._idle:
                 return self._idle.pop()
             for slot in range(_SLOT_COUNT):
@@ -160,24 +168,50 @@ class Doorbells:
 
     def release(self, bell: Bell) -> None:
         with self._guard:
-            self._idle.append(bell)
-
-    def close(self, unlink: bool = True) -> None:
-        """Give the slots back. ``unlink=False`` in a forked child, to which they do not belong."""
-        with self._guard:
-            for slot, bell in self._all.items():
-                if unlink:
-                    self.mapping[_FLAGS_AT + slot] = 0
-                    (self._fifos / str(slot)).unlink(missing_ok=True)
-                    self._locks.unlock(SLOTS + slot)
+            if self._closed:
                 os.close(bell.fd)
-            for fd in self._writers.values():
-                os.close(fd)
-            self._all.clear()
-            self._idle.clear()
-            self._writers.clear()
-            self.words.release()
-            self.mapping.close()
+            else:
+                self._idle.append(bell)
+
+    def close(self) -> None:
+        """Give the slots back. A bell that a sleeper holds is closed when it wakes and releases it."""
+        self.ring_own()
+        with self._guard:
+            if self._closed:
+                return
+            self._closed = True
+            for slot in self._all:
+                self.mapping[_FLAGS_AT + slot] = 0
+                (self._fifos / str(slot)).unlink(missing_ok=True)
+                self._locks.unlock(SLOTS + slot)
+            for bell in self._idle:
+                os.close(bell.fd)
+            self._forget()
+
+    def forget_in_child(self) -> None:
+        """Let go in a forked child: the slots are the parent's, and so may be the guard."""
+        self._guard = threading.Lock()
+        self._closed = True
+        for bell in self._all.values():
+            os.close(bell.fd)
+        self._forget()
+
+    def _forget(self) -> None:
+        for fd in self._writers.values():
+            os.close(fd)
+        self._all.clear()
+        self._idle.clear()
+        self._writers.clear()
+        self.words.release()
+        self.mapping.close()
+
+
+def allocate(fd: int, size: int) -> None:
+    """Make a file that will be mapped at least ``size`` long, with blocks: a hole on a full disk is a SIGBUS."""
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(fd, 0, size)
+    elif os.fstat(fd).st_size < size:
+        os.truncate(fd, size)
 
 
 def wait(
@@ -221,6 +255,5 @@ def wait(
                 bell.quiet()
     finally:
         for doorbells, bell, _ in bells:
-            with contextlib.suppress(ValueError, OSError):  # closed meanwhile
-                bell.quiet()
-                doorbells.release(bell)
+            bell.quiet()
+            doorbells.release(bell)

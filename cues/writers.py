@@ -75,7 +75,11 @@ class Turnstile:
                 txn = self._queue_up()
             else:
                 words[BUSY_WRITER] = self._pid
-                txn = self._begin(None, None, True)
+                try:
+                    txn = self._begin(None, None, True)
+                except BaseException:
+                    words[BUSY_WRITER] = 0
+                    raise
                 if words[SHARED_WRITERS]:
                     txn.abort()
                     words[BUSY_WRITER] = 0
@@ -113,15 +117,26 @@ class Turnstile:
         if time.monotonic() - self._looked > _LOOK_AGAIN_S:
             self._look_again()
 
-    def leave(self) -> bool:
-        """Stop being a writer of this store; returns whether no other process is one."""
-        alone = self._locks.holder(locks.WRITERS, locks.WRITERS_END) is None
-        self._locks.unlock(locks.WRITERS + self._pid)
-        return alone
+    def leave(self, when_alone: Callable[[], None]) -> None:
+        """Stop being a writer of this store; ``when_alone`` runs where no other process is one, nor becomes one."""
+        try:
+            self._register()
+        except WriterStuck:
+            self._locks.unlock(locks.WRITERS + self._pid)
+            return
+        try:
+            if self._locks.holder(locks.WRITERS, locks.WRITERS_END) is None:
+                when_alone()
+        finally:
+            self._locks.unlock(locks.WRITERS + self._pid)
+            self._locks.unlock(locks.REGISTER)
+
+    def _register(self) -> None:
+        self._await(lambda: self._locks.try_lock(locks.REGISTER), lambda: self._locks.holder(locks.REGISTER))
 
     def _join(self) -> None:
         words = self._words
-        self._await(lambda: self._locks.try_lock(locks.REGISTER), lambda: self._locks.holder(locks.REGISTER))
+        self._register()
         try:
             other = self._locks.holder(locks.WRITERS, locks.WRITERS_END)
             if other is None:

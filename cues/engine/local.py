@@ -45,7 +45,7 @@ class Worker:
         self.delivery = delivery
         self.id = delivery.node.id
         self.busy = False
-        """A source holds messages that it took from its generator and has not committed."""
+        """In a step: between looking for messages and finding none."""
         self.stopped: BaseException | None = None
         self.finished = False
         self.thread = threading.Thread(target=self._run, name=f"cues {self.id}", daemon=True)
@@ -132,9 +132,11 @@ class Worker:
         delivery = self.delivery
         if self.finished:
             return True
+        if self.busy:  # at-most-once, positions move before the function runs
+            return False
         if isinstance(delivery, SourceDelivery):
             feed = delivery.feed
-            if self.busy or not feed.empty or (feed.error is not None):
+            if not feed.empty or feed.error is not None:
                 return False
             return feed.ended or feed.closed or time.monotonic() - feed.pulled_at > QUIET_S
         if row is None:

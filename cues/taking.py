@@ -1,0 +1,174 @@
+"""Taking: what a step works on.
+
+    Input     a tailer of a processor: its position, and what was read ahead of it
+    Slice     what a step took from one input
+    Taken     the slices of one step, all of the same number of messages
+
+Messages are copied out in a short read transaction, whole record batches at a time; what a step does
+not take stays at hand for the next.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from cues.hashes import Range
+from cues.provenance import Provenance, concat, merge
+
+if TYPE_CHECKING:
+    from cues.batch import Batch
+    from cues.log import Log
+    from cues.ownership import Position
+    from cues.queue import Queue
+
+
+class Slice:
+    """What a step took from one input: the messages [start, stop) of its queue."""
+
+    __slots__ = ("batches", "messages", "one", "start", "stop")
+
+    def __init__(self, one: Input, start: int, messages: list[dict[str, Any]], found: list[Batch]) -> None:
+        self.one = one
+        self.start = start
+        self.stop = start + len(messages)
+        self.messages = messages
+        self.batches = found
+
+    @property
+    def binding(self) -> str:
+        return self.one.binding
+
+    @property
+    def tailer(self) -> str:
+        return self.one.tailer
+
+    def range(self, start: int, stop: int) -> Range:
+        """The range of the step's messages ``start`` to ``stop`` on this queue."""
+        one = self.one
+        return one.tailer, one.identity, self.start + start, self.start + stop
+
+    def pristine(self, offset: int) -> dict[str, Any]:
+        """The message as it lies on the queue, whatever a function did to the one that was taken."""
+        index = self.start + offset
+        for batch in self.batches:
+            if batch.first <= index < batch.next:
+                return batch.messages()[index - batch.first]
+        raise AssertionError(f"index {index} was not taken")
+
+    def seal(self) -> bytes:
+        """Checksum of the batch that holds the last message."""
+        return self.batches[-1].seal
+
+    @property
+    def traced(self) -> bool:
+        """Whether there is any provenance to carry on."""
+        return bool(self.one.kept) or any([batch.head.provenance for batch in self.batches])
+
+    def provenance(self) -> Provenance:
+        """Of all messages, with the step onto this queue."""
+        queue, kept = self.one.queue.id, self.one.kept
+        if len(self.batches) == 1:
+            low = self.start - self.batches[0].first
+            return self.batches[0].provenance(queue, kept).slice(low, low + len(self.messages))
+        parts = []
+        for batch in self.batches:
+            low, high = max(batch.first, self.start), min(batch.next, self.stop)
+            parts.append(batch.provenance(queue, kept).slice(low - batch.first, high - batch.first))
+        return concat(parts)
+
+    def before(self, offset: int) -> Slice:
+        """The messages before one of them."""
+        batches = [batch for batch in self.batches if batch.first < self.start + offset]
+        return Slice(self.one, self.start, self.messages[:offset], batches)
+
+
+@dataclass(slots=True)
+class Taken:
+    """What a step works on: a slice from each input that it reads, all of ``count`` messages."""
+
+    slices: list[Slice]
+    count: int
+    hash: bytes | None = None
+    """The hash of a snapshot that is repeated, to be used rather than computed anew."""
+
+    def ranges(self, start: int, stop: int) -> list[Range]:
+        return [s.range(start, stop) for s in self.slices]
+
+    def provenance(self) -> Provenance:
+        if len(self.slices) == 1:
+            return self.slices[0].provenance()
+        return merge([s.provenance() for s in self.slices])
+
+    def before(self, offset: int) -> Taken:
+        """The messages before one of them."""
+        return Taken([s.before(offset) for s in self.slices], offset)
+
+
+class Input:
+    """A tailer of a processor: its position, and what was read ahead of it."""
+
+    def __init__(self, binding: str, tailer: str, queue: Queue) -> None:
+        self.binding = binding
+        self.tailer = tailer
+        self.queue = queue
+        self.log: Log = queue.log
+        self.kept: frozenset[str] = frozenset()
+        self.identity = b""
+        self.index = 1
+        """The index of the message that is taken next."""
+        self._ahead: list[tuple[Batch, list[dict[str, Any]]]] = []
+        self._loaded = 1
+        """The index behind what was read ahead."""
+        self._purges = -1
+
+    def stand(self, position: Position) -> None:
+        """Go to a committed position."""
+        self.identity = position.identity
+        self.index = self._loaded = position.next
+        self._ahead.clear()
+
+    @property
+    def ahead(self) -> int:
+        """How many messages are at hand."""
+        return self._loaded - self.index
+
+    def fill(self, count: int) -> int:
+        """Have up to ``count`` messages at hand, as far as they exist; returns how many there are."""
+        store = self.queue.store
+        purges = store.purges()
+        if purges != self._purges or purges < 0:
+            self._purges = purges
+            self._ahead.clear()
+            self._loaded = self.index
+        ahead = self._loaded - self.index
+        if ahead >= count:
+            return ahead
+        with store.view() as txn:
+            row = self.log.row(txn)
+            if self.index < row.first:  # purged before it was taken
+                self.index = self._loaded = row.first
+                self._ahead.clear()
+            raws = self.log.read(txn, row, self._loaded, count - self.ahead)
+            self.kept = self.queue.follow_options(txn, row).kept
+        for opened in self.log.batches(raws):
+            self._ahead.append((opened, opened.messages()))
+            self._loaded = opened.next
+        return self.ahead
+
+    def take(self, count: int) -> Slice:
+        """The next ``count`` messages, which are at hand."""
+        start, stop = self.index, self.index + count
+        taken: list[dict[str, Any]] = []
+        found: list[Batch] = []
+        rest = 0
+        for opened, messages in self._ahead:
+            if opened.first >= stop:
+                break
+            low, high = max(start - opened.first, 0), min(stop - opened.first, len(messages))
+            taken += messages if high - low == len(messages) else messages[low:high]
+            found.append(opened)
+            rest += opened.next <= stop
+        del self._ahead[:rest]
+        self.index = stop
+        return Slice(self, start, taken, found)
