@@ -162,7 +162,7 @@ def build(
         stop = min(total, start + guess)
         if encoded is None:
             body = _pack_array(messages if stop - start == total else messages[start:stop], start)
-            if not examined and b"q/" in body:
+            if not examined and b"/" in body and b"q/" in body:  # one byte is found ten times faster than two
                 examined = True
                 clean = _extract(messages, start, total, provenance)
                 if clean is not None:
@@ -256,9 +256,10 @@ def _check_size(size_bytes: int, offset: int, limit_bytes: int) -> None:
 
 def _pack_array(chunk: Sequence[dict[str, Any]], start: int) -> bytes:
     """One msgpack array of messages; errors carry the offset, counted from ``start``."""
-    for offset, message in enumerate(chunk):
-        if type(message) is not dict and not isinstance(message, dict):
-            raise _at(start + offset, _not_a_dict(message))
+    if set(map(type, chunk)) != {dict}:
+        for offset, message in enumerate(chunk):
+            if not isinstance(message, dict):
+                raise _at(start + offset, _not_a_dict(message))
     try:
         return codec.pack(chunk)
     except CodecError:

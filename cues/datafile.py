@@ -29,6 +29,8 @@ _LAST_PAGE_AT: Final = _META_AT + 120
 _MAGIC: Final = 0xBEEFC0DE
 _DATA_VERSION: Final = 1
 
+COMMIT_PAGES: Final = 24
+"""Pages that a small commit may touch besides its values: the branches above a few leaves."""
 _MARGIN_PAGES: Final = 128
 """Allocated beyond every estimate, for LMDB's own list of free pages."""
 _GROW_PAGES_MIN: Final = 256
@@ -129,26 +131,40 @@ class Allocation:
         if allocated < needed:
             # The map's end is no limit here: LMDB may find free pages, or say that the map is full.
             wanted = needed + min(_GROW_PAGES_MAX, max(_GROW_PAGES_MIN, used // 4))
-            allocated = max(used + 1, min(wanted, int(info["map_size"]) // PAGE_BYTES))
-            if hasattr(os, "posix_fallocate"):
-                self._allocate(used, allocated - used)
+            wanted = max(used + 1, min(wanted, int(info["map_size"]) // PAGE_BYTES))
+            # On a disk that is nearly full, no more than this commit needs; one without values (a purge,
+            # a position) lives on the margin of the commit before it, so that a full disk can be purged.
+            least = used + pages + (_MARGIN_PAGES if pages > COMMIT_PAGES else 0)
+            if self._allocate(used, wanted):
+                allocated = wanted
+            elif allocated < least:
+                if not self._allocate(used, least):
+                    raise self._full()
+                allocated = least
             self._words[ALLOCATED] = allocated
         self._words[ROOM] = max(0, allocated - needed)
 
-    def _allocate(self, start: int, pages: int) -> None:
+    def _allocate(self, start: int, end: int) -> bool:
+        """Have the blocks of the pages from ``start`` to ``end``; False when the disk is full."""
+        if not hasattr(os, "posix_fallocate"):
+            return True
         fd = os.open(self._path / "data.mdb", os.O_RDWR | os.O_CLOEXEC)
         try:
-            os.posix_fallocate(fd, start * PAGE_BYTES, pages * PAGE_BYTES)
+            os.posix_fallocate(fd, start * PAGE_BYTES, (end - start) * PAGE_BYTES)
         except OSError as error:
-            if error.errno in (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS):
-                return  # this file system cannot; a full one is then found by LMDB, or not at all
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+                return False
+            if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS):
                 raise
-            free = shutil.disk_usage(self._path).free
-            raise StoreFull(
-                f"The disk of the store {self._path} is full ({free:,} bytes free); nothing was written.",
-                "free space on the disk, or move the store.",
-                path=str(self._path),
-            ) from error
+            # This file system cannot; a full one is then found by LMDB, or not at all.
         finally:
             os.close(fd)
+        return True
+
+    def _full(self) -> StoreFull:
+        free = shutil.disk_usage(self._path).free
+        return StoreFull(
+            f"The disk of the store {self._path} is full ({free:,} bytes free); nothing was written.",
+            "free space on the disk, purge queues, or move the store.",
+            path=str(self._path),
+        )

@@ -26,13 +26,13 @@ from typing import TYPE_CHECKING, Any, Literal
 from cues import batch as batches
 from cues import codec, events, faults, names, tries
 from cues.batch import Page
-from cues.errors import Diverged, ProcessorStopped, QueueNotFound
+from cues.errors import CuesError, Diverged, ProcessorStopped, QueueNotFound
 from cues.hashes import Hasher
 from cues.log import Log
 from cues.ownership import NO_SEAL, Position, ProcessorRow, fenced
 from cues.processor import Node
 from cues.queue import Queue
-from cues.runner import Failure, Pause, Process, Results, Runner, error_message
+from cues.runner import Failure, Pause, Process, Results, Runner, error_message, words
 from cues.state import Table
 from cues.taking import Input, Taken
 
@@ -100,7 +100,8 @@ class Delivery:
         self._pending: tuple[tries.Snapshot, dict[str, int]] | None = None
         self._stop: Failure | None = None
         self.hasher = Hasher(node.id, row.generation)
-        self.process = Process(node, system, self.hasher, row.epoch, self.state, stopping)
+        state = None if node.kind == "source" else self.state  # a source's state is its position
+        self.process = Process(node, system, self.hasher, row.epoch, store.id.hex(), state, stopping)
         self.runner = (
             Runner(node, self.process, self.state, pause, emit, self.counters) if node.kind != "source" else None
         )
@@ -154,7 +155,9 @@ class Delivery:
         if attempt is not None and attempt.hash == snapshot.hash.hex():
             self._compare_outputs(txn, attempt, written)
             return Decision("resume", f"the last step ({attempt.hash[:8]}…) is whole; from " + self._where(positions))
-        if all(tailer in positions and positions[tailer].next == index for tailer, index in snapshot.start.items()):
+        if set(snapshot.start) in self._takes() and all(
+            positions[tailer].next == index for tailer, index in snapshot.start.items()
+        ):
             return Decision(
                 "rewind",
                 f"the last step ({snapshot.hash.hex()[:8]}…) did not commit; takes the same messages again: "
@@ -162,9 +165,15 @@ class Delivery:
             )
         return Decision(
             "void",
-            "the last step did not commit and the positions were moved since (at-most-once, or a seek); from "
+            "the last step did not commit, and positions or inputs were changed since (at-most-once, or a seek); from "
             + self._where(positions),
         )
+
+    def _takes(self) -> list[set[str]]:
+        """The sets of tailers that a step reads from: all, or of alts any one."""
+        if self.node.mode == "alts":
+            return [{tailer} for tailer in self._order]
+        return [set(self._order)]
 
     def _where(self, positions: dict[str, Position]) -> str:
         if not positions:
@@ -260,12 +269,33 @@ class Delivery:
         self.hasher = Hasher(self.node.id, row.generation)
         self.process.renew(self.hasher, row.epoch)
 
+    def moved(self) -> bool:
+        """Whether somebody else wrote this processor's row since the last commit: a seek, or a takeover."""
+        with self.store.view() as txn:
+            return bool(txn.get(self._row_key) != self._expected)
+
+    def check_fence(self) -> None:
+        """Raise :class:`Fenced` where :meth:`moved` is true, as the next commit would."""
+        with self.store.view() as txn:
+            self._fence(txn)
+
     def ready(self) -> bool:
         """Whether :meth:`step` would find something to take."""
-        if self._pending is not None:
+        if self._pending is not None or self._row_changed():
             return True
         some = any if self.node.mode == "alts" else all
         return some(one.fill(1) for one in self.inputs)
+
+    def _row_changed(self) -> bool:
+        with self.store.view() as txn:
+            return bool(txn.get(self._row_key) != self._expected)
+
+    def _check_row(self) -> None:
+        """Who has nothing to commit would not hear of a seek or a takeover."""
+        with self.store.view() as txn:
+            found = txn.get(self._row_key)
+        if found != self._expected:
+            raise fenced(self.node.id, self._expected, found)
 
     # --- step -----------------------------------------------------------------------------------
 
@@ -275,6 +305,7 @@ class Delivery:
             raise self._stopped(self._stop)
         taken = self._take()
         if taken is None:
+            self._check_row()
             return "idle"
         if faults.active:
             faults.point("take.after")
@@ -419,7 +450,7 @@ class Delivery:
                 self.node.id,
                 f"{count} message{'s' if count > 1 else ''} to {self.errors.id!r} after"
                 f" {first.attempts} attempt{'s' if first.attempts > 1 else ''}:"
-                f" {type(first.error).__name__}: {first.error}",
+                f" {type(first.error).__name__}: {words(first.error)}",
                 logging.WARNING,
                 count=count,
             )
@@ -501,19 +532,26 @@ class Delivery:
         failure in front of which the processor stops. An output that cannot be encoded is a failure
         of the message that it came from, so cutting starts again with one failure more.
         """
+        stop: Failure | None = None
         while True:
             if results.failures and self.errors is None:
                 offset = min(results.failures)
-                stop = results.failures.pop(offset)
+                stop = results.failures[offset]
                 if not offset or self.node.options.batch:
                     return taken, [], stop
-                results.outputs = {b: output.between(0, offset) for b, output in results.outputs.items()}
-                _, parts, _ = self._parts(taken.before(offset), results)
-                return taken.before(offset), parts, stop
+                taken = taken.before(offset)
+                if self.state.changed and results.ran > offset:
+                    # The function has run on behind the message that turned out to be wrong, and the
+                    # state holds what it did there; the next start would do it again. What runs late
+                    # has no side effects (their outputs are encoded at once), so run the rest anew.
+                    self.state.forget()
+                    results = self.runner.run(taken.anew())  # type: ignore[union-attr]
+                    continue
+                results = Results({b: output.between(0, offset) for b, output in results.outputs.items()})
             try:
                 if not results.failures:
-                    return taken, [self._part(taken, 0, taken.count, results)], None
-                return taken, self._cut(taken, results), None
+                    return taken, [self._part(taken, 0, taken.count, results)], stop
+                return taken, self._cut(taken, results), stop
             except _Unwritable as found:
                 if self.node.options.batch:
                     self.state.forget()
@@ -557,8 +595,8 @@ class Delivery:
                     came = provenance.slice(start, stop)
                 else:
                     came = provenance.select(output.origins)
-            items, encoded = _forms(output.items)
             try:
+                items, encoded = _forms(output.items)
                 pages = batches.build(
                     items, options.max_message_bytes, digest, came, encoded=encoded, strips=options.strips
                 )
@@ -580,7 +618,7 @@ class Delivery:
     def _stopped(self, failure: Failure) -> ProcessorStopped:
         error = ProcessorStopped(
             f"{self.node.id} stopped after {failure.attempts} attempt{'s' if failure.attempts > 1 else ''}:"
-            f" {type(failure.error).__name__}: {failure.error}",
+            f" {type(failure.error).__name__}: {words(failure.error)}",
             "mend the function and start again (it goes on at this message), or give the graph an error"
             " queue: cues.Graph(…, errors='errors').",
             processor=self.node.id,
@@ -593,7 +631,7 @@ class _Unwritable(Exception):
     """An output that cannot be encoded, and the offset of the message that it came from."""
 
     def __init__(self, offset: int, error: Exception) -> None:
-        super().__init__(str(error))
+        super().__init__(words(error))
         self.offset = offset
         self.error = error
 
@@ -602,12 +640,20 @@ def _forms(items: list[dict[str, Any] | bytes]) -> tuple[list[Any], list[bytes] 
     """Outputs as dicts, or, where some were encoded when their call returned, all as bytes.
 
     Where a message with ``q/meta`` is among them all are dicts again, for that is taken out of dicts.
+    Raises what :func:`batches.build` would, with the ``offset`` of the item that is at fault.
     """
     kinds = {type(item) for item in items}
     if bytes not in kinds:
         return items, None
     if kinds == {bytes}:
         return [], items  # type: ignore[return-value]
-    if any(type(item) is not bytes and names.META in item for item in items):
-        return [codec.unpack(item) if type(item) is bytes else item for item in items], None
-    return [], [item if type(item) is bytes else codec.pack(item) for item in items]
+    forms: list[Any] = []
+    for offset, item in enumerate(items):
+        try:
+            forms.append(item if type(item) is bytes else batches.pack_one(item))  # type: ignore[arg-type]
+        except CuesError as error:
+            error.__dict__["offset"] = offset
+            raise
+    if any(type(form) is not bytes for form in forms):
+        return [codec.unpack(form) if type(form) is bytes else form for form in forms], None
+    return [], forms

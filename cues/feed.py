@@ -21,18 +21,27 @@ from typing import TYPE_CHECKING, Any, Final
 from cues import batch as batches
 from cues import codec, events, faults, tries
 from cues.delivery import Delivery, Outcome, Part
-from cues.errors import CuesError, PositionRequired, ReturnError
+from cues.errors import CodecError, CuesError, PositionRequired, ReturnError
 from cues.processor import position_count, wants_process
-from cues.runner import Failure, error_message
+from cues.runner import Failure, error_message, words
 
 if TYPE_CHECKING:
     from cues.batch import Page
+    from cues.ownership import ProcessorRow
     from cues.queue import Queue
 
-AHEAD_MAX: Final = 10_000
+AHEAD_MAX: Final = 2_000
 """Messages that a generator may be ahead of the commits."""
+REPR_CHARACTERS_MAX: Final = 100_000
+"""Of a message that cannot be written; what an error message holds of it."""
+_RECORD_BYTES_MAX: Final = 1 << 31
+"""What Cues writes itself is not refused for its size."""
 Item = tuple[Any, dict[str, Any]]
-"""Position after the message (of bare messages: the count so far), and the message."""
+"""Position after the message (of bare messages: the :class:`Count` so far), and the message."""
+
+
+class Count(int):
+    """How many bare messages there were: no position, which may be an integer as well."""
 
 
 class Feed:
@@ -125,7 +134,7 @@ class Feed:
                 skip -= 1
                 continue
             count += 1
-            yield count, item
+            yield Count(count), item
 
     # --- the processor's side ---
 
@@ -184,12 +193,20 @@ class SourceDelivery(Delivery):
 
     def step(self) -> Outcome:
         """Commit what was yielded. Raises :class:`ProcessorStopped` when the generator failed."""
+        if self._stop is not None:
+            raise self._stopped(self._stop)
         items = self.feed.take(self.node.options.batch_size)
         if items:
             if faults.active:
                 faults.point("take.after")
-            self._commit_parts(*self._source_parts(items))
-            self.counters.taken += len(items)
+            parts, row, stop = self._source_parts(items)
+            if parts:
+                self._commit_parts(parts, row)
+                self.counters.taken += sum(part.stop for part in parts)
+                self._failures = 0
+            if stop is not None:
+                self._stop = stop
+                raise self._stopped(stop)
             return "committed"
         error = self.feed.error
         if error is not None:
@@ -202,7 +219,12 @@ class SourceDelivery(Delivery):
         It is called with the position that is committed.
         """
         error, retry = self.feed.error, self.node.options.retry
-        if error is None or not isinstance(error, retry.on) or self._failures + 1 >= retry.attempts:
+        if (
+            error is None
+            or self._stop is not None
+            or not isinstance(error, retry.on)
+            or self._failures + 1 >= retry.attempts
+        ):
             return None
         if isinstance(error, (PositionRequired, ReturnError)):
             return None
@@ -212,7 +234,7 @@ class SourceDelivery(Delivery):
         self._emit(
             events.Retrying(
                 self.node.id,
-                f"attempt {self._failures} of {retry.attempts} failed ({type(error).__name__}: {error});"
+                f"attempt {self._failures} of {retry.attempts} failed ({type(error).__name__}: {words(error)});"
                 f" again in {wait_s:g} s",
                 logging.WARNING,
                 attempt=self._failures,
@@ -222,51 +244,56 @@ class SourceDelivery(Delivery):
         self.feed = Feed(self)
         return wait_s
 
-    def _source_parts(self, items: list[Item]) -> tuple[list[Part], Any]:
-        """The step, cut at messages that cannot be written where an error queue takes those."""
+    def _source_parts(self, items: list[Item]) -> tuple[list[Part], ProcessorRow, Failure | None]:
+        """The step, cut at messages that cannot be written; what commits, the row, and why the source stops then."""
         parts: list[Part] = []
         position, count = self.position
-        bare = self.node.options.resume is not None and type(items[-1][0]) is int
+        failure: Failure | None = None
         while items:
+            bare = type(items[0][0]) is Count
             before = count if bare else position
-            stop, error = len(items), None
+            stop = len(items)
+            if self.node.options.resume is not None:  # else there are no bare messages
+                stop = next((i for i, item in enumerate(items) if (type(item[0]) is Count) is not bare), stop)
             while True:
-                after = items[stop - 1][0]
-                digest = self.hasher.digest([], ["source", before, after])
+                after = int(items[stop - 1][0]) if bare else items[stop - 1][0]
+                try:
+                    digest = self.hasher.digest([], ["source", before, after])
+                except CodecError as error:  # of the position
+                    return parts, self._at(position, count), Failure(error, 1)
+                if failure is not None:
+                    append = self._refused(items[0][1], failure, digest)
+                    break
                 try:
                     append = self._append([message for _, message in items[:stop]], digest)
                     break
-                except CuesError as found:
-                    stop = getattr(found, "offset", 0)
+                except CuesError as error:
+                    stop = getattr(error, "offset", 0)
                     if not stop:
-                        stop, error = 1, found
-                        after = items[0][0]
-                        digest = self.hasher.digest([], ["source", before, after])
-                        append = self._refused(items[0][1], found, digest)
-                        break
-            taken, items = items[:stop], items[stop:]
+                        stop, failure = 1, Failure(error, 1)
+                        if self.errors is None:
+                            return parts, self._at(position, count), failure
+            items = items[stop:]
             snapshot = tries.snapshot(self.node.id, {}, {}, source=[before, after])
-            appends = [append]
-            failure = Failure(error, 1) if error is not None else None
-            parts.append(Part(0, len(taken), digest, snapshot, failure, appends))
+            parts.append(Part(0, stop, digest, snapshot, failure, [append]))
+            failure = None
             if bare:
                 count = after
             else:
                 position = after
-        return parts, self._row._replace(source=codec.pack([position, count]))
+        return parts, self._at(position, count), None
+
+    def _at(self, position: Any, count: int) -> ProcessorRow:
+        return self._row._replace(source=codec.pack([position, count]))
 
     def _append(self, messages: list[dict[str, Any]], digest: bytes) -> tuple[Queue, list[Page]]:
         (queue,) = self.outputs.values()
         options = queue._options
         return queue, batches.build(messages, options.max_message_bytes, digest, strips=options.strips)
 
-    def _refused(self, message: Any, error: CuesError, digest: bytes) -> tuple[Queue, list[Page]]:
-        """A message that cannot be written goes to the error queue as its ``repr``; else the source stops."""
-        failure = Failure(error, 1)
-        if self.errors is None:
-            raise self._stopped(failure) from error
-        shown = repr(message)
-        record = error_message(
-            self.node, {self.node.name: [{"repr": shown.encode("utf-8", "replace").decode()[:100_000]}]}, failure
-        )
-        return self.errors, batches.build([record], 1 << 31, digest, reserved=True)
+    def _refused(self, message: Any, failure: Failure, digest: bytes) -> tuple[Queue, list[Page]]:
+        """A message that cannot be written goes to the error queue as its ``repr``."""
+        assert self.errors is not None
+        shown = repr(message).encode("utf-8", "replace").decode()[:REPR_CHARACTERS_MAX]
+        record = error_message(self.node, {self.node.name: [{"repr": shown}]}, failure)
+        return self.errors, batches.build([record], _RECORD_BYTES_MAX, digest, reserved=True)

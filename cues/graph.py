@@ -264,7 +264,10 @@ def _declared(processor: Processor) -> dict[str, Any]:
         if name == "id" or value == getattr(defaults, name):
             continue
         if isinstance(value, Retry):
+            kinds = value.on if isinstance(value.on, tuple) else (value.on,)
             value = {"attempts": value.attempts, "backoff_s": value.backoff_s, "max_s": value.max_s}
+            if kinds != (Exception,):
+                value["on"] = [function_name(kind) for kind in kinds]
         elif callable(value):
             value = function_name(value)
         elif isinstance(value, (set, frozenset)):
@@ -287,7 +290,11 @@ def _processor(data: Mapping[str, Any]) -> Processor:
     id = rest.pop("id", None)
     fn = _function(rest.pop("fn", None))
     if isinstance(rest.get("retries"), Mapping):
-        rest["retries"] = Retry(**rest["retries"])
+        retries = dict(rest["retries"])
+        if "on" in retries:
+            found = [retries["on"]] if isinstance(retries["on"], str) else retries["on"]
+            retries["on"] = tuple(_function(kind) for kind in found)
+        rest["retries"] = Retry(**retries)
     for name in ("where", "key"):
         value = rest.get(name)
         if isinstance(value, str) and ":" in value:
@@ -297,7 +304,7 @@ def _processor(data: Mapping[str, Any]) -> Processor:
     if kind == "source":
         return Source(id, fn, **rest)
     inputs = rest.pop("inputs", None)
-    if isinstance(inputs, Mapping) and set(inputs) == {"any_of"}:
+    if isinstance(inputs, Mapping) and set(inputs) == {"any_of"} and not isinstance(inputs["any_of"], str):
         inputs = AnyOf(**inputs["any_of"]) if isinstance(inputs["any_of"], Mapping) else AnyOf(*inputs["any_of"])
     if id is not None:
         rest["id"] = id

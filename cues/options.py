@@ -39,7 +39,9 @@ class Retention:
         object.__setattr__(self, "bytes", _bytes(self.bytes))
         for name in ("count", "age", "bytes"):
             value = getattr(self, name)
-            if value is not None and (isinstance(value, bool) or value <= 0):
+            if value is None:
+                continue
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or value <= 0:
                 raise InvalidArgument(f"Retention({name}={value!r}) keeps nothing.", "a number above 0, or None.")
         if self.age is not None or self.bytes is not None or self.read:
             raise InvalidArgument(
@@ -162,6 +164,8 @@ def _metadata(value: Iterable[str] | bool) -> frozenset[str] | bool:
         return False
     if isinstance(value, str):
         value = (value,)
+    if not isinstance(value, Iterable):
+        raise InvalidArgument(f"metadata is {value!r}.", "a set of 't', 'time' and 'tx'; True; or False.")
     found = frozenset(value)
     unknown = found - METADATA
     if unknown:

@@ -19,6 +19,7 @@ from __future__ import annotations
 import contextlib
 import os
 import struct
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -160,7 +161,12 @@ class Ownership:
         self.owner = os.urandom(8)
         self.claimants = tuple(claimants)
         self._locked: list[int] = []
+        self._missing: list[int] = []
+        """Locks that whoever was taken over still holds."""
+        self._followed: set[bytes] = set()
+        """Owners that are dead: their locks were free."""
         self._lease = None
+        self._guard = threading.Lock()
         try:
             for claimant in self.claimants:
                 self._lock(claimant.processor, take_over)
@@ -178,7 +184,13 @@ class Ownership:
         with self.store.view() as txn:
             row = read_row(txn, processor)
         here = self.store.locks.mine(offset)
-        pid = os.getpid() if here else (self.store.locks.holder(offset) or (row.pid if row else 0))
+        left = self._lease_left(row)
+        if here:
+            pid = os.getpid()
+        elif row is not None and left > 0 and locks.process_state(row.pid) != "gone":
+            pid = row.pid  # whoever has the lock: an owner that was taken over keeps it until it ends
+        else:
+            pid = self.store.locks.holder(offset) or (row.pid if row else 0)
         if here or not take_over:
             where = "in this process" if here else f"by process {pid} ({locks.process_state(pid)})"
             raise AlreadyRunning(
@@ -186,7 +198,6 @@ class Ownership:
                 "stop that one first" + ("." if here else f" (kill {pid}), or --take-over if it does not answer."),
                 pid=pid,
             )
-        left = self._lease_left(row)
         if left > 0:
             raise AlreadyRunning(
                 f"{processor} is run by process {pid} ({locks.process_state(pid)}), whose lease runs"
@@ -194,6 +205,7 @@ class Ownership:
                 f"again in {left:.0f} s: only a process that does not answer is taken over.",
                 pid=pid,
             )
+        self._missing.append(offset)
 
     def _lease_left(self, row: ProcessorRow | None) -> float:
         if row is None or row.boot != boot():
@@ -209,9 +221,15 @@ class Ownership:
         return os.path.join(self.store.path, f"lease-{owner.hex()}")
 
     def beat(self) -> None:
-        """Say that the process answers."""
-        if self._lease is not None:
+        """Say that the process answers; and take the locks that a takeover could not."""
+        with self._guard:
+            if self._lease is None:
+                return
             os.pwrite(self._lease, clock.monotonic_ns().to_bytes(8, "big"), 0)
+            for offset in tuple(self._missing):
+                if self.store.locks.try_lock(offset):
+                    self._missing.remove(offset)
+                    self._locked.append(offset)
 
     def claim(self, accept_topology: bool = False) -> dict[str, ProcessorRow]:
         """Raise the epoch of every processor, in one transaction; from then on older owners are fenced.
@@ -219,6 +237,9 @@ class Ownership:
         Raises :class:`TopologyChanged` where the inputs are not those that have positions.
         """
         rows = self.store.commit(self._claim, accept_topology)
+        for owner in self._followed:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self._lease_path(owner))
         faults.point("claim.after")
         return rows
 
@@ -238,6 +259,8 @@ class Ownership:
         topology = claimant.topology
         known: dict[str, Position] = {}
         if old is not None:
+            if locks.offset_of(claimant.processor) in self._locked:
+                self._followed.add(old.owner)
             before = read_topology(txn, claimant.processor)
             assert before is not None
             known = dict(zip(before.tailers, old.positions))
@@ -267,14 +290,16 @@ class Ownership:
 
     def release(self) -> None:
         """Give the locks back. The rows stay; who comes next raises their epochs."""
-        for offset in self._locked:
-            self.store.locks.unlock(offset)
-        self._locked.clear()
-        if self._lease is not None:
-            os.close(self._lease)
-            self._lease = None
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(self._lease_path(self.owner))
+        with self._guard:
+            for offset in self._locked:
+                self.store.locks.unlock(offset)
+            self._locked.clear()
+            self._missing.clear()
+            if self._lease is not None:
+                os.close(self._lease)
+                self._lease = None
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(self._lease_path(self.owner))
 
 
 def _changed(processor: str, before: Topology, now: Topology) -> TopologyChanged:
@@ -343,6 +368,10 @@ def seek(store: Store, processor: str, positions: dict[str, int], again: bool = 
             at = topology.tailers.index(tailer)
             log = logs[tailer]
             log_row = log.row(txn)
+            if not 1 <= index <= log_row.next:
+                raise InvalidArgument(
+                    f"{tailer} cannot go to {index}.", f"an index from 1 to {log_row.next} (the next to be written)."
+                )
             moved[at] = Position(log_row.identity, index, log.seal_before(txn, log_row, index))
         new = row._replace(
             epoch=row.epoch + 1,

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from cues import names
 from cues.errors import GraphError
 from cues.options import QueueOptions
-from cues.processor import INHERIT, AnyOf, Mode, Node, Port, Processor, bindings
+from cues.processor import INHERIT, AnyOf, Mode, Node, Port, Processor, bindings, check_retries
 from cues.topology import Topology
 
 
@@ -104,6 +104,8 @@ def _node(graph: str, processor: Processor, errors: str | None, strategy: str) -
         mode = "alts"
     elif isinstance(processor.inputs, dict):
         mode = "join"
+    strategy = options.strategy or strategy
+    check_retries(processor.id, processor.kind, strategy, options)
     return Node(
         id=names.processor_id(graph, processor.id),
         kind=processor.kind,
@@ -113,6 +115,6 @@ def _node(graph: str, processor: Processor, errors: str | None, strategy: str) -
         outputs=tuple(Port(b, q) for b, q in bindings(processor.outputs).items()),
         single_output=isinstance(processor.outputs, str),
         errors=errors if options.errors == INHERIT else options.errors,
-        strategy=options.strategy or strategy,
-        options=options,
+        strategy=strategy,
+        options=replace(options, id=processor.id),
     )

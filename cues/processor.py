@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Final, Literal
 
@@ -37,6 +37,9 @@ class AnyOf:
     """
 
     def __init__(self, *queues: str, **bindings: str) -> None:
+        for queue in queues:
+            if queue in bindings or queues.count(queue) > 1:
+                raise _wrong("", f"AnyOf has two inputs under the name {queue!r}.", "another name for one of them.")
         self.bindings: dict[str, str] = {**{queue: queue for queue in queues}, **bindings}
 
     def __eq__(self, other: object) -> bool:
@@ -142,12 +145,7 @@ class Processor:
             raise _wrong(id, f"{where} has retries={found.retries!r}.", "a count from 0, or cues.Retry(...).")
         if found.retry.attempts < 1:
             raise _wrong(id, f"{where} makes {found.retry.attempts} attempts.", "attempts=1 or more.")
-        if found.strategy == "at-most-once" and found.retry.attempts > 1:
-            raise _wrong(
-                id,
-                f"{where} is at-most-once, which never calls a function twice, and has retries.",
-                "retries=0, or strategy='exactly-once'.",
-            )
+        check_retries(id, self.kind, found.strategy, found)
         if not isinstance(found.batch, bool):
             raise _wrong(id, f"{where} has batch={found.batch!r}.", "True (lists of messages) or False.")
         if not isinstance(found.batch_size, int) or isinstance(found.batch_size, bool) or found.batch_size < 1:
@@ -157,7 +155,10 @@ class Processor:
         if not (found.key is None or isinstance(found.key, str) or callable(found.key)):
             raise _wrong(id, f"{where} has key={found.key!r}.", "the name of a field, or a function of a message.")
         if found.errors is not None and found.errors != INHERIT:
-            names.check("queue", found.errors)
+            try:
+                names.check("queue", found.errors)
+            except InvalidName as error:
+                raise _wrong(id, f"{where}, errors=: {error.message}", error.hint) from None
         return found
 
     def __repr__(self) -> str:
@@ -190,6 +191,7 @@ class Source(Processor):
             _check_callable(self, fn)
             parameters = _parameters(fn)
             if parameters is not None:
+                _check_process_behind(self, fn, parameters)
                 extra = [p.name for p in _required(parameters) if p.name != "process"][1:]
                 if extra:
                     raise _wrong(
@@ -345,6 +347,16 @@ def _wrong(processor: str, message: str, hint: str) -> GraphError:
     return GraphError(message, hint, processor=processor)
 
 
+def check_retries(id: str, kind: Kind, strategy: str | None, options: Options) -> None:
+    """Refuse retries under at-most-once; ``strategy`` may be the graph's. Sources have none."""
+    if kind != "source" and strategy == "at-most-once" and options.retry.attempts > 1:
+        raise _wrong(
+            id,
+            f"The {kind} {id!r} is at-most-once, which never calls a function twice, and has retries.",
+            "retries=0, or strategy='exactly-once'.",
+        )
+
+
 def _id(kind: str, fn: Function, options: Mapping[str, Any]) -> str:
     id = options.get("id")
     if id is None:
@@ -442,6 +454,7 @@ def _parameters(fn: Function) -> list[inspect.Parameter] | None:
         return None
 
 
+_KEYWORD_ONLY = inspect.Parameter.KEYWORD_ONLY
 _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
@@ -455,6 +468,14 @@ def wants_process(fn: Function) -> bool:
     return parameters is not None and any(p.name == "process" and p.kind not in _VARIADIC for p in parameters)
 
 
+def positional_order(fn: Function, bindings: Sequence[str]) -> list[int] | None:
+    """The places in ``bindings`` of the function's first parameters, if it can be called with all by position."""
+    parameters = (_parameters(fn) or [])[: len(bindings)]
+    if {p.name for p in parameters} != set(bindings) or any(p.kind != p.POSITIONAL_OR_KEYWORD for p in parameters):
+        return None
+    return [bindings.index(p.name) for p in parameters]
+
+
 def position_count(fn: Function) -> int:
     """How many positional parameters a source's function has besides ``process``: 0 or 1."""
     parameters = _parameters(fn)
@@ -462,6 +483,18 @@ def position_count(fn: Function) -> int:
         return 1
     plain = [p for p in parameters if p.name != "process" and p.kind not in _VARIADIC]
     return min(1, len(plain)) if not any(p.kind == _VARIADIC[0] for p in parameters) else 1
+
+
+def _check_process_behind(processor: Processor, fn: Function, parameters: list[inspect.Parameter]) -> None:
+    """What is passed by place comes first, so ``process`` cannot."""
+    if len(parameters) > 1 and parameters[0].name == "process" and parameters[0].kind is not _KEYWORD_ONLY:
+        rest = ", ".join(p.name for p in parameters[1:])
+        raise _wrong(
+            processor.id,
+            f"The first parameter of the function of {processor.id!r} is 'process', where"
+            f" {parameters[1].name!r} should stand.",
+            f"def {getattr(fn, '__name__', 'f')}({rest}, process): …",
+        )
 
 
 def _check_parameters(processor: Processor, fn: Function) -> None:
@@ -503,6 +536,7 @@ def _check_parameters(processor: Processor, fn: Function) -> None:
         raise _wrong(
             processor.id, f"{here} has no parameter for the message.", f"def {getattr(fn, '__name__', 'f')}(message): …"
         )
+    _check_process_behind(processor, fn, parameters)
     extra = [p.name for p in _required(parameters) if p.name != "process"][1:]
     if extra:
         raise _wrong(

@@ -9,6 +9,9 @@ Messages of one batch come from neighbours on their input, so a run of n message
             None             the queue does not keep "t"
     time    int | list | None     nanoseconds; one append has one time, so mostly one integer
 
+A 0 in a list says that this message did not come by that queue: a batch that was read may hold what
+several processors wrote.
+
 ``tx`` is one more column of indices, under the key ``tx/t`` (no queue can be called that). ``extra``
 is what users wrote themselves as ``q/meta``: None, one map for all, or one a message.
 """
@@ -61,9 +64,8 @@ class Provenance:
     def spread(self, count: int) -> Provenance:
         """All of ``count`` messages have the provenance of the last message here (batch functions)."""
         last = self.count - 1
-        columns = {
-            queue: (t if t is None else _at(t, last), time if time is None else _at(time, last))
-            for queue, (t, time) in self.columns.items()
+        columns: dict[str, tuple[Indices, Times]] = {
+            queue: (_one(t, last), _one(time, last)) for queue, (t, time) in self.columns.items()
         }
         return Provenance(count, columns, _at(self.extra, last))
 
@@ -72,15 +74,18 @@ class Provenance:
         result: dict[str, Any] = {}
         queues: dict[str, dict[str, Any]] = {}
         for queue, (t, time) in self.columns.items():
+            index, when = _one(t, offset), _one(time, offset)
             if queue == names.TX:
-                result[names.TX] = _at(t, offset)
+                if index is not None:
+                    result[names.TX] = index
                 continue
             entry: dict[str, Any] = {}
-            if t is not None:
-                entry[names.T] = _at(t, offset)
-            if time is not None:
-                entry[names.TIME] = clock.to_datetime(_at(time, offset))
-            queues[queue] = entry
+            if index is not None:
+                entry[names.T] = index
+            if when is not None:
+                entry[names.TIME] = clock.to_datetime(when)
+            if entry:
+                queues[queue] = entry
         if queues:
             result[names.QUEUE] = queues
         extra = _at(self.extra, offset)
@@ -164,6 +169,13 @@ def _at(column: Any, offset: int) -> Any:
     return column[offset] if isinstance(column, (range, list)) else column
 
 
+def _one(column: Indices | Times, offset: int) -> int | None:
+    """The index or time of one message; None where it did not come by that queue."""
+    if isinstance(column, list):
+        return column[offset] or None
+    return column[offset] if isinstance(column, range) else column
+
+
 def _join(parts: list[tuple[int, Any]]) -> Any:
     """One column from the columns of consecutive runs, in the most compact form that is the same."""
     first = parts[0][1]
@@ -197,7 +209,7 @@ def _pack_ints(values: list[int] | int | None) -> Any:
         return values
     low, high = min(values), max(values)
     if low == high:
-        return low
+        return low or None
     for width, letter in _WIDTHS:
         if high - low < 1 << (8 * width):
             return [low, width, struct.pack(f">{len(values)}{letter}", *[v - low for v in values])]

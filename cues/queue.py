@@ -15,12 +15,12 @@ later appends). :meth:`Queue.purge` is exact for readers at once.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from cues import batch, clock, codec, faults, names
-from cues.errors import Closed, InvalidArgument, QueueNotFound, QueueOptionsError
+from cues.errors import Closed, CuesError, InvalidArgument, MessageTooLarge, QueueNotFound, QueueOptionsError
 from cues.log import DELETE_BATCHES_MAX, Log, Row, pack_row
 from cues.options import QueueOptions, check_names
 
@@ -46,6 +46,7 @@ class Queue:
     @property
     def options(self) -> QueueOptions:
         """As another process may have changed them meanwhile."""
+        self.check()
         with self.store.view() as txn:
             self.follow_options(txn, self.log.row(txn))
         return self._options
@@ -95,26 +96,24 @@ class Queue:
         given back in commits of at most 1,000 record batches. Positions that stand on purged
         messages go on at the first that is left. An index beyond the last is refused.
         """
-        self.check()
-        dropped = self.store.commit(self._purge_to, before)
-        self._sweep()
-        return dropped
+        if isinstance(before, datetime):
+            ns = clock.to_ns(before)
+            return self._purge(lambda txn, row: self.log.index_at(txn, row, ns))
+        return self._purge(lambda txn, row: check_index(before, row.next, f"purge(before={before!r})"))
 
     def delete(self) -> int:
         """Drop all messages. The queue stays, with its identity, and its indices go on."""
+        return self._purge(lambda txn, row: row.next)
+
+    def _purge(self, place: Callable[[Any, Row], int]) -> int:
         self.check()
-        dropped = self.store.commit(self._purge_to, None)
+        dropped = self.store.commit(self._move_front, place)
         self._sweep()
         return dropped
 
-    def _purge_to(self, txn: Any, before: int | datetime | None) -> int:
+    def _move_front(self, txn: Any, place: Callable[[Any, Row], int]) -> int:
         row = self.log.row(txn)
-        if before is None:
-            index = row.next
-        elif isinstance(before, datetime):
-            index = self.log.index_at(txn, row, clock.to_ns(before))
-        else:
-            index = check_index(before, row.next, f"purge(before={before!r})")
+        index = place(txn, row)
         if index <= row.first:
             return 0
         self.log.move_front(txn, row, index)
@@ -147,11 +146,13 @@ class Queue:
             self._appended(txn, version)
         return start
 
-    def append_plain(self, txn: Any, body: bytes) -> int:
-        """:meth:`append_pages` for one message (see :func:`batch.plain`)."""
+    def append_plain(self, txn: Any, body: bytes, built_under: int) -> int:
+        """:meth:`append_pages` for one message (see :func:`batch.plain`), built under that options version."""
         index, version = self.log.append_plain(txn, body)
         if version != self._version or self._options.retention is not None:
             self._appended(txn, version)
+        if version != built_under:
+            raise _OptionsChanged
         if faults.active:
             faults.point("append.inside")
         return index
@@ -208,6 +209,10 @@ class Queue:
         return f"<cues.Queue {self.id} of {self.store.path}>"
 
 
+class _OptionsChanged(Exception):
+    """The queue's options changed while a message was on its way: nothing is written, it is built anew."""
+
+
 class Appender:
     """Writes to a queue. Safe from any thread; each call is one transaction."""
 
@@ -215,9 +220,7 @@ class Appender:
         self.queue = queue
         self._store = queue.store
         self._mask = queue.log.mask
-        options = queue.options
-        self._limit = options.max_message_bytes
-        self._strips = options.strips
+        queue.options  # noqa: B018  (as they are now)
         self._commit = queue.store.commit
         self._ring = queue.store.ring
         self._plain = queue.append_plain
@@ -231,12 +234,17 @@ class Appender:
         """
         if self._closed or self.queue._closed:
             self._check()
+        queue = self.queue
+        version = queue._version
         body = batch.plain(message)
-        if body is None or len(body) > self._limit:
+        if body is None or len(body) > queue._options.max_message_bytes:
             return self.write_many([message]).start
         if faults.active:
             faults.point("append.before")
-        index = self._commit(self._plain, body)
+        try:
+            index = self._commit(self._plain, body, version)
+        except _OptionsChanged:
+            return self.write(message)
         if faults.active:
             faults.point("append.after")
         self._ring(self._mask)
@@ -253,18 +261,31 @@ class Appender:
         if not found:
             next = self.queue.row().next
             return range(next, next)
-        pages = batch.build(found, self._limit, strips=self._strips)
+        version, options = self.queue._version, self.queue._options
+        try:
+            pages = batch.build(found, options.max_message_bytes, strips=options.strips)
+        except CuesError as error:
+            if isinstance(error, MessageTooLarge) and self.queue.options is not options:
+                return self.write_many(found)  # the limit has changed
+            if len(found) > 1:
+                error.message = f"messages[{getattr(error, 'offset', 0)}]: {error.message}"
+            raise
         if faults.active:
             faults.point("append.before")
         size = sum(1 + len(page.pieces) for page in pages)
-        start = self._store.commit(self._append, pages, pages=size + size // 64)
+        try:
+            start = self._commit(self._append, pages, version, pages=size + size // 64)
+        except _OptionsChanged:
+            return self.write_many(found)
         if faults.active:
             faults.point("append.after")
-        self._store.ring(self._mask)
+        self._ring(self._mask)
         return range(start, start + len(found))
 
-    def _append(self, txn: Any, pages: list[batch.Page]) -> int:
+    def _append(self, txn: Any, pages: list[batch.Page], version: int) -> int:
         start = self.queue.append_pages(txn, pages)
+        if version != self.queue._version:
+            raise _OptionsChanged
         if faults.active:
             faults.point("append.inside")
         return start
@@ -303,18 +324,18 @@ def check_index(index: object, limit: int, what: str) -> int:
 def open_queue(store: Store, id: str, options: Mapping[str, Any]) -> Queue:
     """What :meth:`Store.queue` does."""
     check_names(options)
-    if not isinstance(id, str) or "." not in id:
-        names.check("queue", id)
+    for part in id.split(".") if isinstance(id, str) else (id,):
+        names.check("queue", part)
     key = names.queue_key(id)
     with store.view() as txn:
         raw = txn.get(key)
     if raw is None:
         if "." in id:
             # A try log: made by its processor, readable like any queue.
-            owner, _, _ = id.rpartition(".")
-            names.check("graph", owner.partition(".")[0])
             raise QueueNotFound(
-                f"The store {store.path} has no try log {id!r}.", "cues status lists the processors.", queue=id
+                f"The store {store.path} has no try log {id!r} (the name of a queue holds no dot).",
+                "cues status lists the processors.",
+                queue=id,
             )
         if store.readonly:
             near = store.queues()

@@ -20,9 +20,9 @@ from typing import Any, Final
 
 from cues import batch as batches
 from cues import codec, events, faults, names
-from cues.errors import CodecError, CuesError, ReturnError
+from cues.errors import CodecError, CuesError, Diverged, Fenced, ReturnError
 from cues.hashes import Hasher
-from cues.processor import Filter, Node, filter_of, wants_process
+from cues.processor import Filter, Node, filter_of, positional_order, wants_process
 from cues.provenance import Provenance
 from cues.state import State, Table
 from cues.taking import Slice, Taken
@@ -80,7 +80,8 @@ class Results:
     outputs: dict[str, Output]
     failures: dict[int, Failure] = field(default_factory=dict)
     """By offset; a failed message has no outputs. For a batch function the key is 0."""
-    called: bool = True
+    ran: int = 0
+    """How many messages the function was called for and returned."""
 
 
 class Delivery:
@@ -90,12 +91,23 @@ class Delivery:
     generation    raised by a seek that asks for delivery again
     start, end    dicts by tailer id: what is delivered are the messages [start, end)
     epoch         of this owner; a lower one than the target has seen is a stopped owner that went on
+    store         16 hex digits: the id of the store that the positions are in; indices and epochs of
+                  another store mean nothing beside them
     """
 
-    __slots__ = ("_digest", "end", "epoch", "generation", "start")
+    __slots__ = ("_digest", "end", "epoch", "generation", "start", "store")
 
-    def __init__(self, digest: bytes, generation: int, start: dict[str, int], end: dict[str, int], epoch: int) -> None:
+    def __init__(
+        self,
+        digest: bytes,
+        generation: int,
+        start: dict[str, int],
+        end: dict[str, int],
+        epoch: int,
+        store: str = "",
+    ) -> None:
         self._digest = digest
+        self.store = store
         self.generation = generation
         self.start = start
         self.end = end
@@ -123,7 +135,14 @@ class Process:
     """
 
     def __init__(
-        self, node: Node, system: Any, hasher: Hasher, epoch: int, state: Table | None, stopping: Callable[[], bool]
+        self,
+        node: Node,
+        system: Any,
+        hasher: Hasher,
+        epoch: int,
+        store_id: str,
+        state: Table | None,
+        stopping: Callable[[], bool],
     ) -> None:
         self.id = node.id
         self.opts = node.options.opts
@@ -131,6 +150,7 @@ class Process:
         self._node = node
         self._hasher = hasher
         self._epoch = epoch
+        self._store_id = store_id
         self._table = state
         self._stopping = stopping
         self._taken: Taken | None = None
@@ -185,9 +205,8 @@ class Process:
             raise CuesError(
                 f"{self.id} is a batch function with key=, so its messages have many keys.", "process.state_of(key)."
             )
-        taken = self._now()
-        messages = [s.messages[self._offset] for s in taken.slices]
-        message = next((m for m in messages if m is not None), {})
+        # Of a join the first input's message decides.
+        message = self._now().slices[0].messages[self._offset]
         return self._states().view(message.get(key) if isinstance(key, str) else key(message))
 
     def state_of(self, key: Any) -> State:
@@ -208,6 +227,7 @@ class Process:
             {tailer: low for tailer, _, low, _ in ranges},
             {tailer: high for tailer, _, _, high in ranges},
             self._epoch,
+            self._store_id,
         )
 
     @property
@@ -273,8 +293,13 @@ class Runner:
         self._filtered = any(self._filters.values())
         # Outputs of a function whose effects must not be repeated, or lost with others', are
         # encoded as soon as it returns: an output that cannot be encoded is then its own failure.
-        self._eager = node.side_effects and bool(node.outputs)
+        self._eager = (node.side_effects or node.at_most_once) and bool(node.outputs)
         self._bindings = [port.binding for port in node.outputs]
+        # The columns to map the function over, where a call needs nothing but its messages.
+        self._order: list[int] | None = None
+        if not (self._wants_process or self._filtered or self._eager):
+            names_in = [port.binding for port in node.inputs]
+            self._order = positional_order(node.fn, names_in) if node.mode == "join" else [0]
 
     def run(self, taken: Taken) -> Results:
         """Call the function over what was taken. Raises :class:`Interrupted` when the graph is aborted."""
@@ -298,6 +323,8 @@ class Runner:
         while len(results) < count:
             try:
                 self._run_from(taken, results)
+            except (Fenced, Diverged):
+                raise  # a target says that this owner is not the one any more: no failure of the message
             except Exception as error:
                 offset = len(results)
                 self._state.discard()
@@ -312,12 +339,14 @@ class Runner:
 
     def _run_from(self, taken: Taken, results: list[Any]) -> None:
         """Call the function for the messages from ``len(results)`` on; stops at the first error."""
-        first = taken.slices[0]
-        if not (self._wants_process or self._filtered or self._eager or faults.active) and self._node.mode != "join":
-            fn = self._fn
-            keep = results.append
-            for message in first.messages[len(results) :] if results else first.messages:
-                keep(fn(message))
+        if self._order is not None and not faults.active:
+            columns = [taken.slices[place].messages for place in self._order]
+            if results:
+                columns = [column[len(results) :] for column in columns]
+            results.extend(map(self._fn, *columns))  # keeps what was returned before an error
+            if len(results) < taken.count:
+                # map() takes it for its own end; nobody else would hear of it (as in generators, PEP 479).
+                raise RuntimeError(f"{self._node.id} raised StopIteration")
             return
         for offset in range(len(results), taken.count):
             results.append(self._call(taken, offset, [s.messages[offset] for s in taken.slices]))
@@ -360,6 +389,8 @@ class Runner:
             self._wait(attempt, error)
             try:
                 return self._call(taken, offset, [s.pristine(offset) for s in taken.slices])
+            except (Fenced, Diverged):
+                raise
             except Exception as next_error:
                 self._state.discard()
                 error = next_error
@@ -393,11 +424,13 @@ class Runner:
             try:
                 result = self._call_batch(taken)
                 if result is _NOTHING:
-                    return Results({b: Output() for b in self._bindings}, called=False)
+                    return Results({b: Output() for b in self._bindings})
                 found = self._by_binding(result)
                 self._state.settle()
                 last = taken.count - 1
                 return Results({b: Output(items, [last] * len(items)) for b, items in found.items()})
+            except (Fenced, Diverged):
+                raise
             except Exception as failed:
                 self._state.discard()
                 error = failed
@@ -438,11 +471,18 @@ class Runner:
         bindings = self._bindings
         if not bindings:
             return Results({}, failures)
-        if self._node.single_output and not failures and all([type(r) is dict for r in results]):
-            return Results({bindings[0]: Output(results)})
+        if not failures and set(map(type, results)) == {dict}:
+            if self._node.single_output:
+                return Results({bindings[0]: Output(results)}, ran=len(results))
+            columns = self._columns(results)
+            if columns is not None:
+                outputs = {binding: Output(column) for binding, column in zip(bindings, columns)}
+                return Results(outputs, ran=len(results))
         outputs = {binding: Output([], []) for binding in bindings}
         for offset, result in enumerate(results):
             if result is None or result is _NOTHING:
+                continue
+            if type(result) is dict and self._one_each(result, outputs, offset):
                 continue
             try:
                 found = self._by_binding(result)
@@ -454,7 +494,30 @@ class Runner:
                 output.items += items
                 assert output.origins is not None
                 output.origins += [offset] * len(items)
-        return Results(outputs, failures)
+        return Results(outputs, failures, ran=len(results))
+
+    def _one_each(self, result: dict[str, Any], outputs: dict[str, Output], offset: int) -> bool:
+        """Keep a message, or a dict of single messages, as most calls return; False where it is neither."""
+        if self._node.single_output:
+            messages = {self._bindings[0]: result}
+        else:
+            messages = result
+            for binding, message in messages.items():
+                if message is not None and (type(message) is not dict or binding not in outputs):
+                    return False
+        for binding, message in messages.items():
+            if message is not None:
+                output = outputs[binding]
+                output.items.append(message)
+                output.origins.append(offset)  # type: ignore[union-attr]
+        return True
+
+    def _columns(self, results: list[dict[str, Any]]) -> list[list[Any]] | None:
+        """The outputs by binding, if each call returned one message for every binding."""
+        if set(map(len, results)) != {len(self._bindings)}:
+            return None
+        columns = [[result.get(binding) for result in results] for binding in self._bindings]
+        return columns if all(set(map(type, column)) == {dict} for column in columns) else None
 
     def _by_binding(self, result: Any) -> dict[str, list[Any]]:
         """The messages that a call returned, by binding; raises :class:`ReturnError`."""
@@ -520,7 +583,9 @@ class _Encoded:
 
 def error_message(node: Node, messages: dict[str, list[dict[str, Any]]], failure: Failure) -> dict[str, Any]:
     """The message for the error queue: configuration, input messages, chain of causes, context."""
-    context = getattr(failure.error, "__cues_context__", {})
+    context: dict[str, Any] = {}
+    for error in chain(failure.error):
+        context = {**getattr(error, "__cues_context__", {}), **context}
     return {
         names.TYPE: names.PROCESSOR_ERROR,
         names.ERR_CONFIG: {**node.config(), "attempt": failure.attempts},
@@ -533,19 +598,33 @@ def error_message(node: Node, messages: dict[str, list[dict[str, Any]]], failure
 def causes(error: BaseException | None) -> list[dict[str, str]]:
     """The chain of an exception, outermost first: type, message, traceback."""
     found: list[dict[str, str]] = []
-    seen: set[int] = set()
-    while error is not None and id(error) not in seen:
-        seen.add(id(error))
-        lines = traceback.format_exception(type(error), error, error.__traceback__, chain=False)
+    for one in chain(error):
+        lines = traceback.format_exception(type(one), one, one.__traceback__, chain=False)
         found.append(
             {
-                "type": f"{type(error).__module__}.{type(error).__qualname__}".removeprefix("builtins."),
-                "message": _text(str(error)),
+                "type": f"{type(one).__module__}.{type(one).__qualname__}".removeprefix("builtins."),
+                "message": _text(words(one)),
                 "trace": _text("".join(lines))[-TRACE_CHARACTERS_MAX:],
             }
         )
-        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     return found
+
+
+def chain(error: BaseException | None) -> Iterator[BaseException]:
+    """An exception and what it came from, outermost first."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+
+
+def words(error: BaseException) -> str:
+    """``str(error)``, whatever the user's exception does there."""
+    try:
+        return str(error)
+    except Exception as another:
+        return f"<its text raised {type(another).__name__}>"
 
 
 def _plain(value: Any) -> Any:
@@ -561,4 +640,4 @@ def _text(value: str) -> str:
 
 
 def _short(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}"[:200]
+    return f"{type(error).__name__}: {words(error)}"[:200]

@@ -229,6 +229,13 @@ class State(MutableMapping[Any, Any]):
             raise KeyError(field)
         return value[1] if part[0] == _HASHED else value
 
+    def get(self, field: Any, default: Any = None) -> Any:
+        part = _part(codec.pack(field))
+        value = self._table.get(self._prefix + part)
+        if value is _ABSENT:
+            return default
+        return value[1] if part[0] == _HASHED else value
+
     def __setitem__(self, field: Any, value: Any) -> None:
         part = _part(codec.pack(field))
         self._table.set(self._prefix + part, [field, value] if part[0] == _HASHED else value)

@@ -61,9 +61,6 @@ DATABASES_MAX: Final = 256
 """Every open database costs every transaction, so a process keeps few."""
 WRITER_TIMEOUT_S: Final = 10.0
 
-COMMIT_PAGES: Final = 24
-"""Pages that a small commit may touch besides its values: the branches above a few leaves."""
-
 
 class Environment:
     """What the handles of one store share within a process."""
@@ -229,7 +226,7 @@ class Store:
         ``pages`` is how many pages of values it writes at most.
         """
         try:
-            return self._transact(pages + COMMIT_PAGES, work, *args)  # type: ignore[no-any-return]
+            return self._transact(pages + datafile.COMMIT_PAGES, work, *args)  # type: ignore[no-any-return]
         except lmdb.Error as error:
             self._check()
             raise _translate(error, self.path) from error
@@ -474,7 +471,13 @@ def _open(path: Path, durability: str | None, map_size: int | None, readonly: bo
             else:
                 # Where the inode is known but the data file is another, the store was deleted under an
                 # open handle. That handle keeps what it has; nobody else must get it.
-                shared = _open_environment(path.resolve(), key, durability, map_size, readonly, timeout_s)
+                try:
+                    shared = _open_environment(path.resolve(), key, durability, map_size, readonly, timeout_s)
+                except DurabilityMismatch:
+                    if durability is not None:
+                        raise
+                    # Another process made the store at the same moment, with a durability of its own.
+                    shared = _open_environment(path.resolve(), key, None, map_size, readonly, timeout_s)
                 _environments[key] = shared
         except OSError as error:
             raise _translate(error, str(path)) from error
@@ -676,17 +679,15 @@ def _mark_open(path: Path) -> None:
     mark = path / "open"
     if mark.exists() and not _suspect(path):
         return
-    for name, flags, content in (
-        (mark, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, clock.boot_id()),
-        (path, os.O_RDONLY, ""),
-    ):
-        fd = os.open(name, flags | os.O_CLOEXEC, 0o666)
-        try:
-            if content:
-                os.write(fd, content.encode())
-            os.fsync(fd)
-        finally:
-            os.close(fd)
+    with mark.open("w") as file:
+        file.write(clock.boot_id())
+        file.flush()
+        os.fsync(file.fileno())
+    directory = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
 
 
 def _check_suspect(shared: Environment) -> None:

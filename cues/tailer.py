@@ -69,6 +69,8 @@ class Tailer:
         self._batch: Batch | None = None
         self._messages: list[dict[str, Any] | None] = []
         self._first = 0
+        self._low = 0
+        """The first message of the batch that is there: a purge may have ended inside it."""
         self._purges = -1
         self._last: tuple[Batch, int] | None = None
         self.served = 0
@@ -289,7 +291,7 @@ class Tailer:
         """Have the batch decoded that holds the next message; False at the end."""
         purges = self._store.purges()
         fresh = self._batch is not None and purges == self._purges and purges >= 0
-        if fresh and 0 <= self._cursor() - self._first < len(self._messages):
+        if fresh and self._low <= self._cursor() < self._first + len(self._messages):
             return True
         with self._store.view() as txn:
             row = self._log.row(txn)
@@ -308,6 +310,7 @@ class Tailer:
             self._messages = list(batch.messages())
             self._batch = batch
             self._first = batch.first
+        self._low = max(batch.first, row.first)
         self._purges = purges
         return True
 

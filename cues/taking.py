@@ -104,6 +104,12 @@ class Taken:
         """The messages before one of them."""
         return Taken([s.before(offset) for s in self.slices], offset)
 
+    def anew(self) -> Taken:
+        """The same with the messages as they lie on the queues, to run the function once more."""
+        for piece in self.slices:
+            piece.messages = [piece.pristine(offset) for offset in range(self.count)]
+        return self
+
 
 class Input:
     """A tailer of a processor: its position, and what was read ahead of it."""

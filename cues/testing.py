@@ -41,6 +41,7 @@ from cues.events import Counters, Event, Recovered
 from cues.feed import SourceDelivery
 from cues.hashes import delivery_hash
 from cues.ownership import read_row, read_topology
+from cues.runner import words
 from cues.state import Table
 from cues.store import Store
 
@@ -322,12 +323,26 @@ def _rounds(assembly: Assembly, report: Report, steps_max: int | None, chance: r
             try:
                 if not _turn(delivery, report):
                     continue
-            except ProcessorStopped as error:
-                report.stopped[name] = error
+            except Fenced:
+                raise
+            except Exception as error:
+                report.stopped[name] = _stopped(delivery, error)
                 continue
             report.steps[name] += 1
             left -= 1
             going = True
+
+
+def _stopped(delivery: Delivery, error: Exception) -> ProcessorStopped:
+    if isinstance(error, ProcessorStopped):
+        return error
+    wrapped = ProcessorStopped(
+        f"{delivery.node.id} stopped: {type(error).__name__}: {words(error)}",
+        "start again when the cause is gone; it goes on where it stands.",
+        processor=delivery.node.id,
+    )
+    wrapped.__cause__ = error
+    return wrapped
 
 
 def _turn(delivery: Delivery, report: Report) -> bool:

@@ -25,7 +25,7 @@ from cues.engine.assembly import Assembly, assemble
 from cues.errors import Closed, Fenced, InvalidArgument, ProcessorStopped, QueueNotFound
 from cues.feed import SourceDelivery
 from cues.ownership import LEASE_BEAT_S, ProcessorRow, read_row
-from cues.runner import Interrupted
+from cues.runner import Interrupted, words
 
 if TYPE_CHECKING:
     from cues.graph import Graph
@@ -54,7 +54,7 @@ class Worker:
         try:
             if isinstance(self.delivery, SourceDelivery):
                 self._pull()
-            while not self.running.halted:
+            while not (self.running.halted or self._exhausted):
                 self._turn()
         except Interrupted:
             pass
@@ -66,11 +66,18 @@ class Worker:
             self.finished = True
             self.running.changed()
 
+    @property
+    def _exhausted(self) -> bool:
+        """A source whose generator ended has nothing to wait for."""
+        return isinstance(self.delivery, SourceDelivery) and self.delivery.ended
+
     def _turn(self) -> None:
         delivery = self.delivery
         self.busy = True
         try:
             outcome = delivery.step()
+            if outcome == "idle" and delivery.moved():
+                delivery.check_fence()
         except Fenced as fence:
             if fence.reason != "seek":
                 raise
@@ -93,12 +100,19 @@ class Worker:
     def _sleep(self) -> None:
         delivery = self.delivery
         if isinstance(delivery, SourceDelivery):
-            delivery.feed.wait(wakeup.SAFETY_S)
+            if delivery.feed.closed:  # draining: the generator may still be in the middle of something
+                self.running.pause(wakeup.SAFETY_S)
+            else:
+                delivery.feed.wait(wakeup.SAFETY_S)
             return
         mask = 0
         for one in delivery.inputs:
             mask |= one.log.mask
-        wakeup.wait([(delivery.store.doorbells, mask)], lambda: self.running.halted or delivery.ready(), None)
+        wakeup.wait(
+            [(delivery.store.doorbells, mask)],
+            lambda: self.running.halted or delivery.ready() or delivery.moved(),
+            None,
+        )
 
     def _pull(self) -> None:
         delivery = self.delivery
@@ -118,14 +132,15 @@ class Worker:
     def _stop(self, error: BaseException) -> None:
         if not isinstance(error, (ProcessorStopped, Fenced)):
             wrapped = ProcessorStopped(
-                f"{self.id} stopped: {type(error).__name__}: {error}",
+                f"{self.id} stopped: {type(error).__name__}: {words(error)}",
                 "start again when the cause is gone; it goes on where it stands.",
                 processor=self.id,
             )
             wrapped.__cause__ = error
             error = wrapped
         self.stopped = error
-        self.running.emit(events.Stopped(self.id, str(error), logging.ERROR, error=error))
+        text = getattr(error, "message", str(error)).removeprefix(f"{self.id} ")
+        self.running.emit(events.Stopped(self.id, text, logging.ERROR, error=error))
 
     def idle(self, row: ProcessorRow | None, next_of: Callable[[str], int]) -> bool:
         """Whether there is nothing to take, by what one transaction saw."""

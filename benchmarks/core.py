@@ -1,0 +1,761 @@
+"""How fast the core is, beside the same work by hand on raw LMDB and on SQLite.
+
+    python benchmarks/core.py                     every row, both durabilities, medians of 5 rounds
+    python benchmarks/core.py --only pipeline     rows whose name begins so (repeatable)
+    python benchmarks/core.py --scale 10          ten times the messages
+    python benchmarks/core.py --quick             a few seconds: does everything still run?
+
+Every contender takes dicts and gives dicts (msgpack), survives ``kill -9`` at any instant with
+"process" and power loss with "disk", and has its results compared with what they must be. Cues
+does it through its public names, with hash and metadata on: graphs run as ``graph.start()`` runs
+them, threads and all. The peers are written as a careful person would, without a layer in between:
+
+    raw LMDB          one record a message; what belongs together in one transaction
+    raw LMDB, packed  an expert's: a thousand messages a record, one msgpack array
+    SQLite            the standard library's, in WAL mode
+
+"process" is LMDB with ``sync=False`` and SQLite with ``synchronous=OFF``; "disk" syncs at every
+commit. *Aged* rows run on stores from which messages were purged for a while: LMDB then keeps a
+long list of free pages, and a small commit costs it up to twice as much. Lines marked "floor" are
+no peers; they say what is possible.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import itertools
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import lmdb
+import msgpack
+from harness import BOTH, Contender, Plus, Room, Row, Sample, Times, Work, print_json, print_lines, race
+
+import cues
+import cues.engine.local  # so that the first round does not import it
+from cues import Graph, QueueOptions, Sink, Source, Stream
+
+BATCH = 1000
+KEEPS = QueueOptions(metadata=frozenset({"t", "time"}))
+MAP_BYTES = 16 << 30
+
+Message = dict[str, Any]
+unpack = msgpack.unpackb
+
+
+# --- the work -----------------------------------------------------------------------------------
+
+
+@functools.cache
+def messages(count: int) -> list[Message]:
+    return [
+        {"id": i, "symbol": f"SYM{i % 500:03}", "side": "buy" if i % 2 else "sell", "size": i % 900, "price": i / 8}
+        for i in range(count)
+    ]
+
+
+def total(order: Message) -> Message:
+    """The function of every pipeline."""
+    return {**order, "total": order["size"] * order["price"]}
+
+
+def batches(found: list[Message]) -> Iterator[list[Message]]:
+    for at in range(0, len(found), BATCH):
+        yield found[at : at + BATCH]
+
+
+def must_be(found: Iterable[Any], expected: Iterable[Any]) -> None:
+    """Every message is there, once, in order, as it was written."""
+    for number, (one, other) in enumerate(itertools.zip_longest(found, expected)):
+        if one != other:
+            raise AssertionError(f"message {number} is {one!r}, must be {other!r}")
+
+
+# --- Cues ---------------------------------------------------------------------------------------
+
+
+def cues_age(store: cues.Store) -> None:
+    """Purge for a while: nine tenths of one queue go, another, slower one stays in between."""
+    passing, staying = store.queue("passing"), store.queue("staying")
+    for batch in batches(messages(AGE)):
+        passing.appender().write_many(batch)
+        staying.appender().write_many(batch[: BATCH // 10])
+    for index in range(BATCH, AGE * 9 // 10, BATCH):
+        passing.purge(before=index)
+
+
+@contextmanager
+def cues_append_one(room: Room, aged: bool = False) -> Iterator[Work]:
+    with cues.open(room.path, durability=room.durability) as store:
+        queue = store.queue("orders", metadata={"t", "time"})
+        if aged:
+            cues_age(store)
+        found, write = messages(room.count), queue.appender().write
+
+        def work() -> None:
+            for message in found:
+                write(message)
+
+        yield work
+        must_be(queue.tailer(), found)
+
+
+@contextmanager
+def cues_append_many(room: Room) -> Iterator[Work]:
+    with cues.open(room.path, durability=room.durability) as store:
+        queue = store.queue("orders", metadata={"t", "time"})
+        found, write_many = messages(room.count), queue.appender().write_many
+
+        def work() -> None:
+            for batch in batches(found):
+                write_many(batch)
+
+        yield work
+        must_be(queue.tailer(), found)
+
+
+@contextmanager
+def cues_read(room: Room) -> Iterator[Work]:
+    with cues.open(room.path, durability=room.durability) as store:
+        queue = store.queue("orders", metadata={"t", "time"})
+        for batch in batches(messages(room.count)):
+            queue.appender().write_many(batch)
+        kept: list[Message] = []
+
+        def work() -> None:
+            tailer = queue.tailer()
+            while batch := tailer.read_many(BATCH):
+                kept.extend(batch)
+
+        yield work
+        must_be(kept, messages(room.count))
+
+
+@contextmanager
+def cues_pipeline(room: Room, batch_size: int = BATCH, aged: bool = False) -> Iterator[Work]:
+    with cues.open(room.path, durability=room.durability) as store:
+        if aged:
+            cues_age(store)
+        stream = Stream(total, "orders", "totals", batch_size=batch_size)
+        graph = Graph("bench", [Source("orders"), stream], store=store, queues={"*": KEEPS})
+        orders = store.queue("orders", metadata={"t", "time"})
+        for batch in batches(messages(room.count)):
+            orders.appender().write_many(batch)
+
+        def work() -> None:
+            with graph.start() as running:
+                running.wait_idle()
+
+        yield work
+        must_be(store.queue("totals").tailer(), map(total, messages(room.count)))
+
+
+@contextmanager
+def cues_stress(room: Room) -> Iterator[Work]:
+    seen: dict[str, int] = {"even": 0, "odd": 0}
+
+    def count_even(even: Message) -> None:
+        seen["even"] += even["sum"]
+
+    def count_odd(odd: Message) -> None:
+        seen["odd"] += odd["sum"]
+
+    def numbers(position: int | None) -> Iterator[tuple[int, Message]]:
+        for number in range(position or 0, room.count):
+            yield number + 1, {"x": number}
+
+    graph = Graph(
+        "stress",
+        [
+            Source("left", numbers),
+            Source("right", numbers),
+            Stream(stress_split, {"left": "left", "right": "right"}, {"even": "even", "odd": "odd"}),
+            Sink(count_even, "even"),
+            Sink(count_odd, "odd"),
+        ],
+        store=room.path,
+        durability=room.durability,
+        queues={"*": KEEPS},
+    )
+
+    def work() -> None:
+        with graph.start() as running:
+            running.wait_done()
+
+    yield work
+    assert seen == stress_sums(room.count), seen
+
+
+def stress_split(left: Message, right: Message) -> dict[str, Message]:
+    both = left["x"] + right["x"]
+    return {"even": {"sum": both}, "odd": {"sum": both + 1}}
+
+
+def stress_sums(count: int) -> dict[str, int]:
+    even = count * (count - 1)
+    return {"even": even, "odd": even + count}
+
+
+# --- raw LMDB: one record a message ---------------------------------------------------------------
+
+
+def raw_env(room: Room, writemap: bool = False) -> Any:
+    return lmdb.open(
+        str(room.path),
+        map_size=MAP_BYTES,
+        max_dbs=8,
+        sync=room.syncs,
+        metasync=room.syncs,
+        writemap=writemap,
+        lib_version=0,
+    )
+
+
+def key(index: int) -> bytes:
+    return index.to_bytes(8, "big")
+
+
+def raw_age(env: Any) -> None:
+    """What :func:`cues_age` does."""
+    pack = msgpack.Packer().pack
+    passing, staying = env.open_db(b"passing"), env.open_db(b"staying")
+    for batch in batches(messages(AGE)):
+        items = [(key(message["id"]), pack(message)) for message in batch]
+        with env.begin(write=True) as txn:
+            txn.cursor(passing).putmulti(items, append=True)
+            txn.cursor(staying).putmulti(items[: BATCH // 10], append=True)
+    for index in range(BATCH, AGE * 9 // 10, BATCH):
+        with env.begin(write=True) as txn:
+            cursor = txn.cursor(passing)
+            cursor.first()
+            while cursor.key() < key(index):
+                cursor.delete()
+
+
+@contextmanager
+def raw_append_one(room: Room, packs: bool = True, writemap: bool = False, aged: bool = False) -> Iterator[Work]:
+    """With ``packs`` off the messages are bytes already: REF of the design, less work than ours."""
+    with closing(raw_env(room, writemap)) as env:
+        if aged:
+            raw_age(env)
+        orders, found = env.open_db(b"orders"), messages(room.count)
+        pack = msgpack.Packer().pack
+        ready: list[Any] = found if packs else [pack(message) for message in found]
+
+        def work() -> None:
+            for index, message in enumerate(ready, 1):
+                with env.begin(db=orders, write=True) as txn:
+                    txn.put(key(index), pack(message) if packs else message, append=True)
+
+        yield work
+        must_be(raw_messages(env, orders), found)
+
+
+@contextmanager
+def raw_append_many(room: Room) -> Iterator[Work]:
+    with closing(raw_env(room)) as env:
+        orders, found, pack = env.open_db(b"orders"), messages(room.count), msgpack.Packer().pack
+
+        def work() -> None:
+            index = 1
+            for batch in batches(found):
+                with env.begin(db=orders, write=True) as txn:
+                    txn.cursor().putmulti([(key(i), pack(m)) for i, m in enumerate(batch, index)], append=True)
+                index += len(batch)
+
+        yield work
+        must_be(raw_messages(env, orders), found)
+
+
+@contextmanager
+def raw_read(room: Room) -> Iterator[Work]:
+    with closing(raw_env(room)) as env:
+        orders = raw_fill(env, messages(room.count))
+        kept: list[Message] = []
+
+        def work() -> None:
+            index = 1
+            while True:
+                with env.begin(db=orders) as txn:
+                    cursor = txn.cursor()
+                    if not cursor.set_key(key(index)):
+                        return
+                    values = itertools.islice(cursor.iternext(keys=False), BATCH)
+                    batch = [unpack(value) for value in values]
+                kept.extend(batch)
+                index += len(batch)
+
+        yield work
+        must_be(kept, messages(room.count))
+
+
+@contextmanager
+def raw_pipeline(room: Room) -> Iterator[Work]:
+    """A thousand messages a transaction, with the position."""
+    with closing(raw_env(room)) as env:
+        orders, totals = raw_fill(env, messages(room.count)), env.open_db(b"totals")
+        pack = msgpack.Packer().pack
+
+        def work() -> None:
+            position = 1
+            while True:
+                with env.begin(db=orders) as txn:
+                    cursor = txn.cursor()
+                    if not cursor.set_key(key(position)):
+                        return
+                    values = list(itertools.islice(cursor.iternext(keys=False), BATCH))
+                results = [(key(i), pack(total(unpack(value)))) for i, value in enumerate(values, position)]
+                position += len(values)
+                with env.begin(write=True) as txn:
+                    txn.cursor(totals).putmulti(results, append=True)
+                    txn.put(b"position", key(position))
+
+        yield work
+        must_be(raw_messages(env, totals), map(total, messages(room.count)))
+
+
+@contextmanager
+def raw_pipeline_one(room: Room, writemap: bool = False, aged: bool = False) -> Iterator[Work]:
+    """A message a transaction, with the position; reads a thousand ahead."""
+    with closing(raw_env(room, writemap)) as env:
+        if aged:
+            raw_age(env)
+        orders, totals = raw_fill(env, messages(room.count)), env.open_db(b"totals")
+        pack = msgpack.Packer().pack
+
+        def work() -> None:
+            position = 1
+            while True:
+                with env.begin(db=orders) as txn:
+                    cursor = txn.cursor()
+                    if not cursor.set_key(key(position)):
+                        return
+                    values = list(itertools.islice(cursor.iternext(keys=False), BATCH))
+                for value in values:
+                    result = pack(total(unpack(value)))
+                    with env.begin(write=True) as txn:
+                        txn.put(key(position), result, append=True, db=totals)
+                        position += 1
+                        txn.put(b"position", key(position))
+
+        yield work
+        must_be(raw_messages(env, totals), map(total, messages(room.count)))
+
+
+def raw_fill(env: Any, found: list[Message]) -> Any:
+    orders, pack = env.open_db(b"orders"), msgpack.Packer().pack
+    with env.begin(db=orders, write=True) as txn:
+        txn.cursor().putmulti([(key(i), pack(m)) for i, m in enumerate(found, 1)], append=True)
+    return orders
+
+
+def raw_messages(env: Any, database: Any) -> Iterator[Message]:
+    with env.begin(db=database) as txn:
+        for value in txn.cursor().iternext(keys=False):
+            yield unpack(value)
+
+
+# --- raw LMDB, packed: a thousand messages a record -----------------------------------------------
+
+
+@contextmanager
+def packed_pipeline(room: Room) -> Iterator[Work]:
+    with closing(raw_env(room)) as env:
+        orders, totals = env.open_db(b"orders"), env.open_db(b"totals")
+        pack = msgpack.Packer().pack
+        with env.begin(db=orders, write=True) as txn:
+            for index, batch in enumerate(batches(messages(room.count))):
+                txn.put(key(1 + index * BATCH), pack(batch), append=True)
+
+        def work() -> None:
+            position = 1
+            while True:
+                with env.begin(db=orders) as txn:
+                    value = txn.get(key(position))
+                if value is None:
+                    return
+                results = [total(order) for order in unpack(value)]
+                packed = pack(results)
+                with env.begin(write=True) as txn:
+                    txn.put(key(position), packed, append=True, db=totals)
+                    position += len(results)
+                    txn.put(b"position", key(position))
+
+        yield work
+        found = itertools.chain.from_iterable(raw_messages(env, totals))
+        must_be(found, map(total, messages(room.count)))
+
+
+@contextmanager
+def packed_stress(room: Room) -> Iterator[Work]:
+    """The shape of :func:`cues_stress`, stage by stage in one loop; a transaction a stage and batch."""
+    with closing(raw_env(room)) as env:
+        left, right, even, odd = (env.open_db(name) for name in (b"left", b"right", b"even", b"odd"))
+        pack = msgpack.Packer().pack
+        seen = {"even": 0, "odd": 0}
+
+        def source(database: Any, name: bytes, position: int) -> None:
+            packed = pack([{"x": number} for number in range(position, min(position + BATCH, room.count))])
+            with env.begin(write=True) as txn:
+                txn.put(key(position), packed, append=True, db=database)
+                txn.put(name, key(position + BATCH))
+
+        def join(position: int) -> None:
+            with env.begin() as txn:
+                lefts, rights = unpack(txn.get(key(position), db=left)), unpack(txn.get(key(position), db=right))
+            results = [stress_split(one, other) for one, other in zip(lefts, rights)]
+            evens, odds = pack([r["even"] for r in results]), pack([r["odd"] for r in results])
+            with env.begin(write=True) as txn:
+                txn.put(key(position), evens, append=True, db=even)
+                txn.put(key(position), odds, append=True, db=odd)
+                txn.put(b"join-left", key(position + BATCH))
+                txn.put(b"join-right", key(position + BATCH))
+
+        def sink(database: Any, name: str, position: int) -> None:
+            with env.begin(db=database) as txn:
+                found = unpack(txn.get(key(position)))
+            for message in found:
+                seen[name] += message["sum"]
+            with env.begin(write=True) as txn:
+                txn.put(name.encode() + b"-sink", key(position + BATCH))
+
+        def work() -> None:
+            for position in range(0, room.count, BATCH):
+                source(left, b"left-source", position)
+                source(right, b"right-source", position)
+                join(position)
+                sink(even, "even", position)
+                sink(odd, "odd", position)
+
+        yield work
+        assert seen == stress_sums(room.count), seen
+
+
+# --- SQLite ---------------------------------------------------------------------------------------
+
+
+@contextmanager
+def sqlite_pipeline(room: Room, batch: int = BATCH) -> Iterator[Work]:
+    """``batch`` messages a transaction, with the position."""
+    with closing(sqlite3.connect(room.path / "queues.db", isolation_level=None)) as db:
+        pack = msgpack.Packer().pack
+        db.execute("PRAGMA journal_mode=WAL")
+        db.execute(f"PRAGMA synchronous={'FULL' if room.syncs else 'OFF'}")
+        for table in ("orders", "totals"):
+            db.execute(f"CREATE TABLE {table} (id INTEGER PRIMARY KEY, body BLOB)")
+        db.execute("CREATE TABLE position (id INTEGER)")
+        db.execute("INSERT INTO position VALUES (0)")
+        db.execute("BEGIN")
+        db.executemany("INSERT INTO orders (body) VALUES (?)", ((pack(m),) for m in messages(room.count)))
+        db.execute("COMMIT")
+
+        def work() -> None:
+            position = 0
+            while rows := db.execute(
+                "SELECT id, body FROM orders WHERE id > ? ORDER BY id LIMIT ?", (position, BATCH)
+            ).fetchall():
+                for at in range(0, len(rows), batch):
+                    results = [(pack(total(unpack(body))),) for _, body in rows[at : at + batch]]
+                    position += len(results)
+                    db.execute("BEGIN")
+                    db.executemany("INSERT INTO totals (body) VALUES (?)", results)
+                    db.execute("UPDATE position SET id = ?", (position,))
+                    db.execute("COMMIT")
+
+        yield work
+        rows = db.execute("SELECT body FROM totals ORDER BY id")
+        must_be((unpack(body) for (body,) in rows), map(total, messages(room.count)))
+
+
+# --- other processes ------------------------------------------------------------------------------
+
+
+class Child:
+    """A process of children.py, which answers in lines of JSON."""
+
+    def __init__(self, name: str, *arguments: object) -> None:
+        self.spawned_ns = time.monotonic_ns()
+        script = str(Path(__file__).with_name("children.py"))
+        command = [sys.executable, script, name, *map(str, arguments)]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+    def answer(self) -> dict[str, Any]:
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"{self.process.args!r} ended with {self.process.wait()} before it answered")
+        found: dict[str, Any] = json.loads(line)
+        return found
+
+    def __enter__(self) -> Child:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Nothing is closed in an orderly way here."""
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait()
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+
+
+IDLE_S = 0.001
+"""Between two messages of a hop, so that the reader is asleep when the next one comes."""
+
+
+def hops(room: Room, reader: str, write: Any) -> Sample:
+    """One message at a time to a reader in another process; half and 99 % of them took at most so long."""
+    with Child(reader, room.path, room.count) as child:
+        child.answer()
+        for number in range(room.count):
+            time.sleep(IDLE_S)
+            write({"id": number, "sent": time.monotonic_ns()})
+        took = sorted(child.answer()["took"])
+    return Sample(took[len(took) // 2] / 1000, took[len(took) * 99 // 100] / 1000)
+
+
+@contextmanager
+def cues_hop(room: Room) -> Iterator[Work]:
+    with cues.open(room.path, durability=room.durability) as store:
+        write = store.queue("hops", metadata={"t", "time"}).appender().write
+        yield lambda: hops(room, "hop_cues", write)
+
+
+@contextmanager
+def lmdb_hop(room: Room) -> Iterator[Work]:
+    """A record in LMDB, and a byte in a FIFO that wakes the reader."""
+    with closing(raw_env(room)) as env, closing(Fifo(room.path / "fifo")) as fifo:
+        pack = msgpack.Packer().pack
+
+        def write(message: Message) -> None:
+            with env.begin(write=True) as txn:
+                txn.put(key(message["id"]), pack(message), append=True)
+            fifo.write(b"\1")
+
+        yield lambda: hops(room, "hop_lmdb", write)
+
+
+@contextmanager
+def fifo_hop(room: Room) -> Iterator[Work]:
+    """The message itself through a FIFO: what waking costs, and nothing survives."""
+    with closing(Fifo(room.path / "fifo")) as fifo:
+        pack = msgpack.Packer().pack
+        yield lambda: hops(room, "hop_fifo", lambda message: fifo.write(pack(message)))
+
+
+class Fifo:
+    def __init__(self, path: Path) -> None:
+        os.mkfifo(path)
+        self._fd = os.open(path, os.O_RDWR)
+
+    def write(self, data: bytes) -> None:
+        os.write(self._fd, data)
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+
+def restart_prepare(room: Room) -> None:
+    """A queue full of messages, and a graph that was killed while it worked on them."""
+    with cues.open(room.shared, durability=room.durability) as store:
+        write_many = store.queue("in", metadata={"t", "time"}).appender().write_many
+        for start in range(0, room.count, 10_000):
+            write_many([{"id": i} for i in range(start, min(start + 10_000, room.count))])
+    with Child("start_graph", room.shared) as child:
+        child.answer()
+
+
+@contextmanager
+def cues_restart(room: Room) -> Iterator[Work]:
+    """From the spawn to the first message in the function; the round before ended with ``kill -9``."""
+    yield lambda: start(Child("start_graph", room.shared))
+
+
+@contextmanager
+def import_only(room: Room) -> Iterator[Work]:
+    yield lambda: start(Child("start_import"))
+
+
+def start(child: Child) -> Sample:
+    with child:
+        found = child.answer()
+    return Sample((found["at"] - child.spawned_ns) / 1e6, found["anon_mb"])
+
+
+@contextmanager
+def cues_memory(room: Room, part: int = 1) -> Iterator[Work]:
+    def work() -> Sample:
+        with Child("memory_graph", room.path, room.count // part, room.durability) as child:
+            found = child.answer()
+        return Sample(found["anon_mb"], found["rss_mb"])
+
+    yield work
+
+
+# --- rows -----------------------------------------------------------------------------------------
+
+AGE = 300_000
+"""Messages that came before an aged row, and mostly went: enough for a list of thousands of free pages."""
+
+
+def of(contender: Any, **options: Any) -> Contender:
+    """A contender in one of its forms."""
+    return functools.partial(contender, **options)
+
+
+ROWS = [
+    Row(
+        "append-one",
+        "one append, one transaction",
+        {
+            "Cues": cues_append_one,
+            "raw LMDB, bytes (REF)": of(raw_append_one, packs=False),
+            "raw LMDB, pack": raw_append_one,
+            "floor: raw LMDB, pack, writemap": of(raw_append_one, writemap=True),
+        },
+        {"process": 50_000, "disk": 1_000},
+        {"raw LMDB, bytes (REF)": Times(0.65)},
+        aims=("process",),
+    ),
+    Row(
+        "append-one-aged",
+        "the same on a store that has been purging",
+        {
+            "Cues": of(cues_append_one, aged=True),
+            "raw LMDB, bytes (REF)": of(raw_append_one, packs=False, aged=True),
+            "raw LMDB, pack": of(raw_append_one, aged=True),
+            "floor: raw LMDB, pack, writemap": of(raw_append_one, writemap=True, aged=True),
+        },
+        {"process": 50_000},
+        {"raw LMDB, bytes (REF)": Times(0.65)},
+    ),
+    Row(
+        "append-many",
+        "1,000 in one transaction",
+        {"Cues": cues_append_many, "raw LMDB, pack each + putmulti": raw_append_many},
+        {"process": 200_000, "disk": 50_000},
+        {"raw LMDB, pack each + putmulti": Times(0.8)},
+    ),
+    Row(
+        "read",
+        "read and decode, 1,000 at a time",
+        {"Cues": cues_read, "raw LMDB, iterate + unpack each": raw_read},
+        {"process": 200_000, "disk": 200_000},
+        {"raw LMDB, iterate + unpack each": Times(0.8)},
+    ),
+    Row(
+        "pipeline",
+        "queue → function → queue, batches of what is there, at most 1,000",
+        {
+            "Cues": cues_pipeline,
+            "raw LMDB": raw_pipeline,
+            "raw LMDB, packed": packed_pipeline,
+            "SQLite": sqlite_pipeline,
+        },
+        {"process": 200_000, "disk": 200_000},
+        {"raw LMDB": Times(0.65), "raw LMDB, packed": Times(1.3), "SQLite": Times(0.4)},
+    ),
+    Row(
+        "step-one",
+        "queue → function → queue, a commit per message",
+        {
+            "Cues": of(cues_pipeline, batch_size=1),
+            "raw LMDB": raw_pipeline_one,
+            "SQLite": of(sqlite_pipeline, batch=1),
+            "floor: raw LMDB, writemap": of(raw_pipeline_one, writemap=True),
+        },
+        {"process": 20_000, "disk": 1_000},
+        {"raw LMDB": Times(0.8)},
+        aims=("process",),
+    ),
+    Row(
+        "step-one-aged",
+        "the same on a store that has been purging",
+        {
+            "Cues": of(cues_pipeline, batch_size=1, aged=True),
+            "raw LMDB": of(raw_pipeline_one, aged=True),
+            "floor: raw LMDB, writemap": of(raw_pipeline_one, writemap=True, aged=True),
+        },
+        {"process": 20_000},
+        {"raw LMDB": Times(0.8)},
+    ),
+    Row(
+        "stress",
+        "two sources, join, fork to two queues, two sinks; messages of one source"
+        " (the Clojure original published 29.9 s for 1,000,000, on its machine)",
+        {"Cues": cues_stress, "raw LMDB, packed": packed_stress},
+        {"process": 100_000, "disk": 100_000},
+        {"raw LMDB, packed": Times(1.5)},
+    ),
+    Row(
+        "hop",
+        "one message to a reader that sleeps in another process",
+        {"Cues": cues_hop, "raw LMDB + FIFO": lmdb_hop, "floor: FIFO alone": fifo_hop},
+        {"process": 1_000, "disk": 1_000},
+        {"raw LMDB + FIFO": Times(1.3)},
+        columns=("p50 µs", "p99 µs"),
+    ),
+    Row(
+        "restart",
+        "spawn to the first message, behind a kill -9, with so many messages on the queue",
+        {"Cues": cues_restart, "import alone": import_only},
+        {"process": 1_000_000, "disk": 1_000_000},
+        {"import alone": Plus(20)},
+        columns=("ms", "own MB"),
+        prepare=restart_prepare,
+        count_min=20_000,
+    ),
+    Row(
+        "memory",
+        "most memory while messages pass through source, stream and sink",
+        {"Cues": cues_memory, "Cues, a tenth of the messages": of(cues_memory, part=10)},
+        {"process": 500_000, "disk": 500_000},
+        {"Cues, a tenth of the messages": Times(1.1)},
+        columns=("own MB", "RSS MB"),
+    ),
+]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", action="append", metavar="ROW", help="rows whose name begins so (repeatable)")
+    parser.add_argument("--durability", choices=BOTH, help="one of the two classes (default: both)")
+    parser.add_argument("--rounds", type=int, default=5, help="rounds of every row; medians are printed (default: 5)")
+    parser.add_argument("--scale", type=float, default=1.0, help="times the messages of every row (default: 1)")
+    parser.add_argument("--quick", action="store_true", help="one small round of everything, to see that it runs")
+    parser.add_argument("--json", action="store_true", help="one JSON object a contender and row")
+    parser.add_argument("--dir", type=Path, help="where the stores are made (default: the temporary directory)")
+    parser.add_argument("--list", action="store_true", help="print the names of the rows")
+    options = parser.parse_args()
+    if options.list:
+        print("\n".join(row.name for row in ROWS))
+        return
+    rounds, scale = options.rounds, options.scale
+    if options.quick:
+        global AGE
+        rounds, scale, AGE = 1, 0.001, 3_000
+    chosen = [row for row in ROWS if not options.only or row.name.startswith(tuple(options.only))]
+    if not chosen:
+        parser.error(f"no row of that name; there are {', '.join(row.name for row in ROWS)}")
+    for row in chosen:
+        for durability in BOTH:
+            if durability in row.counts and options.durability in (None, durability):
+                lines = race(row, durability, rounds, scale, options.dir)
+                if options.json:
+                    for line in lines:
+                        print_json(line, sys.stdout)
+                else:
+                    print_lines(row, lines, sys.stdout)
+
+
+if __name__ == "__main__":
+    main()

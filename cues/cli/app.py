@@ -1,0 +1,120 @@
+"""The group of commands, and what becomes of errors.
+
+A command's module is imported when the command is called, so that ``cues --help`` loads neither the
+store nor the engine; the one-line helps therefore stand here.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any, Final
+
+import click
+
+from cues.cli import options
+from cues.errors import CuesError
+
+COMMANDS: Final = {
+    "run": "Run a graph until its sources have ended and its queues are drained.",
+    "show": "Draw a graph, with each processor's guarantee.",
+    "status": "Positions, lag, rates, errors and owner of each processor.",
+    "queues": "The queues of a store.",
+    "tail": "Print messages of a queue, and follow it.",
+    "send": "Append messages to a queue.",
+    "tries": "The steps of a processor: snapshots and attempts.",
+    "check": "Walk a store and name everything that is damaged.",
+    "seek": "Move a processor's position.",
+}
+
+EPILOG: Final = """\
+\b
+  cues run graph.py                      until everything is processed
+  cues status graph.py                   meanwhile, from another terminal
+  cues send graph.py#orders x=1          a message from outside
+  cues tail -f data/example#priced       what comes out
+
+Every command takes a graph file (graph.py, graph.py:name, graph.py:factory()), a store (a
+directory), or either with #queue. Without one it takes the store that CUES_STORE names.
+
+Results go to stdout, all else to stderr; a table on a terminal, one JSON object a line in a
+pipe. Exit codes: 0, 1 failed, 2 wrong usage, 130 interrupted.
+"""
+
+
+class Commands(click.Group):
+    """Loads a command when it is called."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        if name not in COMMANDS:
+            return None
+        module = importlib.import_module(f"cues.cli.{name}")
+        command: click.Command = getattr(module, name)
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name = args[0]
+        if name not in COMMANDS:
+            if name.startswith("-"):
+                raise click.NoSuchOption(name, ctx=ctx)
+            near = difflib.get_close_matches(name, COMMANDS, 1)
+            hint = f"cues {near[0]}" if near else "cues --help"
+            if name.partition("#")[0].partition(":")[0].endswith(".py"):
+                hint = f"cues run {name}"
+            raise options.WrongUsage(f"There is no command {name!r}.", hint)
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+
+def _version(ctx: click.Context, parameter: click.Parameter, value: bool) -> None:
+    if value and not ctx.resilient_parsing:
+        from cues import __version__
+
+        click.echo(f"cues {__version__}")
+        ctx.exit()
+
+
+@click.group(cls=Commands, epilog=EPILOG, context_settings=options.CONTEXT, invoke_without_command=True)
+@click.option("--version", is_flag=True, is_eager=True, expose_value=False, callback=_version, help="Show the version.")
+@click.pass_context
+def commands(ctx: click.Context) -> None:
+    """Queues on local append logs, and processors that move messages between them exactly once."""
+    if ctx.invoked_subcommand is None:
+        click.echo(ctx.get_help())
+
+
+def run(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code."""
+    try:
+        with commands.make_context("cues", list(sys.argv[1:] if arguments is None else arguments)) as ctx:
+            result: Any = commands.invoke(ctx)
+        sys.stdout.flush()
+        return result if isinstance(result, int) else 0
+    except click.exceptions.Exit as done:
+        return done.exit_code
+    except (KeyboardInterrupt, click.Abort):
+        return options.INTERRUPTED
+    except BrokenPipeError:
+        # Whoever read our output has seen enough. What is buffered must not fail once more at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except click.UsageError as error:
+        options.report_usage(error)
+        return options.WRONG_USAGE
+    except click.ClickException as error:
+        options.report(error.format_message(), "")
+        return options.FAILED
+    except CuesError as error:
+        options.report(error.message, error.hint, before=getattr(error, "trace", ""))
+        return options.FAILED

@@ -1,0 +1,94 @@
+"""``--fresh``: delete a store, and nothing that is not one.
+
+Only the files that a store consists of are deleted, only when the directory is known as a store, and
+only while no process runs it. What sinks wrote elsewhere stays.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+
+from cues import locks, metrics
+from cues.cli.options import Failed, confirm
+from cues.cli.output import count, size
+from cues.cli.target import shown
+from cues.errors import AlreadyRunning, StoreDamaged, StoreForeign
+from cues.store import Store
+
+_FILES = ("data.mdb", "lock.mdb", "locks", "wake", "open")
+
+
+def clear(path: Path, yes: bool) -> None:
+    """Ask, and delete the store at ``path``; where there is none there is nothing to do."""
+    if not (path / "data.mdb").exists():
+        if path.is_file():
+            raise StoreForeign(f"{shown(path)} is a file; a store is a directory.", "--store DIR.", path=str(path))
+        return
+    what = _describe(path)
+    _refuse_running(path)
+    confirm(f"--fresh deletes the store {shown(path)}: {what}. What sinks wrote elsewhere stays.", "Delete it?", yes)
+    try:
+        register = locks.open_locks(path / "locks")
+    except OSError as error:
+        raise Failed(
+            f"{shown(path)} cannot be locked ({error.strerror}).", "the permissions of the directory."
+        ) from error
+    try:
+        # While the register is held nobody becomes a writer of this store.
+        register.try_lock(locks.REGISTER)
+        _refuse_running(path, register)
+        _delete(path)
+    finally:
+        register.unlock(locks.REGISTER)
+        register.close()
+
+
+def _describe(path: Path) -> str:
+    try:
+        with Store(path, readonly=True) as store:
+            queues = metrics.of_queues(store)
+            messages = sum(queue.messages for queue in queues)
+            known = len(metrics.processors(store))
+            disk = size(store.info()["disk"])
+        return (
+            f"{count(len(queues), 'queue')}, {count(messages, 'message')},"
+            f" positions and state of {count(known, 'processor')} ({disk})"
+        )
+    except StoreDamaged as error:
+        # A damaged store is what --fresh is good for, if it is surely a store of ours.
+        if not (path / "locks").exists() or not (path / "wake").exists():
+            raise
+        return f"it is damaged ({error.message.rstrip('.')})"
+
+
+def _refuse_running(path: Path, register: locks.LockFile | None = None) -> None:
+    try:
+        opened = register or locks.open_locks(path / "locks")
+    except OSError:
+        return
+    try:
+        pid = opened.holder(locks.WRITERS, locks.WRITERS_END)
+    finally:
+        if register is None:
+            opened.close()
+    if pid is not None:
+        raise AlreadyRunning(
+            f"The store {shown(path)} is in use by process {pid} ({locks.process_state(pid)}); nothing was deleted.",
+            f"stop that one first (kill {pid}).",
+            pid=pid,
+        )
+
+
+def _delete(path: Path) -> None:
+    for bell in (path / "bells").glob("*"):
+        bell.unlink(missing_ok=True)
+    with contextlib.suppress(OSError):
+        (path / "bells").rmdir()
+    for lease in path.glob("lease-*"):
+        lease.unlink(missing_ok=True)
+    for name in _FILES:
+        (path / name).unlink(missing_ok=True)
+    with contextlib.suppress(OSError):
+        os.rmdir(path)  # whatever else lies there is not ours

@@ -1,0 +1,98 @@
+"""A few lines at the bottom of a terminal that are redrawn, around which others may print.
+
+While it is shown, ``sys.stdout`` and ``sys.stderr`` are stand-ins that take the lines away, write, and
+put them back behind the next whole line; so a user's ``print`` inside a graph looks as it should.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import threading
+from collections.abc import Sequence
+from typing import Any, TextIO
+
+from cues.cli.output import width
+
+
+class Live:
+    """Lines on stderr, which must be a terminal. A context manager: leaving it takes them away."""
+
+    def __init__(self) -> None:
+        self._file: TextIO = sys.stderr
+        self._lines: list[str] = []
+        self._drawn = 0
+        self._midline = False
+        self._lock = threading.RLock()
+        self._kept = (sys.stdout, sys.stderr)
+
+    def __enter__(self) -> Live:
+        self._kept = (sys.stdout, sys.stderr)
+        sys.stdout, sys.stderr = (_Beside(self, file) if file.isatty() else file for file in self._kept)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._erase()
+            self._lines = []
+            self._file.flush()
+        sys.stdout, sys.stderr = self._kept
+
+    def draw(self, lines: Sequence[str]) -> None:
+        """Show these lines instead of the last ones, as many as the terminal has room for."""
+        columns, rows = shutil.get_terminal_size()
+        with self._lock:
+            self._erase()
+            self._lines = [_fit(line, columns - 1) for line in lines[: max(1, rows - 2)]]
+            self._show()
+
+    def write(self, file: TextIO, text: str) -> int:
+        """Write ``text`` to ``file`` as if the lines were not there."""
+        with self._lock:
+            self._erase()
+            count = file.write(text)
+            if text:
+                self._midline = not text.endswith("\n")
+            file.flush()
+            self._show()
+            return count
+
+    def _erase(self) -> None:
+        if self._drawn:
+            up = f"\033[{self._drawn - 1}A" if self._drawn > 1 else ""
+            self._file.write(f"\r{up}\033[J")
+            self._file.flush()
+            self._drawn = 0
+
+    def _show(self) -> None:
+        if self._lines and not self._midline:
+            self._file.write("\n".join(self._lines))
+            self._file.flush()
+            self._drawn = len(self._lines)
+
+
+class _Beside:
+    """Stands in for a terminal file while lines are shown."""
+
+    def __init__(self, live: Live, file: TextIO) -> None:
+        self._live = live
+        self._beside = file
+
+    def write(self, text: str) -> int:
+        return self._live.write(self._beside, text)
+
+    def writelines(self, lines: Sequence[str]) -> None:
+        self.write("".join(lines))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._beside, name)
+
+
+def _fit(line: str, columns: int) -> str:
+    """Cut a line that may hold colours; they are counted as nothing."""
+    plain = line.replace("\033[2m", "").replace("\033[0m", "")
+    if width(plain) <= columns:
+        return line
+    while width(plain) > columns - 1:
+        plain = plain[:-1]
+    return plain + "…"

@@ -1,0 +1,142 @@
+"""What all commands have in common: options, arguments, questions, and how errors are put.
+
+Every option can also be given as a variable, and the help names it: ``CUES_STORE`` and
+``CUES_OUTPUT`` for all commands, ``CUES_RUN_IDLE_EXIT`` for ``cues run --idle-exit``.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from typing import Any, Final, TypeVar
+
+import click
+
+from cues.errors import CuesError
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+FAILED: Final = 1
+WRONG_USAGE: Final = 2
+INTERRUPTED: Final = 130
+
+CONTEXT: Final[dict[str, Any]] = {
+    "auto_envvar_prefix": "CUES",
+    "help_option_names": ["-h", "--help"],
+    "max_content_width": 100,
+}
+
+
+class WrongUsage(click.UsageError):
+    """A command line that cannot be meant, with what to try; exit code 2."""
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(message)
+        self.hint = hint
+
+
+class Failed(CuesError):
+    """A command that cannot go on, where no error of the library says why; exit code 1."""
+
+
+def command(**settings: Any) -> Callable[[Callable[..., Any]], click.Command]:
+    """A command of the group; its docstring is its help, with examples behind a line of ``\\b``."""
+    return click.command(context_settings=CONTEXT, **settings)
+
+
+def option(*declarations: str, **settings: Any) -> Callable[[F], F]:
+    """An option whose help shows its default and its variable."""
+    settings.setdefault("show_envvar", True)
+    return click.option(*declarations, **settings)
+
+
+def output_options(fn: F) -> F:
+    """``--json`` and ``--table``: how results are printed, whatever stdout is. Passes ``output``."""
+    fn = option(
+        "--table",
+        "output",
+        flag_value="table",
+        envvar="CUES_OUTPUT",
+        show_envvar=False,
+        help="A table, also in a pipe.",
+    )(fn)
+    return option(
+        "--json",
+        "output",
+        flag_value="json",
+        default=None,
+        envvar="CUES_OUTPUT",
+        help="One JSON object a line, also on a terminal.",
+    )(fn)
+
+
+def store_option(fn: F) -> F:
+    """``--store DIR``: another store than the graph's own. Passes ``store``."""
+    return option(
+        "--store",
+        metavar="DIR",
+        envvar="CUES_STORE",
+        help="The store, if not data/<graph id> beside the graph file.",
+    )(fn)
+
+
+def yes_option(fn: F) -> F:
+    """``--yes``: do not ask. Passes ``yes``."""
+    return option("--yes", is_flag=True, envvar="CUES_YES", help="Do not ask.")(fn)
+
+
+def given(name: str) -> bool:
+    """Whether an option stands on the command line itself."""
+    source = click.get_current_context().get_parameter_source(name)
+    return source is click.core.ParameterSource.COMMANDLINE
+
+
+def confirm(what: str, question: str, yes: bool) -> None:
+    """Say what will happen and ask; without a terminal ``--yes`` must have been given."""
+    note(what)
+    if yes:
+        return
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        raise WrongUsage("There is no terminal to ask on.", "--yes, if that is meant.")
+    if not click.confirm(question, default=False, err=True):
+        raise Failed("Nothing was changed.")
+
+
+# --- words ----------------------------------------------------------------------------------------
+
+
+def colour(file: Any = None) -> bool:
+    """Whether ``file`` (default: stdout) is a terminal that may be coloured."""
+    return bool((file or sys.stdout).isatty()) and not os.environ.get("NO_COLOR")
+
+
+def note(text: str) -> None:
+    """A line on stderr."""
+    click.echo(text, err=True)
+
+
+def report(message: str, hint: str, before: str = "") -> None:
+    """An error on stderr, with what to try."""
+    red, bold = ("\033[1;31m", "\033[1m") if colour(sys.stderr) else ("", "")
+    end = "\033[0m" if red else ""
+    if before:
+        note(before.rstrip("\n"))
+    note(f"{red}Error:{end} {message}")
+    if hint:
+        note(f"{bold}Try:{end} {hint}")
+
+
+def report_usage(error: click.UsageError) -> None:
+    """A usage error: the command's usage line, what is wrong, what to try."""
+    ctx = error.ctx
+    path = ctx.command_path if ctx is not None else "cues"
+    hint = getattr(error, "hint", "") or f"{path} --help"
+    near = getattr(error, "possibilities", None)
+    message = error.format_message()
+    if near:
+        message = message.partition(" Did you mean")[0].partition(" (Possible")[0]
+        hint = f"{path} {sorted(near)[0]}" if not isinstance(error, WrongUsage) else hint
+    if ctx is not None and not isinstance(error, WrongUsage):
+        note(ctx.get_usage())
+    report(message, hint)

@@ -1,0 +1,225 @@
+"""Results: tables for people, JSON lines for programs.
+
+What JSON cannot say is written so:
+
+    datetime, date, time    ISO 8601 (UTC as Z)
+    timedelta               seconds
+    Decimal, UUID           their text
+    bytes                   {"$bytes": "<base64>"}
+    nan, infinity           {"$float": "nan"}
+    tuple, set, numpy       arrays and numbers
+    keys that are no text   their text
+
+``cues send`` reads ``$bytes`` and ``$float`` back; everything else comes back as what it is in JSON.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+import shutil
+import sys
+import unicodedata
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, date, datetime, time, timedelta
+from decimal import Decimal
+from typing import Any
+from uuid import UUID
+
+from cues.cli.options import colour
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of a table: its title, and the field of a row that it shows."""
+
+    title: str
+    field: str
+    right: bool = False
+    """Numbers stand at the right."""
+    optional: bool = False
+    """Left out when no row has anything in it."""
+
+
+class Output:
+    """Where a command's results go; ``form`` is "json", "table", or None for what stdout is."""
+
+    def __init__(self, form: str | None) -> None:
+        self.json = form == "json" or (form is None and not sys.stdout.isatty())
+
+    def rows(self, rows: Iterable[Mapping[str, Any]], columns: Sequence[Column], shown: Any = None) -> None:
+        """Print ``rows``: as they are, a JSON object each, or as a table of what ``shown(row)`` makes of them."""
+        if self.json:
+            for row in rows:
+                print(to_json(row))
+        else:
+            for line in table([shown(row) if shown else row for row in rows], columns):
+                print(line)
+
+    def say(self, text: str, **facts: Any) -> None:
+        """Print a sentence, or in JSON the facts that it is about."""
+        print(to_json(facts) if self.json else text)
+
+
+# --- tables ---------------------------------------------------------------------------------------
+
+
+def table(rows: Sequence[Mapping[str, Any]], columns: Sequence[Column], *, colours: bool | None = None) -> list[str]:
+    """Lines of a table, the last column cut at the terminal's edge."""
+    shown = [[_cell(row.get(column.field)) for column in columns] for row in rows]
+    kept = [place for place, column in enumerate(columns) if not column.optional or any(row[place] for row in shown)]
+    titles = [columns[place].title.upper() for place in kept]
+    cells = [[row[place] for place in kept] for row in shown]
+    widths = [max(map(width, column)) for column in zip(titles, *cells)]
+    on_terminal = colour() if colours is None else colours
+    edge = shutil.get_terminal_size().columns if sys.stdout.isatty() or colours else 0
+    lines = []
+    for number, row in enumerate([titles, *cells]):
+        parts = []
+        for place, cell, size in zip(kept, row, widths):
+            gap = " " * (size - width(cell))
+            parts.append(gap + cell if columns[place].right else cell + gap)
+        line = "  ".join(parts).rstrip()
+        if edge and width(line) > edge:
+            line = _cut(line, edge)
+        lines.append(f"\033[2m{line}\033[0m" if on_terminal and number == 0 else line)
+    return lines
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, float):
+        return rate(value)
+    text = str(value)
+    return text if text.isprintable() else "".join(c if c.isprintable() else " " for c in text)
+
+
+def width(text: str) -> int:
+    """Columns that a text takes on a terminal."""
+    if text.isascii():
+        return len(text)
+    return sum(0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in text)
+
+
+def _cut(text: str, columns: int) -> str:
+    while width(text) > columns - 1:
+        text = text[: min(len(text) - 1, columns)]
+    return text + "…"
+
+
+def rate(value: float) -> str:
+    """Messages a second, as many digits as mean something."""
+    return f"{value:,.0f}" if value >= 10 or value == 0 else f"{value:.1f}" if value >= 0.1 else "<0.1"
+
+
+def size(count: int) -> str:
+    """Bytes for a person."""
+    value = float(count)
+    for unit in ("B", "KB", "MB", "GB"):
+        if value < 1000 or unit == "GB":
+            return f"{value:.0f} {unit}" if value >= 10 or unit == "B" else f"{value:.1f} {unit}"
+        value /= 1000
+    raise AssertionError
+
+
+def duration(seconds: float) -> str:
+    """A time span for a person."""
+    if seconds < 60:
+        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    if days:
+        return f"{days} d {hours} h"
+    return f"{hours} h {minutes:02} min" if hours else f"{minutes} min {rest:02} s"
+
+
+def ago(when: datetime | None) -> str | None:
+    """How long ago something was."""
+    if when is None:
+        return None
+    seconds = (datetime.now(UTC) - when).total_seconds()
+    return "now" if seconds < 1 else f"{duration(seconds)} ago"
+
+
+def count(number: int, noun: str, plural: str = "") -> str:
+    """``1 message``, ``27,004 messages``."""
+    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
+
+
+# --- JSON -----------------------------------------------------------------------------------------
+
+
+def to_json(value: Any) -> str:
+    """One line of JSON; see the top of this module for what JSON has no form for."""
+    ascii_only = (sys.stdout.encoding or "").lower().replace("-", "") != "utf8"
+    try:
+        return json.dumps(value, default=_default, ensure_ascii=ascii_only, allow_nan=False)
+    except (TypeError, ValueError):  # a key that is no text, or a nan
+        return json.dumps(plain(value), ensure_ascii=ascii_only)
+
+
+def plain(value: Any) -> Any:
+    """``value`` as what JSON has, all the way down."""
+    if value is None or isinstance(value, (str, bool, int)):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else {"$float": str(value)}
+    if isinstance(value, Mapping):
+        return {_key(key): plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    return plain(_default(value))
+
+
+def _default(value: Any) -> Any:
+    if isinstance(value, (datetime, date, time)):
+        return iso(value)
+    if isinstance(value, timedelta):
+        return value.total_seconds()
+    if isinstance(value, (Decimal, UUID)):
+        return str(value)
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        return {"$bytes": base64.b64encode(value).decode()}
+    if isinstance(value, (set, frozenset)):
+        try:
+            return sorted(value)
+        except TypeError:
+            return sorted(value, key=repr)
+    if hasattr(value, "tolist"):  # numpy
+        return plain(value.tolist())
+    return str(value)
+
+
+def _key(key: Any) -> str:
+    if isinstance(key, str):
+        return key
+    found = plain(key)
+    return found if isinstance(found, str) else json.dumps(found)
+
+
+def iso(value: datetime | date | time) -> str:
+    """ISO 8601, with Z for UTC."""
+    return value.isoformat().replace("+00:00", "Z")
+
+
+def from_json(value: Any) -> Any:
+    """The other way, for ``$bytes`` and ``$float``."""
+    if isinstance(value, list):
+        return [from_json(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if len(value) == 1:
+        ((key, item),) = value.items()
+        if key == "$bytes" and isinstance(item, str):
+            return base64.b64decode(item, validate=True)
+        if key == "$float" and item in ("nan", "inf", "-inf"):
+            return float(item)
+    return {key: from_json(item) for key, item in value.items()}

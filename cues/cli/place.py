@@ -1,0 +1,58 @@
+"""Places on a queue, as they are written on a command line: an index, a time, ``start`` or ``end``."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from cues.cli.options import WrongUsage
+from cues.errors import InvalidArgument
+from cues.log import Log, Row
+from cues.queue import check_index
+
+_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
+
+HELP = "start, end, an index (7), a time (2026-01-31T12:00Z), or a time ago (15m, 2h, 1d)"
+
+Place = str | int | datetime
+
+
+def parse(text: str, option: str) -> Place:
+    """``"start"``, ``"end"``, an index, or an aware datetime."""
+    if text in ("start", "end"):
+        return text
+    if re.fullmatch(r"[+-]?\d[\d_,]*", text):
+        index = int(text.replace(",", "").replace("_", ""))
+        if index < 1:
+            raise WrongUsage(f"{option} {text}: the first index is 1.", f"{option} start, or {option} 1")
+        return index
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smhd])", text)
+    if found:
+        return datetime.now(UTC) - timedelta(**{_UNITS[found[2]]: float(found[1])})
+    try:
+        when = datetime.fromisoformat(text)
+    except ValueError:
+        raise WrongUsage(f"{option} {text!r} is no place on a queue.", f"{option} with {HELP}.") from None
+    if when.tzinfo is None:
+        raise WrongUsage(
+            f"{option} {text} has no time zone, so it names no instant.",
+            f"{option} {text}{'' if 'T' in text or ' ' in text else 'T00:00'}Z for UTC, or an offset such as +01:00.",
+        )
+    return when
+
+
+def index_of(place: Place, log: Log, txn: Any, row: Row, option: str) -> int:
+    """The index that a place means on a log now; what was purged means the first that is left."""
+    if place == "start":
+        return row.first
+    if place == "end":
+        return row.next
+    if isinstance(place, datetime):
+        from cues import clock
+
+        return log.index_at(txn, row, clock.to_ns(place))
+    try:
+        return max(row.first, check_index(place, row.next, f"{option} {place}"))
+    except InvalidArgument as error:
+        raise InvalidArgument(f"{error.message.rstrip('.')} (queue {log.queue}).", error.hint) from None

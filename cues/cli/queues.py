@@ -1,0 +1,82 @@
+"""``cues queues``: what a store holds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from cues import metrics
+from cues.cli import target as targets
+from cues.cli.options import command, option, output_options, store_option
+from cues.cli.output import Column, Output, ago, size
+from cues.metrics import QueueMetrics
+
+_COLUMNS = (
+    Column("queue", "queue"),
+    Column("messages", "messages", right=True),
+    Column("first", "first", right=True),
+    Column("last", "last", right=True),
+    Column("size", "size", right=True),
+    Column("per second", "rate", right=True),
+    Column("last append", "appended"),
+    Column("options", "options", optional=True),
+)
+
+
+@command()
+@click.argument("target", metavar="[GRAPH | STORE]", required=False)
+@store_option
+@option("--all", "everything", is_flag=True, help="The try logs of processors too.")
+@output_options
+def queues(target: str | None, store: str | None, everything: bool, output: str | None) -> None:
+    """List the queues of a store: how many messages, which indices, how large, how fast.
+
+    \b
+      cues queues graph.py
+      cues queues data/flights --all
+      cues queues data/flights#delayed
+    """
+    found = targets.resolve(target, store)
+    with found.open() as opened:
+        if found.name:
+            known = opened.queues(all="." in found.name)
+            rows = [metrics.of_queue(opened, targets.queue_of(found, known, "cues queues"))]
+        else:
+            rows = metrics.of_queues(opened, all=everything)
+    out = Output(output)
+    if not rows and not out.json:
+        print(f"The store {targets.shown(found.path)} has no queues yet.")
+        return
+    out.rows([_json(row) if out.json else _shown(row) for row in rows], _COLUMNS)
+
+
+def _json(row: QueueMetrics) -> dict[str, Any]:
+    return {
+        "queue": row.queue,
+        "messages": row.messages,
+        "first_index": row.first,
+        "last_index": row.last,
+        "bytes": row.bytes,
+        "rate": row.rate,
+        "appended": row.appended,
+        "options": row.options.to_dict(),
+    }
+
+
+def _shown(row: QueueMetrics) -> dict[str, Any]:
+    options = row.options.to_dict()
+    retention = options.pop("retention", None)
+    words = [f"{name}={','.join(value) if isinstance(value, list) else value}" for name, value in options.items()]
+    if retention:
+        words.append("keeps " + ", ".join(f"{value:,} {name}" for name, value in retention.items()))
+    return {
+        "queue": row.queue,
+        "messages": row.messages,
+        "first": row.first if row.messages else None,
+        "last": row.last if row.messages else None,
+        "size": size(row.bytes),
+        "rate": row.rate,
+        "appended": ago(row.appended) or "never",
+        "options": " ".join(words),
+    }

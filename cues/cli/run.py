@@ -1,0 +1,248 @@
+"""``cues run``: run a graph, show how it goes, and say at the end what came of it.
+
+    main thread     sleeps on an inbox; draws; counts signals
+    waiter          wait_done(), then drain() after the first signal
+    processors      as in any start of the graph (engine/local.py)
+
+The first Ctrl-C (or SIGTERM) ends the sources and lets the rest finish what is there; the second stops
+every processor behind its current step; the third ends the process at once, which loses nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any, Final
+
+import click
+
+from cues import events
+from cues.cli import fresh as fresh_start
+from cues.cli import graphfile, options, target
+from cues.cli.options import command, option, output_options, store_option, yes_option
+from cues.cli.output import Output
+from cues.cli.progress import Progress, progress_for
+from cues.cli.summary import Before, Ending, Summary
+from cues.engine import local
+from cues.engine.local import Running
+from cues.errors import CuesError, ProcessorStopped
+
+ABORT_WAIT_S: Final = 2.0
+"""How long an abort waits for the steps under way."""
+
+
+@command()
+@click.argument("graph", metavar="GRAPH")
+@store_option
+@option(
+    "--idle-exit", type=click.FloatRange(min=0), metavar="SECONDS", help="End after so long without anything to do."
+)
+@option("--fresh", is_flag=True, help="Delete the store first, and start over.")
+@option("--accept-topology", is_flag=True, help="Let inputs that are new begin at the start of their queue.")
+@option("--take-over", is_flag=True, help="Take the graph from a process that no longer answers.")
+@option("--durability", type=click.Choice(("disk", "process")), help="Of a store that is made; the default is disk.")
+@option("--quiet", "-q", is_flag=True, help="No progress, only what is wrong.")
+@option("--verbose", "-v", is_flag=True, help="Also say where each processor starts, and why.")
+@yes_option
+@output_options
+def run(
+    graph: str,
+    store: str | None,
+    idle_exit: float | None,
+    fresh: bool,
+    accept_topology: bool,
+    take_over: bool,
+    durability: str | None,
+    quiet: bool,
+    verbose: bool,
+    yes: bool,
+    output: str | None,
+) -> int:
+    """Run a graph until every source has ended and every queue is drained.
+
+    It goes on while a source is live, or the graph is fed by `cues send`; Ctrl-C drains and stops it, a
+    second one does not wait. Killed at any instant, the next run goes on where it was: nothing is lost and
+    nothing done twice.
+
+    \b
+      cues run graph.py                    the only graph of the file
+      cues run graph.py:orders             the one of that name
+      cues run 'graph.py:make("x")'        the one that a function returns
+      cues run graph.py --idle-exit 5      a graph fed by send, until it had nothing to do for 5 s
+      cues run graph.py --fresh --yes      from the beginning
+
+    Progress goes to stderr: a table on a terminal, one JSON object a second in a pipe. The summary goes to
+    stdout. The exit code is 1 when an error stopped a processor, 130 after Ctrl-C.
+    """
+    if not graphfile.is_file(graph):
+        raise options.WrongUsage(f"{graph} is not a graph file.", "cues run graph.py")
+    file = graphfile.load(graph)
+    chosen = store if options.given("store") else None
+    path = target.store_of(file, chosen)
+    if fresh:
+        fresh_start.clear(path, yes)
+    if durability is not None:
+        file.graph.durability = durability
+    declared = file.graph.store is not None and chosen is None
+    before = Before.of(path)
+    progress = progress_for(file.graph.id, quiet=quiet, verbose=verbose)
+    with progress, _LogsTo(progress), _Signals() as signals:
+        running = local.start(
+            file.graph,
+            store=None if declared else path,
+            accept_topology=accept_topology,
+            take_over=take_over,
+            listeners=(progress.event,),
+        )
+        session = _Session(running, progress, signals, idle_exit, Summary(running, graph, before))
+        ending = session.watch()
+    session.summary.show(Output(output), ending, (lambda text: None) if quiet else progress.say)
+    if ending == "stopped":
+        session.report_stops()
+    code = {"done": 0, "idle": 0, "stopped": options.FAILED}.get(ending, options.INTERRUPTED)
+    if session.stuck:
+        # A user's function does not return. Nothing is lost: its step did not commit.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    return code
+
+
+class _Session:
+    """One run, from its start to its end."""
+
+    def __init__(
+        self, running: Running, progress: Progress, signals: _Signals, idle_exit_s: float | None, summary: Summary
+    ) -> None:
+        self.running = running
+        self.progress = progress
+        self.idle_exit_s = idle_exit_s
+        self.summary = summary
+        self.stops: list[BaseException] = []
+        self.stuck = False
+        self._inbox = signals.inbox
+        self._signals = 0
+        signals.most = 2
+
+    def watch(self) -> Ending:
+        """Until the end, whichever it is; then everything is closed."""
+        try:
+            ending = self._watch()
+        finally:
+            self.summary.finish()
+            self.running.close(ABORT_WAIT_S if self._signals > 1 else 30.0)
+        self.stuck = any(worker.thread.is_alive() for worker in self.running.workers)
+        return ending
+
+    def _watch(self) -> Ending:
+        self._in_background("done", lambda: self.running.wait_done(self.idle_exit_s))
+        stopped = False
+        while True:
+            news, value = self._next()
+            if news == "tick":
+                self.progress.tick(self.running)
+            elif news == "signal":
+                self._signals += 1
+                if self._signals == 1 and not stopped:
+                    self.progress.say("Draining: the sources end, the rest is finished. Ctrl-C again to stop now.")
+                    self._in_background("drained", self.running.drain)
+                else:
+                    self._signals = max(2, self._signals)
+                    self.progress.say("Stopping behind the steps under way.")
+                    self.running.halt()
+                    return "stopped" if stopped else "aborted"
+            elif news == "failed":
+                if not isinstance(value, ProcessorStopped) and not self.running.stopped:
+                    raise value
+                if not stopped:
+                    # The others finish what is there, so that a start after the repair finds little to do.
+                    stopped = True
+                    self._in_background("drained", self.running.drain)
+            elif news == "drained":
+                return "stopped" if stopped or self.running.stopped else "drained"
+            elif news == "done" and not self._signals and not stopped:
+                return "done" if self.idle_exit_s is None or not self.running.plan.fed else "idle"
+
+    def _next(self) -> tuple[str, Any]:
+        try:
+            return self._inbox.get(timeout=self.progress.interval_s)
+        except queue.Empty:
+            return "tick", None
+
+    def _in_background(self, news: str, work: Callable[[], Any]) -> None:
+        def call() -> None:
+            try:
+                self._inbox.put((news, work()))
+            except BaseException as error:
+                self._inbox.put(("failed", error))
+
+        threading.Thread(target=call, name=f"cues {news}", daemon=True).start()
+
+    def report_stops(self) -> None:
+        """What stopped processors: the user's traceback, and a line of ours for each."""
+        for error in self.running.stopped:
+            cause = error.__cause__
+            trace = graphfile.users_trace(cause) if cause is not None and not isinstance(cause, CuesError) else ""
+            message = getattr(error, "message", str(error))
+            options.report(message, getattr(error, "hint", ""), before=trace)
+
+
+class _Signals:
+    """Puts SIGINT and SIGTERM into an inbox, inside the block; the one too many ends the process at once.
+
+    They are caught before the graph is started, so that one that comes in between drains it.
+    """
+
+    def __init__(self) -> None:
+        # SimpleQueue.put may be called from a signal handler; Event.set and Condition may not.
+        self.inbox: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
+        self.most = 1
+        """How many are put into the inbox: a start that hangs is ended by the second."""
+        self._count = 0
+        self._kept: dict[int, Any] = {}
+
+    def __enter__(self) -> _Signals:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            self._kept[number] = signal.signal(number, self._handle)
+        return self
+
+    def _handle(self, number: int, frame: Any) -> None:
+        self._count += 1
+        if self._count > self.most:
+            os._exit(options.INTERRUPTED)
+        self.inbox.put(("signal", number))
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._kept.items():
+            signal.signal(number, handler)
+
+
+class _LogsTo:
+    """Log records that nobody handles (a user's logging.warning) go through the progress display."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._handler = _Handler(progress)
+        self._kept = logging.lastResort
+
+    def __enter__(self) -> None:
+        logging.lastResort = self._handler
+
+    def __exit__(self, *_: object) -> None:
+        logging.lastResort = self._kept
+
+
+class _Handler(logging.StreamHandler):  # type: ignore[type-arg]
+    def __init__(self, progress: Progress) -> None:
+        super().__init__()
+        self.setLevel(logging.WARNING)
+        self._progress = progress
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.name == "cues" and record.module == "events":
+            return  # the progress display heard of it as an event
+        self._progress.event(events.Event("", self.format(record), record.levelno))

@@ -1,0 +1,97 @@
+"""``cues seek``: move a processor's position, whether it runs or not."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+import click
+
+from cues import metrics, ownership
+from cues.cli import place as places
+from cues.cli import target as targets
+from cues.cli.options import Failed, WrongUsage, command, confirm, option, output_options, store_option, yes_option
+from cues.cli.output import Output
+from cues.log import Log
+from cues.store import Store
+
+
+@command()
+@click.argument("target", metavar="GRAPH#PROCESSOR | STORE#GRAPH.PROCESSOR")
+@store_option
+@option("--to", "place", required=True, metavar="PLACE", help=f"Where it goes on: {places.HELP}.")
+@option("--tailer", metavar="QUEUE", help="Only this input; a tailer id will do as well.")
+@option("--again", is_flag=True, help="Transactional sinks shall take the messages once more.")
+@yes_option
+@output_options
+def seek(
+    target: str, store: str | None, place: str, tailer: str | None, again: bool, yes: bool, output: str | None
+) -> None:
+    """Move where a processor goes on; back, to process messages again, or forward, to leave some out.
+
+    Its state and what it wrote stay as they are. Going back writes outputs once more; a sink that keeps
+    process.delivery in its target skips what it has, unless --again raises the generation.
+
+    \b
+      cues seek graph.py#report --to start
+      cues seek data/shop#shop.price --to 2026-01-31T12:00Z --yes
+      cues seek data/shop#shop.merge --tailer orders --to end
+    """
+    where = places.parse(place, "--to")
+    found = targets.resolve(target, store)
+    if not (found.path / "data.mdb").exists():
+        found.open()  # raises, with what is there instead
+    with found.open(readonly=False) as opened:
+        processor = targets.processor_of(found, metrics.processors(opened), "cues seek")
+        standing = {one.tailer: one for one in metrics.tailers(opened, processor)}
+        if not standing:
+            raise Failed(
+                f"{processor} is a source; where it goes on is its own position.", "cues run --fresh starts it over."
+            )
+        chosen = _chosen(processor, tailer, list(standing), where)
+        positions = {id: _index(opened, standing[id].queue, where) for id in chosen}
+        moves = ", ".join(
+            f"{standing[id].queue} from {standing[id].position:,} to {index:,}" for id, index in positions.items()
+        )
+        confirm(f"{processor} goes on at another place: {moves}.", "Move it?", yes)
+        row = ownership.seek(opened, processor, positions, again)
+        opened.ring(_masks(opened, processor, [one.queue for one in standing.values()]))
+    Output(output).say(
+        f"{processor} moved: {moves}",
+        processor=processor,
+        positions=positions,
+        epoch=row.epoch,
+        generation=row.generation,
+    )
+
+
+def _chosen(processor: str, tailer: str | None, known: list[str], where: places.Place) -> list[str]:
+    if tailer is None:
+        if len(known) > 1 and not isinstance(where, (str, datetime)):
+            queues = ", ".join(id.removeprefix(f"{processor}.") for id in known)
+            raise WrongUsage(
+                f"{processor} has several inputs ({queues}), and an index is of one.",
+                f"--tailer {known[0].removeprefix(f'{processor}.')}",
+            )
+        return known
+    for id in known:
+        if tailer in (id, id.removeprefix(f"{processor}.")):
+            return [id]
+    inputs = [id.removeprefix(f"{processor}.") for id in known]
+    raise WrongUsage(
+        f"{processor} does not read {tailer!r}; it reads {', '.join(inputs)}.",
+        f"--tailer {targets.nearest(tailer, inputs)}",
+    )
+
+
+def _index(store: Store, queue: str, where: places.Place) -> int:
+    log = Log(store, queue)
+    with store.view() as txn:
+        return places.index_of(where, log, txn, log.row(txn), "--to")
+
+
+def _masks(store: Store, processor: str, queues: list[str]) -> int:
+    """Who sleeps on one of the processor's queues shall look where it stands."""
+    mask = 0
+    for queue in queues:
+        mask |= Log(store, queue).mask
+    return mask

@@ -1,0 +1,223 @@
+"""``cues send``: messages from outside, as arguments or as JSON lines."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from typing import Any, Final
+
+import click
+
+from cues.cli import options
+from cues.cli import target as targets
+from cues.cli.options import Failed, WrongUsage, command, option, output_options, store_option
+from cues.cli.output import Output, count, from_json
+from cues.errors import CuesError, QueueNotFound
+from cues.queue import Appender, Queue
+from cues.store import Store
+
+_READ_BYTES: Final = 1 << 20
+"""What is there on stdin, up to this, is one commit: a slow writer's line is not kept waiting for others."""
+
+
+@command()
+@click.argument("target", metavar="GRAPH[#QUEUE] | STORE#QUEUE")
+@click.argument("messages", metavar="[MESSAGE | KEY=VALUE]...", nargs=-1)
+@store_option
+@option("--create", is_flag=True, help="Make the queue, and the store, if they are missing.")
+@output_options
+def send(target: str, messages: tuple[str, ...], store: str | None, create: bool, output: str | None) -> int:
+    """Append messages to a queue; whoever waits for them wakes up.
+
+    A message is a JSON object, or key=value pairs, whose values are JSON where they can be read as such and
+    text otherwise. Without arguments the messages are JSON lines on stdin: whatever is there at once is
+    one commit.
+
+    \b
+      cues send graph.py#orders count=3 item=apple paid=true
+      cues send graph.py#orders '{"count": 3}' '{"count": 4}'
+      cues send data/shop#orders < orders.jsonl
+      cues tail old#orders -n all | cues send new#orders --create
+
+    A graph file without #queue means its source. A line that is no JSON object ends the command with
+    its number: the lines before it are sent, nothing of what follows is. Exit code 1 then.
+    """
+    found = targets.resolve(target, store)
+    given = _arguments(messages)
+    with _open(found, create) as opened:
+        queue = _queue(found, opened, create)
+        sender = _Sender(queue.appender())
+        try:
+            if given:
+                sender.send(given, "message")
+            else:
+                _send_stdin(sender)
+        finally:
+            sender.tell(Output(output))
+    return 0
+
+
+def _arguments(messages: tuple[str, ...]) -> list[dict[str, Any]]:
+    if not messages:
+        return []
+    if all(text.lstrip().startswith("{") for text in messages):
+        found = []
+        for number, text in enumerate(messages, 1):
+            try:
+                found.append(_message(text))
+            except ValueError as error:
+                raise WrongUsage(f"Message {number} is no JSON object: {error}.", """'{"key": 1}'""") from None
+        return found
+    pairs: dict[str, Any] = {}
+    for text in messages:
+        key, equals, value = text.partition("=")
+        if not equals or not key or text.lstrip().startswith("{"):
+            raise WrongUsage(
+                f"{text!r} is neither key=value nor, with all other arguments, a JSON object.",
+                """count=3 item=apple, or '{"count": 3, "item": "apple"}'""",
+            )
+        if key in pairs:
+            raise WrongUsage(f"The key {key!r} is given twice.", "one value, or a JSON list: tags='[1, 2]'")
+        try:
+            pairs[key] = from_json(json.loads(value))
+        except ValueError:
+            pairs[key] = value
+    return [pairs]
+
+
+def _message(text: str | bytes) -> dict[str, Any]:
+    """One JSON object; raises ValueError with the reason."""
+    try:
+        value = from_json(json.loads(text))
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{error.msg} at column {error.colno}") from None
+    except UnicodeDecodeError:
+        raise ValueError("it is not UTF-8") from None
+    if not isinstance(value, dict):
+        raise ValueError(f"it is {type(value).__name__}")
+    return value
+
+
+def _open(found: targets.Target, create: bool) -> Store:
+    if found.file is not None:
+        return found.open(readonly=False, durability=None if _there(found) else found.file.graph.durability)
+    if not create and not _there(found):
+        found.open()  # raises, with what is there instead
+    return found.open(readonly=False)
+
+
+def _there(found: targets.Target) -> bool:
+    return (found.path / "data.mdb").exists()
+
+
+def _queue(found: targets.Target, store: Store, create: bool) -> Queue:
+    if "." in found.name:
+        raise WrongUsage(
+            f"{found.name} is a try log, which only its processor writes.", f"cues send {found.text}#queue"
+        )
+    there = store.queues()
+    if found.file is not None:
+        graph = found.file.graph
+        plan = graph.plan()
+        name = found.name or plan.source or ""
+        if name in plan.queues:
+            asked = graph.queues.get(name) or graph.queues.get("*")
+            return store.queue(name, **(vars(asked) if asked else {}))
+        if not name or not create:
+            known = [*plan.fed, *(queue for queue in plan.queues if queue not in plan.fed)]
+            targets.queue_of(found, known, "cues send")
+    if found.name in there or (create and found.name):
+        return store.queue(found.name)
+    if create:
+        raise WrongUsage("Which queue?", f"cues send {found.text}#queue")
+    try:
+        return store.queue(targets.queue_of(found, there, "cues send"))
+    except QueueNotFound as error:
+        raise QueueNotFound(error.message, f"{error.hint.rstrip('.')}, or --create.", queue=found.name) from None
+
+
+class _Sender:
+    """Appends and counts."""
+
+    def __init__(self, appender: Appender) -> None:
+        self._appender = appender
+        self.sent = 0
+        self.first: int | None = None
+        self.last: int | None = None
+
+    def send(self, messages: list[dict[str, Any]], noun: str, before: int = 0, lines: list[int] | None = None) -> None:
+        """One commit. At a message that cannot be written those before it are sent, and nothing more."""
+        if not messages:
+            return
+        try:
+            self._wrote(self._appender.write_many(messages))
+        except CuesError as error:
+            offset = getattr(error, "offset", None)
+            if offset is None:
+                raise
+            self._wrote(self._appender.write_many(messages[:offset]))
+            number = lines[offset] if lines else before + offset + 1
+            raise Failed(
+                f"{noun.capitalize()} {number} cannot be sent, nor what follows: {error.message}", error.hint
+            ) from None
+
+    def _wrote(self, written: range) -> None:
+        if not written:
+            return
+        self.sent += len(written)
+        self.first = written.start if self.first is None else self.first
+        self.last = written.stop - 1
+
+    def tell(self, output: Output) -> None:
+        name = self._appender.queue.id
+        where = ""
+        if self.sent:
+            where = f" (index {self.first:,})" if self.sent == 1 else f" (index {self.first:,} to {self.last:,})"
+        output.say(
+            f"{count(self.sent, 'message')} sent to {name}{where}",
+            queue=name,
+            sent=self.sent,
+            first_index=self.first,
+            last_index=self.last,
+        )
+
+
+def _send_stdin(sender: _Sender) -> None:
+    if sys.stdin.isatty():
+        options.note("JSON objects, one a line; Ctrl-D ends.")
+    number = 0
+    for lines in _lines():
+        messages: list[dict[str, Any]] = []
+        numbers: list[int] = []
+        for line in lines:
+            number += 1
+            if not line.strip():
+                continue
+            try:
+                messages.append(_message(line))
+            except ValueError as error:
+                sender.send(messages, "line", lines=numbers)
+                raise Failed(
+                    f"Line {number} is no JSON object ({error}); {count(sender.sent, 'message')} before it"
+                    f" {'is' if sender.sent == 1 else 'are'} sent, it and what follows is not.",
+                    f"mend it and send the rest: tail -n +{number} FILE | cues send …",
+                ) from None
+            numbers.append(number)
+        sender.send(messages, "line", lines=numbers)
+
+
+def _lines() -> Iterator[list[bytes]]:
+    """The whole lines that are there, again and again until the end; the last may lack its line feed."""
+    rest = b""
+    while chunk := os.read(sys.stdin.fileno(), _READ_BYTES):
+        whole, feed, after = chunk.rpartition(b"\n")
+        if not feed:
+            rest += after
+            continue
+        lines = (rest + whole).split(b"\n")
+        rest = after
+        yield lines
+    if rest:
+        yield [rest]

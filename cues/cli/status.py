@@ -1,0 +1,148 @@
+"""``cues status``: where each processor stands, how fast it goes, what failed, who runs it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from cues import draw, metrics
+from cues.cli import target as targets
+from cues.cli.options import command, output_options, store_option
+from cues.cli.output import Column, Output, ago, count, plain, size
+from cues.metrics import ProcessorMetrics, StoreMetrics
+
+_COLUMNS = (
+    Column("processor", "processor"),
+    Column("kind", "kind"),
+    Column("reads", "queue", optional=True),
+    Column("at", "position", right=True, optional=True),
+    Column("lag", "lag", right=True, optional=True),
+    Column("per second", "rate", right=True),
+    Column("errors", "errors", right=True, optional=True),
+    Column("last step", "stepped"),
+    Column("owner", "owner", optional=True),
+)
+
+
+@command()
+@click.argument("target", metavar="[GRAPH | STORE]", required=False)
+@store_option
+@output_options
+def status(target: str | None, store: str | None, output: str | None) -> int:
+    """Positions, lag, rates, errors and owner of each processor, and the durability of the store.
+
+    A position is the index that is taken next, the lag what is there and not taken. Rates are over the last
+    ten seconds. Errors are the processor's messages that are on error queues now.
+
+    \b
+      cues status graph.py
+      cues status data/flights
+      cues status data/flights --json | jq 'select(.lag > 0)'
+
+    The store is opened read-only; its graph may run meanwhile, or not. In JSON the first line is the store,
+    each other line a processor.
+    """
+    found = targets.resolve(target, store)
+    with found.open() as opened:
+        seen = metrics.of_store(opened)
+    processors = list(seen.processors)
+    if found.file is not None:
+        place = {node.id: number for number, node in enumerate(draw.in_order(found.file.graph.plan()))}
+        processors.sort(key=lambda processor: place.get(processor.processor, len(place)))
+    out = Output(output)
+    if out.json:
+        out.rows([_store(seen), *map(_processor, processors)], ())
+        return 0
+    print(_headline(seen))
+    missing = []
+    if found.file is not None:
+        known = {processor.processor for processor in seen.processors}
+        missing = [node.id for node in found.file.graph.plan().running if node.id not in known]
+    if processors:
+        print()
+        out.rows([row for processor in processors for row in _rows(processor)], _COLUMNS)
+    else:
+        print("No graph has run on it.")
+    for processor in processors:
+        last = processor.last_error
+        if last is not None:
+            print(
+                f"\nLast error of {processor.processor}, {ago(last.time)}: {last.type}: {last.text}"
+                f"\n  cues tail {found.text}#{last.queue} --from {last.index} -n 1"
+            )
+    if missing:
+        print(f"\nHas not run yet: {', '.join(missing)}")
+    return 0
+
+
+def _headline(seen: StoreMetrics) -> str:
+    messages = sum(queue.messages for queue in seen.queues)
+    promise = {"disk": "survives power loss", "process": "survives kill -9, not power loss"}[seen.durability]
+    lines = [
+        f"{targets.shown(seen.path)}: {count(len(seen.queues), 'queue')}, {count(messages, 'message')},"
+        f" {size(seen.disk_bytes)}; durability {seen.durability} ({promise})"
+    ]
+    owners = {processor.owner.pid: processor.owner for processor in seen.processors if processor.owner}
+    for pid, owner in owners.items():
+        answers = "answers" if owner.lease_s else "does not answer: cues run --take-over"
+        lines.append(f"Run by process {pid} ({owner.state}; {answers})")
+    if seen.processors and not owners:
+        lines.append("Not running")
+    return "\n".join(lines)
+
+
+def _rows(processor: ProcessorMetrics) -> list[dict[str, Any]]:
+    """A row for each input, the first with what is the processor's own."""
+    own = {
+        "processor": processor.processor,
+        "kind": processor.kind,
+        "rate": processor.rate,
+        "errors": processor.errors or None,
+        "stepped": ago(processor.stepped) or "never",
+        "owner": processor.owner.pid if processor.owner else None,
+    }
+    own["owner"] = str(own["owner"]) if own["owner"] else None
+    inputs = [{"queue": one.queue, "position": one.position, "lag": one.lag} for one in processor.tailers] or [{}]
+    return [own | inputs[0], *inputs[1:]]
+
+
+def _store(seen: StoreMetrics) -> dict[str, Any]:
+    return {
+        "store": targets.shown(seen.path),
+        "durability": seen.durability,
+        "queues": len(seen.queues),
+        "messages": sum(queue.messages for queue in seen.queues),
+        "used_bytes": seen.used_bytes,
+        "disk_bytes": seen.disk_bytes,
+        "map_bytes": seen.map_bytes,
+    }
+
+
+def _processor(processor: ProcessorMetrics) -> dict[str, Any]:
+    owner, last = processor.owner, processor.last_error
+    return {
+        "processor": processor.processor,
+        "kind": processor.kind,
+        "running": owner is not None,
+        "owner": {"pid": owner.pid, "state": owner.state, "lease_s": round(owner.lease_s, 1)} if owner else None,
+        "epoch": processor.epoch,
+        "generation": processor.generation,
+        "lag": processor.lag,
+        "rate": processor.rate,
+        "tailers": {
+            one.tailer: {"queue": one.queue, "position": one.position, "lag": one.lag} for one in processor.tailers
+        },
+        "source_position": plain(processor.source_position),
+        "last_step": processor.stepped,
+        "errors": processor.errors,
+        "last_error": {
+            "queue": last.queue,
+            "index": last.index,
+            "time": last.time,
+            "type": last.type,
+            "text": last.text,
+        }
+        if last
+        else None,
+    }

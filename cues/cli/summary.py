@@ -1,0 +1,183 @@
+"""What came of a run."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from cues import metrics, names
+from cues.cli.output import Column, Output, count, duration
+from cues.cli.target import shown
+from cues.engine.local import Running
+from cues.errors import CuesError
+from cues.store import Store
+
+Ending = Literal["done", "idle", "drained", "aborted", "stopped"]
+"""done: everything processed; idle: --idle-exit; drained, aborted: Ctrl-C once, twice; stopped: an error."""
+
+_COLUMNS = (
+    Column("processor", "processor"),
+    Column("in", "taken", right=True),
+    Column("out", "written", right=True),
+    Column("failed", "failed", right=True, optional=True),
+    Column("retried", "retries", right=True, optional=True),
+    Column("to", "outputs", optional=True),
+)
+
+
+@dataclass
+class Before:
+    """What a store held before the run."""
+
+    ends: dict[str, int] = field(default_factory=dict)
+    """Last index by queue."""
+    positions: dict[str, int] = field(default_factory=dict)
+    """By tailer id."""
+
+    @staticmethod
+    def of(path: Path) -> Before:
+        """Of the store at ``path``; of one that is not there, or cannot be read, nothing."""
+        if not (path / "data.mdb").exists():
+            return Before()
+        try:
+            with Store(path, readonly=True) as store:
+                ends = {name: store.queue(name).last_index for name in store.queues()}
+                return Before(ends, _positions(store))
+        except CuesError:
+            return Before()  # the start will say why
+
+
+def _positions(store: Store) -> dict[str, int]:
+    return {
+        one.tailer: one.position for processor in metrics.processors(store) for one in metrics.tailers(store, processor)
+    }
+
+
+class Summary:
+    """Compares the store before and after. Finished before the graph closes."""
+
+    def __init__(self, running: Running, target: str, before: Before) -> None:
+        self._running = running
+        self._target = target
+        self._before = before
+        self._started_at = time.monotonic()
+        self.seconds = 0.0
+        self._positions: dict[str, int] = {}
+        self._ends_after: dict[str, int] = {}
+        self._messages: dict[str, int] = {}
+
+    def finish(self) -> None:
+        """Take the figures."""
+        self.seconds = time.monotonic() - self._started_at
+        if not self._running.store.closed:
+            queues = self._running._assembly.queues
+            self._ends_after = {name: queue.last_index for name, queue in queues.items()}
+            self._positions = _positions(self._running.store)
+            self._messages = {name: len(queue) for name, queue in queues.items()}
+
+    @property
+    def new(self) -> dict[str, int]:
+        """Messages that came onto each queue."""
+        return {name: end - self._before.ends.get(name, 0) for name, end in self._ends_after.items()}
+
+    @property
+    def came(self) -> dict[str, int]:
+        """Messages that came in: what sources wrote, and what was taken of queues that are fed from outside."""
+        found: dict[str, int] = {}
+        for name in self.sources:
+            taken = [0]
+            for node in self._running.plan.running:
+                tailer = names.tailer_id(node.id, name)
+                if tailer in self._positions:
+                    taken.append(self._positions[tailer] - self._before.positions.get(tailer, 1))
+            found[name] = max(taken) if name in self._running.plan.fed else self.new.get(name, 0)
+        return found
+
+    @property
+    def sources(self) -> list[str]:
+        """The queues by which messages come in."""
+        plan = self._running.plan
+        found = [node.outputs[0].queue for node in plan.nodes if node.kind == "source"]
+        return list(dict.fromkeys([*found, *plan.fed]))
+
+    def show(self, output: Output, ending: Ending, say: Callable[[str], None]) -> None:
+        """Print it; its one sentence is also said on stderr, when stdout is for programs."""
+        counters = self._running.counters()
+        nothing_new = not any(counter.steps for counter in counters.values())
+        sentence = self._sentence(ending, nothing_new)
+        failed = sum(counter.failed for counter in counters.values())
+        if output.json:
+            say(sentence)
+            output.say(
+                sentence,
+                graph=self._running.plan.id,
+                store=shown(self._running.store.path),
+                outcome=ending,
+                nothing_new=nothing_new,
+                seconds=round(self.seconds, 3),
+                failed=failed,
+                processors={id: vars(counter) for id, counter in counters.items()},
+                queues={name: {"messages": self._messages[name], "new": new} for name, new in self.new.items()},
+            )
+            return
+        if not nothing_new:
+            output.rows(self._rows(), _COLUMNS)
+            print()
+        print(sentence)
+        if failed:
+            queues = sorted({node.errors for node in self._running.plan.nodes if node.errors})
+            where = " or ".join(f"cues tail {self._target}#{queue}" for queue in queues if self.new.get(queue))
+            print(f"{count(failed, 'message')} failed: {where}")
+
+    def _rows(self) -> list[dict[str, Any]]:
+        writers: dict[str, int] = {}
+        plan = self._running.plan
+        for node in plan.nodes:
+            for port in node.outputs:
+                writers[port.queue] = writers.get(port.queue, 0) + 1
+        rows = []
+        for id, counter in self._running.counters().items():
+            node = plan.node(id)
+            outputs = []
+            for port in node.outputs:
+                alone = writers[port.queue] == 1 and len(node.outputs) > 1
+                outputs.append(f"{port.queue} {self.new.get(port.queue, 0):,}" if alone else port.queue)
+            rows.append(
+                {
+                    "processor": node.name,
+                    "taken": counter.taken if node.kind != "source" else None,
+                    "written": counter.written if node.outputs else None,
+                    "failed": counter.failed or None,
+                    "retries": counter.retries or None,
+                    "outputs": ", ".join(outputs),
+                }
+            )
+        return rows
+
+    def _sentence(self, ending: Ending, nothing_new: bool) -> str:
+        graph = self._running.plan.id
+        if ending in ("done", "idle") and nothing_new:
+            there = [f"{self._ends_after[name]:,} {name}" for name in self.sources if self._ends_after.get(name)]
+            if not there:
+                return f"{graph}: no source gave a message; nothing to do."
+            return f"{_and(there)} already processed; nothing new. --fresh starts over"
+        took = duration(self.seconds)
+        came = [f"{number:,} {name}" for name, number in self.came.items() if number]
+        what = _and(came) or "what was left"
+        if ending in ("done", "idle"):
+            return f"{graph}: {what} processed in {took}, kept in {shown(self._running.store.path)}"
+        again = f"cues run {self._target} goes on"
+        if ending == "drained":
+            return (
+                f"{graph}: interrupted after {took}; what had come in ({_and(came) or 'nothing'}) is processed. {again}"
+            )
+        if ending == "aborted":
+            return f"{graph}: interrupted after {took}; what is left waits on its queues. {again}"
+        return f"{graph}: stopped by an error after {took}; nothing is lost"
+
+
+def _and(parts: list[str]) -> str:
+    return " and ".join([", ".join(parts[:-1]), parts[-1]]) if len(parts) > 1 else "".join(parts)

@@ -1,0 +1,180 @@
+"""``cues tail``: the messages of a queue, one JSON object a line."""
+
+from __future__ import annotations
+
+import sys
+from collections import deque
+from collections.abc import Iterator
+from typing import Any
+
+import click
+
+from cues import names
+from cues.cli import options, place
+from cues.cli import target as targets
+from cues.cli.options import command, option, store_option
+from cues.cli.output import iso, to_json
+from cues.cli.where import Where
+from cues.errors import BatchDamaged
+from cues.queue import Queue
+from cues.tailer import Tailer
+
+LAST = 10
+"""Messages that are printed when nobody says how many."""
+
+
+class Count(click.ParamType):  # type: ignore[type-arg]
+    """A count of messages, or ``all``."""
+
+    name = "N|all"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | str:
+        if value == "all":
+            return "all"
+        try:
+            number = int(str(value).replace(",", "").replace("_", ""))
+        except ValueError:
+            number = -1
+        if number < 0:
+            self.fail(f"{value!r} is neither a count of messages nor 'all'.", param, ctx)
+        return number
+
+
+@command()
+@click.argument("target", metavar="GRAPH#QUEUE | STORE#QUEUE")
+@store_option
+@option("--follow", "-f", is_flag=True, help="Go on with what comes, until Ctrl-C.")
+@option("--count", "-n", "count", type=Count(), help="The last so many, or with --from the first.  [default: 10]")
+@option("--from", "start", metavar="PLACE", help=f"Begin at {place.HELP}.")
+@option("--where", metavar="EXPRESSION", help="Only messages for which it is true: 'x > 3 and name == \"a\"'.")
+@option("--meta", is_flag=True, help="With index, time and hash, and where the message came from, as q/meta.")
+def tail(
+    target: str,
+    store: str | None,
+    follow: bool,
+    count: int | str | None,
+    start: str | None,
+    where: str | None,
+    meta: bool,
+) -> int:
+    """Print messages of a queue, one JSON object a line; the last ten, if nothing else is said.
+
+    \b
+      cues tail graph.py#priced                      the last 10
+      cues tail data/shop#priced -n all              all that are there
+      cues tail data/shop#priced -f                  the last 10, and what comes
+      cues tail data/shop#priced -f --from end -n 1  wait for one message
+      cues tail data/shop#priced --from 1h --where 'total > 100 and country in ("DE", "FR")'
+      cues tail data/shop#errors --meta | jq .
+
+    In --where a name is a field of the message (a missing one is None), a.b a field of a field; there are
+    comparisons, in, and, or, not, arithmetic, get("q/type"), has("x"), len, match(text, pattern) and the
+    like. Dates come as ISO 8601 text, bytes as {"$bytes": base64}.
+
+    A record batch that is damaged is named, and reading goes on behind it; the exit code is 1 then.
+    """
+    condition = Where(where) if where else None
+    begin = place.parse(start, "--from") if start else None
+    found = targets.resolve(target, store)
+    with found.open() as opened:
+        known = opened.queues(all="." in found.name)
+        queue = opened.queue(targets.queue_of(found, known, "cues tail"))
+        reader = _Reader(queue, condition, meta)
+        reader.print(begin, count, follow)
+    if condition is not None and not reader.printed:
+        explained = condition.explain()
+        if explained:
+            options.note(explained)
+    return options.FAILED if reader.damaged else 0
+
+
+class _Reader:
+    """Prints messages of one queue, past what is damaged."""
+
+    def __init__(self, queue: Queue, condition: Where | None, meta: bool) -> None:
+        self.queue = queue
+        self.condition = condition
+        self.meta = meta
+        self.printed = 0
+        self.damaged = False
+
+    def print(self, begin: place.Place | None, count: int | str | None, follow: bool) -> None:
+        tailer = self.queue.tailer(meta=False)
+        limit: int | None = None
+        if begin is not None:
+            with self.queue.store.view() as txn:
+                row = self.queue.log.row(txn)
+                index = place.index_of(begin, self.queue.log, txn, row, "--from")
+            limit = count if isinstance(count, int) else None
+        elif count == "all":
+            index = tailer.index
+        else:
+            index = self._last(LAST if count is None else int(count))
+        tailer.to_index(index)
+        if limit == 0:
+            return
+        for line in self._lines(tailer, follow):
+            sys.stdout.write(line + "\n")
+            self.printed += 1
+            if self.printed == limit:
+                break
+
+    def _last(self, count: int) -> int:
+        """The index from which the last ``count`` messages follow, of those that match."""
+        row = self.queue.row()
+        if self.condition is None or not count:
+            return max(row.first, row.next - count)
+        found: deque[int] = deque(maxlen=count)
+        end = row.next
+        while end > row.first and len(found) < count:
+            # Batch by batch from the end; reading each forward is much faster than message by message.
+            with self.queue.store.view() as txn:
+                raws = self.queue.log.read_before(txn, self.queue.log.row(txn), end)
+            if not raws:
+                break
+            try:
+                batch = self.queue.log.batches(raws)[0]
+            except BatchDamaged as error:
+                end = error.first
+                continue
+            messages = batch.messages()
+            for offset in range(min(len(messages), end - batch.first) - 1, -1, -1):
+                if self.condition(messages[offset]) and batch.first + offset >= row.first:
+                    found.appendleft(batch.first + offset)
+                    if len(found) == count:
+                        break
+            end = batch.first
+        return found[0] if found else row.next
+
+    def _lines(self, tailer: Tailer, follow: bool) -> Iterator[str]:
+        while True:
+            try:
+                message = tailer.read()
+                if message is None:
+                    sys.stdout.flush()
+                    if not follow:
+                        return
+                    message = tailer.read(block=True)
+            except BatchDamaged as error:
+                options.report(error.message, f"cues check {self.queue.store.path}.")
+                self.damaged = True
+                tailer.to_index(error.last + 1)
+                continue
+            if message is None or (self.condition is not None and not self.condition(message)):
+                continue
+            yield to_json({**message, names.META: self._meta(tailer)} if self.meta else message)
+
+    def _meta(self, tailer: Tailer) -> dict[str, Any]:
+        """The metadata that the queue keeps, and this queue's index and time in any case."""
+        envelope = tailer.envelope
+        assert envelope is not None
+        found = dict(envelope.metadata)
+        queues = {
+            name: {
+                key: iso(value) if key == names.TIME and not isinstance(value, str) else value
+                for key, value in at.items()
+            }
+            for name, at in found.get(names.QUEUE, {}).items()
+        }
+        queues[self.queue.id] = {names.T: envelope.index, names.TIME: iso(envelope.time)}
+        return {names.HASH: envelope.hash, **found, names.QUEUE: queues}

@@ -1,0 +1,93 @@
+"""``cues tries``: the steps of a processor, as its try log holds them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from cues import metrics, names
+from cues.cli import target as targets
+from cues.cli.options import command, option, output_options, store_option
+from cues.cli.output import Column, Output, iso
+from cues.cli.tail import LAST, Count
+from cues.tailer import Tailer
+
+_COLUMNS = (
+    Column("time", "time"),
+    Column("hash", "hash"),
+    Column("took", "took"),
+    Column("outcome", "outcome"),
+    Column("wrote", "wrote"),
+)
+_OUTCOMES = {names.ATTEMPT: "whole", names.NIL_ATTEMPT: "whole, nothing to write", names.ERROR_ATTEMPT: "error"}
+
+
+@command()
+@click.argument("target", metavar="GRAPH#PROCESSOR | STORE#GRAPH.PROCESSOR")
+@store_option
+@option("--count", "-n", "count", type=Count(), default=LAST, help="The last so many steps.  [default: 10]")
+@output_options
+def tries(target: str, store: str | None, count: int | str, output: str | None) -> None:
+    """The last steps of a processor: what each took, under which hash, and what it wrote.
+
+    A step is a snapshot and an attempt with the same hash. A snapshot without its attempt did not commit: the
+    next start takes exactly its messages again.
+
+    \b
+      cues tries graph.py#enrich
+      cues tries data/flights#flights.enrich -n all
+
+    In JSON each map is a line, as the processor wrote it; `cues tail STORE#GRAPH.PROCESSOR` follows them.
+    A try log keeps at least its last 256 steps.
+    """
+    found = targets.resolve(target, store)
+    with found.open() as opened:
+        processor = targets.processor_of(found, metrics.processors(opened), "cues tries")
+        steps = _steps(opened.queue(processor).tailer())
+    if count != "all":
+        steps = steps[-int(count) :] if count else []
+    out = Output(output)
+    if out.json:
+        out.rows([made for step in steps for made in step["maps"]], ())
+    elif not steps:
+        print(f"{processor} has made no step yet.")
+    else:
+        out.rows(steps, _COLUMNS, lambda step: step | {"hash": step["hash"][:12] + "…", "time": step["time"][:23]})
+
+
+def _steps(tailer: Tailer) -> list[dict[str, Any]]:
+    """Snapshots with their attempts."""
+    steps: list[dict[str, Any]] = []
+    while (message := tailer.read()) is not None:
+        envelope = tailer.envelope
+        assert envelope is not None
+        hash = message.get(names.HASH) or envelope.hash
+        if message.get(names.TYPE) == names.SNAPSHOT:
+            # A step with side effects writes its snapshot before the function runs, and again with the attempt.
+            if not (steps and steps[-1]["outcome"] == "not committed" and steps[-1]["hash"] == hash):
+                steps.append({"hash": hash, "maps": []})
+            steps[-1] |= {"took": _took(message), "outcome": "not committed", "wrote": ""}
+        elif steps:
+            steps[-1] |= {"outcome": _OUTCOMES.get(message[names.TYPE], "?"), "wrote": _wrote(message)}
+        else:
+            continue  # its snapshot was trimmed
+        steps[-1]["time"] = iso(envelope.time)
+        steps[-1]["maps"].append(message)
+    return steps
+
+
+def _took(snapshot: dict[str, Any]) -> str:
+    if names.SOURCE_POSITION in snapshot:
+        before, after = snapshot[names.SOURCE_POSITION]
+        return f"({before} … {after}]"
+    ends = snapshot[names.TO_INDICES]
+    prefix = snapshot[names.PROCESSOR_ID] + "."
+    return ", ".join(
+        f"{tailer.removeprefix(prefix)} [{start}, {ends[tailer]})"
+        for tailer, start in snapshot[names.TAILER_INDICES].items()
+    )
+
+
+def _wrote(attempt: dict[str, Any]) -> str:
+    return ", ".join(f"{queue} from {index}" for queue, index in attempt.get(names.MESSAGE_INDEX, {}).items())

@@ -1,0 +1,209 @@
+"""Pictures of a plan: as text for a terminal, as a Mermaid flowchart for a page.
+
+    flights: 2 sources, 1 stream; 3 queues; what fails goes to errors
+
+      source  rows     → rows
+                       exactly-once: its position commits with its messages
+      stream  enrich   rows as flight | weather → enriched
+                       exactly-once · state by place
+
+Both say of every processor what it reads and writes, how, and what is guaranteed; and of the whole
+which queues are fed from outside, which nobody reads, and where messages can go round.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from cues.plan import Plan
+from cues.processor import Node, Port, function_name
+
+_JOINED = " + "
+_ANY = " | "
+
+
+def text(plan: Plan) -> str:
+    """The graph as lines for a person, sources first."""
+    nodes = in_order(plan)
+    name_width = max(len(node.name) for node in nodes)
+    indent = " " * (2 + 6 + 2 + name_width + 3)
+    usual = _usual_errors(plan)
+    lines = [_headline(plan), ""]
+    for node in nodes:
+        flow = " ".join(part for part in (_inputs(node), _outputs(node)) if part)
+        lines.append(f"  {node.kind:<6}  {node.name:<{name_width}}   {flow}")
+        failures = [] if node.fn is None or node.errors == usual else [_failures(node.errors)]
+        lines.append(indent + " · ".join([node.guarantee, *_manner(node), *failures]))
+    notes = _notes(plan)
+    if notes:
+        lines += ["", *(f"  {note}" for note in notes)]
+    return "\n".join(lines)
+
+
+def mermaid(plan: Plan) -> str:
+    """The graph as a Mermaid flowchart: processors as boxes, queues as drums, failures dotted."""
+    ids = {queue: f"q{number}" for number, queue in enumerate(plan.queues)}
+    lines = [f"%% {note}" for note in (_headline(plan), *_notes(plan))]
+    lines.insert(0, "flowchart LR")
+    for queue, id in ids.items():
+        lines.append(f"    {id}[({_quoted(queue)})]")
+    for queue in plan.fed:
+        lines.append(f"    send_{ids[queue]}([{_quoted('cues send')}]) --> {ids[queue]}")
+    for number, node in enumerate(in_order(plan)):
+        if node.fn is None:
+            continue  # the queue is drawn, and what feeds it
+        me = f"p{number}"
+        label = _quoted(node.name, node.guarantee)
+        left, right = {"source": ("([", "])"), "stream": ("[", "]"), "sink": ("[/", "/]")}[node.kind]
+        lines.append(f"    {me}{left}{label}{right}")
+        for port in node.inputs:
+            lines.append(f"    {ids[port.queue]} --{_edge(port)}> {me}")
+        for port in node.outputs:
+            lines.append(f"    {me} --{_edge(port)}> {ids[port.queue]}")
+        if node.errors:
+            lines.append(f"    {me} -.-> {ids[node.errors]}")
+    return "\n".join(lines)
+
+
+def describe(plan: Plan) -> list[dict[str, Any]]:
+    """Each processor as plain data, in the order of :func:`text`."""
+    return [
+        {
+            "processor": node.id,
+            "kind": node.kind,
+            "function": function_name(node.fn),
+            "mode": node.mode,
+            "inputs": {port.binding: port.queue for port in node.inputs},
+            "outputs": {port.binding: port.queue for port in node.outputs},
+            "errors": node.errors,
+            "strategy": node.strategy if node.kind != "source" else None,
+            "guarantee": node.guarantee,
+            "cycle": next((list(cycle) for cycle in plan.topology().cycles() if node.name in cycle), None),
+        }
+        for node in in_order(plan)
+    ]
+
+
+# --- the whole --------------------------------------------------------------------------------------
+
+
+def in_order(plan: Plan) -> list[Node]:
+    """Sources, then every processor behind those that it depends on; among equals as declared."""
+    topology = plan.topology()
+    groups = {name: set(cycle) for cycle in topology.cycles() for name in cycle}
+    left = sorted(plan.nodes, key=lambda node: node.kind != "source")
+    done: set[str] = set()
+    ordered: list[Node] = []
+    while left:
+        for node in left:
+            if topology.dependencies(node.name) <= done | groups.get(node.name, set()):
+                break
+        else:  # inside a cycle
+            node = left[0]
+        left.remove(node)
+        done.add(node.name)
+        ordered.append(node)
+    return ordered
+
+
+def _headline(plan: Plan) -> str:
+    kinds = Counter(node.kind for node in plan.nodes)
+    found = [_count(kinds[kind], kind) for kind in ("source", "stream", "sink") if kinds[kind]]
+    return f"{plan.id}: {', '.join(found)}; {_count(len(plan.queues), 'queue')}; {_failures(_usual_errors(plan))}"
+
+
+def _usual_errors(plan: Plan) -> str | None:
+    """The error queue of most processors."""
+    counts = Counter(node.errors for node in plan.nodes if node.fn is not None)
+    return counts.most_common(1)[0][0] if counts else None
+
+
+def _notes(plan: Plan) -> list[str]:
+    notes = []
+    if plan.fed:
+        notes.append(f"Fed from outside (cues send): {', '.join(plan.fed)}")
+    read = {port.queue for node in plan.nodes for port in node.inputs}
+    ends = [queue for queue in plan.queues if queue not in read]
+    if ends:
+        notes.append(f"Read by no processor: {', '.join(ends)}")
+    for cycle in plan.topology().cycles():
+        notes.append(f"Goes round: {_round(plan, cycle)}")
+    loops = [node.name for node in plan.nodes if node.errors in {port.queue for port in node.inputs}]
+    if loops:
+        notes.append(
+            f"Goes round: what {' and '.join(loops)} cannot take goes to the queue that"
+            f" {'they read' if len(loops) > 1 else 'it reads'}"
+        )
+    modes = {node.mode for node in plan.nodes}
+    if "join" in modes:
+        notes.append("a + b: one message from each")
+    if "alts" in modes:
+        notes.append("a | b: one message from any")
+    return notes
+
+
+def _round(plan: Plan, cycle: tuple[str, ...]) -> str:
+    """One way round, with its queues."""
+    edges = sorted(edge for edge in plan.topology().edges if edge[0] in cycle and edge[2] in cycle)
+    ways: list[list[tuple[str, str, str]]] = [[edge] for edge in edges if edge[0] == cycle[0]]
+    while ways:
+        way = ways.pop(0)
+        if way[-1][2] == cycle[0]:
+            return " → ".join(f"{writer} → ({queue})" for writer, queue, _ in way) + f" → {cycle[0]}"
+        seen = {writer for writer, _, _ in way}
+        ways += [[*way, edge] for edge in edges if edge[0] == way[-1][2] and edge[2] not in seen - {cycle[0]}]
+    return ", ".join(cycle)
+
+
+# --- one processor ------------------------------------------------------------------------------
+
+
+def _inputs(node: Node) -> str:
+    between = _JOINED if node.mode == "join" else _ANY
+    return between.join(_port(port) for port in node.inputs)
+
+
+def _outputs(node: Node) -> str:
+    if not node.outputs:
+        return ""
+    return "→ " + ", ".join(_port(port) for port in node.outputs)
+
+
+def _port(port: Port) -> str:
+    return port.queue if port.binding == port.queue else f"{port.queue} as {port.binding}"
+
+
+def _manner(node: Node) -> list[str]:
+    """How it is called, as far as it is not the usual way."""
+    options = node.options
+    found = []
+    if options.batch:
+        found.append(f"in batches of up to {options.batch_size:,}")
+    if options.key is not None:
+        key = options.key if isinstance(options.key, str) else getattr(options.key, "__name__", "a function")
+        found.append(f"state by {key}")
+    filters = [name for name in ("types", "topics", "where") if getattr(options, name) is not None]
+    if filters:
+        found.append(f"filtered by {', '.join(filters)}")
+    if options.retry.attempts > 1:
+        found.append(f"up to {options.retry.attempts} attempts")
+    return found
+
+
+def _failures(errors: str | None) -> str:
+    return f"what fails goes to {errors}" if errors else "an error stops its processor"
+
+
+def _edge(port: Port) -> str:
+    return "" if port.binding == port.queue else f" {_quoted(port.binding)} --"
+
+
+def _quoted(*lines: str) -> str:
+    """A Mermaid label."""
+    escaped = [line.replace("#", "#35;").replace('"', "#quot;").replace("<", "#lt;") for line in lines]
+    return '"' + "<br>".join(escaped) + '"'
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"

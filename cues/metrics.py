@@ -1,0 +1,340 @@
+"""What can be measured of a store from outside, whether its graph runs or not: ``cues status`` and others.
+
+    store       durability, sizes, owner
+    queues      what is on them, since when, how fast they grow
+    processors  positions, lag, rates, failures, owner
+
+Everything is read in short transactions from rows that are kept anyway; nobody counts for our sake.
+A rate is over the last :data:`WINDOW_S`: of a queue by the times of its record batches, of a processor
+by the steps that its try log still holds.
+
+Not guaranteed: one moment for all. A processor's positions and their queues' ends are of one
+transaction, so a lag is never negative; two processors may be read a millisecond apart.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Final
+
+from cues import clock, codec, locks, names, ownership
+from cues.errors import BatchDamaged, CuesError, StoreReadOnly
+from cues.log import Log, Row
+from cues.options import QueueOptions
+from cues.ownership import LEASE_S, ProcessorRow
+
+if TYPE_CHECKING:
+    from cues.store import Store
+
+WINDOW_S: Final = 10.0
+"""The past that rates are about."""
+ERRORS_MAX: Final = 1000
+"""Messages of an error queue that are looked at; with more the counts are lower bounds."""
+PAGE_BYTES: Final = 4096
+
+
+@dataclass(frozen=True)
+class QueueMetrics:
+    """One queue. ``first`` to ``last`` are there, ``last`` one below ``first`` when there is none."""
+
+    queue: str
+    first: int
+    last: int
+    bytes: int
+    """Of its pages on disk."""
+    rate: float
+    """Messages appended a second, over the last :data:`WINDOW_S`."""
+    appended: datetime | None
+    """When the last message came."""
+    options: QueueOptions
+
+    @property
+    def messages(self) -> int:
+        return self.last - self.first + 1
+
+
+@dataclass(frozen=True)
+class TailerMetrics:
+    """Where a processor stands on one of its inputs."""
+
+    tailer: str
+    queue: str
+    position: int
+    """The index that is taken next."""
+    lag: int
+    """Messages that are there and not taken."""
+
+
+@dataclass(frozen=True)
+class Owner:
+    """The process that runs a processor now."""
+
+    pid: int
+    state: str
+    """As the system tells it: running, sleeping, stopped, …"""
+    lease_s: float
+    """Seconds until another may take over although this one holds the lock; 0 when it does not answer."""
+
+
+@dataclass(frozen=True)
+class LastError:
+    """The last message that a processor sent to an error queue."""
+
+    queue: str
+    index: int
+    time: datetime
+    type: str
+    text: str
+
+
+@dataclass(frozen=True)
+class ProcessorMetrics:
+    """One processor."""
+
+    processor: str
+    kind: str
+    epoch: int
+    generation: int
+    owner: Owner | None
+    tailers: tuple[TailerMetrics, ...]
+    source_position: Any
+    rate: float | None
+    """Messages taken a second, over the last :data:`WINDOW_S`; None for a source (see its queue)."""
+    stepped: datetime | None
+    """When it committed last."""
+    errors: int
+    """Its messages that are on error queues now."""
+    last_error: LastError | None
+
+    @property
+    def lag(self) -> int:
+        return sum(tailer.lag for tailer in self.tailers)
+
+
+@dataclass(frozen=True)
+class StoreMetrics:
+    """One store."""
+
+    path: str
+    durability: str
+    used_bytes: int
+    disk_bytes: int
+    map_bytes: int
+    queues: tuple[QueueMetrics, ...]
+    processors: tuple[ProcessorMetrics, ...]
+
+
+def of_store(store: Store) -> StoreMetrics:
+    """Everything about a store."""
+    info = store.info()
+    return StoreMetrics(
+        str(store.path),
+        store.durability,
+        info["used"],
+        info["disk"],
+        info["map"],
+        tuple(of_queues(store)),
+        tuple(of_processors(store)),
+    )
+
+
+# --- queues ---------------------------------------------------------------------------------------
+
+
+def of_queues(store: Store, all: bool = False) -> list[QueueMetrics]:
+    """Every queue, by name; with ``all`` the try logs too."""
+    return [of_queue(store, name) for name in store.queues(all=all)]
+
+
+def of_queue(store: Store, name: str) -> QueueMetrics:
+    log = Log(store, name)
+    now = clock.now_ns()
+    since = now - int(WINDOW_S * 1e9)
+    with store.view() as txn:
+        row = log.row(txn)
+        recent = row.next - log.index_at(txn, row, since) if row.time_ns >= since else 0
+        record = codec.unpack(txn.get(names.queue_key(name)))
+        stat = txn.stat(log.database)
+    pages = stat["branch_pages"] + stat["leaf_pages"] + stat["overflow_pages"]
+    return QueueMetrics(
+        name,
+        row.first,
+        row.next - 1,
+        pages * PAGE_BYTES,
+        recent / WINDOW_S,
+        clock.to_datetime(row.time_ns) if row.time_ns else None,
+        QueueOptions.from_dict(record["options"]),
+    )
+
+
+# --- processors -----------------------------------------------------------------------------------
+
+
+def processors(store: Store) -> list[str]:
+    """The ids of the processors that the store knows."""
+    prefix = names.processor_key("")
+    with store.view() as txn:
+        return [key[len(prefix) :].decode() for key, _ in store.rows(txn, prefix)]
+
+
+def of_processors(store: Store, only: Iterable[str] | None = None) -> list[ProcessorMetrics]:
+    """Every processor, or those of the ids given that have run before."""
+    known = processors(store)
+    failures = _failures(store)
+    wanted = known if only is None else [id for id in only if id in known]
+    return [_processor(store, id, failures.get(id, _Failures())) for id in wanted]
+
+
+def tailers(store: Store, processor: str) -> list[TailerMetrics]:
+    """Where a processor stands, in one transaction; empty for a source and for an unknown one."""
+    with store.view() as txn:
+        topology = ownership.read_topology(txn, processor)
+    logs = [Log(store, queue) for queue in topology.queues] if topology else []
+    with store.view() as txn:
+        row = ownership.read_row(txn, processor)
+        if topology is None or row is None:
+            return []
+        found = []
+        for tailer, log, position in zip(topology.tailers, logs, row.positions):
+            ends = log.row(txn)
+            at = max(position.next, ends.first)
+            found.append(TailerMetrics(tailer, log.queue, at, ends.next - at))
+    return found
+
+
+def _processor(store: Store, id: str, failures: _Failures) -> ProcessorMetrics:
+    with store.view() as txn:
+        row = ownership.read_row(txn, id)
+        topology = ownership.read_topology(txn, id)
+    assert row is not None
+    assert topology is not None
+    taken, stepped = _steps(store, id)
+    return ProcessorMetrics(
+        id,
+        topology.kind,
+        row.epoch,
+        row.generation,
+        owner(store, id, row),
+        tuple(tailers(store, id)),
+        codec.unpack(row.source)[0] if row.source else None,
+        None if topology.kind == "source" else taken,
+        stepped,
+        failures.count,
+        failures.last,
+    )
+
+
+def owner(store: Store, processor: str, row: ProcessorRow | None = None) -> Owner | None:
+    """Who runs a processor: whoever holds its lock, this process included; None when nobody does."""
+    try:
+        lock_file = store.locks
+    except StoreReadOnly:
+        return None  # nobody can run a graph where nobody can lock
+    offset = locks.offset_of(processor)
+    pid = os.getpid() if lock_file.mine(offset) else lock_file.holder(offset)
+    if pid is None:
+        return None
+    if row is None:
+        with store.view() as txn:
+            row = ownership.read_row(txn, processor)
+    return Owner(pid, locks.process_state(pid), _lease_s(store, row))
+
+
+def _lease_s(store: Store, row: ProcessorRow | None) -> float:
+    if row is None or row.boot != ownership.boot():
+        return 0.0
+    try:
+        with open(os.path.join(store.path, f"lease-{row.owner.hex()}"), "rb") as file:
+            beaten = int.from_bytes(file.read(8), "big")
+    except OSError:
+        return 0.0
+    return max(0.0, LEASE_S - (clock.monotonic_ns() - beaten) / 1e9)
+
+
+def _steps(store: Store, processor: str) -> tuple[float, datetime | None]:
+    """Messages taken a second by what the try log still holds, and when it was written last."""
+    log = Log(store, processor)
+    now = clock.now_ns()
+    since = now - int(WINDOW_S * 1e9)
+    with store.view() as txn:
+        row = log.row(txn)
+        if not row.time_ns:
+            return 0.0, None
+        raws = log.read(txn, row, log.index_at(txn, row, since), row.next) if row.time_ns >= since else []
+    stepped = clock.to_datetime(row.time_ns)
+    try:
+        batches = log.batches(raws)
+    except BatchDamaged:
+        return 0.0, stepped
+    taken = begun = 0
+    for batch in batches:
+        for message in batch.messages():
+            if message.get(names.TYPE) == names.SNAPSHOT:
+                ends = message[names.TO_INDICES]
+                begun = sum(ends[tailer] - start for tailer, start in message[names.TAILER_INDICES].items())
+            else:  # an attempt: a step with side effects has written its snapshot twice by now
+                taken += begun
+                begun = 0
+    if not batches:
+        return 0.0, stepped
+    # A log that was trimmed inside the window covers less than the window.
+    trimmed = batches[0].first <= row.first and row.first > 1
+    span_ns = max(now - batches[0].head.time_ns, 1_000_000) if trimmed else now - since
+    return taken * 1e9 / span_ns, stepped
+
+
+# --- failures -------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Failures:
+    count: int = 0
+    last: LastError | None = field(default=None)
+
+
+def _failures(store: Store) -> dict[str, _Failures]:
+    """By processor: how many of its error messages are there, and the last.
+
+    An error queue is known by what lies at its end; the store does not say which one is.
+    """
+    found: dict[str, _Failures] = {}
+    for name in store.queues():
+        for index, time_ns, message in _backwards(store, name):
+            if message.get(names.TYPE) != names.PROCESSOR_ERROR:
+                break
+            processor = str(message.get(names.ERR_CONFIG, {}).get("id"))
+            known = found.setdefault(processor, _Failures())
+            known.count += 1
+            time = clock.to_datetime(time_ns)
+            if known.last is None or time > known.last.time:
+                cause = (message.get(names.ERR_CAUSE) or [{}])[0]
+                known.last = LastError(name, index, time, str(cause.get("type")), str(cause.get("message")))
+    return found
+
+
+def _backwards(store: Store, queue: str) -> Iterable[tuple[int, int, dict[str, Any]]]:
+    """The last :data:`ERRORS_MAX` messages that can be read, last first: index, time, message."""
+    log = Log(store, queue)
+    index: int | None = None
+    count = 0
+    while count < ERRORS_MAX:
+        with store.view() as txn:
+            row: Row = log.row(txn)
+            raws = log.read_before(txn, row, row.next if index is None else index)
+        try:
+            batches = log.batches(raws)
+            messages = batches[0].messages() if batches else []
+        except CuesError:
+            return
+        if not messages:
+            return
+        batch = batches[0]
+        for offset in range(min(len(messages), (index or row.next) - batch.first) - 1, -1, -1):
+            if batch.first + offset < row.first:
+                return
+            yield batch.first + offset, batch.head.time_ns, messages[offset]
+            count += 1
+        index = batch.first

@@ -1,0 +1,70 @@
+"""What all tests share: every store that a test opened is checked on the way out.
+
+A test that damages a store on purpose says so with ``@pytest.mark.damages_stores``.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from forks import Forks
+
+import cues
+from cues import faults
+from cues.store import Store
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "damages_stores: the test leaves damaged stores, which are not checked")
+
+
+def problems_of(path: str | Path) -> list[str]:
+    """What the integrity check says of a store, opened read-only."""
+    if importlib.util.find_spec("cues.check") is None:
+        return []
+    with cues.open(path, readonly=True) as store:
+        return store.check()
+
+
+@pytest.fixture(autouse=True)
+def stores_are_checked(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Remember the stores that this test opens in this process, and check those that are left."""
+    opened: dict[str, None] = {}
+    real = Store.__init__
+
+    def remember(self: Store, path: object, *arguments: object, **keywords: object) -> None:
+        real(self, path, *arguments, **keywords)  # type: ignore[arg-type]
+        opened.setdefault(str(Path(self.path).resolve()))
+
+    monkeypatch.setattr(Store, "__init__", remember)
+    yield
+    monkeypatch.undo()
+    faults.disarm()
+    if request.node.get_closest_marker("damages_stores"):
+        return
+    for path in opened:
+        if Path(path, "data.mdb").exists():
+            problems = problems_of(path)
+            assert not problems, f"{path}: {problems}"
+
+
+@pytest.fixture
+def checked() -> Callable[[str | Path], None]:
+    """Check a store that another process wrote."""
+
+    def check(path: str | Path) -> None:
+        problems = problems_of(path)
+        assert not problems, f"{path}: {problems}"
+
+    return check
+
+
+@pytest.fixture(scope="session")
+def forks() -> Iterator[Forks]:
+    """Processes to kill (see forks.py)."""
+    found = Forks()
+    yield found
+    found.close()

@@ -1,0 +1,407 @@
+"""Small graphs, one for each kind of step, that the crash tests kill everywhere.
+
+    prepare   make the store with its queues once, so that every case starts from the same identities
+    drive     feed what is not there yet, run until idle; the same again, on another start, for the rest
+    examine   everything durable, and what functions saw, as plain data
+
+They run in children of forks.py. What functions see and sinks do outside is written, a line each,
+to a file beside the store, which like the outside world keeps what a killed process did to it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import cues
+from cues import AnyOf, Graph, Sink, Source, Stream, testing, tries
+from cues.engine.assembly import assemble
+from cues.names import ERR_CAUSE, HASH, SNAPSHOT, TAILER_ID, TAILER_INDICES, TO_INDICES, TYPE
+
+Message = dict[str, Any]
+MAP_BYTES = 2 << 20
+"""Small, since every case copies its store."""
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """A graph, what is sent to it in how many goes, and what its guarantee is."""
+
+    build: Callable[[], Graph]
+    feed: dict[str, list[Message]] = field(default_factory=dict)
+    goes: int = 2
+    merges: tuple[str, ...] = ()
+    """Queues with several writers or behind alts: the order between their inputs is free."""
+    at_most_once: bool = False
+    repeats: bool = False
+    """A sink or ``side_effects``: what it does outside may happen again."""
+    durability: str = "process"
+    purges: tuple[str, ...] = ()
+    """Queues whose first messages are purged between the goes."""
+    keep: tuple[int, int] | None = None
+    """KEEP_MESSAGES and TRIM_MESSAGES of the try log, to see it trimmed."""
+
+
+_outside = ""
+
+
+def tell(process: Any, what: Any) -> None:
+    """Leave a line outside: who, about what, under which hash."""
+    line = json.dumps([process.id, what, process.delivery_hash]) + "\n"
+    fd = os.open(_outside, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+    try:
+        os.write(fd, line.encode())
+    finally:
+        os.close(fd)
+
+
+def told() -> list[list[Any]]:
+    path = Path(_outside)
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def numbers(start: int, stop: int, **more: Any) -> list[Message]:
+    return [{"n": n, **more} for n in range(start, stop)]
+
+
+# --- the functions ------------------------------------------------------------------------------
+
+
+def counted(position: int | None) -> Iterator[tuple[int, Message]]:
+    for n in range(position or 0, 7):
+        yield n + 1, {"n": n}
+
+
+def bare() -> Iterator[Message]:
+    yield from numbers(0, 7)
+
+
+class Opaque:
+    """What no message can hold."""
+
+    def __repr__(self) -> str:
+        return "<opaque>"
+
+
+def spoiled(position: int | None) -> Iterator[tuple[int, Message]]:
+    for n in range(position or 0, 7):
+        yield n + 1, {"n": Opaque()} if n in (2, 3) else {"n": n}
+
+
+def several(message: Message, process: Any) -> list[Message]:
+    """Nothing, one message, or two."""
+    tell(process, message["n"])
+    return [{"n": message["n"], "part": part} for part in range(message["n"] % 3)]
+
+
+def outside(message: Message, process: Any) -> None:
+    tell(process, message["n"])
+
+
+def passed(message: Message, process: Any) -> Message:
+    tell(process, message["n"])
+    return message
+
+
+def totals(message: Message, process: Any) -> Message:
+    """A sum by key, and a list that is changed in place."""
+    tell(process, message["n"])
+    state = process.state
+    state["sum"] = state.get("sum", 0) + message["n"]
+    seen = state.setdefault("seen", [])
+    seen.append(message["n"])
+    if len(seen) == 2:
+        del state["seen"]
+    return {"n": message["n"], "sum": state["sum"], "seen": list(seen)}
+
+
+def picky(message: Message, process: Any) -> Message:
+    """Fails at some, returns what cannot be encoded for one, and something else than a message for one."""
+    tell(process, message["n"])
+    process.state["tried"] = process.state.get("tried", 0) + 1
+    with cues.error_context(n=message["n"]):
+        if message["n"] % 3 == 1:
+            raise ValueError(f"not {message['n']}")
+    if message["n"] == 3:
+        return {"n": [1, Opaque()]}
+    if message["n"] == 6:
+        return "no message"  # type: ignore[return-value]
+    return {"n": message["n"], "tried": process.state["tried"]}
+
+
+def refused(message: Message, process: Any) -> None:
+    tell(process, message["n"])
+    if message["n"] % 3 == 1:
+        raise ValueError(f"not {message['n']}")
+
+
+def batches(messages: list[Message], process: Any) -> list[Message]:
+    tell(process, [m["n"] for m in messages])
+    found = []
+    for message, index in zip(messages, process.indices):
+        state = process.state_of(message["n"] % 2)
+        state["count"] = state.get("count", 0) + 1
+        found.append({"n": message["n"], "count": state["count"], "index": index})
+    return found
+
+
+def batches_fail(messages: list[Message], process: Any) -> list[Message]:
+    tell(process, [m["n"] for m in messages])
+    process.state["steps"] = process.state.get("steps", 0) + 1
+    if any(m["n"] == 3 for m in messages):
+        raise ValueError("three")
+    return messages
+
+
+def pairs(left: Message, right: Message, process: Any) -> Message:
+    tell(process, [left["n"], right["n"]])
+    return {"left": left["n"], "right": right["n"]}
+
+
+def parity(message: Message, process: Any) -> dict[str, Any]:
+    tell(process, message["n"])
+    if message["n"] == 4:
+        return {}
+    if message["n"] == 5:
+        return {"even": [{"n": 50}, {"n": 52}], "odd": message}
+    return {"odd" if message["n"] % 2 else "even": message}
+
+
+def parity_of_sum(left: Message, right: Message, process: Any) -> dict[str, Any]:
+    total = left["n"] + right["n"]
+    tell(process, [left["n"], right["n"]])
+    return {"even": None if total % 2 else {"n": total}, "odd": {"n": total} if total % 2 else None}
+
+
+def tagged(message: Message, process: Any) -> Message:
+    tell(process, [process.binding, message["n"]])
+    return {"from": process.binding, "n": message["n"]}
+
+
+def tagged_parity(message: Message, process: Any) -> dict[str, Any]:
+    tell(process, [process.binding, message["n"]])
+    return {"odd" if message["n"] % 2 else "even": {"from": process.binding, "n": message["n"]}}
+
+
+def countdown(message: Message) -> Message | None:
+    return {"n": message["n"], "left": message["left"] - 1} if message["left"] else None
+
+
+def summed(message: Message, process: Any) -> Message:
+    process.state["total"] = process.state.get("total", 0) + message["n"]
+    return {"n": message["n"], "total": process.state["total"]}
+
+
+def wanted(message: Message) -> bool:
+    return message["n"] % 2 == 0
+
+
+# --- the scenarios ------------------------------------------------------------------------------
+
+
+def graph(*processors: Any, **options: Any) -> Callable[[], Graph]:
+    return lambda: Graph("g", list(processors), **options)
+
+
+AB = {"a": numbers(0, 5), "b": [{"n": n} for n in (10, 12, 13, 15)]}
+IN = {"in": numbers(0, 7)}
+
+SCENARIOS: dict[str, Scenario] = {
+    "source": Scenario(graph(Source("in", counted, batch_size=3), Stream(several, "in", "out", batch_size=2)), goes=1),
+    "source of bare messages": Scenario(
+        graph(Source("in", bare, batch_size=3, resume="skip"), Sink(outside, "in")), goes=1, repeats=True
+    ),
+    "source with an error step": Scenario(graph(Source("in", spoiled, batch_size=4), errors="errors"), goes=1),
+    "stream": Scenario(graph(Stream(several, "in", "out", batch_size=3)), IN),
+    "stream on disk": Scenario(graph(Stream(several, "in", "out", batch_size=3)), IN, goes=1, durability="disk"),
+    "stream with a filter": Scenario(graph(Stream(several, "in", "out", where=wanted, batch_size=3)), IN),
+    "stream with side effects": Scenario(
+        graph(Stream(totals, "in", "out", batch_size=3, side_effects=True)), IN, repeats=True
+    ),
+    "sink": Scenario(graph(Sink(outside, "in", batch_size=3)), IN, repeats=True),
+    "join": Scenario(graph(Stream(pairs, {"left": "a", "right": "b"}, "out", batch_size=2)), AB),
+    "alts": Scenario(graph(Stream(tagged, AnyOf("a", "b"), "out", batch_size=2)), AB, merges=("out",)),
+    "alts with side effects": Scenario(
+        graph(Stream(tagged, AnyOf("a", "b"), "out", batch_size=2, side_effects=True)),
+        AB,
+        merges=("out",),
+        repeats=True,
+    ),
+    "alts with messages on both": Scenario(
+        graph(Stream(tagged, AnyOf("a", "b"), "out", batch_size=2, side_effects=True)),
+        {"a": numbers(0, 6), "b": numbers(10, 16)},
+        goes=1,
+        merges=("out",),
+        repeats=True,
+    ),
+    "fork": Scenario(graph(Stream(parity, "in", {"even": "q0", "odd": "q1"}, batch_size=3)), IN),
+    "join and fork": Scenario(
+        graph(Stream(parity_of_sum, {"left": "a", "right": "b"}, {"even": "q0", "odd": "q1"}, batch_size=2)), AB
+    ),
+    "alts and fork": Scenario(
+        graph(Stream(tagged_parity, AnyOf("a", "b"), {"even": "q0", "odd": "q1"}, batch_size=2)),
+        AB,
+        merges=("q0", "q1"),
+    ),
+    "state": Scenario(
+        graph(Stream(totals, "in", "out", key="key", batch_size=3)),
+        {"in": [{"n": n, "key": n % 2} for n in range(7)]},
+    ),
+    "error step": Scenario(graph(Stream(picky, "in", "out", batch_size=5, retries=1), errors="errors"), IN),
+    "error step with side effects": Scenario(
+        graph(Stream(picky, "in", "out", batch_size=5, side_effects=True), errors="errors"), IN, repeats=True
+    ),
+    "error step of a sink": Scenario(
+        graph(Sink(refused, "in", batch_size=5, retries=1), errors="errors"), IN, repeats=True
+    ),
+    "batch function": Scenario(graph(Stream(batches, "in", "out", batch=True, batch_size=3)), IN),
+    "batch function with an error step": Scenario(
+        graph(Stream(batches_fail, "in", "out", batch=True, batch_size=2), errors="errors"), IN, goes=1
+    ),
+    "at most once": Scenario(
+        graph(Stream(passed, "in", "out", batch_size=2, strategy="at-most-once")), IN, at_most_once=True
+    ),
+    "at most once sink": Scenario(
+        graph(Sink(outside, "in", batch_size=1, strategy="at-most-once")), IN, at_most_once=True
+    ),
+    "cycle": Scenario(
+        graph(Stream(countdown, "in", "in", batch_size=2)), {"in": [{"n": 1, "left": 3}, {"n": 2, "left": 2}]}, goes=1
+    ),
+    "chain": Scenario(
+        graph(
+            Source("in", counted, batch_size=3),
+            Stream(parity, "in", {"even": "q0", "odd": "q1"}, batch_size=2),
+            Stream(summed, "q1", "out", batch_size=2),
+            Sink(refused, "out", errors="errors"),
+        ),
+        goes=1,
+        repeats=True,
+    ),
+    "purge": Scenario(graph(Stream(totals, "in", "out", batch_size=2)), IN, purges=("in", "out")),
+    "trimmed try log": Scenario(graph(Stream(totals, "in", "out", batch_size=1)), IN, keep=(4, 2)),
+}
+
+
+# --- in a child ---------------------------------------------------------------------------------
+
+
+def _set(scenario: Scenario, path: str) -> None:
+    global _outside
+    _outside = path + ".outside"
+    if scenario.keep is not None:
+        tries.KEEP_MESSAGES, tries.TRIM_MESSAGES = scenario.keep  # type: ignore[misc]
+
+
+def prepare(name: str, path: str) -> None:
+    """Make the store, its queues and the rows of its processors; nothing is fed or run."""
+    scenario = SCENARIOS[name]
+    _set(scenario, path)
+    with cues.open(path, durability=scenario.durability, map_size=MAP_BYTES) as store:
+        assemble(scenario.build(), store).close()
+
+
+def drive(name: str, path: str) -> None:
+    """Do what is left to do. Doing it twice is the same as doing it once."""
+    scenario = SCENARIOS[name]
+    _set(scenario, path)
+    for go in range(1, scenario.goes + 1):
+        with cues.open(path) as store:
+            for queue, messages in scenario.feed.items():
+                upto = len(messages) * go // scenario.goes
+                opened = store.queue(queue)
+                while missing := messages[min(opened.last_index, upto) : upto]:
+                    appender = opened.appender()
+                    if len(missing) > 2:
+                        appender.write_many(missing[:2])
+                    else:
+                        appender.write(missing[0])
+            testing.run_until_idle(scenario.build(), store)
+            if go < scenario.goes:
+                for queue in scenario.purges:
+                    opened = store.queue(queue)
+                    if opened.first_index < 3 <= opened.last_index + 1:
+                        opened.purge(before=3)
+
+
+def crash(name: str, path: str, point: str, hit: int) -> None:
+    with testing.crash(point, hit):
+        drive(name, path)
+
+
+def sites(name: str, path: str) -> list[tuple[str, int]]:
+    return testing.crash_sites(lambda: drive(name, path))
+
+
+def examine(name: str, path: str) -> dict[str, Any]:
+    """What is there in the end."""
+    scenario = SCENARIOS[name]
+    _set(scenario, path)
+    with cues.open(path) as store:
+        found = {**testing.contents(store), "told": told(), "problems": testing.check_attempts(store)}
+        for messages in found["queues"].values():
+            for message in messages:
+                for cause in message.get(ERR_CAUSE, ()):
+                    del cause["trace"]  # it names lines of the engine, which has a short way when no point is armed
+        found["steps"] = {
+            processor: [m[HASH] for m in testing.messages(store, processor) if m[TYPE] != SNAPSHOT]
+            for processor in store.queues(all=True)
+            if "." in processor
+        }
+        found["check"] = store.check() if find_spec("cues.check") else []
+        return found
+
+
+def crash_and_finish(name: str, made: str, cases: list[list[tuple[str, int]]]) -> Iterator[dict[str, Any]]:
+    """For each case a copy of the store ``made``: its crashes, one start each, and then a start that finishes."""
+    for number, crashes in enumerate(cases):
+        path = copy(made, f"case-{number}")
+        died = [_in_child(crash, name, path, point, hit) for point, hit in crashes]
+        drive(name, path)
+        yield {"died": died, **examine(name, path)}
+        shutil.rmtree(path)
+        Path(path + ".outside").unlink(missing_ok=True)
+
+
+def copy(made: str, name: str) -> str:
+    """A copy of a closed store beside it: all copies have the same identities, and so the same hashes."""
+    path = str(Path(made).parent / name)
+    shutil.copytree(made, path, ignore=shutil.ignore_patterns("bells", "lock.mdb", "wake", "lease-*"))
+    return path
+
+
+def _in_child(function: Callable[..., Any], *arguments: Any) -> int:
+    pid = os.fork()
+    if pid == 0:
+        try:
+            function(*arguments)
+        except BaseException:
+            import traceback
+
+            traceback.print_exc()
+            os._exit(1)
+        os._exit(0)
+    return os.waitpid(pid, 0)[1]
+
+
+def pending(name: str, path: str) -> dict[str, Any]:
+    """The snapshot that waits for its attempt: the tailer it chose, its messages, and what waits elsewhere."""
+    scenario = SCENARIOS[name]
+    _set(scenario, path)
+    with cues.open(path) as store:
+        (processor,) = [p for p in store.queues(all=True) if "." in p]
+        last = testing.messages(store, processor)[-1]
+        assert last[TYPE] == SNAPSHOT, last
+        tailer = last[TAILER_ID]
+        start, end = last[TAILER_INDICES][tailer], last[TO_INDICES][tailer]
+        queue = tailer.rpartition(".")[2]
+        positions = testing.contents(store)["positions"]
+        other = next(t for t in positions if t != tailer)
+        waiting = store.queue(other.rpartition(".")[2]).last_index + 1 - positions[other]
+        taken = [m["n"] for m in testing.messages(store, queue)[start - 1 : end - 1]]
+        return {"tailer": tailer, "messages": taken, "waiting": waiting}

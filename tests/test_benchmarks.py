@@ -1,0 +1,45 @@
+"""The benchmarks run: every row, every contender, and the results that they check themselves.
+
+Never how fast: that is for a quiet machine and a person's eyes.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+CORE = Path(__file__).resolve().parent.parent / "benchmarks" / "core.py"
+
+
+def run(*arguments: str) -> str:
+    found = subprocess.run([sys.executable, str(CORE), *arguments], capture_output=True, text=True, timeout=300)
+    assert found.returncode == 0, found.stderr
+    return found.stdout
+
+
+def test_every_row_runs_and_prints_finite_numbers() -> None:
+    rows = run("--list").split()
+    lines = [json.loads(line) for line in run("--quick", "--json").splitlines()]
+    assert {line["row"] for line in lines} == set(rows)
+    assert {line["durability"] for line in lines} == {"process", "disk"}
+    for line in lines:
+        figures = [value for value in line.values() if isinstance(value, float)] + (line["ratios"] or [])
+        assert len(figures) >= 4, line
+        assert all(math.isfinite(figure) and figure >= 0 for figure in figures), line
+        if line["target"]:
+            assert line["verdict"].startswith(("met", "not met by")), line
+
+
+def test_rows_can_be_chosen_and_are_printed_as_a_table() -> None:
+    table = run("--quick", "--only", "append-many", "--durability", "process")
+    assert "append-many · process" in table
+    assert "≤ x0.8" in table
+
+
+def test_an_unknown_row_is_refused_with_those_that_there_are() -> None:
+    found = subprocess.run([sys.executable, str(CORE), "--only", "nothing"], capture_output=True, text=True, timeout=60)
+    assert found.returncode == 2
+    assert "there are append-one" in found.stderr

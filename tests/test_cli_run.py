@@ -1,0 +1,383 @@
+"""``cues run``: how it ends, how it is interrupted, what it says, what it refuses."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from terminal import Command, cues
+
+import cues as library
+
+COUNTING = """
+import cues
+graph = cues.Graph("counting", errors="errors", durability="process")
+
+@graph.source("numbers", resume="skip")
+def numbers():
+    for n in range(1000):
+        yield {"n": n}
+
+@graph.stream("numbers", "squares")
+def square(number):
+    if number["n"] % 100 == 99:
+        raise ValueError(f"{number['n']} is unlucky")
+    return {"n": number["n"], "square": number["n"] ** 2}
+"""
+
+LIVE = """
+import itertools, time
+import cues
+graph = cues.Graph("live", durability="process")
+
+@graph.source("ticks")
+def ticks(position, process):
+    for n in itertools.count(position or 0):
+        if process.stopping:
+            return
+        yield n + 1, {"n": n}
+        time.sleep(0.001)
+
+@graph.stream("ticks", "tocks")
+def tock(tick):
+    return tick
+"""
+
+FED = """
+import cues
+graph = cues.Graph("fed", durability="process")
+graph.source("orders")
+
+@graph.stream("orders", "priced")
+def price(order):
+    return {**order, "total": order["count"] * 2}
+"""
+
+
+@pytest.fixture
+def graph(tmp_path: Path):  # type: ignore[no-untyped-def]
+    def write(text: str, name: str = "graph.py") -> Path:
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        return path
+
+    return write
+
+
+def contents(store: Path, queue: str) -> list[dict[str, object]]:
+    with library.open(store, readonly=True) as opened:
+        return list(opened.queue(queue).tailer())
+
+
+def test_a_run_ends_by_itself_and_a_second_one_finds_nothing_new(graph, checked) -> None:  # type: ignore[no-untyped-def]
+    path = graph(COUNTING)
+    first = cues("run", path)
+    assert first.code == 0, first.err
+    said = json.loads(first.out)
+    assert said["outcome"] == "done"
+    assert not said["nothing_new"]
+    assert said["failed"] == 10
+    assert said["processors"]["counting.square"]["taken"] == 1000
+    assert said["queues"]["squares"] == {"messages": 990, "new": 990}
+    for line in first.err.splitlines():
+        assert json.loads(line)["type"] in ("event", "progress")
+    assert "1,000 numbers processed" in first.err
+
+    store = path.parent / "data" / "counting"
+    assert [m["n"] for m in contents(store, "squares")] == [n for n in range(1000) if n % 100 != 99]
+    again = cues("run", path)
+    assert again.code == 0
+    assert json.loads(again.out)["nothing_new"]
+    assert "1,000 numbers already processed; nothing new. --fresh starts over" in again.err
+    checked(store)
+
+
+def test_on_a_terminal_a_table_is_drawn_and_taken_away_and_the_summary_stays(graph) -> None:  # type: ignore[no-untyped-def]
+    path = graph(COUNTING)
+    with Command("run", path, terminal=True) as run:
+        assert run.wait() == 0
+    assert "\033[?" not in run.text
+    shown = run.screen.split("\n")
+    assert any(line.startswith("PROCESSOR") for line in shown)
+    assert sum("square " in line for line in shown) == 1, run.screen
+    assert "counting: 1,000 numbers processed in" in run.screen
+    assert f"10 messages failed: cues tail {path}#errors" in run.screen
+    with Command("run", path, terminal=True) as again:
+        assert again.wait() == 0
+    assert again.screen.strip() == "1,000 numbers already processed; nothing new. --fresh starts over"
+
+
+def test_what_a_function_prints_is_not_mixed_with_the_table(graph) -> None:  # type: ignore[no-untyped-def]
+    path = graph(LIVE.replace("    return tick\n", "    print('saw', tick['n'])\n    return tick\n"))
+    with Command("run", path, terminal=True) as run:
+        run.until("saw 500\r\n")
+        run.type("\x03")
+        assert run.wait() == 130
+    lines = run.screen.split("\n")
+    saw = [line for line in lines if "saw" in line]
+    assert saw[:501] == [f"saw {n}" for n in range(501)]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_first_signal_drains_a_live_graph_and_the_next_run_goes_on(graph, checked, number: int) -> None:  # type: ignore[no-untyped-def]
+    path = graph(LIVE)
+    with Command("run", path) as run:
+        run.until('"type": "progress"')
+        run.signal(number)
+        assert run.wait() == 130
+    assert "Draining" in run.text
+    summary = json.loads(next(line for line in run.text.splitlines() if line.startswith('{"graph"')))
+    assert summary["outcome"] == "drained"
+    store = path.parent / "data" / "live"
+    ticks = contents(store, "ticks")
+    assert ticks
+    assert contents(store, "tocks") == ticks == [{"n": n} for n in range(len(ticks))]
+    with Command("run", path) as run:
+        run.until('"type": "progress"')
+        run.signal(number)
+        assert run.wait() == 130
+    more = contents(store, "tocks")
+    assert len(more) > len(ticks)
+    assert more == [{"n": n} for n in range(len(more))]
+    checked(store)
+
+
+def test_the_second_ctrl_c_does_not_wait_for_a_function_that_does_not_return(graph, checked) -> None:  # type: ignore[no-untyped-def]
+    path = graph(LIVE.replace("    return tick\n", "    print('stuck', flush=True)\n    time.sleep(1000)\n"))
+    with Command("run", path, terminal=True) as run:
+        run.until("stuck")
+        run.type("\x03")
+        run.until("Draining")
+        run.type("\x03")
+        assert run.wait() == 130
+    assert "interrupted" in run.screen
+    store = path.parent / "data" / "live"
+    assert contents(store, "tocks") == []
+    checked(store)
+
+
+def test_killed_at_random_the_next_run_goes_on_exactly(graph, checked) -> None:  # type: ignore[no-untyped-def]
+    path = graph(LIVE)
+    store = path.parent / "data" / "live"
+    for _ in range(3):
+        with Command("run", path) as run:
+            run.until('"type": "progress"')
+            run.signal(signal.SIGKILL)
+            assert run.wait() == -signal.SIGKILL
+    with Command("run", path) as run:
+        run.until('"type": "progress"')
+        run.signal(signal.SIGINT)
+        assert run.wait() == 130
+    ticks = contents(store, "ticks")
+    assert ticks == contents(store, "tocks") == [{"n": n} for n in range(len(ticks))]
+    checked(store)
+
+
+def test_an_error_without_an_error_queue_stops_the_run_with_the_users_traceback(graph) -> None:  # type: ignore[no-untyped-def]
+    path = graph(COUNTING.replace(', errors="errors"', ""))
+    result = cues("run", path)
+    assert result.code == 1
+    assert json.loads(result.out)["outcome"] == "stopped"
+    assert "ValueError: 99 is unlucky" in result.err
+    assert f'File "{path}"' in result.err
+    assert "in square" in result.err
+    assert f"{os.sep}cues{os.sep}runner.py" not in result.err
+    assert "Error: counting.square stopped" in result.err
+    assert "Try: " in result.err
+    store = path.parent / "data" / "counting"
+    assert len(contents(store, "squares")) == 99
+    # Mended, it goes on at that message.
+    path.write_text(COUNTING.replace(', errors="errors"', "").replace("== 99:", "== 100:"))
+    assert cues("run", path).code == 0
+    assert len(contents(store, "squares")) == 1000
+
+
+def test_a_second_run_fails_at_once_and_names_the_process(graph) -> None:  # type: ignore[no-untyped-def]
+    path = graph(LIVE)
+    with Command("run", path) as run:
+        run.until('"type": "progress"')
+        second = cues("run", path)
+        assert second.code == 1
+        assert f"process {run.pid}" in second.err
+        assert "Try: " in second.err
+        assert second.out == ""
+        fresh = cues("run", path, "--fresh", "--yes")
+        assert fresh.code == 1
+        assert f"process {run.pid}" in fresh.err
+        assert "nothing was deleted" in fresh.err
+        run.signal()
+        assert run.wait() == 130
+
+
+def test_a_graph_fed_by_send_takes_what_comes_and_ends_when_idle(graph) -> None:  # type: ignore[no-untyped-def]
+    path = graph(FED)
+    with Command("run", path, "--idle-exit", "1.5") as run:
+        run.until('"type": "progress"')
+        sent = cues("send", f"{path}#orders", "count=4", "item=pear")
+        assert sent.code == 0, sent.err
+        assert json.loads(sent.out) == {"queue": "orders", "sent": 1, "first_index": 1, "last_index": 1}
+        assert run.wait() == 0
+    assert "1 orders processed" in run.text
+    assert contents(path.parent / "data" / "fed", "priced") == [{"count": 4, "item": "pear", "total": 8}]
+
+
+def test_status_queues_tail_and_check_work_while_the_graph_runs(graph) -> None:  # type: ignore[no-untyped-def]
+    path = graph(LIVE)
+    with Command("run", path) as run:
+        run.until('"type": "progress"')
+        store, *processors = map(json.loads, cues("status", path).out.splitlines())
+        assert store["durability"] == "process"
+        tock = next(p for p in processors if p["processor"] == "live.tock")
+        assert tock["running"]
+        assert tock["owner"]["pid"] == run.pid
+        assert tock["rate"] > 0
+        with Command("tail", f"{path}#tocks", "-f", "--from", "end", "-n", "3") as tail:
+            assert tail.wait() == 0
+        seen = [json.loads(line)["n"] for line in tail.text.splitlines()]
+        assert seen == list(range(seen[0], seen[0] + 3))
+        queues = [json.loads(line) for line in cues("queues", path).out.splitlines()]
+        assert [q["queue"] for q in queues] == ["ticks", "tocks"]
+        check = cues("check", path)
+        assert (check.code, json.loads(check.out)["problems"]) == (0, 0), check
+        run.signal()
+        assert run.wait() == 130
+
+
+def test_fresh_asks_and_deletes_only_the_store(graph) -> None:  # type: ignore[no-untyped-def]
+    path = graph(COUNTING)
+    store = path.parent / "data" / "counting"
+    assert cues("run", path).code == 0
+    (store / "mine.txt").write_text("keep")
+
+    refused = cues("run", path, "--fresh")
+    assert refused.code == 2
+    assert "--yes" in refused.err
+    assert (store / "data.mdb").exists()
+
+    with Command("run", path, "--fresh", terminal=True) as run:
+        run.until(r"Delete it\? \[y/N\]")
+        assert "3 queues, 2,000 messages" in run.text
+        run.type("n\n")
+        assert run.wait() == 1
+    assert (store / "data.mdb").exists()
+
+    with Command("run", path, "--fresh", terminal=True) as run:
+        run.until(r"Delete it\? \[y/N\]")
+        run.type("y\n")
+        assert run.wait() == 0
+    assert "1,000 numbers processed" in run.screen
+    assert (store / "mine.txt").read_text() == "keep"
+
+
+def test_fresh_deletes_nothing_that_is_not_a_store(graph, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    path = graph(COUNTING)
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "data.mdb").write_bytes(b"somebody else's" * 1000)
+    result = cues("run", path, "--store", other, "--fresh", "--yes")
+    assert result.code == 1
+    assert "not an LMDB file" in result.err
+    assert (other / "data.mdb").read_bytes() == b"somebody else's" * 1000
+
+
+def test_a_durability_is_taken_for_a_new_store_and_refused_for_another(graph) -> None:  # type: ignore[no-untyped-def]
+    path = graph(COUNTING.replace(', durability="process"', ""))
+    assert cues("run", path, "--durability", "process").code == 0
+    assert cues("run", path).code == 0
+    result = cues("run", path, "--durability", "disk")
+    assert result.code == 1
+    assert "'process', not 'disk'" in result.err
+
+
+def test_where_the_store_lies(graph, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    path = graph(COUNTING)
+    assert cues("run", path, CUES_STORE=str(tmp_path / "from-variable")).code == 0
+    assert cues("run", path, "--store", tmp_path / "given", CUES_STORE=str(tmp_path / "from-variable")).code == 0
+    assert not (tmp_path / "data").exists()
+    assert (tmp_path / "from-variable" / "data.mdb").exists()
+    assert (tmp_path / "given" / "data.mdb").exists()
+
+
+def test_a_changed_topology_stops_the_start_until_it_is_accepted(graph) -> None:  # type: ignore[no-untyped-def]
+    path = graph(COUNTING)
+    assert cues("run", path).code == 0
+    path.write_text(COUNTING.replace('@graph.stream("numbers", "squares")', '@graph.stream("others", "squares")'))
+    result = cues("run", path, "--idle-exit", "0")
+    assert result.code == 1
+    assert "--accept-topology" in result.err
+    assert cues("run", path, "--idle-exit", "0", "--accept-topology").code == 0
+
+
+# --- graph files that are wrong -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "target", "words"),
+    [
+        ("import nothing_of_that_name\n", "graph.py", ["ModuleNotFoundError", "line 1", "cannot be imported"]),
+        ("x = (\n", "graph.py", ["SyntaxError", "graph.py"]),
+        ("x = 1\n", "graph.py", ["holds no graph"]),
+        ("def make():\n    pass\n", "graph.py:make", ["is a function", "graph.py:make()"]),
+        ("def make():\n    pass\n", "graph.py:make()", ["returned a NoneType"]),
+        ("import cues\na = cues.Graph('a'); b = cues.Graph('b')\n", "graph.py", ["2 graphs: a, b", "graph.py:a"]),
+        ("import cues\norders = cues.Graph('a')\n", "graph.py:order", ["has no 'order'", "graph.py:orders"]),
+        ("import cues\na = cues.Graph('a')\n", "graph.py", ["no processors"]),
+        ("raise SystemExit('No data. Try: pip install data')\n", "graph.py", ["No data. Try: pip install data"]),
+        (COUNTING + "\n@graph.stream('a', 'b')\ndef numbers(x, y): ...\n", "graph.py", ["asks for 'y'", "@graph.stream('a', 'b')"]),
+        (COUNTING.replace('"squares"', '"a/b"'), "graph.py", ["a slash", "line 10"]),
+        ("\0\0", "graph.py", ["cannot be imported"]),
+    ],
+)
+def test_a_graph_file_that_is_wrong(graph, text: str, target: str, words: list[str]) -> None:  # type: ignore[no-untyped-def]
+    path = graph(text)
+    result = cues("run", target, cwd=path.parent)
+    assert result.code == 1
+    assert result.out == ""
+    assert "Error: " in result.err
+    for word in words:
+        assert word in result.err, result.err
+    assert f"{os.sep}cues{os.sep}cli{os.sep}" not in result.err, "our own frames"
+    assert "<frozen importlib" not in result.err
+    assert not (path.parent / "data").exists()
+
+
+@pytest.mark.parametrize(
+    ("target", "code", "words"),
+    [
+        ("grap.py", 1, ["no file grap.py", "Try: cues run graph.py"]),
+        ("notes.txt", 1, ["not a Python file"]),
+        ("folder", 2, ["not a graph file"]),
+    ],
+)
+def test_what_is_no_graph_file(graph, target: str, code: int, words: list[str]) -> None:  # type: ignore[no-untyped-def]
+    path = graph(COUNTING)
+    graph("hello", "notes.txt")
+    (path.parent / "folder").mkdir()
+    result = cues("run", target, cwd=path.parent)
+    assert result.code == code
+    for word in words:
+        assert word in result.err, result.err
+
+
+def test_a_factory_with_arguments_and_a_module_of_the_same_folder(graph) -> None:  # type: ignore[no-untyped-def]
+    graph("limit = 5\n", "settings.py")
+    path = graph(
+        """
+import cues, pickle, settings
+def make(name, *, top):
+    graph = cues.Graph(name)
+    graph.add(cues.Source("n", numbers, resume="skip", opts=top))
+    return graph
+def numbers(process):
+    assert pickle.loads(pickle.dumps(numbers)) is numbers
+    yield from ({"n": n} for n in range(min(settings.limit, process.opts)))
+""",
+        "json.py",  # a name that the standard library has
+    )
+    result = cues("run", f"{path}:make('small', top=3)")
+    assert result.code == 0, result.err
+    assert contents(path.parent / "data" / "small", "n") == [{"n": 0}, {"n": 1}, {"n": 2}]

@@ -1,0 +1,351 @@
+"""What is written comes back equal, types included; what cannot be written is named, before anything is."""
+
+from __future__ import annotations
+
+import collections
+import enum
+import math
+import uuid
+from collections.abc import Iterator
+from datetime import UTC, date, datetime, time, timedelta, timezone
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+from zoneinfo import ZoneInfo
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import cues
+from cues import codec
+from cues.errors import CodecError, InvalidArgument
+
+
+def round_trip(value: Any) -> Any:
+    return codec.unpack(codec.pack(value))
+
+
+@pytest.fixture
+def registry() -> Iterator[None]:
+    """Whatever a test registers is forgotten afterwards."""
+    encoders, decoders = dict(codec._encoders), dict(codec._decoders)
+    yield
+    codec._encoders.clear()
+    codec._encoders.update(encoders)
+    codec._decoders.clear()
+    codec._decoders.update(decoders)
+
+
+BERLIN = ZoneInfo("Europe/Berlin")
+
+VALUES = [
+    None,
+    True,
+    0,
+    -1,
+    2**63 - 1,
+    2**64 - 1,
+    2**64,
+    -(2**63),
+    -(2**63) - 1,
+    2**200,
+    -(2**200),
+    1.5,
+    math.inf,
+    "",
+    "größe \U0001f600",
+    b"",
+    b"\0\xff",
+    [],
+    {},
+    {1: 2, b"k": 3, None: 4, (1, 2): 5, 2.5: 6},
+    [[1, [2, {"a": []}]]],
+    (),
+    (1, (2, [3, (4,)])),
+    {1, "a", (2, 3)},
+    frozenset({frozenset({1}), 2}),
+    Decimal("1.10"),
+    Decimal("-Infinity"),
+    uuid.UUID(int=7),
+    date(2013, 1, 31),
+    datetime(2013, 1, 31, 12, 30, 1, 123456),
+    datetime(2013, 1, 31, 12, tzinfo=UTC),
+    datetime(2013, 1, 31, 12, tzinfo=timezone(timedelta(hours=-5, minutes=-30, seconds=7))),
+    datetime(2013, 7, 1, 12, tzinfo=BERLIN),
+    datetime.max,
+    datetime.min,
+    time(12, 30),
+    time(12, 30, 1, 5, tzinfo=UTC),
+    timedelta(days=-1, microseconds=1),
+    timedelta.max,
+]
+
+
+@pytest.mark.parametrize("value", VALUES, ids=repr)
+def test_a_value_comes_back_equal_and_of_its_type(value: Any) -> None:
+    found = round_trip({"value": value})["value"]
+    assert found == value
+    assert type(found) is type(value)
+
+
+def test_nan_comes_back() -> None:
+    assert math.isnan(round_trip(math.nan))
+    assert round_trip(Decimal("sNaN")).is_snan()
+
+
+@pytest.mark.parametrize("fold", [0, 1])
+def test_the_hour_that_comes_twice_keeps_its_fold_and_zone(fold: int) -> None:
+    """02:30 happens twice when summer time ends; isoformat alone would lose which one, and the zone's name."""
+    when = datetime(2023, 10, 29, 2, 30, tzinfo=BERLIN, fold=fold)
+    found = round_trip(when)
+    assert (found.fold, found.tzinfo, found.utcoffset()) == (fold, BERLIN, when.utcoffset())
+    assert round_trip(when.timetz()) == when.timetz()
+    assert (round_trip(when.timetz()).fold, round_trip(when.timetz()).tzinfo) == (fold, BERLIN)
+
+
+def test_what_is_no_type_of_its_own_comes_back_as_its_base() -> None:
+    class Name(str):
+        def __str__(self) -> str:
+            return "not what it holds"
+
+    class Count(int):
+        pass
+
+    Point = collections.namedtuple("Point", "x y")
+    cases: list[tuple[Any, Any]] = [
+        (bytearray(b"ab"), b"ab"),
+        (memoryview(b"ab"), b"ab"),
+        (collections.OrderedDict(a=1), {"a": 1}),
+        (collections.Counter("aab"), {"a": 2, "b": 1}),
+        (collections.defaultdict(list, a=[1]), {"a": [1]}),
+        (Name("x"), "x"),
+        (Count(5), 5),
+        (Count(2**63), 2**63),
+        (Count(-(2**70)), -(2**70)),
+        (Point(1, 2), (1, 2)),
+    ]
+    for value, expected in cases:
+        found = round_trip([value])[0]
+        assert found == expected
+        assert type(found) is type(expected)
+
+
+class Color(enum.IntEnum):
+    RED = 1
+
+
+class Plain:
+    pass
+
+
+@pytest.mark.parametrize(
+    ("message", "path", "type_name"),
+    [
+        ({"x": object()}, "x", "object"),
+        ({"items": [1, 2, {"price": 1j}]}, "items[2].price", "complex"),
+        ({"a": {"b": {"c": Plain()}}}, "a.b.c", "Plain"),
+        ({"a": (1, {2: Plain()})}, "a[1][2]", "Plain"),
+        ({"s": {Plain}}, "s[0]", "type"),
+        ({"color": Color.RED}, "color", "Color"),
+        ({("k", Plain): 1}, "[key ('k', <class 'test_codec.Plain'>)][1]", "type"),
+        ({"x": ["ok", "\ud800"]}, "x[1]", "str"),
+        ({"f": open}, "f", "builtin_function_or_method"),
+    ],
+)
+def test_what_cannot_be_encoded_is_named_by_path_and_type(message: Any, path: str, type_name: str) -> None:
+    with pytest.raises(CodecError) as caught:
+        codec.pack(message)
+    assert (caught.value.path, caught.value.type_name) == (path, type_name)
+    assert path in str(caught.value)
+    assert codec.pack({"x": 1}) == b"\x81\xa1x\x01", "the packer is usable afterwards"
+
+
+def test_what_holds_itself_is_refused() -> None:
+    value: list[Any] = []
+    value.append({"again": value})
+    with pytest.raises(CodecError, match="holds itself"):
+        codec.pack({"x": value})
+
+
+@pytest.mark.parametrize("depth", [64, 65, 500, 20_000])
+def test_tuples_in_tuples_are_written_only_as_deep_as_they_can_be_read(depth: int) -> None:
+    """Each level of extensions costs the reader 45 KB of C stack: 200 tuples in one another killed it."""
+    value: Any = ()
+    for _ in range(depth - 1):
+        value = (value,)
+    if depth <= codec.NESTING_MAX:
+        assert round_trip({"x": value})["x"] == value
+    else:
+        with pytest.raises(CodecError, match="nested too deeply"):
+            codec.pack({"x": value})
+
+
+def test_lists_nest_as_deep_as_msgpack_goes() -> None:
+    value: Any = []
+    for _ in range(500):
+        value = [value]
+    assert round_trip(value) == value
+
+
+# --- types of the user's -------------------------------------------------------------------------
+
+
+class Money:
+    def __init__(self, cents: int, notes: Any = None) -> None:
+        self.cents = cents
+        self.notes = notes
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Money) and (self.cents, self.notes) == (other.cents, other.notes)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def encode_money(value: Money) -> bytes:
+    return codec.pack([value.cents, value.notes])
+
+
+def decode_money(data: bytes) -> Money:
+    return Money(*codec.unpack(data))
+
+
+def test_a_registered_type_comes_back_also_inside_itself(registry: None, tmp_path: Path) -> None:
+    """Its encoder calls codec.pack() in the middle of a message that is being packed."""
+    codec.register(Money, 7, encode_money, decode_money)
+    value = {"before": [1], "price": Money(5, {"of": (Money(6), {"deep": [Money(7)]})}), "after": "x"}
+    assert round_trip(value) == value
+    with cues.open(tmp_path / "store") as store:
+        queue = store.queue("q")
+        queue.appender().write_many([value] * 40)
+        assert queue.tailer().read_many(100) == [value] * 40
+
+
+def test_a_code_of_nobody_is_an_error_when_read_and_moves_nothing(registry: None, tmp_path: Path) -> None:
+    codec.register(Money, 7, encode_money, decode_money)
+    with cues.open(tmp_path / "store") as store:
+        queue = store.queue("q")
+        queue.appender().write_many([{"n": 1}])
+        queue.appender().write({"price": Money(5)})
+        del codec._decoders[7]
+        tailer = queue.tailer()
+        assert tailer.read() == {"n": 1}
+        for _ in range(2):
+            with pytest.raises(CodecError, match=r"cues.codec.register\(<type>, 7"):
+                tailer.read()
+            assert (tailer.index, tailer.last_read_index) == (2, 1)
+        codec._decoders[7] = decode_money
+        assert tailer.read() == {"price": Money(5)}
+
+
+def test_clashing_and_impossible_registrations_are_refused(registry: None) -> None:
+    class Other:
+        pass
+
+    codec.register(Money, 7, encode_money, decode_money)
+    codec.register(Money, 7, encode_money, decode_money)
+    for type_, code, word in [
+        (Other, 7, "already belongs to Money"),
+        (Other, 100, "not one of 0 to 99"),
+        (Other, -1, "not one of"),
+        (Other, "7", "not one of"),
+        (Other, True, "not one of"),
+        (dict, 8, "msgpack itself"),
+        (str, 8, "msgpack itself"),
+    ]:
+        with pytest.raises(InvalidArgument, match=word):
+            codec.register(type_, code, encode_money, decode_money)  # type: ignore[arg-type]
+
+
+def test_a_module_that_was_loaded_again_registers_its_class_again(registry: None) -> None:
+    codec.register(Money, 7, encode_money, decode_money)
+    again = type("Money", (Money,), {"__module__": Money.__module__, "__qualname__": Money.__qualname__})
+    codec.register(again, 7, encode_money, decode_money)
+    assert round_trip(again(3)) == Money(3)
+    with pytest.raises(CodecError):
+        codec.pack(Money(3))
+
+
+def test_an_encoder_that_raises_is_told_of(registry: None) -> None:
+    codec.register(Money, 7, lambda value: bytes(1 // 0), decode_money)
+    with pytest.raises(CodecError, match="ZeroDivisionError") as caught:
+        codec.pack({"a": [Money(1)]})
+    assert (caught.value.path, caught.value.type_name) == ("a[0]", "Money")
+    assert isinstance(caught.value.__cause__, ZeroDivisionError)
+    codec.register(Money, 7, lambda value: "text", decode_money)  # type: ignore[arg-type, return-value]
+    with pytest.raises(CodecError, match="must be bytes"):
+        codec.pack({"a": Money(1)})
+
+
+# --- numpy ---------------------------------------------------------------------------------------
+
+
+def test_numpy_values_come_back_with_dtype_and_shape() -> None:
+    numpy = pytest.importorskip("numpy")
+    aligned = numpy.dtype([("a", "i1"), ("b", "i4", (2,)), ("c", [("d", "U3")])], align=True)
+    for value in [
+        numpy.float64(1.5),
+        numpy.bool_(True),
+        numpy.int8(-3),
+        numpy.str_("é"),
+        numpy.str_(""),
+        numpy.datetime64("2020-01-01T00:00", "ns"),
+        numpy.complex64(1j),
+        numpy.zeros(1, dtype=[("a", "i1")])[0],
+        numpy.array(5),
+        numpy.array([]),
+        numpy.zeros((0, 3)),
+        numpy.arange(12).reshape(3, 4)[:, ::2],
+        numpy.asfortranarray(numpy.arange(6.0).reshape(2, 3)),
+        numpy.array(["a", "bb"]),
+        numpy.arange(3, dtype=">u2"),
+        numpy.zeros(2, dtype=aligned),
+    ]:
+        found = round_trip({"x": [value]})["x"][0]
+        assert type(found) is type(value)
+        assert found.dtype.names == value.dtype.names
+        assert (found.dtype, found.shape) == (value.dtype, value.shape) or value.dtype.names
+        assert repr(found.tolist()) == repr(value.tolist())
+        if isinstance(value, numpy.ndarray):
+            assert found.flags.writeable
+
+
+def test_numpy_values_that_bytes_do_not_hold_are_refused() -> None:
+    """A masked array would come back without its mask."""
+    numpy = pytest.importorskip("numpy")
+    for value in [numpy.array([1, None]), numpy.ma.array([1, 2], mask=[0, 1])]:
+        with pytest.raises(CodecError) as caught:
+            codec.pack({"x": value})
+        assert caught.value.path == "x"
+
+
+# --- anything ------------------------------------------------------------------------------------
+
+SCALARS = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False)
+    | st.text()
+    | st.binary(max_size=20)
+    | st.decimals(allow_nan=False)
+    | st.uuids()
+    | st.dates()
+    | st.datetimes(timezones=st.none() | st.just(UTC) | st.just(BERLIN))
+    | st.times()
+    | st.timedeltas()
+)
+HASHABLE = st.recursive(
+    SCALARS, lambda inner: st.tuples(inner) | st.tuples(inner, inner) | st.frozensets(inner, max_size=3), max_leaves=4
+)
+ANYTHING = st.recursive(
+    HASHABLE | st.sets(HASHABLE, max_size=3),
+    lambda inner: st.lists(inner, max_size=4) | st.tuples(inner, inner) | st.dictionaries(HASHABLE, inner, max_size=4),
+    max_leaves=8,
+)
+
+
+@settings(max_examples=100, deadline=None)
+@given(ANYTHING)
+def test_whatever_can_be_written_comes_back(value: Any) -> None:
+    assert round_trip(value) == value

@@ -1,0 +1,91 @@
+"""The pictures of a graph: every processor, its guarantee, its queues, and where messages go round."""
+
+from __future__ import annotations
+
+import cues
+from cues import draw
+
+
+def keep(message):  # type: ignore[no-untyped-def]
+    return message
+
+
+def joined(left, right):  # type: ignore[no-untyped-def]
+    return left
+
+
+def take(message):  # type: ignore[no-untyped-def]
+    return None
+
+
+def shop() -> cues.Graph:
+    return cues.Graph(
+        "shop",
+        [
+            cues.Stream(keep, cues.AnyOf("priced", old="archive"), {"x": "x", "more": "y"}, id="merge", where=bool),
+            cues.Source("orders"),
+            cues.Stream(joined, {"left": "orders", "right": "rates"}, "priced", id="price", retries=2, key="id"),
+            cues.Sink(take, "x", id="save", strategy="at-most-once", errors=None, batch=True),
+        ],
+        errors="errors",
+    )
+
+
+def test_the_text_says_everything_of_every_processor() -> None:
+    assert draw.text(shop().plan()) == """\
+shop: 1 source, 2 streams, 1 sink; 7 queues; what fails goes to errors
+
+  source  orders   → orders
+                   each send is one commit
+  stream  price    orders as left + rates as right → priced
+                   exactly-once · state by id · up to 3 attempts
+  stream  merge    priced | archive as old → x, y as more
+                   exactly-once · filtered by where
+  sink    save     x
+                   at-most-once: a death loses at most one step · in batches of up to 1,000 · an error stops its processor
+
+  Fed from outside (cues send): archive, orders, rates
+  Read by no processor: y, errors
+  a + b: one message from each
+  a | b: one message from any"""
+
+
+def test_a_cycle_is_named_with_its_queues() -> None:
+    graph = cues.Graph(
+        "ring",
+        [
+            cues.Stream(keep, "c", "a", id="third"),
+            cues.Stream(keep, "a", "b", id="first"),
+            cues.Stream(keep, "b", "c", id="second"),
+            cues.Stream(keep, "b", "out", id="leaves"),
+        ],
+    )
+    text = draw.text(graph.plan())
+    assert "Goes round: first → (b) → second → (c) → third → (a) → first" in text
+    assert "%% Goes round: first" in draw.mermaid(graph.plan())
+    cycles = {row["processor"]: row["cycle"] for row in draw.describe(graph.plan())}
+    assert cycles["ring.leaves"] is None
+    assert cycles["ring.first"] == ["first", "second", "third"]
+
+
+def test_a_processor_that_reads_its_own_error_queue_is_named() -> None:
+    graph = cues.Graph("g", [cues.Sink(take, "errors", id="report")], errors="errors")
+    assert "what report cannot take goes to the queue that it reads" in draw.text(graph.plan())
+
+
+def test_the_mermaid_chart_has_a_node_for_each_and_an_edge_for_each_binding() -> None:
+    chart = draw.mermaid(shop().plan())
+    assert chart.startswith("flowchart LR\n")
+    for queue in ("orders", "rates", "priced", "archive", "x", "y", "errors"):
+        assert f'[("{queue}")]' in chart
+    assert chart.count('(["cues send"])') == 3
+    assert 'price<br>exactly-once"' in chart
+    assert ' -- "left" --> ' in chart
+    assert chart.count(" -.-> ") == 2  # merge and price; save has no error queue
+
+
+def test_labels_cannot_break_the_chart() -> None:
+    graph = cues.Graph("g", [cues.Stream(keep, 'a"b', "<c>", id="x")])
+    chart = draw.mermaid(graph.plan())
+    assert 'a"b' not in chart
+    assert "#lt;c" in chart

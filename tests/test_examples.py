@@ -1,0 +1,96 @@
+"""Each example runs as its docstring says, in a process of its own."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+CUES = [sys.executable, "-c", "from cues.cli import main; main()"]
+cli = pytest.mark.skipif(
+    not hasattr(importlib.import_module("cues.cli"), "main"), reason="the command line is not there yet"
+)
+
+
+def run(*command: str, cwd: Path, code: int = 0, env: dict[str, str] | None = None) -> str:
+    """Run a command; returns what it printed on stdout."""
+    done = subprocess.run(
+        command, cwd=cwd, env={"PATH": "/usr/bin:/bin", "HOME": str(cwd), **(env or {})}, capture_output=True, text=True
+    )
+    assert done.returncode == code, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_every_example_is_run_here() -> None:
+    text = Path(__file__).read_text()
+    for path in EXAMPLES.glob("*.py"):
+        assert path.name in text or path.name == "flights_report.py", path.name
+        assert ast.get_docstring(ast.parse(path.read_text())), path.name
+
+
+def test_quickstart(tmp_path: Path) -> None:
+    printed = run(sys.executable, str(EXAMPLES / "quickstart.py"), cwd=tmp_path).splitlines()
+    assert re.fullmatch(r"saved 12, delivery [0-9a-f]{8}", printed[0])
+    assert printed[1] == "[{'count': 3, 'price': 4, 'total': 12}] KeyError"
+
+
+def test_quickstart_has_at_most_ten_statements() -> None:
+    body = ast.parse((EXAMPLES / "quickstart.py").read_text()).body[1:]
+    assert sum(len(getattr(node, "body", [])) or 1 for node in body) <= 10
+
+
+def test_word_count(tmp_path: Path) -> None:
+    printed = run(sys.executable, str(EXAMPLES / "word_count.py"), cwd=tmp_path)
+    assert printed.splitlines()[0].split() == ["10", "it"]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_crash_me(tmp_path: Path) -> None:
+    printed = run(sys.executable, str(EXAMPLES / "crash_me.py"), cwd=tmp_path)
+    assert printed.count("killed after") >= 10
+    assert printed.count(" exact\n") == 5 and "NOT" not in printed
+    assert "Nothing lost, nothing doubled" in printed
+
+
+def test_crash_me_says_so_when_something_is_wrong(tmp_path: Path) -> None:
+    """The negative control: a sink that does not ask what the target has, and dies behind its commit, doubles."""
+    text = (EXAMPLES / "crash_me.py").read_text()
+    broken = text.replace(
+        "tx.fresh(squares))",
+        "squares)\n        if next(seen) > life: os.kill(os.getpid(), signal.SIGKILL)",
+    )
+    assert broken != text
+    (tmp_path / "crash_me.py").write_text(broken)
+    printed = run(sys.executable, "crash_me.py", cwd=tmp_path, code=1)
+    assert re.search(r"database +NOT EXACT", printed) and re.search(r" queue +exact", printed)
+    assert "Something is wrong" in printed
+
+
+@cli
+def test_flights_from_the_command_line(tmp_path: Path) -> None:
+    """The README's first command: all results, and the second time nothing new."""
+    command = [*CUES, "run", str(EXAMPLES / "flights.py"), "--store", "store", "--json"]
+    env = {"FLIGHTS_OUT": str(tmp_path / "out")}
+    first = json.loads(run(*command, cwd=tmp_path, env=env).splitlines()[-1])
+    assert first["queues"]["flights"]["new"] == 27_004 and first["failed"] == 12
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert "27,004" in page and "12 rows were refused" in page
+    second = json.loads(run(*command, cwd=tmp_path, env=env).splitlines()[-1])
+    assert second["nothing_new"] and second["queues"]["flights"] == {"messages": 27_004, "new": 0}
+    assert (tmp_path / "out" / "report.html").read_text() == page
+
+
+@cli
+def test_word_count_from_the_command_line_keeps_its_store(tmp_path: Path) -> None:
+    shutil.copy(EXAMPLES / "word_count.py", tmp_path)
+    run(*CUES, "run", "word_count.py", cwd=tmp_path)
+    assert (tmp_path / "data" / "word-count").is_dir()
+    assert "nothing new" in run(*CUES, "run", "word_count.py", "--table", cwd=tmp_path)

@@ -1,0 +1,126 @@
+"""``cues run`` killed by SIGKILL at random moments, again and again; then it finishes, and whole queues are compared.
+
+Beside it runs its negative control: the same loop over commits that were taken apart on purpose must
+be found wrong, or the loop shows nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import kill_graph
+import pytest
+
+import cues
+from cues import testing
+
+KILLS = 25
+DEADLINE_S = 30
+
+
+def command(path: Path, **variables: str) -> subprocess.Popen[bytes]:
+    environment = {**os.environ, "CUES_TEST_OUTSIDE": f"{path}.outside", **variables}
+    return subprocess.Popen(
+        [sys.executable, "-c", "from cues.cli import main; main()", "run", kill_graph.__file__, "--store", str(path)],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+
+
+def kill_at_random(path: Path, kills: int, seed: int, **variables: str) -> int:
+    """Start and kill so often; returns how many of them met a graph that was working."""
+    chance = random.Random(seed)
+    outside = Path(f"{path}.outside")
+    met = 0
+    for _ in range(kills):
+        before = outside.stat().st_size if outside.exists() else 0
+        process = command(path, **variables)
+        # From the start on as well: claims and recoveries are killed too.
+        whole_life = chance.random() < 0.2
+        deadline = time.monotonic() + (chance.uniform(0.1, 0.5) if whole_life else DEADLINE_S)
+        while process.poll() is None and time.monotonic() < deadline:
+            if outside.exists() and outside.stat().st_size > before:
+                break
+            time.sleep(0.005)
+        if not whole_life:
+            time.sleep(chance.uniform(0, 0.1))
+        process.kill()
+        output = process.communicate()[0].decode()
+        assert process.returncode in (-signal.SIGKILL, 0), output
+        met += process.returncode == -signal.SIGKILL
+    return met
+
+
+def finish(path: Path) -> None:
+    process = command(path, CUES_TEST_FAST="1")
+    output = process.communicate(timeout=120)[0].decode()
+    assert process.returncode == 0, output
+
+
+def histories(path: Path) -> dict[str, testing.History]:
+    with cues.open(path) as store:
+        found = {queue: testing.messages(store, queue) for queue in store.queues()}
+    found["errors"] = [message["err.proc/messages"]["counted"][0] for message in found["errors"]]
+    return {queue: testing.check_history(series, found[queue]) for queue, series in kill_graph.expected().items()}
+
+
+def check_exact(path: Path, checked: Any) -> None:
+    for queue, history in histories(path).items():
+        assert history.exact, f"{queue}: {history}"
+    with cues.open(path) as store:
+        assert not testing.check_attempts(store)
+        for key in range(7):
+            count = len(range(key, kill_graph.COUNT, 7))
+            assert testing.state(store, "kill.count", key) == {"count": count}
+    calls = [line.split() for line in Path(f"{path}.outside").read_text().splitlines()]
+    assert not testing.check_hashes([((n, part), hash) for n, part, hash in calls])
+    saved = {(int(n), int(part)) for n, part, _ in calls}
+    expected = kill_graph.expected()
+    assert saved == {(m["n"], m["part"]) for m in expected["even"] + expected["odd"]}
+    checked(path)
+
+
+def test_random_kills_change_nothing(tmp_path: Path, checked: Any) -> None:
+    seed = int(os.environ.get("CUES_TEST_SEED", random.randrange(10**6)))
+    print(f"seed {seed}: CUES_TEST_SEED={seed} repeats it")
+    path = tmp_path / "store"
+    assert kill_at_random(path, KILLS, seed) >= 20
+    finish(path)
+    check_exact(path, checked)
+
+
+@pytest.mark.parametrize("order", ["before", "after"])
+def test_negative_control_positions_in_a_transaction_of_their_own(tmp_path: Path, order: str) -> None:
+    """Positions written before the outputs lose messages, positions written after them double some."""
+    seed = int(os.environ.get("CUES_TEST_SEED", random.randrange(10**6)))
+    print(f"seed {seed}: CUES_TEST_SEED={seed} repeats it")
+    path = tmp_path / "store"
+    for round in range(KILLS // 5):
+        kill_at_random(path, 5, seed + round, CUES_TEST_BREAK=order)
+        done = histories(path)
+        wrong = [h for h in done.values() if (h.duplicated or h.unexpected or h.reordered)]
+        if wrong:
+            break
+    else:
+        finish(path)
+        wrong = [history for history in histories(path).values() if not history.exact]
+    assert wrong, "the checker found nothing wrong with a broken commit"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("round", range(10))
+def test_many_more_random_kills(tmp_path: Path, checked: Any, round: int) -> None:
+    seed = int(os.environ.get("CUES_TEST_SEED", random.randrange(10**6)))
+    print(f"seed {seed}: CUES_TEST_SEED={seed} repeats it")
+    path = tmp_path / "store"
+    kill_at_random(path, 4 * KILLS, seed)
+    finish(path)
+    check_exact(path, checked)

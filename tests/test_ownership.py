@@ -1,0 +1,380 @@
+"""Who may run a processor: one process at a time, by lock, epoch and fence.
+
+The invariant of the stories about stopped owners: whatever a process does that lost its ownership,
+it commits nothing. Each story runs again with the fence taken away, and must then end wrong: a test
+that could not fail would show nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from forks import Forks
+
+import cues
+from cues import Graph, Sink, Source, Store, Stream, names, ownership, testing
+from cues.delivery import Delivery
+from cues.errors import AlreadyRunning, Fenced, InvalidArgument, ProcessorStopped
+from cues.ownership import LEASE_S, read_row
+
+COUNT = 10
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    with cues.open(tmp_path / "store", durability="process", map_size=4 << 20) as store:
+        yield store
+
+
+def graph(**options: Any) -> Graph:
+    return Graph("g", [Source("a"), Stream(same, "a", "out", batch_size=2, **options)])
+
+
+def same(message: Any) -> Any:
+    return message
+
+
+def feed(store: Store, count: int = COUNT) -> None:
+    store.queue("a").appender().write_many([{"n": n} for n in range(count)])
+
+
+def numbers(store: Store, queue: str = "out") -> list[Any]:
+    return [message["n"] for message in testing.messages(store, queue)]
+
+
+def epoch(store: Store, processor: str = "g.same") -> int:
+    with store.view() as txn:
+        row = read_row(txn, processor)
+    assert row is not None
+    return row.epoch
+
+
+# --- starting twice -----------------------------------------------------------------------------
+
+
+def test_a_second_start_in_this_process_names_its_pid(store: Store) -> None:
+    with graph().start(store=store) as running:
+        with pytest.raises(AlreadyRunning, match="in this process") as caught:
+            graph().start(store=store)
+        assert caught.value.pid == os.getpid()
+        with pytest.raises(AlreadyRunning):
+            testing.run_until_idle(graph(), store, take_over=True)
+        running.send({"n": 1})
+        assert running.wait_idle(timeout=10) and running.messages("out") == [{"n": 1}]
+    testing.run_until_idle(graph(), store)
+
+
+def test_two_threads_that_start_at_once(store: Store) -> None:
+    """Exactly one gets the graph."""
+    graph().start(store=store).close()
+    barrier = threading.Barrier(4)
+    found: list[Any] = []
+
+    def start() -> None:
+        barrier.wait()
+        try:
+            found.append(graph().start(store=store))
+        except AlreadyRunning as error:
+            found.append(error)
+
+    threads = [threading.Thread(target=start) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    running = [one for one in found if not isinstance(one, AlreadyRunning)]
+    assert len(running) == 1
+    running[0].close()
+
+
+def stop_here(path: str, point: str, hit: int, fenced: bool = True, **options: Any) -> str:
+    """Run the graph and stop (SIGSTOP) at a point; when continued, finish and say how it ended."""
+    if not fenced:
+        take_the_fence_away()
+    with cues.open(path) as store, testing.crash(point, hit, how="stop"):
+        try:
+            testing.run_until_idle(graph(**options), store)
+        except Fenced as error:
+            return f"fenced: {error.reason}"
+        return "finished"
+
+
+def take_the_fence_away() -> None:
+    def fence(self: Delivery, txn: Any) -> None:
+        """Whoever comes, commits."""
+
+    Delivery._fence = fence  # type: ignore[method-assign]
+
+
+def take_over(path: str, fenced: bool = True, **options: Any) -> list[Any]:
+    """Another process: too early, and then, the lease being over, in time."""
+    if not fenced:
+        take_the_fence_away()
+    with cues.open(path) as store, testing.Clock() as clock:
+        with pytest.raises(AlreadyRunning) as early:
+            testing.run_until_idle(graph(**options), store)
+        with pytest.raises(AlreadyRunning) as leased:
+            testing.run_until_idle(graph(**options), store, take_over=True)
+        clock.advance(LEASE_S + 1)
+        testing.run_until_idle(graph(**options), store, take_over=True)
+        return [early.value.pid, str(early.value), leased.value.pid, str(leased.value)]
+
+
+def test_a_second_start_in_another_process_names_the_pid_and_its_state(
+    store: Store, forks: Forks, tmp_path: Path
+) -> None:
+    feed(store)
+    store.close()
+    path = str(tmp_path / "store")
+    pid = forks.start("test_ownership:stop_here", path, "take.after", 2)
+    assert forks.wait(pid).stopped
+    early_pid, early, leased_pid, leased = forks.run("test_ownership:take_over", path).value
+    assert early_pid == leased_pid == pid
+    assert f"process {pid} (stopped)" in early and f"kill {pid}" in early and "--take-over" in early
+    assert "lease" in leased and "10 s" in leased
+    forks.kill(pid)
+    assert forks.wait(pid).killed
+
+
+# --- stopped owners -----------------------------------------------------------------------------
+
+STOPS = [("take.after", 3), ("function.after", 5), ("commit.before", 3), ("commit.after", 2)]
+
+
+@pytest.mark.parametrize(("point", "hit"), STOPS)
+@pytest.mark.parametrize("options", [{}, {"side_effects": True}, {"strategy": "at-most-once"}], ids=str)
+def test_a_stopped_owner_that_goes_on_after_a_takeover_commits_nothing(
+    store: Store, forks: Forks, tmp_path: Path, checked: Any, point: str, hit: int, options: dict[str, Any]
+) -> None:
+    """An owner is stopped in a step; another process takes over when the lease is out, finishes, and ends.
+
+    Then the first one is continued in the middle of its step, and must find itself fenced, twice over
+    if it were to try again.
+    """
+    feed(store)
+    store.close()
+    path = str(tmp_path / "store")
+    pid = forks.start("test_ownership:stop", path, point, hit, True, options)
+    assert forks.wait(pid).stopped
+    forks.run("test_ownership:over", path, True, options)
+    forks.kill(pid, signal.SIGCONT)
+    outcome = forks.wait(pid)
+    assert outcome.value == "fenced: takeover", outcome
+    with cues.open(path) as again:
+        if not options.get("strategy"):
+            testing.check_history(range(COUNT), numbers(again)).expect_exact()
+        else:
+            history = testing.check_history(range(COUNT), numbers(again))
+            assert history.at_most_once and len(history.lost) <= 2
+        assert not testing.check_attempts(again)
+        before = testing.contents(again)
+        testing.run_until_idle(graph(**options), again)  # and whoever comes next is free to run
+        assert testing.contents(again) == before
+    checked(path)
+
+
+def stop(path: str, point: str, hit: int, fenced: bool, options: dict[str, Any]) -> str:
+    return stop_here(path, point, hit, fenced, **options)
+
+
+def over(path: str, fenced: bool, options: dict[str, Any]) -> list[Any]:
+    return take_over(path, fenced, **options)
+
+
+@pytest.mark.parametrize(
+    ("point", "options"),
+    [("commit.before", {}), ("take.after", {"side_effects": True})],
+    ids=["unfenced commit", "unfenced snapshot"],
+)
+def test_negative_control_without_the_fence_the_story_ends_wrong(
+    store: Store, forks: Forks, tmp_path: Path, point: str, options: dict[str, Any]
+) -> None:
+    """The same, with commits (or snapshots and commits) that check nothing: the checker must find it."""
+    feed(store)
+    store.close()
+    path = str(tmp_path / "store")
+    pid = forks.start("test_ownership:stop", path, point, 3, False, options)
+    assert forks.wait(pid).stopped
+    forks.run("test_ownership:over", path, False, options)
+    forks.kill(pid, signal.SIGCONT)
+    assert forks.wait(pid).value == "finished"
+    with cues.open(path) as again:
+        history = testing.check_history(range(COUNT), numbers(again))
+    assert history.duplicated and not history.exact, history
+
+
+def snapshot_unfenced(path: str, point: str, hit: int) -> str:
+    """As :func:`stop_here` under ``side_effects``, with a snapshot that is written without the fence."""
+
+    def write(self: Delivery, txn: Any, pages: Any, row: bytes) -> None:
+        self._write_tries(txn, pages)
+        txn.put(self._row_key, row)
+
+    Delivery._write_snapshot = write  # type: ignore[method-assign]
+    return stop_here(path, point, hit, side_effects=True)
+
+
+def test_negative_control_an_unfenced_snapshot_alone(store: Store, forks: Forks, tmp_path: Path) -> None:
+    """Commits are fenced, the snapshot before them is not: it puts the old owner's row back, positions and all."""
+    feed(store)
+    store.close()
+    path = str(tmp_path / "store")
+    pid = forks.start("test_ownership:snapshot_unfenced", path, "take.after", 3)
+    assert forks.wait(pid).stopped
+    forks.run("test_ownership:over", path, True, {"side_effects": True})
+    forks.kill(pid, signal.SIGCONT)
+    forks.wait(pid)
+    with cues.open(path) as again:
+        assert not testing.check_history(range(COUNT), numbers(again)).exact
+
+
+# --- after a takeover ---------------------------------------------------------------------------
+
+
+def hold(path: str) -> None:
+    """Own the graph and stop, idle."""
+    with cues.open(path) as store:
+        running = graph().start(store=store)
+        running.wait_idle(timeout=10)
+        os.kill(os.getpid(), signal.SIGSTOP)
+        running.wait_idle(timeout=10)
+
+
+def hold_after_takeover(path: str) -> str:
+    """Take over, let the old owner die, and see that the graph is still held against a third."""
+    with cues.open(path) as store, testing.Clock() as clock:
+        clock.advance(LEASE_S + 1)
+        running = graph().start(store=store, take_over=True)
+    with cues.open(path) as store:
+        os.kill(os.getpid(), signal.SIGSTOP)
+        running._assembly.ownership.beat()
+        os.kill(os.getpid(), signal.SIGSTOP)
+        running.close()
+    return "closed"
+
+
+def third(path: str) -> int:
+    with cues.open(path) as store:
+        try:
+            testing.run_until_idle(graph(), store)
+        except AlreadyRunning as error:
+            return error.pid
+        return 0
+
+
+def test_after_a_takeover_the_new_owner_is_named_and_takes_the_lock_when_the_old_one_dies(
+    store: Store, forks: Forks, tmp_path: Path
+) -> None:
+    """A stopped owner keeps its lock although it was taken over; when it dies the lock must not be free for anybody."""
+    feed(store)
+    store.close()
+    path = str(tmp_path / "store")
+    old = forks.start("test_ownership:hold", path)
+    assert forks.wait(old).stopped
+    new = forks.start("test_ownership:hold_after_takeover", path)
+    assert forks.wait(new).stopped
+    assert forks.run("test_ownership:third", path).value == new
+    forks.kill(old)
+    assert forks.wait(old).killed
+    forks.kill(new, signal.SIGCONT)
+    assert forks.wait(new).stopped  # its next beat took the lock
+    assert forks.run("test_ownership:third", path).value == new
+    forks.kill(new, signal.SIGCONT)
+    assert forks.wait(new).value == "closed"
+    assert forks.run("test_ownership:third", path).value == 0
+
+
+def test_a_killed_owner_is_followed_at_once_and_leaves_no_litter(store: Store, forks: Forks, tmp_path: Path) -> None:
+    path = tmp_path / "store"
+    feed(store)
+    store.close()
+    for _ in range(3):
+        pid = forks.start("test_ownership:hold", str(path))
+        assert forks.wait(pid).stopped
+        forks.kill(pid)
+        assert forks.wait(pid).killed
+    assert forks.run("test_ownership:third", str(path)).value == 0
+    assert not list(path.glob("lease-*"))
+
+
+# --- epochs and seeks ---------------------------------------------------------------------------
+
+
+def test_every_start_raises_the_epoch_and_functions_see_it(store: Store) -> None:
+    seen: list[int] = []
+    for count in range(1, 4):
+        feed(store, 1)
+        testing.run_until_idle(
+            Graph("g", [Sink(lambda m, process: seen.append(process.delivery.epoch), "a", id="s")]), store
+        )
+        assert epoch(store, "g.s") == count
+    assert seen == [1, 2, 3]
+
+
+def test_a_seek_while_the_graph_runs_and_waits(store: Store) -> None:
+    """A graph has done everything and sleeps; its position is moved back from outside; it goes on from there."""
+    with graph().start(store=store) as running:
+        feed(store)
+        assert running.wait_idle(timeout=10)
+        ownership.seek(store, "g.same", {"g.same.a": 8})
+        assert running.wait_idle(timeout=10)
+        assert [m["n"] for m in running.messages("out")] == [*range(10), 7, 8, 9]
+    assert not running.stopped
+
+
+def test_a_seek_in_the_middle_of_a_step_drops_the_step(store: Store) -> None:
+    calls: list[int] = []
+
+    def f(message: Any, process: Any) -> Any:
+        calls.append(message["n"])
+        process.state["n"] = process.state.get("n", 0) + 1
+        if len(calls) == 5:
+            ownership.seek(store, "g.f", {"g.f.a": 9})
+        return message
+
+    feed(store)
+    testing.run_until_idle(Graph("g", [Stream(f, "a", "out", batch_size=3)]), store)
+    assert numbers(store) == [0, 1, 2, 8, 9] and calls == [0, 1, 2, 3, 4, 5, 8, 9]
+    assert testing.state(store, "g.f") == {"n": 5}
+
+
+def test_a_takeover_stops_a_graph_that_waits_with_the_reason(store: Store) -> None:
+    running = graph().start(store=store)
+    running.wait_idle(timeout=10)
+
+    def rob(txn: Any) -> None:
+        row = read_row(txn, "g.same")
+        assert row is not None
+        txn.put(names.processor_key("g.same"), row._replace(owner=b"somebody", epoch=row.epoch + 1, pid=1).pack())
+
+    store.commit(rob)
+    feed(store)
+    with pytest.raises((Fenced, ProcessorStopped)) as caught:
+        for _ in range(100):
+            running.wait_idle(timeout=0.1)
+    assert isinstance(caught.value, Fenced) and caught.value.reason == "takeover" and "process 1" in str(caught.value)
+    running.close()
+    assert numbers(store) == []
+
+
+def test_seeks_are_checked(store: Store) -> None:
+    feed(store)
+    testing.run_until_idle(graph(), store)
+    with pytest.raises(InvalidArgument, match=r"g\.nobody"):
+        ownership.seek(store, "g.nobody", {})
+    with pytest.raises(InvalidArgument, match=r"g\.same\.b"):
+        ownership.seek(store, "g.same", {"g.same.b": 1})
+    for index in (0, -1, COUNT + 2):
+        with pytest.raises(InvalidArgument):
+            ownership.seek(store, "g.same", {"g.same.a": index})
+    ownership.seek(store, "g.same", {"g.same.a": COUNT + 1})
+    store.queue("a").purge(before=5)
+    ownership.seek(store, "g.same", {"g.same.a": 1})
+    testing.run_until_idle(graph(), store)
+    assert numbers(store) == [*range(10), *range(4, 10)]

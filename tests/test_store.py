@@ -1,0 +1,787 @@
+"""Stores: what is opened, shared, refused, full, damaged or forked, and that each says so and loses nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import pickle
+import random
+import shutil
+import signal
+import subprocess
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import children
+import lmdb
+import pytest
+
+import cues
+from cues import codec, names
+from cues import store as stores
+from cues.errors import (
+    BatchDamaged,
+    Closed,
+    CuesError,
+    DurabilityMismatch,
+    Forked,
+    InvalidArgument,
+    StoreDamaged,
+    StoreError,
+    StoreForeign,
+    StoreFull,
+    StoreNotFound,
+    StoreReadOnly,
+    StoreVersion,
+)
+
+DURABILITIES = ["process", "disk"]
+ROOT = os.geteuid() == 0
+
+
+def numbers(queue: cues.Queue) -> list[int]:
+    return [m["n"] for m in queue.tailer()]
+
+
+def make(path: Path, durability: str = "disk", count: int = 100) -> Path:
+    with cues.open(path, durability=durability) as store:
+        store.queue("q").appender().write_many([{"n": n, "x": "x" * 100} for n in range(1, count + 1)])
+    return path
+
+
+# --- opening --------------------------------------------------------------------------------------
+
+
+def test_opening_twice_shares_one_environment(tmp_path: Path) -> None:
+    """LMDB refuses to open a file twice; by another path, a link or a relative path it is the same store."""
+    make(tmp_path / "store")
+    (tmp_path / "link").symlink_to(tmp_path / "store")
+    with (
+        cues.open(tmp_path / "store") as one,
+        cues.open(str(tmp_path / "link")) as two,
+        cues.open(os.path.relpath(tmp_path / "store")) as three,
+        cues.open(tmp_path / "store", readonly=True) as four,
+    ):
+        assert {id(s._shared) for s in (one, two, three, four)} == {id(one._shared)}
+        assert one.id == four.id
+        one.queue("q").appender().write({"n": 101})
+        assert all(len(s.queue("q")) == 101 for s in (two, three, four))
+        with pytest.raises(StoreReadOnly):
+            four.queue("q").appender().write({})
+        one.close()
+        assert two.queue("q").appender().write({"n": 102}) == 102
+    assert not stores._environments
+    with cues.open(tmp_path / "store") as again:
+        assert numbers(again.queue("q")) == list(range(1, 103))
+
+
+def test_many_threads_that_open_and_close_at_once(tmp_path: Path) -> None:
+    errors: list[BaseException] = []
+    barrier = threading.Barrier(8)
+
+    def work(who: int) -> None:
+        try:
+            barrier.wait()
+            for n in range(10):
+                with cues.open(tmp_path / "store", durability="process") as store:
+                    store.queue("q").appender().write({"who": who, "n": n})
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work, args=(who,)) for who in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == []
+    with cues.open(tmp_path / "store") as store:
+        assert len(store.queue("q")) == 80
+
+
+FIRST = """
+import sys, cues
+path, durability = sys.argv[1], sys.argv[2] if len(sys.argv) > 2 else None
+print("ready"); input()
+with cues.open(path, durability=durability) as store:
+    store.queue("q").appender().write({"n": 1})
+    print(store.id.hex(), store.durability)
+"""
+
+
+def test_processes_that_make_a_store_at_once_make_one(tmp_path: Path, checked: Any) -> None:
+    """Whoever comes first decides; who said nothing of durability takes it as it was made."""
+    for round_ in range(3):
+        path = tmp_path / str(round_)
+        workers = [children.Child(FIRST, path, *(["process"] if n % 2 else [])) for n in range(6)]
+        for worker in workers:
+            worker.line()
+        for worker in workers:
+            worker.say()
+        found, refused = set(), 0
+        for worker in workers:
+            out, errors = worker._process.communicate(timeout=60)
+            if worker._process.returncode == 0:
+                found.add(out.strip())
+            else:
+                assert "DurabilityMismatch: " in errors
+                refused += 1
+        assert len(found) == 1
+        with cues.open(path) as store:
+            assert len(store.queue("q")) == 6 - refused
+            assert refused == 0 or store.durability == "disk"
+
+
+def test_a_store_whose_maker_was_killed_at_once_is_new(tmp_path: Path) -> None:
+    with children.Child(
+        "import sys, os, cues.store as s; s._write_format = lambda *a: os.kill(os.getpid(), 9);s.Store(sys.argv[1])",
+        tmp_path / "store",
+    ) as child:
+        assert child.returncode() == -9
+    assert (tmp_path / "store" / "data.mdb").exists()
+    with pytest.raises(StoreNotFound):
+        cues.open(tmp_path / "store", readonly=True)
+    make(tmp_path / "store", "process")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"durability": "none"}, "Unknown durability"),
+        ({"map_size": 1000}, "map_size is 1000"),
+        ({"map_size": "1GB"}, "map_size is '1GB'"),
+        ({"map_size": 1e9}, "map_size is"),
+    ],
+)
+def test_an_argument_that_cannot_be_meant(tmp_path: Path, arguments: Any, words: str) -> None:
+    with pytest.raises(InvalidArgument, match=words):
+        cues.open(tmp_path / "store", **arguments)
+    assert not (tmp_path / "store").exists()
+
+
+def test_a_map_that_no_address_space_holds(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="address space"):
+        cues.open(tmp_path / "store", map_size=1 << 60)
+    make(tmp_path / "store")
+
+
+def test_durability_is_fixed_when_the_store_is_made(tmp_path: Path) -> None:
+    for made, other in (DURABILITIES, DURABILITIES[::-1]):
+        make(tmp_path / made, made)
+        with pytest.raises(DurabilityMismatch) as caught:
+            cues.open(tmp_path / made, durability=other)
+        assert (caught.value.found, caught.value.asked) == (made, other)
+        with cues.open(tmp_path / made) as store:
+            assert store.durability == made
+            with pytest.raises(DurabilityMismatch):
+                cues.open(tmp_path / made, durability=other)
+    with cues.open(tmp_path / "default") as store:
+        assert store.durability == "disk"
+
+
+def test_opening_for_writing_what_is_open_readonly_here(tmp_path: Path) -> None:
+    make(tmp_path / "store")
+    with cues.open(tmp_path / "store", readonly=True), pytest.raises(StoreReadOnly, match="open read-only in this"):
+        cues.open(tmp_path / "store")
+    cues.open(tmp_path / "store").close()
+
+
+@pytest.mark.parametrize("inode", ["same", "other"])
+def test_a_store_made_anew_under_an_open_handle_is_another(tmp_path: Path, monkeypatch: Any, inode: str) -> None:
+    """A deleted directory's inode is given to the next one: the old environment must not be found under it."""
+    path = tmp_path / "store"
+    old = cues.open(path)
+    old.queue("q").appender().write({"n": 1})
+    if inode == "same":
+        monkeypatch.setattr(stores, "_directory", lambda path, readonly: (path.mkdir(exist_ok=True), (1, 1))[1])
+        stores._environments = {(1, 1): old._shared}
+        old._shared.key = (1, 1)
+    shutil.rmtree(path)
+    with cues.open(path) as new:
+        assert new.id != old.id
+        assert new.queues() == []
+        old.close()
+        new.queue("q").appender().write({"n": 2})
+        with cues.open(path) as again:
+            assert again._shared is new._shared
+    with cues.open(path) as new:
+        assert numbers(new.queue("q")) == [2]
+
+
+def test_more_queues_than_a_process_may_use(tmp_path: Path) -> None:
+    with cues.open(tmp_path / "store", durability="process") as store:
+        with pytest.raises(StoreError, match="uses 256 queues") as caught:
+            for n in range(300):
+                store.queue(f"q{n}").appender().write({"n": n})
+        assert caught.value.path
+        assert numbers(store.queue("q5")) == [5]
+    with cues.open(tmp_path / "store") as store:
+        assert len(store.queues()) >= 250
+        assert numbers(store.queue("q200")) == [200]
+
+
+def test_info_and_sync(tmp_path: Path) -> None:
+    with cues.open(make(tmp_path / "store", "process")) as store:
+        store.sync()
+        info = store.info()
+        assert info["map"] == store.map_size == stores.MAP_BYTES
+        assert 0 < info["used"] <= info["disk"] < 16 << 20
+        assert "process" in repr(store)
+    assert "closed" in repr(store)
+
+
+# --- places that are no stores ---------------------------------------------------------------------
+
+
+def test_a_path_that_is_a_file(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    for readonly in (False, True):
+        with pytest.raises(StoreForeign, match="is a file"):
+            cues.open(tmp_path / "file", readonly=readonly)
+    with pytest.raises(StoreError, match="Not a directory"):
+        cues.open(tmp_path / "file" / "below")
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_a_path_that_cannot_be(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="too long"):
+        cues.open(tmp_path / ("x" * 300))
+
+
+def test_no_store_to_read(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    for path in (tmp_path / "missing", tmp_path / "empty"):
+        with pytest.raises(StoreNotFound):
+            cues.open(path, readonly=True)
+    assert not (tmp_path / "missing").exists() and not list((tmp_path / "empty").iterdir())
+
+
+@pytest.mark.damages_stores
+@pytest.mark.parametrize("content", [b"x", b"\0" * 4096, b"\0" * 100_000, os.urandom(100_000), b"hello\n" * 5000])
+def test_another_file_that_is_called_data_mdb(tmp_path: Path, content: bytes) -> None:
+    data = tmp_path / "store" / "data.mdb"
+    data.parent.mkdir()
+    data.write_bytes(content)
+    for readonly in (True, False):
+        with pytest.raises((StoreForeign, StoreDamaged)):
+            cues.open(tmp_path / "store", readonly=readonly)
+    assert data.read_bytes() == content
+
+
+@pytest.mark.damages_stores
+def test_a_directory_that_is_called_data_mdb(tmp_path: Path) -> None:
+    (tmp_path / "store" / "data.mdb").mkdir(parents=True)
+    with pytest.raises(StoreError):
+        cues.open(tmp_path / "store")
+
+
+@pytest.mark.damages_stores
+@pytest.mark.parametrize("named", [False, True])
+def test_an_lmdb_environment_of_somebody_else(tmp_path: Path, named: bool) -> None:
+    env = lmdb.open(str(tmp_path / "store"), max_dbs=4, lib_version=0)
+    with env.begin(write=True) as txn:
+        txn.put(b"theirs", b"value", db=env.open_db(b"sub", txn=txn) if named else None)
+    env.close()
+    before = (tmp_path / "store" / "data.mdb").read_bytes()
+    for readonly in (True, False):
+        with pytest.raises(StoreForeign, match="not a Cues store"):
+            cues.open(tmp_path / "store", readonly=readonly)
+    assert (tmp_path / "store" / "data.mdb").read_bytes() == before
+
+
+@pytest.mark.damages_stores
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [({"format": 2}, "has format 2"), ({"requires": ["segments"]}, "requires segments"), ({"format": None}, "format")],
+)
+def test_a_newer_store_is_refused_and_not_touched(tmp_path: Path, change: dict[str, Any], words: str) -> None:
+    path = make(tmp_path / "store")
+    with cues.open(path) as store:
+        store.commit(
+            lambda txn: txn.put(names.FORMAT_KEY, codec.pack({**codec.unpack(txn.get(names.FORMAT_KEY)), **change}))
+        )
+    before = (path / "data.mdb").read_bytes()
+    for readonly in (True, False):
+        with pytest.raises(StoreVersion, match=words) as caught:
+            cues.open(path, readonly=readonly)
+        assert (caught.value.found, caught.value.supported) == (change.get("format", 1), 1)
+    assert (path / "data.mdb").read_bytes() == before
+
+
+def test_what_a_newer_version_only_adds_is_no_obstacle(tmp_path: Path) -> None:
+    path = make(tmp_path / "store")
+    with cues.open(path) as store:
+        store.commit(
+            lambda txn: txn.put(names.FORMAT_KEY, codec.pack({**codec.unpack(txn.get(names.FORMAT_KEY)), "note": 1}))
+        )
+    with cues.open(path) as store:
+        assert len(store.queue("q")) == 100
+
+
+# --- damage -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.damages_stores
+@pytest.mark.parametrize("keep", [1, 100, 4095, 4096, 8191, 8192, 20_000, -4096, -1])
+def test_a_truncated_data_file_is_refused_before_it_is_mapped(tmp_path: Path, keep: int) -> None:
+    path = make(tmp_path / "store", count=5000)
+    data = path / "data.mdb"
+    with cues.open(path) as store:
+        used = store.info()["used"]
+    os.truncate(data, keep if keep > 0 else used + keep)
+    for readonly in (True, False):
+        with pytest.raises(StoreDamaged, match="truncated") as caught:
+            cues.open(path, readonly=readonly)
+        assert caught.value.hint
+    assert data.stat().st_size == (keep if keep > 0 else used + keep)
+
+
+READ_ALL = """
+import sys, cues, cues.errors
+found, damaged, wrong = [], [], []
+try:
+    with cues.open(sys.argv[1], readonly=True) as store:
+        tailer = store.queue("q").tailer()
+        while True:
+            try:
+                message = tailer.read()
+            except cues.errors.BatchDamaged as error:
+                assert error.last >= error.first >= 1
+                damaged.append((error.first, error.last))
+                tailer.to_index(min(error.last + 1, store.queue("q").row().next))
+                if len(damaged) > 2000: break
+                continue
+            if message is None:
+                break
+            if message != {"n": message.get("n"), "x": "x" * 100} or message["n"] != tailer.last_read_index:
+                wrong.append(message)
+            found.append(message["n"])
+except cues.errors.CuesError as error:
+    print("refused", type(error).__name__)
+else:
+    print(len(found), len(damaged), len(wrong), len(set(found)) == len(found))
+"""
+
+
+@pytest.mark.damages_stores
+def test_flipped_bits_never_give_a_wrong_message(tmp_path: Path) -> None:
+    """One bit anywhere in the file: what is read is what was written, or an error says what cannot be read.
+
+    LMDB itself may be killed by a structure that is broken (SIGSEGV, SIGBUS, abort): counted, and rare.
+    """
+    seed = random.randrange(1 << 32)
+    print("seed", seed)
+    rng = random.Random(seed)
+    path = make(tmp_path / "store", count=2000)
+    data = path / "data.mdb"
+    with cues.open(path) as store:
+        used = store.info()["used"]
+    whole = data.read_bytes()[:used]
+    deaths = 0
+    for _ in range(12):
+        place = rng.randrange(8192, used)
+        flipped = bytearray(whole)
+        flipped[place] ^= 1 << rng.randrange(8)
+        data.write_bytes(bytes(flipped))
+        with children.Child(READ_ALL, path) as child:
+            out, errors = child._process.communicate(timeout=60)
+        if child._process.returncode < 0:
+            deaths += 1
+            continue
+        assert child._process.returncode == 0, (place, errors)
+        if not out.startswith("refused"):
+            found, damaged, wrong, unique = out.split()
+            assert (wrong, unique) == ("0", "True"), place
+            assert int(found) == 2000 or int(damaged) > 0, place
+    assert deaths <= 3
+
+
+@pytest.mark.damages_stores
+def test_a_flipped_bit_in_a_batch_is_found_and_its_neighbours_are_read(tmp_path: Path) -> None:
+    path = make(tmp_path / "store", count=2000)
+    data = bytearray((path / "data.mdb").read_bytes())
+    at = data.index(b"\xa1n\xcd\x03\xe8")  # message 1000
+    data[at + 20] ^= 0x10
+    (path / "data.mdb").write_bytes(bytes(data))
+    with cues.open(path) as store:
+        tailer = store.queue("q").tailer()
+        found = [m["n"] for m in tailer.read_many(5000)]
+        with pytest.raises(BatchDamaged) as caught:
+            tailer.read()
+        error = caught.value
+        assert error.first <= 1000 <= error.last < error.first + 60
+        assert found == list(range(1, error.first))
+        assert pickle.loads(pickle.dumps(error)).last == error.last
+        tailer.to_index(error.last + 1)
+        assert [m["n"] for m in tailer] == list(range(error.last + 1, 2001))
+        assert store.queue("q").appender().write({"n": 2001}) == 2001
+        assert any("q" in problem for problem in store.check())
+
+
+# --- the boot ----------------------------------------------------------------------------------------
+
+
+def test_open_stands_while_a_process_store_is_written_and_no_longer(tmp_path: Path) -> None:
+    path = make(tmp_path / "store", "process")
+    assert not (path / "open").exists()
+    with cues.open(path):
+        assert (path / "open").read_text() == cues.clock.boot_id() if hasattr(cues, "clock") else True
+        with cues.open(path, readonly=True):
+            pass
+        assert (path / "open").exists()
+        code = "import sys, cues; cues.open(sys.argv[1]).close()"
+        children.run(code, path)
+        assert (path / "open").exists(), "another process is not the last"
+    assert not (path / "open").exists()
+    with cues.open(make(tmp_path / "disk", "disk")):
+        assert not (tmp_path / "disk" / "open").exists()
+    with children.Child("import sys, os, cues; s = cues.open(sys.argv[1]); os.kill(os.getpid(), 9)", path) as child:
+        child.returncode()
+    assert (path / "open").exists()
+    cues.open(path).close()
+    assert not (path / "open").exists()
+
+
+@pytest.mark.parametrize("mark", ["another boot", ""])
+def test_a_store_of_another_boot_is_checked_and_said_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, mark: str
+) -> None:
+    """The machine went down while it was written; the mark itself may have come back empty."""
+    path = make(tmp_path / "store", "process")
+    (path / "open").write_text(mark)
+    with caplog.at_level(logging.WARNING, "cues"), cues.open(path) as store:
+        assert "was written under another boot" in caplog.text
+        assert "hold" in caplog.text
+        assert len(store.queue("q")) == 100
+    caplog.clear()
+    with caplog.at_level(logging.WARNING, "cues"), cues.open(path):
+        assert caplog.text == ""
+
+
+@pytest.mark.damages_stores
+def test_a_damaged_store_of_another_boot_is_refused_until_it_is_whole(tmp_path: Path) -> None:
+    path = make(tmp_path / "store", "process", 2000)
+    data = bytearray((path / "data.mdb").read_bytes())
+    at = data.index(b"\xa1n\xcd\x03\xe8")
+    data[at + 20] ^= 0x10
+    (path / "data.mdb").write_bytes(bytes(data))
+    (path / "open").write_text("another boot")
+    for _ in range(2):
+        with pytest.raises(StoreDamaged, match="when the machine went down") as caught:
+            cues.open(path)
+        assert "backup" in caught.value.hint
+    data[at + 20] ^= 0x10
+    (path / "data.mdb").write_bytes(bytes(data))
+    with cues.open(path) as store:
+        assert len(store.queue("q")) == 2000
+
+
+def test_a_check_that_is_killed_is_made_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = make(tmp_path / "store", "process")
+    (path / "open").write_text("another boot")
+    code = "import sys, os, cues; cues.Store.check = lambda self: os.kill(os.getpid(), 9); cues.open(sys.argv[1])"
+    with children.Child(code, path) as child:
+        assert child.returncode() == -9
+    with caplog.at_level(logging.WARNING, "cues"), cues.open(path):
+        assert "was written under another boot" in caplog.text
+
+
+# --- full ---------------------------------------------------------------------------------------------
+
+
+def fill(store: cues.Store, sizes: tuple[int, ...] = (50, 3000, 100_000)) -> int:
+    """Write until it is full; returns how many messages were acknowledged."""
+    appender = store.queue("q").appender()
+    written = 0
+    with pytest.raises(StoreFull) as caught:
+        while True:
+            size = sizes[written % len(sizes)]
+            if written % 5 == 4:
+                appender.write_many([{"n": written + 1 + i, "x": b"x" * size} for i in range(10)])
+                written += 10
+            else:
+                appender.write({"n": written + 1, "x": b"x" * size})
+                written += 1
+    assert caught.value.hint and "nothing was written" in str(caught.value)
+    assert numbers(store.queue("q")) == list(range(1, written + 1))
+    return written
+
+
+@pytest.mark.parametrize("durability", DURABILITIES)
+def test_a_full_map_is_an_error_and_the_store_stays_usable(tmp_path: Path, durability: str) -> None:
+    path = tmp_path / "store"
+    with cues.open(path, durability=durability, map_size=2 << 20) as store:
+        written = fill(store)
+        assert written > 10
+        fill_again = store.queue("q").last_index
+        for _ in range(20):
+            with contextlib.suppress(StoreFull):
+                store.queue("q").appender().write({"n": store.queue("q").last_index + 1, "x": b"x" * 3000})
+        last = store.queue("q").last_index
+        assert numbers(store.queue("q")) == list(range(1, last + 1)) and last >= fill_again
+        assert store.queue("q").purge(before=last // 2) == last // 2 - 1
+        assert store.queue("q").appender().write({"n": last + 1, "x": b"x" * 100_000}) == last + 1
+    with cues.open(path, map_size=64 << 20) as store:
+        queue = store.queue("q")
+        assert numbers(queue) == list(range(last // 2, last + 2))
+        for _ in range(100):
+            queue.appender().write({"n": 0, "x": b"x" * 50_000})
+
+
+@contextlib.contextmanager
+def small_disk(path: Path, size: str) -> Iterator[Path]:
+    """A file system with little room; needs root."""
+    path.mkdir()
+    made = ROOT and subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "none", path], capture_output=True)
+    if not made or made.returncode:
+        pytest.skip("cannot mount a file system here")
+    try:
+        yield path
+    finally:
+        subprocess.run(["umount", "-l", path], check=True)
+
+
+FILL_DISK = """
+import sys, contextlib, cues, test_store
+from cues.errors import StoreFull
+with cues.open(sys.argv[1], durability=sys.argv[2]) as store:
+    written = test_store.fill(store)
+    queue = store.queue("q")
+    print(written)
+    for _ in range(30):   # it stays full, and stays an error
+        with contextlib.suppress(StoreFull):
+            queue.appender().write({"n": queue.last_index + 1, "x": b"x" * 3000})
+    last = queue.last_index
+    assert test_store.numbers(queue) == list(range(1, last + 1))
+    named = queue.tailer("reader")
+    assert [m["n"] for m in named.read_many(3)] == [1, 2, 3]
+    assert queue.purge(before=last - 5) == last - 6
+    for n in range(last + 1, last + 6):
+        assert queue.appender().write({"n": n, "x": b"x" * 3000}) == n
+    print(store.check())
+"""
+
+
+@pytest.mark.parametrize("durability", DURABILITIES)
+def test_a_full_disk_is_an_error_no_sigbus_and_can_be_purged(tmp_path: Path, durability: str, checked: Any) -> None:
+    with small_disk(tmp_path / "disk", "8m") as disk:
+        with children.Child(FILL_DISK, disk / "store", durability) as child:
+            out = child.end().splitlines()
+        assert int(out[0]) > 50
+        assert out[1] == "[]"
+        checked(disk / "store")
+        with cues.open(disk / "store") as store:
+            assert store.queue("q").tailer("reader").read() is not None
+
+
+@pytest.mark.parametrize("durability", DURABILITIES)
+def test_no_room_for_a_store_at_all(tmp_path: Path, durability: str) -> None:
+    with small_disk(tmp_path / "disk", "64k") as disk:
+        (disk / "ballast").write_bytes(bytes(40_000))
+        code = "import sys, cues\ntry: cues.open(sys.argv[1], durability=sys.argv[2])\nexcept cues.errors.StoreFull: print('full')"
+        assert children.run(code, disk / "store", durability) == "full"
+
+
+@pytest.mark.parametrize("durability", DURABILITIES)
+def test_a_limit_on_file_sizes_is_a_full_disk(tmp_path: Path, durability: str, checked: Any) -> None:
+    code = FILL_DISK.replace(
+        "import sys",
+        f"import resource; resource.setrlimit(resource.RLIMIT_FSIZE, ({6 << 20}, {6 << 20}))\nimport sys",
+        1,
+    ).replace("durability=sys.argv[2])", f"durability=sys.argv[2], map_size={6 << 20})")
+    with children.Child(code, tmp_path / "store", durability) as child:
+        out = child.end().splitlines()
+    assert int(out[0]) > 20
+    assert out[1] == "[]"
+    checked(tmp_path / "store")
+
+
+def test_where_the_address_space_is_limited_the_map_shrinks_and_says_so(tmp_path: Path) -> None:
+    """And the next process, which is not limited, has the whole map again."""
+    make(tmp_path / "old")
+    code = """
+import sys, resource, logging, cues
+logging.basicConfig(level=logging.WARNING, stream=sys.stdout)
+resource.setrlimit(resource.RLIMIT_AS, (2 << 30, 2 << 30))
+for path in sys.argv[1:]:
+    with cues.open(path) as store:
+        store.queue("q").appender().write({"n": 101})
+        print(store.map_size)
+"""
+    out = children.run(code, tmp_path / "old", tmp_path / "new")
+    assert out.count("has no room for a map of 64 GiB; using") == 2
+    assert all(1 << 26 <= int(line) < 2 << 30 for line in out.splitlines() if line.isdigit())
+    for name in ("old", "new"):
+        with cues.open(tmp_path / name) as store:
+            assert store.map_size == stores.MAP_BYTES
+
+
+def test_a_store_that_grew_beyond_this_process_map_says_so(tmp_path: Path) -> None:
+    with cues.open(tmp_path / "store", map_size=2 << 20) as store:
+        queue = store.queue("q")
+        queue.appender().write({"n": 1})
+        code = """
+import sys, cues
+with cues.open(sys.argv[1], map_size=64 << 20) as store:
+    store.queue("q").appender().write_many([{"n": n, "x": b"x" * 3000} for n in range(2, 2000)])
+"""
+        children.run(code, tmp_path / "store")
+        for use in (lambda: queue.appender().write({"n": 0}), lambda: queue.tailer().read()):
+            with pytest.raises(StoreFull, match="larger map_size"):
+                use()
+    with cues.open(tmp_path / "store", map_size=64 << 20) as store:
+        assert numbers(store.queue("q")) == list(range(1, 2000))
+
+
+# --- places that may not be written ---------------------------------------------------------------------
+
+
+@pytest.mark.skipif(not ROOT, reason="needs root")
+def test_a_read_only_file_system(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", "16m") as disk:
+        make(disk / "store", "process")
+        (disk / "store" / "wake").unlink()
+        subprocess.run(["mount", "-o", "remount,ro", disk], check=True)
+        with cues.open(disk / "store", readonly=True) as store:
+            queue = store.queue("q")
+            assert numbers(queue) == list(range(1, 101))
+            tailer = queue.tailer()
+            tailer.to_end()
+            assert tailer.read(block=True, timeout=0.05) is None
+            assert store.check() == []
+        for path in (disk / "store", disk / "new"):
+            with pytest.raises(StoreReadOnly):
+                cues.open(path)
+        subprocess.run(["mount", "-o", "remount,rw", disk], check=True)
+
+
+AS_NOBODY = """
+import os, sys, cues, cues.errors
+os.setgid(65534); os.setuid(65534)
+for readonly in (True, False):
+    try:
+        with cues.open(sys.argv[1], readonly=readonly) as store:
+            print(len(store.queue("q")))
+    except cues.errors.StoreReadOnly as error:
+        print("StoreReadOnly", error.hint)
+"""
+
+
+@pytest.mark.skipif(not ROOT, reason="needs root")
+def test_files_that_this_user_may_not_write(tmp_path: Path) -> None:
+    """LMDB keeps a table of readers, so even a reader needs to write its lock file: said, not guessed around."""
+    path = make(tmp_path / "store")
+    for parent in (tmp_path, *tmp_path.parents[:2]):
+        parent.chmod(0o755)
+    with children.Child(AS_NOBODY, path) as child:
+        out = child.end().splitlines()
+    assert len(out) == 2
+    assert all(line.startswith("StoreReadOnly") for line in out)
+    with pytest.raises(StoreReadOnly) if not ROOT else contextlib.nullcontext():
+        cues.open(path).close()
+    private = make(tmp_path / "private" / "store")
+    (tmp_path / "private").chmod(0o700)
+    with children.Child(AS_NOBODY, private) as child:
+        assert child.end().count("StoreReadOnly") == 2
+
+
+# --- forks ---------------------------------------------------------------------------------------------
+
+
+def in_child(work: Any) -> str:
+    """Run ``work`` in a fork of this process; returns what it returned, as text, or its error's name."""
+    read_end, write_end = os.pipe()
+    pid = os.fork()
+    if pid == 0:  # pragma: no cover
+        try:
+            try:
+                text = str(work())
+            except CuesError as error:
+                text = type(error).__name__
+            except BaseException as error:
+                text = repr(error)
+            os.write(write_end, text.encode())
+        finally:
+            os._exit(0)
+    os.close(write_end)
+    with os.fdopen(read_end) as pipe:
+        found = pipe.read()
+    os.waitpid(pid, 0)
+    return found
+
+
+@pytest.mark.parametrize("durability", DURABILITIES)
+def test_a_forked_child_is_refused_and_may_open_again(tmp_path: Path, durability: str) -> None:
+    """LMDB would let it write, and damage the file; the parent is not affected by whatever it does."""
+    path = tmp_path / "store"
+    with cues.open(path, durability=durability) as store:
+        queue = store.queue("q")
+        appender, tailer, named = queue.appender(), queue.tailer(), queue.tailer("r")
+        appender.write_many([{"n": 1}, {"n": 2}])
+        assert tailer.read() == named.read() == {"n": 1}
+        for use in (
+            lambda: appender.write({"n": 9}),
+            lambda: appender.write_many([{"n": 9}]),
+            lambda: tailer.read(),
+            lambda: tailer.read(block=True, timeout=1),
+            lambda: named.read_many(2),
+            lambda: len(queue),
+            lambda: queue.purge(before=2),
+            lambda: store.queue("new"),
+            lambda: store.queues(),
+            lambda: store.sync(),
+        ):
+            assert in_child(use) == "Forked"
+        assert in_child(lambda: [store.close(), tailer.close(), queue.close()]) == "[None, None, None]"
+
+        def again() -> object:
+            with cues.open(path) as mine:
+                found = mine.queue("q")
+                return found.appender().write({"n": 3}), numbers(found), found.tailer("r").read()
+
+        assert in_child(again) == "(3, [1, 2, 3], {'n': 2})"
+        assert in_child(lambda: store.queue("q")) == "Forked"
+        assert appender.write({"n": 4}) == 4
+        assert numbers(queue) == [1, 2, 3, 4]
+        assert (tailer.read(), named.read()) == ({"n": 2}, {"n": 3})
+
+
+def test_a_fork_while_threads_write_and_wait(tmp_path: Path) -> None:
+    """The child inherits locks that threads of the parent held and that nobody in it will give back."""
+    stop = threading.Event()
+    with cues.open(tmp_path / "store", durability="disk") as store:
+        queue = store.queue("q")
+
+        def writing() -> None:
+            while not stop.is_set():
+                queue.appender().write({"n": 1})
+
+        def waiting() -> None:
+            tailer = queue.tailer()
+            while not stop.is_set():
+                tailer.read(block=True, timeout=0.01)
+
+        threads = [threading.Thread(target=work) for work in (writing, writing, waiting)]
+        for thread in threads:
+            thread.start()
+        try:
+            for _ in range(15):
+                signal.alarm(60)
+                assert in_child(lambda: queue.appender().write({"n": 2})) == "Forked"
+                assert in_child(lambda: queue.tailer().read()) == "Forked"
+                opened = in_child(lambda: len(cues.open(tmp_path / "store").queue("q")) > 0)
+                assert opened == "True"
+        finally:
+            signal.alarm(0)
+            stop.set()
+            for thread in threads:
+                thread.join()
+
+
+def test_every_error_of_a_store_survives_pickling() -> None:
+    for kind in (StoreFull, StoreVersion, Forked, Closed, BatchDamaged, DurabilityMismatch):
+        error = kind("found this.", "that.", path="p", first=1, last=2)
+        again = pickle.loads(pickle.dumps(error))
+        assert (type(again), str(again), again.__dict__) == (kind, "found this. Try: that.", error.__dict__)

@@ -1,0 +1,219 @@
+"""The testing help itself: a judge that misjudges would make every other test worthless."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import cues
+from cues import Graph, Source, Stream, batch, clock, faults, testing, tries
+from cues.errors import InvalidArgument, ProcessorStopped
+
+
+def verdict(history: testing.History) -> dict[str, list[Any]]:
+    kinds = ("lost", "duplicated", "reordered", "unexpected")
+    return {kind: [f.message for f in getattr(history, kind)] for kind in kinds if getattr(history, kind)}
+
+
+@pytest.mark.parametrize(
+    ("expected", "found", "wrong"),
+    [
+        ("abc", "abc", {}),
+        ("", "", {}),
+        ("abc", "", {"lost": ["a", "b", "c"]}),
+        ("abc", "ac", {"lost": ["b"]}),
+        ("abc", "abbc", {"duplicated": ["b"]}),
+        ("abc", "abcabc", {"duplicated": ["a", "b", "c"]}),
+        ("abc", "acb", {"reordered": ["c"]}),
+        ("abcdef", "fabcde", {"reordered": ["f"]}),
+        ("abc", "abxc", {"unexpected": ["x"]}),
+        ("aab", "aab", {}),
+        ("aab", "ab", {"lost": ["a"]}),
+        ("aab", "aaab", {"duplicated": ["a"]}),
+        ("abc", "cxca", {"lost": ["b"], "duplicated": ["c"], "reordered": ["c"], "unexpected": ["x"]}),
+    ],
+)
+def test_histories_by_name(expected: str, found: str, wrong: dict[str, list[str]]) -> None:
+    history = testing.check_history(expected, found)
+    assert verdict(history) == wrong and bool(history) == history.exact == (not wrong)
+    assert history.at_least_once == (not set(wrong) & {"lost", "reordered", "unexpected"})
+    assert history.at_most_once == (not set(wrong) & {"duplicated", "reordered", "unexpected"})
+    if wrong:
+        with pytest.raises(AssertionError, match=next(iter(wrong))):
+            history.expect_exact()
+    assert verdict(testing.check_history(expected, found, ordered=False)) == {
+        k: v for k, v in wrong.items() if k != "reordered"
+    }
+
+
+@given(st.permutations(range(7)), st.lists(st.integers(0, 9), max_size=5))
+def test_any_disorder_is_found_and_no_more_than_there_is(order: list[int], more: list[int]) -> None:
+    history = testing.check_history(range(7), order + more)
+    assert len(history.duplicated) + len(history.unexpected) == len(more) and not history.lost
+    kept = [m for i, m in enumerate(order) if i not in {f.place for f in history.reordered}]
+    assert kept == sorted(kept)
+    assert bool(history.reordered) == (order != sorted(order))
+
+
+@given(st.data())
+def test_streams_may_be_mixed_in_any_way_but_not_inside(data: st.DataObject) -> None:
+    streams = {"a": [("a", n) for n in range(4)], "b": [("b", n) for n in range(3)]}
+    left = {name: list(series) for name, series in streams.items()}
+    mixed = []
+    while any(left.values()):
+        name = data.draw(st.sampled_from([name for name, series in left.items() if series]))
+        mixed.append(left[name].pop(0))
+    assert testing.check_history(streams, mixed)
+    swapped = [{("a", 1): ("a", 2), ("a", 2): ("a", 1)}.get(m, m) for m in mixed]
+    (finding,) = testing.check_history(streams, swapped).reordered
+    assert finding.stream == "a"
+
+
+def test_keys_identify_messages() -> None:
+    found = [{"n": 1, "time": 5}, {"n": 2, "time": 6}]
+    assert testing.check_history([{"n": 1}, {"n": 2}], found, key="n")
+    assert testing.check_history([1, 2], found, key=lambda m: m["n"] if isinstance(m, dict) else m)
+    assert not testing.check_history([{"n": 1}, {"n": 2}], found)
+    nested: Any = {"a": [1, {"b": {1, 2}, "c": (1, [2])}], "d": bytearray(b"x")}
+    assert testing.check_history([nested], [nested])
+    with pytest.raises(InvalidArgument, match="key="):
+        testing.check_history({"a": [1], "b": [1]}, [1, 1])
+
+
+def test_the_report_of_a_long_history_is_short() -> None:
+    text = str(testing.check_history(range(1000), []))
+    assert "1000 lost" in text and "995 more" in text and len(text) < 1000
+
+
+def test_hashes() -> None:
+    assert testing.check_hashes([(1, "x"), (2, "y"), (1, "x")]) == []
+    assert len(testing.check_hashes([(1, "x"), (1, "y")])) == 1
+    assert len(testing.check_hashes([({"n": 1}, "x"), ({"n": 2}, "x")])) == 1
+
+
+@pytest.mark.damages_stores
+def test_attempts_that_do_not_hold_are_found(tmp_path: Path) -> None:
+    """An attempt is forged: its ranges have another hash, and so has the message that it names."""
+    with cues.open(tmp_path / "store") as store:
+        store.queue("a").appender().write_many([{"n": n} for n in range(3)])
+        testing.run_until_idle(Graph("g", [Stream(lambda m: m, "a", "out", id="s")]), store)
+        assert testing.check_attempts(store) == []
+        log = store.queue("g.s").log
+        forged = [tries.snapshot("g.s", {"g.s.a": 4}, {"g.s.a": 5}), tries.attempt(b"x" * 16, {"out": 1})]
+        pages = batch.build(forged, 1 << 20, b"x" * 16, reserved=True)
+        store.commit(lambda txn: log.append(txn, pages))
+        assert len(testing.check_attempts(store)) == 2
+        assert store.check()
+
+
+def test_the_clock_stands_advances_and_is_set(tmp_path: Path) -> None:
+    start = datetime(2026, 1, 31, tzinfo=UTC)
+    real = (clock.now_ns, clock.monotonic_ns)
+    with cues.open(tmp_path / "store") as store, testing.Clock(start) as now:
+        queue = store.queue("a")
+        queue.appender().write({"n": 1})
+        monotonic = clock.monotonic_ns()
+        assert now.advance(90) == start + timedelta(seconds=90) == now.now
+        queue.appender().write({"n": 2})
+        now.set(start - timedelta(days=1))  # a wall clock stepped back: appends do not go below the last
+        queue.appender().write({"n": 3})
+        now.advance(timedelta(days=2))
+        queue.appender().write({"n": 4})
+        tailer = queue.tailer()
+        times = []
+        while tailer.read() is not None:
+            assert tailer.envelope is not None
+            times.append(tailer.envelope.time - start)
+        assert [t.total_seconds() for t in times] == [0, 90, 90, 86_400]
+        assert clock.monotonic_ns() - monotonic == (90 + 2 * 86_400) * 10**9
+        with pytest.raises(InvalidArgument):
+            now.advance(-1)
+    assert (clock.now_ns, clock.monotonic_ns) == real
+
+
+def test_crash_sites_are_those_that_a_run_passes(tmp_path: Path) -> None:
+    graph = Graph("g", [Source("a"), Stream(lambda m: m, "a", "out", id="s", batch_size=2)])
+
+    def run() -> None:
+        with cues.open(tmp_path / "store", durability="process") as store:
+            store.queue("a").appender().write_many([{"n": n} for n in range(3)])
+            testing.run_until_idle(graph, store)
+
+    sites = testing.crash_sites(run)
+    assert ("commit.inside", 2) in sites and ("commit.inside", 3) not in sites
+    assert ("function.before", 3) in sites and ("append.after", 1) in sites
+    assert [p for p, _ in sites] == sorted([p for p, _ in sites], key=list(faults.POINTS).index)
+    assert not faults.active
+
+
+def test_a_simulated_crash_leaves_nothing_of_its_transaction() -> None:
+    with testing.temporary_store() as store:
+        graph = Graph("g", [Stream(lambda m: m, "a", "out", id="s")])
+        store.queue("a").appender().write({"n": 1})
+        for point, hit in testing.crash_sites(lambda: None) or [("commit.inside", 1), ("commit.before", 1)]:
+            with testing.crash(point, hit, how="raise"), pytest.raises(testing.Crashed, match=point):
+                testing.run_until_idle(graph, store)
+            assert testing.messages(store, "out") == []
+        testing.run_until_idle(graph, store)
+        assert testing.messages(store, "out") == [{"n": 1}]
+    assert not faults.active
+    with pytest.raises(InvalidArgument), testing.crash("commit.inside", how="politely"):  # type: ignore[arg-type]
+        pass
+    with pytest.raises(ValueError, match=r"commit\.inside"), testing.crash("commit"):
+        pass
+
+
+def test_runs_report_what_they_did() -> None:
+    def f(message: Any) -> Any:
+        if message["n"] == 2:
+            raise ValueError
+        return message
+
+    with testing.temporary_store() as store:
+        store.queue("a").appender().write_many([{"n": n} for n in range(5)])
+        graph = Graph("g", [Stream(f, "a", "out", batch_size=1, retries=2), Stream(lambda m: m, "out", "b", id="s")])
+        report = testing.run_until_idle(graph, store, stopped="return")
+        assert report.decisions == {"f": "fresh", "s": "fresh"} and report.steps == {"f": 2, "s": 2}
+        assert isinstance(report.stopped["f"], ProcessorStopped) and len(report.waits_s) == 2
+        assert report.counters["s"].taken == 2
+        contents = testing.contents(store)
+        assert contents["positions"] == {"g.f.a": 3, "g.s.out": 3} and set(contents["queues"]) == {"a", "out", "b"}
+        with pytest.raises(ProcessorStopped):
+            testing.run_until_idle(graph, store)
+
+
+def test_a_source_that_never_ends_is_cut_by_steps_max() -> None:
+    def forever(position: Any) -> Any:
+        n = position or 0
+        while True:
+            n += 1
+            yield n, {"n": n}
+
+    with testing.temporary_store() as store:
+        report = testing.run_until_idle(Graph("g", [Source("a", forever, batch_size=3)]), store, steps_max=4)
+        assert report.steps == {"a": 4} and len(testing.messages(store, "a")) == 12
+
+
+def test_one_seed_one_interleaving() -> None:
+    def order(seed: int | None) -> list[Any]:
+        with testing.temporary_store() as store:
+            store.queue("a").appender().write_many([{"n": n} for n in range(6)])
+            store.queue("b").appender().write_many([{"n": 10 + n} for n in range(6)])
+            streams = [Stream(lambda m: m, queue, "out", id=queue, batch_size=1) for queue in ("a", "b")]
+            testing.run_until_idle(Graph("g", streams), store, seed=seed)
+            return [m["n"] for m in testing.messages(store, "out")]
+
+    assert order(None) == [0, 10, 1, 11, 2, 12, 3, 13, 4, 14, 5, 15]
+    assert order(7) == order(7)
+    assert len({tuple(order(seed)) for seed in range(5)}) > 1
+
+
+def test_a_temporary_store_is_checked_on_the_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(AssertionError, match="a hole"), testing.temporary_store() as store:
+        monkeypatch.setattr(type(store), "check", lambda self: ["a hole"])
+    assert not Path(store.path).exists()
