@@ -373,8 +373,20 @@ class Batch:
             return codec.unpack(self._body)  # type: ignore[no-any-return]
         return codec.unpack(memoryview(self.value)[self.head.body_at :])  # type: ignore[no-any-return]
 
-    def provenance(self, queue: str, kept: frozenset[str]) -> Provenance:
-        """Where the messages came from, with the step onto ``queue``, which keeps ``kept`` of it."""
+    def provenance(self, queue: str, kept: frozenset[str], start: int = 0, stop: int | None = None) -> Provenance:
+        """Where the messages came from, with the step onto ``queue``, which keeps ``kept`` of it.
+
+        ``start`` and ``stop`` are offsets: of a part of the messages.
+        """
+        if stop is None:
+            stop = self.head.count
+        if self.head.provenance is None and "tx" not in kept:  # most: nothing but where they stand
+            t = range(self.first + start, self.first + stop) if "t" in kept else None
+            time = self.head.time_ns if "time" in kept else None
+            return Provenance(stop - start, {queue: (t, time)} if kept else {})
+        return self._provenance(queue, kept).slice(start, stop)
+
+    def _provenance(self, queue: str, kept: frozenset[str]) -> Provenance:
         if self._came is not None and self._came[0] == kept:
             return self._came[1]
         head = self.head

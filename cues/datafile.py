@@ -15,12 +15,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
+from cues import codec
 from cues.errors import StoreDamaged, StoreForeign, StoreFull, StoreVersion
 from cues.wakeup import ALLOCATED, ROOM
 
 FORMAT: Final = 1
 FEATURES: Final = frozenset[str]()
 """What a format record may require beyond format 1; a store that requires more is refused."""
+DURABILITIES: Final = ("disk", "process")
 PAGE_BYTES: Final = 4096
 
 _META: Final = struct.Struct("=IIQQ")
@@ -87,8 +89,19 @@ def _truncated(path: Path, size: int, expected: int) -> StoreDamaged:
     )
 
 
-def check_format(path: Path, found: dict[str, Any]) -> dict[str, Any]:
-    """The format record, if this version can read the store; :class:`StoreVersion` otherwise."""
+def check_format(path: Path, raw: bytes) -> dict[str, Any]:
+    """The format record, if this version can read the store; :class:`StoreVersion` otherwise.
+
+    It has no checksum, since it must be readable by every version; one that makes no sense is
+    :class:`StoreDamaged`.
+    """
+    damaged = StoreDamaged(
+        f"The format record of {path} cannot be read.", "restore the store from a backup.", path=str(path)
+    )
+    try:
+        found: dict[str, Any] = dict(codec.unpack(raw))
+    except Exception:
+        raise damaged from None
     lacking = set(found.get("requires", ())) - FEATURES
     if found.get("format") != FORMAT or lacking:
         what = f"requires {', '.join(sorted(lacking))}" if lacking else f"has format {found.get('format')}"
@@ -99,6 +112,9 @@ def check_format(path: Path, found: dict[str, Any]) -> dict[str, Any]:
             found=found.get("format"),
             supported=FORMAT,
         )
+    id = found.get("id")
+    if not isinstance(id, bytes) or len(id) != 8 or found.get("durability") not in DURABILITIES:
+        raise damaged
     return found
 
 

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 Outcome = Literal["idle", "committed"]
 
-_TRY_BYTES_MAX = 1 << 31
+_ERROR_BYTES_MAX = 1 << 31
 """What Cues writes itself is not refused for its size."""
 
 
@@ -52,7 +52,7 @@ class Part:
     start: int
     stop: int
     digest: bytes
-    snapshot: dict[str, Any]
+    taking: tries.Taking
     failure: Failure | None
     appends: list[tuple[Queue, list[Page]]]
 
@@ -95,6 +95,7 @@ class Delivery:
         """Where a tailer's position stands in the row."""
         self.outputs = {port.binding: store.queue(port.queue) for port in node.outputs}
         self.errors = store.queue(node.errors) if node.errors else None
+        self._tries = tries.Writer(node.id)
         self._tries_from = self.try_log.first_index
         self._served = 0
         self._pending: tuple[tries.Snapshot, dict[str, int]] | None = None
@@ -378,11 +379,10 @@ class Delivery:
 
     def _commit_snapshot(self, taken: Taken) -> None:
         digest = self._digest(taken, 0, taken.count)
-        maps = [self._snapshot(taken, 0, taken.count)]
-        page = batches.build(maps, _TRY_BYTES_MAX, digest, reserved=True)
+        pages = self._tries.snapshot(self._taking(taken, 0, taken.count), digest)
         row = self._moved(taken) if self.node.at_most_once else self._standing(taken)
         packed = row.pack()
-        self.store.commit(self._write_snapshot, page, packed)
+        self.store.commit(self._write_snapshot, pages, packed)
         self._owned(row, packed)
         if faults.active:
             faults.point("snapshot.after")
@@ -463,8 +463,7 @@ class Delivery:
             indices: dict[str, int] = {}
             for queue, pages in part.appends:
                 indices[queue.id] = queue.append_pages(txn, pages)
-            attempt = tries.attempt(part.digest, indices, part.failure is not None)
-            records += batches.build([part.snapshot, attempt], _TRY_BYTES_MAX, part.digest, reserved=True)
+            records += self._tries.step(part.taking, part.digest, indices, part.failure is not None)
         if faults.active:
             faults.point("commit.outputs")
         if self.state.changed:
@@ -518,10 +517,14 @@ class Delivery:
             return taken.hash
         return self.hasher.digest(taken.ranges(start, stop))
 
-    def _snapshot(self, taken: Taken, start: int, stop: int) -> dict[str, Any]:
-        starts = {s.one.tailer: s.start + start for s in taken.slices}
-        ends = {s.one.tailer: s.start + stop for s in taken.slices}
-        return tries.snapshot(self.node.id, starts, ends, taken.slices[0].tailer if self.node.mode == "alts" else None)
+    def _taking(self, taken: Taken, start: int, stop: int) -> tries.Taking:
+        slices = taken.slices
+        return tries.Taking(
+            tuple([s.one.tailer for s in slices]),
+            tuple([s.start + start for s in slices]),
+            tuple([s.start + stop for s in slices]),
+            slices[0].one.tailer if self.node.mode == "alts" else None,
+        )
 
     # --- parts ----------------------------------------------------------------------------------
 
@@ -604,7 +607,7 @@ class Delivery:
                 at = getattr(error, "offset", 0)
                 raise _Unwritable(start + at if output.origins is None else output.origins[at], error) from error
             appends.append((queue, pages))
-        return Part(start, stop, digest, self._snapshot(taken, start, stop), None, appends)
+        return Part(start, stop, digest, self._taking(taken, start, stop), None, appends)
 
     def _failed_part(self, taken: Taken, start: int, stop: int, failure: Failure) -> Part:
         assert self.errors is not None
@@ -612,8 +615,8 @@ class Delivery:
         messages = {s.binding: [s.pristine(o) for o in range(start, stop)] for s in taken.slices}
         record = error_message(self.node, messages, failure)
         came = taken.provenance().slice(start, stop).spread(1)
-        pages = batches.build([record], _TRY_BYTES_MAX, digest, came, reserved=True)
-        return Part(start, stop, digest, self._snapshot(taken, start, stop), failure, [(self.errors, pages)])
+        pages = batches.build([record], _ERROR_BYTES_MAX, digest, came, reserved=True)
+        return Part(start, stop, digest, self._taking(taken, start, stop), failure, [(self.errors, pages)])
 
     def _stopped(self, failure: Failure) -> ProcessorStopped:
         error = ProcessorStopped(

@@ -110,7 +110,7 @@ def in_order(plan: Plan) -> list[Node]:
 def _headline(plan: Plan) -> str:
     kinds = Counter(node.kind for node in plan.nodes)
     found = [_count(kinds[kind], kind) for kind in ("source", "stream", "sink") if kinds[kind]]
-    return f"{plan.id}: {', '.join(found)}; {_count(len(plan.queues), 'queue')}; {_failures(_usual_errors(plan))}"
+    return f"{plan.id}: {', '.join(found)}; {_count(len(plan.queues), 'queue')}; {_failures(_usual_errors(plan), 'its processor')}"
 
 
 def _usual_errors(plan: Plan) -> str | None:
@@ -191,8 +191,8 @@ def _manner(node: Node) -> list[str]:
     return found
 
 
-def _failures(errors: str | None) -> str:
-    return f"what fails goes to {errors}" if errors else "an error stops its processor"
+def _failures(errors: str | None, what: str = "it") -> str:
+    return f"what fails goes to {errors}" if errors else f"an error stops {what}"
 
 
 def _edge(port: Port) -> str:

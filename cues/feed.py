@@ -274,8 +274,8 @@ class SourceDelivery(Delivery):
                         if self.errors is None:
                             return parts, self._at(position, count), failure
             items = items[stop:]
-            snapshot = tries.snapshot(self.node.id, {}, {}, source=[before, after])
-            parts.append(Part(0, stop, digest, snapshot, failure, [append]))
+            taking = tries.Taking((), (), (), source=(before, after))
+            parts.append(Part(0, stop, digest, taking, failure, [append]))
             failure = None
             if bare:
                 count = after

@@ -5,8 +5,8 @@
     processors  positions, lag, rates, failures, owner
 
 Everything is read in short transactions from rows that are kept anyway; nobody counts for our sake.
-A rate is over the last :data:`WINDOW_S`: of a queue by the times of its record batches, of a processor
-by the steps that its try log still holds.
+A rate is over the last :data:`WINDOW_S`, or since the first record that is there where that is younger:
+of a queue by the times of its record batches, of a processor by the steps that its try log still holds.
 
 Not guaranteed: one moment for all. A processor's positions and their queues' ends are of one
 transaction, so a lag is never negative; two processors may be read a millisecond apart.
@@ -21,6 +21,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 
 from cues import clock, codec, locks, names, ownership
+from cues.batch import HEAD
 from cues.errors import BatchDamaged, CuesError, StoreReadOnly
 from cues.log import Log, Row
 from cues.options import QueueOptions
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 
 WINDOW_S: Final = 10.0
 """The past that rates are about."""
+_SPAN_S_MIN: Final = 1.0
+"""One message a millisecond ago is not a thousand a second."""
 ERRORS_MAX: Final = 1000
 """Messages of an error queue that are looked at; with more the counts are lower bounds."""
 PAGE_BYTES: Final = 4096
@@ -152,10 +155,9 @@ def of_queues(store: Store, all: bool = False) -> list[QueueMetrics]:
 def of_queue(store: Store, name: str) -> QueueMetrics:
     log = Log(store, name)
     now = clock.now_ns()
-    since = now - int(WINDOW_S * 1e9)
     with store.view() as txn:
         row = log.row(txn)
-        recent = row.next - log.index_at(txn, row, since) if row.time_ns >= since else 0
+        start, span_s = _window(log, txn, row, now)
         record = codec.unpack(txn.get(names.queue_key(name)))
         stat = txn.stat(log.database)
     pages = stat["branch_pages"] + stat["leaf_pages"] + stat["overflow_pages"]
@@ -164,7 +166,7 @@ def of_queue(store: Store, name: str) -> QueueMetrics:
         row.first,
         row.next - 1,
         pages * PAGE_BYTES,
-        recent / WINDOW_S,
+        (row.next - start) / span_s,
         clock.to_datetime(row.time_ns) if row.time_ns else None,
         QueueOptions.from_dict(record["options"]),
     )
@@ -257,13 +259,12 @@ def _lease_s(store: Store, row: ProcessorRow | None) -> float:
 def _steps(store: Store, processor: str) -> tuple[float, datetime | None]:
     """Messages taken a second by what the try log still holds, and when it was written last."""
     log = Log(store, processor)
-    now = clock.now_ns()
-    since = now - int(WINDOW_S * 1e9)
     with store.view() as txn:
         row = log.row(txn)
         if not row.time_ns:
             return 0.0, None
-        raws = log.read(txn, row, log.index_at(txn, row, since), row.next) if row.time_ns >= since else []
+        start, span_s = _window(log, txn, row, clock.now_ns())
+        raws = log.read(txn, row, start, row.next)
     stepped = clock.to_datetime(row.time_ns)
     try:
         batches = log.batches(raws)
@@ -278,12 +279,23 @@ def _steps(store: Store, processor: str) -> tuple[float, datetime | None]:
             else:  # an attempt: a step with side effects has written its snapshot twice by now
                 taken += begun
                 begun = 0
-    if not batches:
-        return 0.0, stepped
-    # A log that was trimmed inside the window covers less than the window.
-    trimmed = batches[0].first <= row.first and row.first > 1
-    span_ns = max(now - batches[0].head.time_ns, 1_000_000) if trimmed else now - since
-    return taken * 1e9 / span_ns, stepped
+    return taken / span_s, stepped
+
+
+def _window(log: Log, txn: Any, row: Row, now_ns: int) -> tuple[int, float]:
+    """The first index of the time that a rate is over, and how long that is.
+
+    A log that is younger, or was trimmed inside of it, covers less than :data:`WINDOW_S`.
+    """
+    since = now_ns - int(WINDOW_S * 1e9)
+    if row.time_ns < since:
+        return row.next, WINDOW_S
+    start = log.index_at(txn, row, since)
+    raws = log.read(txn, row, start, 1) if start == row.first else []
+    if not raws:
+        return start, WINDOW_S
+    first_ns = HEAD.unpack_from(raws[0][1], 8)[3]
+    return start, min(WINDOW_S, max(_SPAN_S_MIN, (now_ns - first_ns) / 1e9))
 
 
 # --- failures -------------------------------------------------------------------------------------

@@ -67,7 +67,8 @@ class ProcessorRow(NamedTuple):
     """msgpack of ``[position, count of bare messages]`` of a source; empty before its first step."""
 
     def pack(self) -> bytes:
-        raw = _HEAD.pack(*self[:5], self.pending, len(self.positions))
+        owner, epoch, generation, pid, boot, pending, positions, _ = self
+        raw = _HEAD.pack(owner, epoch, generation, pid, boot, pending, len(positions))
         raw += b"".join([_POSITION.pack(*position) for position in self.positions]) + self.source
         return raw + batch.checksum(raw)
 

@@ -19,7 +19,6 @@ forked child must not use it (it could write): its handles say so, and opening a
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import resource
@@ -53,7 +52,7 @@ if TYPE_CHECKING:
 
 R = TypeVar("R")
 
-DURABILITIES: Final = ("disk", "process")
+DURABILITIES: Final = datafile.DURABILITIES
 MAP_BYTES: Final = 64 << 30
 """Default map. It is address space, not disk: the file is sparse and grows as it is written."""
 MAP_BYTES_MIN: Final = 1 << 20
@@ -72,6 +71,8 @@ class Environment:
         self.durability = durability
         self.readonly = readonly
         self.users = 0
+        self.quiet = False
+        """At a fork: whether no thread was inside a transaction."""
         self.state = "open"
         self.pid = os.getpid()
         self.id = b""
@@ -119,6 +120,9 @@ class _Member:
 
 
 _environments: dict[tuple[int, int], Environment] = {}
+_inherited: list[Environment] = []
+"""In a forked child: the parent's environments, not closed yet."""
+_CLOSE_INHERITED_S: Final = 2.0
 _opening = threading.RLock()
 
 
@@ -465,6 +469,7 @@ def _open(path: Path, durability: str | None, map_size: int | None, readonly: bo
     with _opening:
         try:
             key = _directory(path, readonly)
+            _close_inherited(path)
             shared = _environments.get(key)
             if shared is not None and shared.file == _file(path):
                 _same(shared, durability, readonly)
@@ -483,6 +488,29 @@ def _open(path: Path, durability: str | None, map_size: int | None, readonly: bo
             raise _translate(error, str(path)) from error
         shared.users += 1
         return shared
+
+
+def _close_inherited(path: Path) -> None:
+    """In a forked child, before it opens the store itself: close what it inherited of it.
+
+    Only where no thread of the parent was inside a transaction: closing would give the parent's reader
+    slot away. And with a deadline, for LMDB's binding waits there for threads that were inside a call,
+    and none of them is here to come out.
+    """
+    for shared in [one for one in _inherited if one.file == _file(path)]:
+        if shared.quiet:
+            closer = threading.Thread(target=shared.env.close, daemon=True)
+            closer.start()
+            closer.join(_CLOSE_INHERITED_S)
+            shared.quiet = not closer.is_alive()
+        if not shared.quiet:
+            raise Forked(
+                f"Process {shared.pid} forked this one while its threads used the store {path}, so it cannot be"
+                " opened here.",
+                "multiprocessing's 'spawn' instead of 'fork'.",
+                pid=shared.pid,
+            )
+        _inherited.remove(shared)
 
 
 def _directory(path: Path, readonly: bool) -> tuple[int, int]:
@@ -588,7 +616,7 @@ def _read_format(path: Path) -> dict[str, Any] | None:
             "another directory; Cues never writes over what it does not know.",
             path=str(path),
         )
-    return datafile.check_format(path, codec.unpack(raw))
+    return datafile.check_format(path, raw)
 
 
 def _write_format(shared: Environment, durability: str, size: int) -> dict[str, Any]:
@@ -635,7 +663,7 @@ def _map(path: Path, durability: str, size: int, is_default: bool, readonly: boo
                 writemap=writemap,
                 max_dbs=DATABASES_MAX,
                 max_readers=1024,
-                max_spare_txns=16,
+                max_spare_txns=0,  # closing them in a forked child would take the parent's reader slots
                 lib_version=0,
             )
         except (lmdb.MemoryError, MemoryError):
@@ -780,8 +808,17 @@ def _translate(error: BaseException, path: str) -> BaseException:
     return error
 
 
+def _before_fork() -> None:
+    """Note which environments a child may close: those with no transaction under way in any thread."""
+    pid = str(os.getpid())
+    for shared in _environments.values():
+        slots = [line.split() for line in shared.env.readers().splitlines()]
+        writing = shared.turnstile is not None and shared.turnstile.mutex.locked()
+        shared.quiet = not writing and not any(slot[:1] == [pid] for slot in slots)
+
+
 def _after_fork_in_child() -> None:
-    """The parent's environments are not the child's: close them here, which leaves the parent's as they are."""
+    """The parent's environments are not the child's; every handle says so from here on."""
     global _opening
     _opening = threading.RLock()
     for shared in _environments.values():
@@ -791,11 +828,10 @@ def _after_fork_in_child() -> None:
         if shared.turnstile is not None:
             shared.turnstile.mutex = threading.Lock()
             shared.turnstile = None
-        with contextlib.suppress(Exception):
-            shared.env.close()
         if shared.doorbells is not None:
             shared.doorbells.forget_in_child()
+        _inherited.append(shared)
     _environments.clear()
 
 
-os.register_at_fork(after_in_child=_after_fork_in_child)
+os.register_at_fork(before=_before_fork, after_in_child=_after_fork_in_child)

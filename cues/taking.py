@@ -70,11 +70,11 @@ class Slice:
         queue, kept = self.one.queue.id, self.one.kept
         if len(self.batches) == 1:
             low = self.start - self.batches[0].first
-            return self.batches[0].provenance(queue, kept).slice(low, low + len(self.messages))
+            return self.batches[0].provenance(queue, kept, low, low + len(self.messages))
         parts = []
         for batch in self.batches:
             low, high = max(batch.first, self.start), min(batch.next, self.stop)
-            parts.append(batch.provenance(queue, kept).slice(low - batch.first, high - batch.first))
+            parts.append(batch.provenance(queue, kept, low - batch.first, high - batch.first))
         return concat(parts)
 
     def before(self, offset: int) -> Slice:

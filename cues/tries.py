@@ -12,16 +12,29 @@ carries the delivery hash in its header, where recovery reads it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import struct
+from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
-from cues import names
-from cues.batch import Batch
+from cues import batch as batches
+from cues import codec, names
+from cues.batch import Batch, Page
 
 KEEP_MESSAGES: Final = 1024
 """Messages that a try log keeps at least: two a step, so its last 256 steps with room for retries."""
 TRIM_MESSAGES: Final = 512
 """It is trimmed by so many at a time: a deletion at every step would double a step's cost."""
+
+
+_RECORD_BYTES_MAX: Final = 1 << 31
+"""What Cues writes itself is not refused for its size."""
+_BODY_BYTES_MAX: Final = batches.VALUE_BYTES_MAX - batches.PREFIX_BYTES - 16
+_HOLE: Final = 0xFEDC_BA98_7654_3210
+_HOLE_BYTES: Final = codec.pack(_HOLE)
+_HASH_HOLE: Final = bytes.fromhex("fedcba98765432100123456789abcdef")
+_HASH_HOLE_BYTES: Final = _HASH_HOLE.hex().encode()
+_U64: Final = 0xCF
+"""msgpack's mark of an unsigned 64-bit integer."""
 
 
 class Snapshot(NamedTuple):
@@ -45,27 +58,63 @@ class Attempt(NamedTuple):
     """Index of the step's first message, by queue id."""
 
 
-def snapshot(
-    processor: str,
-    start: Mapping[str, int],
-    end: Mapping[str, int],
-    tailer: str | None = None,
-    source: Sequence[Any] | None = None,
-) -> dict[str, Any]:
-    found: dict[str, Any] = {
-        names.TYPE: names.SNAPSHOT,
-        names.PROCESSOR_ID: processor,
-        names.TAILER_INDICES: start,
-        names.TO_INDICES: end,
-    }
-    if tailer is not None:
-        found[names.TAILER_ID] = tailer
-    if source is not None:
-        found[names.SOURCE_POSITION] = list(source)
-    return found
+class Taking(NamedTuple):
+    """What a step took, as its snapshot says it."""
+
+    tailers: tuple[str, ...]
+    starts: tuple[int, ...]
+    ends: tuple[int, ...]
+    chosen: str | None = None
+    """The tailer that an alts step chose."""
+    source: tuple[Any, Any] | None = None
+    """A source's position before and after."""
 
 
-def attempt(hash: bytes, indices: Mapping[str, int], failed: bool = False) -> dict[str, Any]:
+class Writer:
+    """Makes the records of one processor's try log."""
+
+    def __init__(self, processor: str) -> None:
+        self._processor = processor
+        self._forms: dict[tuple[Any, ...], _Form] = {}
+
+    def snapshot(self, taking: Taking, digest: bytes) -> list[Page]:
+        """The record that is committed before a function with side effects runs."""
+        return batches.build([self._snapshot(taking)], _RECORD_BYTES_MAX, digest, reserved=True)
+
+    def step(self, taking: Taking, digest: bytes, indices: dict[str, int], failed: bool) -> list[Page]:
+        """The record of a whole step; ``indices`` is where it wrote first, by queue id."""
+        if taking.source is None:
+            key = (taking.tailers, taking.chosen, *indices, failed)
+            form = self._forms.get(key)
+            if form is None:
+                maps = [
+                    self._snapshot(
+                        taking._replace(starts=(_HOLE,) * len(taking.starts), ends=(_HOLE,) * len(taking.ends))
+                    ),
+                    _attempt(_HASH_HOLE, dict.fromkeys(indices, _HOLE), failed),
+                ]
+                form = self._forms[key] = _Form(maps)
+            body = form.fill((*taking.starts, *taking.ends), digest.hex().encode(), tuple(indices.values()))
+            if len(body) <= _BODY_BYTES_MAX:
+                return [Page(batches.HASH, 2, digest + body)]
+        maps = [self._snapshot(taking), _attempt(digest, indices, failed)]
+        return batches.build(maps, _RECORD_BYTES_MAX, digest, reserved=True)
+
+    def _snapshot(self, taking: Taking) -> dict[str, Any]:
+        found: dict[str, Any] = {
+            names.TYPE: names.SNAPSHOT,
+            names.PROCESSOR_ID: self._processor,
+            names.TAILER_INDICES: dict(zip(taking.tailers, taking.starts)),
+            names.TO_INDICES: dict(zip(taking.tailers, taking.ends)),
+        }
+        if taking.chosen is not None:
+            found[names.TAILER_ID] = taking.chosen
+        if taking.source is not None:
+            found[names.SOURCE_POSITION] = list(taking.source)
+        return found
+
+
+def _attempt(hash: bytes, indices: dict[str, int], failed: bool) -> dict[str, Any]:
     if failed:
         kind = names.ERROR_ATTEMPT
     else:
@@ -74,6 +123,50 @@ def attempt(hash: bytes, indices: Mapping[str, int], failed: bool = False) -> di
     if indices:
         found[names.MESSAGE_INDEX] = indices
     return found
+
+
+class _Form:
+    """Snapshot and attempt as msgpack with holes for the numbers and the hash.
+
+    From step to step only these change, and packing the maps anew costs a step of one message more
+    than its message does. Numbers are filled in at a fixed width (msgpack's unsigned 64 bits).
+    """
+
+    def __init__(self, maps: list[dict[str, Any]]) -> None:
+        layout = ">"
+        self._pieces: list[Any] = []
+        self._holes: list[int] = []
+        for piece in _split(codec.pack(maps)):
+            if piece == _HOLE_BYTES:
+                layout += "BQ"
+                self._pieces.append(_U64)
+            elif piece == _HASH_HOLE_BYTES:
+                layout += "32s"
+            else:
+                layout += f"{len(piece)}s"
+                self._pieces.append(piece)
+                continue
+            self._holes.append(len(self._pieces))
+            self._pieces.append(None)
+        self._pack = struct.Struct(layout).pack
+
+    def fill(self, numbers: tuple[int, ...], hash: bytes, indices: tuple[int, ...]) -> bytes:
+        """The body: ``numbers`` of the snapshot, then the hash and ``indices`` of the attempt."""
+        pieces = self._pieces
+        for hole, value in zip(self._holes, (*numbers, hash, *indices)):
+            pieces[hole] = value
+        return self._pack(*pieces)
+
+
+def _split(data: bytes) -> list[bytes]:
+    """``data`` cut before and behind each hole."""
+    pieces: list[bytes] = []
+    while data:
+        found = [(at, hole) for hole in (_HOLE_BYTES, _HASH_HOLE_BYTES) if (at := data.find(hole)) >= 0]
+        at, hole = min(found, default=(len(data), b""))
+        pieces += [data[:at], hole]
+        data = data[at + len(hole) :]
+    return [piece for piece in pieces if piece]
 
 
 def last(batches: Sequence[Batch]) -> tuple[Snapshot | None, Attempt | None]:

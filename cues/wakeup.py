@@ -77,11 +77,13 @@ class Bell:
             bells.mapping[_FLAGS_AT + self.slot] = 1
 
     def quiet(self) -> None:
-        with contextlib.suppress(ValueError):
-            self._doorbells.mapping[_FLAGS_AT + self.slot] = 0
-        with contextlib.suppress(BlockingIOError):
-            while os.read(self.fd, 4096):
-                pass
+        """Lower the flag; where a writer did that already, take its ring out (one that comes late wakes in vain)."""
+        mapping, at = self._doorbells.mapping, _FLAGS_AT + self.slot
+        with contextlib.suppress(ValueError, BlockingIOError):
+            if mapping[at]:
+                mapping[at] = 0
+            else:
+                os.read(self.fd, 4096)
 
 
 class Doorbells:
@@ -250,7 +252,10 @@ def wait(
                 left = min(left, deadline - time.monotonic())
                 if left <= 0:
                     return found
-            poll.poll(left * 1000)
+            if poll.poll(left * 1000):
+                found = ready()  # before anything else: somebody waits for the answer
+                if found:
+                    return found
             for _, bell, _ in bells:
                 bell.quiet()
     finally:

@@ -1,9 +1,9 @@
 """The command line from outside: in pipes, and on a terminal of its own.
 
-    with Command("run", graph) as running:
-        running.until('"type": "progress"')        # told, not slept
-        running.signal(SIGINT)
-    assert running.code == 130
+with Command("run", graph) as running:
+    running.until('"type": "progress"')        # told, not slept
+    running.signal(SIGINT)
+assert running.code == 130
 """
 
 from __future__ import annotations

@@ -221,7 +221,7 @@ def test_a_graph_fed_by_send_takes_what_comes_and_ends_when_idle(graph) -> None:
         assert sent.code == 0, sent.err
         assert json.loads(sent.out) == {"queue": "orders", "sent": 1, "first_index": 1, "last_index": 1}
         assert run.wait() == 0
-    assert "1 orders processed" in run.text
+    assert "1 message of orders processed" in run.text
     assert contents(path.parent / "data" / "fed", "priced") == [{"count": 4, "item": "pear", "total": 8}]
 
 
@@ -284,6 +284,36 @@ def test_fresh_deletes_nothing_that_is_not_a_store(graph, tmp_path: Path) -> Non
     assert (other / "data.mdb").read_bytes() == b"somebody else's" * 1000
 
 
+@pytest.mark.damages_stores
+def test_fresh_is_the_way_out_of_a_damaged_store(graph) -> None:  # type: ignore[no-untyped-def]
+    path = graph(COUNTING.replace(', durability="process"', ""))
+    assert cues("run", path).code == 0
+    data = path.parent / "data" / "counting" / "data.mdb"
+    with data.open("r+b") as file:
+        file.truncate(20_000)
+    damaged = cues("run", path)
+    assert damaged.code == 1
+    assert "is truncated" in damaged.err
+    fresh = cues("run", path, "--fresh", "--yes")
+    assert fresh.code == 0, fresh.err
+    assert "it is damaged" in fresh.err
+    assert json.loads(fresh.out)["queues"]["numbers"]["new"] == 1000
+
+
+def test_a_users_warnings_are_lines_of_their_own_and_ours_are_said_once(graph) -> None:  # type: ignore[no-untyped-def]
+    text = COUNTING.replace("    for n in", "    import logging; logging.warning('about to count')\n    for n in")
+    path = graph(text)
+    result = cues("run", path)
+    lines = [json.loads(line) for line in result.err.splitlines()]
+    assert {"type": "log", "level": "warning", "text": "about to count"} in lines
+    with Command("run", path, "--fresh", "--yes", terminal=True) as run:
+        assert run.wait() == 0
+    assert run.screen.count("warning: about to count") == 1
+    failures = [line for line in run.screen.split("\n") if "is unlucky" in line]
+    assert failures
+    assert all(line.startswith("counting.square: ") for line in failures)
+
+
 def test_a_durability_is_taken_for_a_new_store_and_refused_for_another(graph) -> None:  # type: ignore[no-untyped-def]
     path = graph(COUNTING.replace(', durability="process"', ""))
     assert cues("run", path, "--durability", "process").code == 0
@@ -327,7 +357,11 @@ def test_a_changed_topology_stops_the_start_until_it_is_accepted(graph) -> None:
         ("import cues\norders = cues.Graph('a')\n", "graph.py:order", ["has no 'order'", "graph.py:orders"]),
         ("import cues\na = cues.Graph('a')\n", "graph.py", ["no processors"]),
         ("raise SystemExit('No data. Try: pip install data')\n", "graph.py", ["No data. Try: pip install data"]),
-        (COUNTING + "\n@graph.stream('a', 'b')\ndef numbers(x, y): ...\n", "graph.py", ["asks for 'y'", "@graph.stream('a', 'b')"]),
+        (
+            COUNTING + "\n@graph.stream('a', 'b')\ndef numbers(x, y): ...\n",
+            "graph.py",
+            ["asks for 'y'", "@graph.stream('a', 'b')"],
+        ),
         (COUNTING.replace('"squares"', '"a/b"'), "graph.py", ["a slash", "line 10"]),
         ("\0\0", "graph.py", ["cannot be imported"]),
     ],

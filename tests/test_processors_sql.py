@@ -431,8 +431,9 @@ def test_a_target_that_refuses_stops_the_sink_and_is_no_failed_message(tmp_path:
             if name == "first":
                 testing.run_until_idle(graph, store=store)
             else:
-                with pytest.raises(cues.Diverged):
+                with pytest.raises(cues.ProcessorStopped) as caught:
                     testing.run_until_idle(graph, store=store)
+                assert isinstance(caught.value.__cause__, cues.Diverged)
                 assert len(store.queue("errors")) == 0
     assert numbers(db) == [1]
     db.close()

@@ -85,7 +85,12 @@ def _version(ctx: click.Context, parameter: click.Parameter, value: bool) -> Non
         ctx.exit()
 
 
-@click.group(cls=Commands, epilog=EPILOG, context_settings=options.CONTEXT, invoke_without_command=True)
+@click.group(
+    cls=Commands,
+    epilog=EPILOG,
+    context_settings={**options.CONTEXT, "auto_envvar_prefix": "CUES"},
+    invoke_without_command=True,
+)
 @click.option("--version", is_flag=True, is_eager=True, expose_value=False, callback=_version, help="Show the version.")
 @click.pass_context
 def commands(ctx: click.Context) -> None:

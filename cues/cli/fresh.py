@@ -20,8 +20,16 @@ from cues.store import Store
 _FILES = ("data.mdb", "lock.mdb", "locks", "wake", "open")
 
 
-def clear(path: Path, yes: bool) -> None:
-    """Ask, and delete the store at ``path``; where there is none there is nothing to do."""
+def clear(path: Path, yes: bool, is_open: bool = False) -> None:
+    """Ask, and delete the store at ``path``; where there is none there is nothing to do.
+
+    ``is_open``: this process has it open itself (``Graph(store=cues.open(…))``), so it must stay.
+    """
+    if is_open:
+        raise Failed(
+            f"The graph file opens its store {shown(path)} itself, so --fresh cannot delete it.",
+            "Graph(store='…') with a path, or delete the directory.",
+        )
     if not (path / "data.mdb").exists():
         if path.is_file():
             raise StoreForeign(f"{shown(path)} is a file; a store is a directory.", "--store DIR.", path=str(path))

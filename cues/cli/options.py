@@ -22,7 +22,6 @@ WRONG_USAGE: Final = 2
 INTERRUPTED: Final = 130
 
 CONTEXT: Final[dict[str, Any]] = {
-    "auto_envvar_prefix": "CUES",
     "help_option_names": ["-h", "--help"],
     "max_content_width": 100,
 }

@@ -51,6 +51,10 @@ class Progress:
         if event.level >= logging.WARNING and not isinstance(event, events.Stopped):
             self.say(_sentence(event))
 
+    def log(self, level: str, text: str) -> None:
+        """A record of somebody's logger, at least a warning; called from any thread."""
+        self.say(f"{level}: {text}")
+
     def say(self, text: str) -> None:
         print(text, file=sys.stderr)
 
@@ -79,6 +83,9 @@ class Lines(Progress):
         level = logging.getLevelName(event.level).lower()
         facts = {"processor": event.processor} if event.processor else {}
         self._print(type="event", level=level, **facts, text=event.text)
+
+    def log(self, level: str, text: str) -> None:
+        self._print(type="log", level=level, text=text)
 
     def say(self, text: str) -> None:
         self._print(type="event", level="info", text=text)

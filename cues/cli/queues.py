@@ -69,7 +69,8 @@ def _shown(row: QueueMetrics) -> dict[str, Any]:
     retention = options.pop("retention", None)
     words = [f"{name}={','.join(value) if isinstance(value, list) else value}" for name, value in options.items()]
     if retention:
-        words.append("keeps " + ", ".join(f"{value:,} {name}" for name, value in retention.items()))
+        kept = [f"{value:,} messages" if name == "count" else f"{name} {value}" for name, value in retention.items()]
+        words.append(f"keeps {', '.join(kept)}")
     return {
         "queue": row.queue,
         "messages": row.messages,

@@ -21,7 +21,6 @@ from typing import Any, Final
 
 import click
 
-from cues import events
 from cues.cli import fresh as fresh_start
 from cues.cli import graphfile, options, target
 from cues.cli.options import command, option, output_options, store_option, yes_option
@@ -31,6 +30,7 @@ from cues.cli.summary import Before, Ending, Summary
 from cues.engine import local
 from cues.engine.local import Running
 from cues.errors import CuesError, ProcessorStopped
+from cues.store import Store
 
 ABORT_WAIT_S: Final = 2.0
 """How long an abort waits for the steps under way."""
@@ -85,7 +85,7 @@ def run(
     chosen = store if options.given("store") else None
     path = target.store_of(file, chosen)
     if fresh:
-        fresh_start.clear(path, yes)
+        fresh_start.clear(path, yes, is_open=isinstance(file.graph.store, Store) and not chosen)
     if durability is not None:
         file.graph.durability = durability
     declared = file.graph.store is not None and chosen is None
@@ -223,17 +223,17 @@ class _Signals:
 
 
 class _LogsTo:
-    """Log records that nobody handles (a user's logging.warning) go through the progress display."""
+    """Log records (a user's logging.warning) go through the progress display, unless the file set up logging."""
 
     def __init__(self, progress: Progress) -> None:
         self._handler = _Handler(progress)
-        self._kept = logging.lastResort
 
     def __enter__(self) -> None:
-        logging.lastResort = self._handler
+        if not logging.root.handlers:
+            logging.root.addHandler(self._handler)
 
     def __exit__(self, *_: object) -> None:
-        logging.lastResort = self._kept
+        logging.root.removeHandler(self._handler)
 
 
 class _Handler(logging.StreamHandler):  # type: ignore[type-arg]
@@ -245,4 +245,4 @@ class _Handler(logging.StreamHandler):  # type: ignore[type-arg]
     def emit(self, record: logging.LogRecord) -> None:
         if record.name == "cues" and record.module == "events":
             return  # the progress display heard of it as an event
-        self._progress.event(events.Event("", self.format(record), record.levelno))
+        self._progress.log(record.levelname.lower(), self.format(record))

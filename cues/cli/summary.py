@@ -160,12 +160,12 @@ class Summary:
     def _sentence(self, ending: Ending, nothing_new: bool) -> str:
         graph = self._running.plan.id
         if ending in ("done", "idle") and nothing_new:
-            there = [f"{self._ends_after[name]:,} {name}" for name in self.sources if self._ends_after.get(name)]
+            there = _counted({name: self._ends_after.get(name, 0) for name in self.sources})
             if not there:
                 return f"{graph}: no source gave a message; nothing to do."
             return f"{_and(there)} already processed; nothing new. --fresh starts over"
         took = duration(self.seconds)
-        came = [f"{number:,} {name}" for name, number in self.came.items() if number]
+        came = _counted(self.came)
         what = _and(came) or "what was left"
         if ending in ("done", "idle"):
             return f"{graph}: {what} processed in {took}, kept in {shown(self._running.store.path)}"
@@ -177,6 +177,11 @@ class Summary:
         if ending == "aborted":
             return f"{graph}: interrupted after {took}; what is left waits on its queues. {again}"
         return f"{graph}: stopped by an error after {took}; nothing is lost"
+
+
+def _counted(numbers: dict[str, int]) -> list[str]:
+    """``27,004 flights``: a queue's name is what its messages are called."""
+    return [f"{n:,} {name}" if n > 1 else f"1 message of {name}" for name, n in numbers.items() if n]
 
 
 def _and(parts: list[str]) -> str:

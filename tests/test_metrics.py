@@ -1,0 +1,75 @@
+"""What can be measured of a store from outside: lag, rates, failures, owner."""
+
+from __future__ import annotations
+
+import os
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+import cues
+from cues import metrics, testing
+
+
+def test_the_rate_of_a_queue_is_over_ten_seconds_or_since_it_began(tmp_path: Path) -> None:
+    with testing.Clock(datetime(2026, 1, 31, tzinfo=UTC)) as clock, cues.open(tmp_path / "s") as store:
+        appender = store.queue("q").appender()
+        assert metrics.of_queue(store, "q").rate == 0
+        assert metrics.of_queue(store, "q").appended is None
+        appender.write({})
+        assert metrics.of_queue(store, "q").rate == 1  # not a million, although it came just now
+        for _ in range(20):
+            clock.advance(1)
+            appender.write_many([{}] * 3)
+        found = metrics.of_queue(store, "q")
+        assert found.rate == pytest.approx(3, rel=0.15)
+        assert (found.messages, found.first, found.last) == (61, 1, 61)
+        assert found.appended == clock.now
+        clock.advance(11)
+        assert metrics.of_queue(store, "q").rate == 0
+
+
+def test_lag_failures_and_owner(tmp_path: Path) -> None:
+    graph = cues.Graph("g", store=tmp_path / "s", durability="process", errors="errors")
+    graph.source("orders")
+
+    @graph.stream("orders", "priced")
+    def price(order: dict[str, int]) -> dict[str, int]:
+        return {"total": 10 // order["n"]}
+
+    with graph.start() as running:
+        running.store.queue("orders").appender().write_many([{"n": n} for n in (1, 0, 2, 0)])
+        assert running.wait_idle(timeout=10)
+        (found,) = metrics.of_processors(running.store)
+        assert found.owner is not None
+        assert found.owner.pid == os.getpid()
+        assert found.owner.lease_s > 0
+        assert (found.lag, found.errors, found.rate) == (0, 2, 4)
+        assert found.last_error is not None
+        assert (found.last_error.queue, found.last_error.index) == ("errors", 2)
+        assert found.last_error.type == "ZeroDivisionError"
+    with cues.open(tmp_path / "s") as store:
+        store.queue("orders").appender().write_many([{"n": 1}] * 5)
+        (found,) = metrics.of_processors(store)
+        assert found.owner is None
+        assert found.lag == 5
+        assert metrics.of_processors(store, only=["g.nobody"]) == []
+
+
+def test_a_step_with_side_effects_is_counted_once(tmp_path: Path) -> None:
+    """It writes its snapshot twice: before the function runs, and with the attempt."""
+    graph = cues.Graph("g", store=tmp_path / "s", durability="process")
+
+    @graph.source("n", resume="skip")
+    def n():  # type: ignore[no-untyped-def]
+        yield from ({"n": i} for i in range(100))
+
+    @graph.sink("n", batch_size=10)
+    def take(message: dict[str, int]) -> None: ...
+
+    graph.run()
+    with cues.open(tmp_path / "s", readonly=True) as store:
+        found = {p.processor: p for p in metrics.of_processors(store)}
+        assert 0 < (found["g.take"].rate or 0) <= 100
+        assert found["g.n"].rate is None

@@ -1,0 +1,247 @@
+"""Doorbells: a reader that sleeps is woken by whoever writes, in whatever process, and whoever dies."""
+
+from __future__ import annotations
+
+import os
+import resource
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import children
+import pytest
+
+import cues
+from cues import locks, wakeup
+from cues.errors import Closed
+
+READ_ONE = """
+import sys, cues
+with cues.open(sys.argv[1], readonly=len(sys.argv) > 2) as store:
+    tailer = store.queue("q").tailer()
+    print("ready")
+    while (message := tailer.read(block=True, timeout=30)) is not None and message["n"]:
+        print(message["n"])
+"""
+
+
+def wait_until_listening(store: cues.Store, count: int = 1) -> None:
+    """Until ``count`` sleepers have raised their flag."""
+    doorbells = store.doorbells
+    assert doorbells is not None
+    deadline = time.monotonic() + 30
+    flags = slice(wakeup._FLAGS_AT, wakeup._FLAGS_END)
+    while sum(doorbells.mapping[flags]) < count:
+        assert time.monotonic() < deadline, "nobody listens"
+        os.sched_yield()
+
+
+def without_safety(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever sleeps here is woken or sleeps on: the bell is tested, not the second look."""
+    monkeypatch.setattr(wakeup, "SAFETY_S", 30.0)
+
+
+def test_a_write_wakes_a_thread_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    without_safety(monkeypatch)
+    with cues.open(tmp_path / "store", durability="process") as store:
+        queue = store.queue("q")
+        tailer = queue.tailer()
+        for n in range(30):
+            found: list[Any] = []
+            reader = threading.Thread(target=lambda: found.append(tailer.read(block=True, timeout=20)))
+            reader.start()
+            wait_until_listening(store)
+            start = time.monotonic()
+            (queue.appender().write if n % 2 else lambda m: queue.appender().write_many([m]))({"n": n})
+            reader.join()
+            assert found == [{"n": n}]
+            assert time.monotonic() - start < 10
+
+
+@pytest.mark.parametrize("durability", ["process", "disk"])
+def test_a_write_wakes_readers_in_other_processes(tmp_path: Path, durability: str) -> None:
+    with cues.open(tmp_path / "store", durability=durability) as store:
+        appender = store.queue("q").appender()
+        readers = [
+            children.Child(READ_ONE.replace("import sys, cues", NO_SAFETY), store.path, *x) for x in ([], ["ro"])
+        ]
+        for reader in readers:
+            assert reader.line() == "ready"
+        for n in range(1, 20):
+            wait_until_listening(store, 2)
+            appender.write({"n": n})
+            assert [reader.line() for reader in readers] == [str(n)] * 2
+        appender.write({"n": 0})
+        for reader in readers:
+            reader.end()
+
+
+NO_SAFETY = "import sys, cues, cues.wakeup; cues.wakeup.SAFETY_S = 30.0"
+
+
+def test_a_writer_in_another_process_wakes_a_reader_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    without_safety(monkeypatch)
+    code = "import sys, cues\nwith cues.open(sys.argv[1]) as s:\n a = s.queue('q').appender()\n for n in range(20): input(); a.write({'n': n})"
+    with cues.open(tmp_path / "store", durability="process") as store:
+        tailer = store.queue("q").tailer()
+        with children.Child(code, store.path) as writer:
+            for n in range(20):
+                found: list[Any] = []
+                reader = threading.Thread(target=lambda: found.append(tailer.read(block=True, timeout=20)))
+                reader.start()
+                wait_until_listening(store)
+                writer.say()
+                reader.join()
+                assert found == [{"n": n}]
+            writer.end()
+
+
+def test_only_readers_of_the_queue_are_woken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    without_safety(monkeypatch)
+    with cues.open(tmp_path / "store", durability="process") as store:
+        names = [f"q{n}" for n in range(40)]
+        name = next(n for n in names if wakeup.mask_of(n) != wakeup.mask_of("other"))
+        queue, other = store.queue(name), store.queue("other")
+        looked = []
+        tailer = queue.tailer()
+        real = tailer._next_if_open
+        tailer._next_if_open = lambda: (looked.append(1), real())[1]  # type: ignore[method-assign]
+        reader = threading.Thread(target=lambda: tailer.read(block=True, timeout=20))
+        reader.start()
+        wait_until_listening(store)
+        for n in range(50):
+            other.appender().write({"n": n})
+        queue.appender().write({"n": 1})
+        reader.join()
+        assert len(looked) <= 3, "before sleeping, and when its own queue was written"
+
+
+def test_alts_over_two_stores_is_woken_by_either(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    without_safety(monkeypatch)
+    with cues.open(tmp_path / "1", durability="process") as one, cues.open(tmp_path / "2") as two:
+        queues = [one.queue("a"), one.queue("b"), two.queue("c")]
+        tailers = [queue.tailer() for queue in queues]
+        for turn, queue in enumerate(queues * 3):
+            found: list[Any] = []
+            reader = threading.Thread(target=lambda: found.append(cues.alts(tailers, timeout=20)))
+            reader.start()
+            wait_until_listening(one)
+            wait_until_listening(two)
+            queue.appender().write({"n": turn})
+            reader.join()
+            assert found == [(tailers[turn % 3], {"n": turn})]
+
+
+def test_a_lost_ring_costs_a_tenth_of_a_second_and_no_message(tmp_path: Path) -> None:
+    """A writer that is killed between its commit and the ring wakes nobody."""
+    with cues.open(tmp_path / "store", durability="process") as store:
+        tailer = store.queue("q").tailer()
+        found: list[Any] = []
+        reader = threading.Thread(target=lambda: found.append(tailer.read(block=True, timeout=20)))
+        reader.start()
+        wait_until_listening(store)
+        code = "import sys, cues; cues.open(sys.argv[1]).queue('q').appender().write({'n': 1})"
+        with children.Child(code, store.path, CUES_FAULT="append.after:1") as child:
+            assert child.returncode() == -9
+        reader.join()
+        assert found == [{"n": 1}]
+
+
+def test_the_slot_of_a_reader_that_was_killed_is_taken_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """kill -9 of a waiting reader leaves its flag up and its FIFO in place: writers do not mind, and the next
+    reader takes the slot because its lock died with it."""
+    with cues.open(tmp_path / "store", durability="process") as store:
+        queue = store.queue("q")
+        for turn in range(3):
+            with children.Child(READ_ONE, store.path) as reader:
+                assert reader.line() == "ready"
+                queue.appender().write({"n": 1})
+                reader.line()
+                wait_until_listening(store)
+                assert store.locks.holder(locks.SLOTS, locks.SLOTS + 256) == reader.pid
+                reader.kill()
+            assert (Path(store.path) / "bells" / "0").exists()
+            queue.delete()
+            if turn:
+                for n in range(3):
+                    queue.appender().write({"n": n})
+                queue.delete()
+        without_safety(monkeypatch)
+        found: list[Any] = []
+        tailer = queue.tailer()
+        thread = threading.Thread(target=lambda: found.append(tailer.read(block=True, timeout=20)))
+        thread.start()
+        wait_until_listening(store)
+        assert store.locks.mine(locks.SLOTS), "slot 0, no other"
+        queue.appender().write({"n": 5})
+        thread.join()
+        assert found == [{"n": 5}]
+
+
+def test_more_sleepers_than_slots_look_by_themselves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wakeup, "_SLOT_COUNT", 2)
+    with cues.open(tmp_path / "store", durability="process") as store:
+        queue = store.queue("q")
+        found: list[Any] = []
+        readers = [
+            threading.Thread(target=lambda: found.append(queue.tailer().read(block=True, timeout=20))) for _ in range(6)
+        ]
+        for reader in readers:
+            reader.start()
+        wait_until_listening(store, 2)
+        queue.appender().write({"n": 1})
+        for reader in readers:
+            reader.join()
+        assert found == [{"n": 1}] * 6
+
+
+def test_bells_and_descriptors_are_given_back(tmp_path: Path) -> None:
+    """Many waits, many threads, closed while some sleep: no descriptor stays, no other file's is closed."""
+
+    def descriptors() -> int:
+        return len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 0
+
+    before = descriptors()
+    for _ in range(5):
+        store = cues.open(tmp_path / "store", durability="process")
+        queue = store.queue("q")
+        for _ in range(20):
+            assert queue.tailer().read(block=True, timeout=0.001) is None
+        ended = []
+
+        def sleep(queue: cues.Queue = queue, ended: list[type] = ended) -> None:
+            try:
+                queue.tailer().read(block=True)
+            except Closed as error:
+                ended.append(type(error))
+
+        sleepers = [threading.Thread(target=sleep) for _ in range(5)]
+        for sleeper in sleepers:
+            sleeper.start()
+        wait_until_listening(store, 5)
+        store.close()
+        for sleeper in sleepers:
+            sleeper.join(30)
+        assert ended == [Closed] * 5
+    assert descriptors() == before
+    assert not list((tmp_path / "store" / "bells").iterdir())
+
+
+def test_an_idle_reader_burns_no_processor_time(tmp_path: Path) -> None:
+    with cues.open(tmp_path / "store", durability="process") as store:
+        tailer = store.queue("q").tailer()
+        start = resource.getrusage(resource.RUSAGE_THREAD) if hasattr(resource, "RUSAGE_THREAD") else None
+        assert tailer.read(block=True, timeout=0.5) is None
+        if start is not None:
+            end = resource.getrusage(resource.RUSAGE_THREAD)
+            assert (end.ru_utime + end.ru_stime) - (start.ru_utime + start.ru_stime) < 0.1
+
+
+def test_a_file_of_shared_words_has_its_blocks(tmp_path: Path) -> None:
+    """It is written through a map: a hole in it would be a SIGBUS on a full disk."""
+    with cues.open(tmp_path / "store"):
+        found = (tmp_path / "store" / "wake").stat()
+        assert found.st_size == wakeup._FILE_BYTES
+        if hasattr(os, "posix_fallocate"):
+            assert found.st_blocks * 512 >= wakeup._FILE_BYTES

@@ -1,0 +1,254 @@
+"""The writers' turn: one at a time, whoever dies or stops in the middle, and who is in the way is named."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import children
+import pytest
+
+import cues
+from cues import locks, wakeup
+from cues.errors import WriterStuck
+
+DURABILITIES = ["process", "disk"]
+
+WRITE = """
+import sys, cues
+with cues.open(sys.argv[1]) as store:
+    appender = store.queue("q").appender()
+    print("ready")
+    while (line := sys.stdin.readline()):
+        print(appender.write({"n": int(line)}))
+"""
+
+
+def shared(store: cues.Store) -> int:
+    assert store.doorbells is not None
+    return store.doorbells.words[wakeup.SHARED_WRITERS]
+
+
+def stopped(child: children.Child) -> None:
+    """Until it stands still."""
+    deadline = time.monotonic() + 30
+    while locks.process_state(child.pid) != "stopped":
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+def test_a_lone_writer_takes_no_lock_and_two_take_turns(tmp_path: Path) -> None:
+    """The word that says so goes up when a second process comes, and down again when it is gone."""
+    with cues.open(tmp_path / "store", durability="process") as store:
+        appender = store.queue("q").appender()
+        assert appender.write({"n": 1}) == 1
+        assert shared(store) == 0
+        with children.Child(WRITE, store.path) as other:
+            assert other.line() == "ready"
+            assert shared(store) == 1
+            for n in range(2, 40, 2):
+                other.say(str(n))
+                assert appender.write({"n": n}) in (n, n + 1)
+                assert other.line() in (str(n), str(n + 1))
+            other._process.stdin.close()  # type: ignore[union-attr]
+            assert other.returncode() == 0
+        turnstile = store._shared.turnstile
+        assert turnstile is not None
+        turnstile._looked = 0.0
+        appender.write({"n": 0})
+        assert shared(store) == 0, "alone again"
+        assert len(store.queue("q")) == 40
+
+
+HAMMER = """
+import sys, threading, cues
+with cues.open(sys.argv[1]) as store:
+    queue = store.queue("q")
+    print("ready"); input()
+    def work(who):
+        appender = queue.appender()
+        for n in range(int(sys.argv[3])):
+            appender.write({"who": f"{sys.argv[2]}-{who}", "n": n})
+    threads = [threading.Thread(target=work, args=(who,)) for who in range(2)]
+    for thread in threads: thread.start()
+    for thread in threads: thread.join()
+"""
+
+
+@pytest.mark.parametrize("durability", DURABILITIES)
+def test_processes_with_threads_that_come_and_go(tmp_path: Path, durability: str, checked: Any) -> None:
+    count = 150 if durability == "process" else 30
+    with cues.open(tmp_path / "store", durability=durability) as store:
+        store.queue("q")
+        hammers = [children.Child(HAMMER, store.path, who, count) for who in range(3)]
+        for hammer in hammers:
+            assert hammer.line() == "ready"
+        for hammer in hammers:
+            hammer.say()
+        appender = store.queue("q").appender()
+        for n in range(count):
+            appender.write({"who": "here", "n": n})
+        for hammer in hammers:
+            hammer.end()
+        found: dict[str, list[int]] = {}
+        for message in store.queue("q").tailer():
+            found.setdefault(message["who"], []).append(message["n"])
+        assert len(found) == 7
+        assert all(mine == list(range(count)) for mine in found.values())
+    checked(tmp_path / "store")
+
+
+@pytest.mark.parametrize("first", ["alone", "shared"])
+@pytest.mark.parametrize("durability", DURABILITIES)
+def test_a_writer_stopped_inside_a_transaction_is_named(tmp_path: Path, durability: str, first: str) -> None:
+    """SIGSTOP in the middle of an append: others wait until their deadline, hear whose it is and how it is,
+    readers go on, and when it continues everybody does."""
+    path = tmp_path / "store"
+    with cues.open(path, durability=durability) as store:
+        store.queue("q").appender().write({"n": 1})
+    mine = cues.open(path, writer_timeout_s=0.2) if first == "shared" else None
+    code = "import sys, cues\nwith cues.open(sys.argv[1]) as s: s.queue('q').appender().write({'n': 2})"
+    with children.Child(code, path, CUES_FAULT="append.inside:1:stop") as child:
+        stopped(child)
+        with pytest.raises(WriterStuck) as caught:
+            if mine is not None:
+                mine.queue("q").appender().write({"n": 3})
+            else:
+                cues.open(path, writer_timeout_s=0.2)
+        error = caught.value
+        assert (error.pid, error.state) == (child.pid, "stopped")
+        assert 0.2 <= error.waited_s < 5
+        assert f"process {child.pid} (stopped)" in str(error) and f"kill -CONT {child.pid}" in error.hint
+        assert pickle.loads(pickle.dumps(error)).pid == child.pid
+        with cues.open(path, readonly=True) as reader:
+            assert [m["n"] for m in reader.queue("q").tailer()] == [1], "readers wait for nobody"
+        child.signal(signal.SIGCONT)
+        child.end()
+    with mine or cues.open(path, writer_timeout_s=0.2) as store:
+        assert store.queue("q").appender().write({"n": 3}) == 3
+        assert [m["n"] for m in store.queue("q").tailer()] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("durability", DURABILITIES)
+def test_a_named_tailer_loses_nothing_to_a_stuck_writer(tmp_path: Path, durability: str) -> None:
+    path = tmp_path / "store"
+    with cues.open(path, durability=durability, writer_timeout_s=0.1) as store:
+        queue = store.queue("q")
+        queue.appender().write_many([{"n": 1}, {"n": 2}])
+        named = queue.tailer("r")
+        code = "import sys, cues; cues.open(sys.argv[1]).queue('q').appender().write({'n': 3})"
+        with children.Child(code, path, CUES_FAULT="append.inside:1:stop") as child:
+            stopped(child)
+            for _ in range(2):
+                with pytest.raises(WriterStuck):
+                    named.read()
+            child.kill()
+        assert named.read_many(5) == [{"n": 1}, {"n": 2}]
+
+
+@pytest.mark.parametrize("durability", DURABILITIES)
+def test_a_writer_killed_inside_a_transaction_holds_nobody_up(tmp_path: Path, durability: str) -> None:
+    """Its locks die with it, whether it was alone or not; what it had written is undone."""
+    path = tmp_path / "store"
+    with cues.open(path, durability=durability) as store:
+        store.queue("q").appender().write({"n": 1})
+    code = "import sys, cues; cues.open(sys.argv[1]).queue('q').appender().write({'n': 2})"
+    with children.Child(code, path, CUES_FAULT="append.inside:1:stop") as child:
+        stopped(child)
+        child.kill()
+    start = time.monotonic()
+    with cues.open(path) as store:
+        assert store.queue("q").appender().write({"n": 3}) == 2
+        with children.Child(code, path, CUES_FAULT="append.inside:1:stop") as child:
+            stopped(child)
+            done = threading.Event()
+
+            def write() -> None:
+                store.queue("q").appender().write({"n": 4})
+                done.set()
+
+            waiting = threading.Thread(target=write)
+            waiting.start()
+            assert not done.is_set()
+            child.kill()
+            waiting.join()
+        assert [m["n"] for m in store.queue("q").tailer()] == [1, 3, 4]
+    assert time.monotonic() - start < 9, "well below the deadline of 10 s"
+
+
+def test_a_writer_that_dies_while_it_registers_holds_nobody_up(tmp_path: Path) -> None:
+    path = tmp_path / "store"
+    cues.open(path).close()
+    code = """
+import sys, os, cues.store, cues.writers
+cues.writers.Turnstile._nobody_busy = cues.writers.Turnstile._await = None
+from cues.locks import LockFile, REGISTER
+real = LockFile.try_lock
+LockFile.try_lock = lambda self, at: (real(self, at), at == REGISTER and os.kill(os.getpid(), 9))[0]
+cues.writers.Turnstile._await = lambda self, attempt, holder: attempt()
+cues.store.Store(sys.argv[1])
+"""
+    with children.Child(code, path) as child:
+        assert child.returncode() == -9
+    with cues.open(path, writer_timeout_s=1) as store:
+        assert store.queue("q").appender().write({"n": 1}) == 1
+
+
+def test_the_last_to_leave_marks_the_store_clean_and_nobody_who_comes_loses_the_mark(tmp_path: Path) -> None:
+    """One that joins between another's look around and its leaving would lose the mark that it just made."""
+    path = tmp_path / "store"
+    store = cues.open(path, durability="process")
+    turnstile = store._shared.turnstile
+    assert turnstile is not None
+    seen = []
+    real = turnstile._locks.holder
+
+    def holder(start: int, stop: int | None = None) -> int | None:
+        if start == locks.WRITERS and not seen:
+            seen.append(locks.open_locks(path / "locks").mine(locks.REGISTER))
+        return real(start, stop)
+
+    turnstile._locks.holder = holder  # type: ignore[method-assign]
+    try:
+        store.close()
+    finally:
+        del turnstile._locks.holder  # type: ignore[method-assign]
+    assert seen == [True], "it looks around with the door closed"
+    assert not (path / "open").exists()
+
+
+def test_process_state_tells_what_a_process_does() -> None:
+    assert locks.process_state(os.getpid()) in ("running", "sleeping")
+    assert locks.process_state(2**22 + 1) == "gone"
+
+
+def test_locks_exclude_this_process_too_and_die_with_others(tmp_path: Path) -> None:
+    mine = locks.open_locks(tmp_path / "locks")
+    assert locks.open_locks(tmp_path / "locks") is mine
+    assert mine.try_lock(5) and not mine.try_lock(5) and mine.mine(5)
+    assert mine.holder(5) is None, "not another process"
+    code = """
+import sys
+from pathlib import Path
+from cues import locks
+other = locks.open_locks(Path(sys.argv[1]))
+print(other.try_lock(5), other.holder(5), other.holder(0, 100), other.try_lock(7))
+sys.stdin.readline()
+"""
+    with children.Child(code, tmp_path / "locks") as child:
+        assert child.line() == f"False {os.getpid()} {os.getpid()} True"
+        assert mine.holder(7) == child.pid and not mine.try_lock(7)
+        child.kill()
+    assert mine.try_lock(7)
+    mine.unlock(5)
+    mine.unlock(5)
+    assert mine.try_lock(5)
+    mine.close()
+    assert mine.try_lock(9), "one use is left"
+    mine.close()
+    assert locks.offset_of("a") != locks.offset_of("b") and locks.offset_of("a") < 2**63
