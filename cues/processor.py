@@ -525,7 +525,8 @@ def _check_parameters(processor: Processor, fn: Function) -> None:
                 if binding not in named:
                     raise _wrong(
                         processor.id,
-                        f"{here} has no parameter for the binding {binding!r}; it has {', '.join(map(repr, named)) or 'none'}.",
+                        f"{here} has no parameter for the binding {binding!r}; it has"
+                        f" {', '.join(map(repr, named)) or 'none'}.",
                         f"def {getattr(fn, '__name__', 'f')}({', '.join(found)}): …"
                         if all(b.isidentifier() for b in found)
                         else "binding names that are Python names.",

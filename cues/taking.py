@@ -63,7 +63,7 @@ class Slice:
     @property
     def traced(self) -> bool:
         """Whether there is any provenance to carry on."""
-        return bool(self.one.kept) or any([batch.head.provenance for batch in self.batches])
+        return bool(self.one.kept) or any(batch.head.provenance for batch in self.batches)
 
     def provenance(self) -> Provenance:
         """Of all messages, with the step onto this queue."""

@@ -217,7 +217,7 @@ def _read(connection: sqlite3.Connection, processor: str) -> Row | None:
     found = connection.execute(
         "select store, generation, epoch, ends, hash from cues_positions where processor = ?", (processor,)
     ).fetchone()
-    return None if found is None else Row(*found[:3], json.loads(found[3]), found[4])
+    return None if found is None else Row(found[0], found[1], found[2], json.loads(found[3]), found[4])
 
 
 def _write(connection: sqlite3.Connection, processor: str, row: Row | None, delivery: cues.Delivery) -> None:

@@ -15,7 +15,6 @@ import os
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -353,7 +352,7 @@ def examine(name: str, path: str) -> dict[str, Any]:
             for processor in store.queues(all=True)
             if "." in processor
         }
-        found["check"] = store.check() if find_spec("cues.check") else []
+        found["check"] = store.check()
         return found
 
 

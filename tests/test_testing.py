@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import cues
-from cues import Graph, Source, Stream, batch, clock, faults, testing, tries
+from cues import Graph, Source, Stream, clock, faults, testing, tries
 from cues.errors import InvalidArgument, ProcessorStopped
 
 
@@ -104,8 +104,7 @@ def test_attempts_that_do_not_hold_are_found(tmp_path: Path) -> None:
         testing.run_until_idle(Graph("g", [Stream(lambda m: m, "a", "out", id="s")]), store)
         assert testing.check_attempts(store) == []
         log = store.queue("g.s").log
-        forged = [tries.snapshot("g.s", {"g.s.a": 4}, {"g.s.a": 5}), tries.attempt(b"x" * 16, {"out": 1})]
-        pages = batch.build(forged, 1 << 20, b"x" * 16, reserved=True)
+        pages = tries.Writer("g.s").step(tries.Taking(("g.s.a",), (4,), (5,)), b"x" * 16, {"out": 1}, False)
         store.commit(lambda txn: log.append(txn, pages))
         assert len(testing.check_attempts(store)) == 2
         assert store.check()

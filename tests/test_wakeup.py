@@ -82,7 +82,14 @@ NO_SAFETY = "import sys, cues, cues.wakeup; cues.wakeup.SAFETY_S = 30.0"
 
 def test_a_writer_in_another_process_wakes_a_reader_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     without_safety(monkeypatch)
-    code = "import sys, cues\nwith cues.open(sys.argv[1]) as s:\n a = s.queue('q').appender()\n for n in range(20): input(); a.write({'n': n})"
+    code = """
+import sys, cues
+with cues.open(sys.argv[1]) as store:
+    appender = store.queue("q").appender()
+    for n in range(20):
+        input()
+        appender.write({"n": n})
+"""
     with cues.open(tmp_path / "store", durability="process") as store:
         tailer = store.queue("q").tailer()
         with children.Child(code, store.path) as writer:

@@ -272,16 +272,13 @@ class Running:
         A graph that is fed by ``send`` is never done, unless ``idle_exit_s`` says after how many
         seconds without anything to do it is. Returns False when it was halted before.
         """
-        while True:
-            if self._wait(self._done, 0 if self.plan.fed or idle_exit_s is not None else None):
-                if not self.plan.fed:
-                    return True
-            if self.halted:
-                return False
+        live = bool(self.plan.fed)
+        while not self.halted:
+            if self._wait(lambda: not live and self._done(), _LOOK_S):
+                return True
             if idle_exit_s is not None and self._quiet_for(idle_exit_s):
                 return True
-            if self.plan.fed or idle_exit_s is not None:
-                self._wait(lambda: False, _LOOK_S)
+        return False
 
     def _done(self) -> bool:
         ended = all(
