@@ -156,7 +156,7 @@ class Delivery:
         if attempt is not None and attempt.hash == snapshot.hash.hex():
             self._compare_outputs(txn, attempt, written)
             return Decision("resume", f"the last step ({attempt.hash[:8]}…) is whole; from " + self._where(positions))
-        if set(snapshot.start) in self._takes() and all(
+        if self._still_pending() and set(snapshot.start) in self._takes() and all(
             positions[tailer].next == index for tailer, index in snapshot.start.items()
         ):
             return Decision(
@@ -169,6 +169,10 @@ class Delivery:
             "the last step did not commit, and positions or inputs were changed since (at-most-once, or a seek); from "
             + self._where(positions),
         )
+
+    def _still_pending(self) -> bool:
+        """Whether nobody moved the positions since the snapshot, not even to where they stood (a seek)."""
+        return self._row.pending or self.node.at_most_once
 
     def _takes(self) -> list[set[str]]:
         """The sets of tailers that a step reads from: all, or of alts any one."""
@@ -603,7 +607,7 @@ class Delivery:
                 pages = batches.build(
                     items, options.max_message_bytes, digest, came, encoded=encoded, strips=options.strips
                 )
-            except Exception as error:
+            except CuesError as error:
                 at = getattr(error, "offset", 0)
                 raise _Unwritable(start + at if output.origins is None else output.origins[at], error) from error
             appends.append((queue, pages))

@@ -74,4 +74,8 @@ class Bus:
     def emit(self, event: Event) -> None:
         log.log(event.level, "%s: %s", event.processor, event.text)
         for listener in tuple(self.listeners):
-            listener(event)
+            try:
+                listener(event)
+            except Exception:
+                # Who watches must not stop what is watched.
+                log.exception("a listener of events failed")

@@ -56,6 +56,7 @@ class Table:
         self._store = store
         self._name = names.state_database(processor)
         self._database: Any = None
+        self._missing = False
         self._cache: dict[bytes, bytes | None] = {}
         self._cache_bytes = 0
         self._step: dict[bytes, bytes | None] = {}
@@ -145,6 +146,7 @@ class Table:
         """Have the table's database; call before a commit that writes to it."""
         if not self._open():
             self._store.commit(self._store.create_database, self._name)
+            self._missing = False
             self._open()
 
     def write(self, txn: Any) -> None:
@@ -170,12 +172,12 @@ class Table:
     # --- inside ---
 
     def _open(self) -> bool:
-        if self._database is None:
+        if self._database is None and not self._missing:
             try:
                 self._database = self._store.database(self._name)
             except QueueNotFound:
-                return False
-        return True
+                self._missing = True  # until this owner makes it: nobody else does
+        return self._database is not None
 
     def _packed(self, row: bytes) -> bytes | None:
         if row in self._step:

@@ -48,8 +48,8 @@ def test_every_linked_page_exists() -> None:
 
 
 def test_commands_of_the_readme_exist() -> None:
-    from cues.cli import main
+    from cues.cli.app import COMMANDS
 
     for block in blocks("sh"):
         for name in re.findall(r"^cues (\w+)", block, re.M):
-            assert name in main.commands, name
+            assert name in COMMANDS, name

@@ -174,6 +174,23 @@ def test_a_seek_that_asks_for_delivery_again_gives_other_hashes(store: Store) ->
 # --- purges -------------------------------------------------------------------------------------
 
 
+def test_a_seek_to_the_very_start_of_a_pending_snapshot_voids_it_too(store: Store) -> None:
+    """Delivery is asked for again: the same messages come under the new generation's hashes, none under the old."""
+    feed(store, a=range(3))
+    before: list[str] = []
+
+    def batch(messages: list[Message], process: Any) -> None:
+        before.append(process.delivery_hash)
+
+    sink = Sink(batch, "a", id="s", batch=True)
+    crash(store, "function.after", sink)
+    ownership.seek(store, "g.s", {"g.s.a": 1}, again=True)
+    report = run(store, sink)
+    assert report.decisions == {"s": "void"}
+    assert len(before) == 2 and before[0] != before[1]
+    assert testing.check_attempts(store) == []
+
+
 def test_a_purged_part_of_a_pending_range_is_counted_and_the_rest_is_a_new_step(store: Store) -> None:
     feed(store, a=range(5))
     first, second = Seen(), Seen()

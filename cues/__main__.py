@@ -1,0 +1,5 @@
+"""``python -m cues`` is ``cues``."""
+
+from cues.cli import main
+
+main()

@@ -1,0 +1,196 @@
+"""The bytes on disk: a change of them cannot go unnoticed (docs/format.md, tests/golden)."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import shutil
+import struct
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import msgpack
+import pytest
+import xxhash
+
+import cues
+from cues import batch, codec, names
+from cues.batch import Batch
+from cues.hashes import delivery_hash
+from cues.log import unpack_row
+from cues.ownership import ProcessorRow, read_topology
+
+GOLDEN = Path(__file__).parent / "golden"
+V1 = GOLDEN / "v1"
+DOCS = Path(__file__).parent.parent / "docs" / "format.md"
+
+
+def _golden() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("golden_make", GOLDEN / "make.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["golden_make"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+golden = _golden()
+
+
+@pytest.fixture
+def old(tmp_path: Path) -> Path:
+    """A copy of the golden store."""
+    path = tmp_path / "old"
+    path.mkdir()
+    shutil.copy(V1 / "data.mdb", path)
+    return path
+
+
+def test_a_store_of_version_1_is_read(old: Path) -> None:
+    """Written by the first version; every message, its metadata, the positions, the state and the try logs."""
+    with cues.open(old, readonly=True) as store:
+        assert store.durability == "disk"
+        assert store.queues(all=True) == ["golden.deliver", "golden.price", "orders", "priced"]
+        orders = store.queue("orders")
+        assert orders.options == cues.QueueOptions(metadata={"t", "time", "tx"}, retention=1000)
+        expected = [{k: v for k, v in m.items() if k != "q/meta"} for m in (*golden.ORDERS, golden.LARGE, golden.TYPES)]
+        found = list(orders.tailer())
+        assert found == expected
+        assert found[4]["zone"].fold == 1 and found[4]["zone"].tzinfo.key == "Europe/Berlin"
+        assert [type(v) for v in found[4].values()] == [type(v) for v in golden.TYPES.values()]
+        assert orders.tailer("reader").index == 3
+        priced = store.queue("priced").tailer(meta=True)
+        second = priced.read_many(5)[1]
+        assert {k: v for k, v in second.items() if k != "q/meta"} == {"n": 2, "price": 4}
+        identity = orders.row().identity
+        digest = delivery_hash("golden.price", 0, [("golden.price.orders", identity, 1, 6)])
+        assert second["q/meta"]["q/hash"] == digest
+        assert second["q/meta"]["from"] == "web"
+        assert second["q/meta"]["tx/t"] == 2 and second["q/meta"]["q/queue"]["orders"]["q/t"] == 2
+        assert cues.testing.state(store, "golden.price") == {None: {"count": 5}}
+        kinds = [m["q/type"] for m in store.queue("golden.price").tailer()]
+        assert kinds == [names.SNAPSHOT, names.ATTEMPT]
+
+
+def test_a_store_of_version_1_is_written_and_run_on(old: Path) -> None:
+    graph = cues.Graph("golden")
+    graph.source("orders")
+    graph.stream("orders", "priced")(golden.price)
+    graph.sink("priced")(golden.deliver)
+    with cues.open(old) as store:
+        assert store.queue("orders").appender().write({"n": 6}) == 6
+        cues.testing.run_until_idle(graph, store)
+        assert [m["price"] for m in store.queue("priced").tailer()] == [2, 4, 6, 8, 10, 12]
+        assert cues.testing.state(store, "golden.price") == {None: {"count": 6}}
+
+
+def test_every_row_and_record_of_the_golden_store_is_what_it_was(old: Path) -> None:
+    with cues.open(old, readonly=True) as store:
+        now = [(key, value) for _, key, value in golden.pairs(store)]
+    then = golden.parse((V1 / "records.txt").read_text())
+    assert len(then) > 20
+    assert now == then
+
+
+def test_the_same_calls_write_the_same_bytes(tmp_path: Path) -> None:
+    """With the clock and the random numbers of the golden store, byte for byte: a difference is a new format."""
+    golden.make(tmp_path / "new")
+    with cues.open(tmp_path / "new", readonly=True) as store:
+        text = golden.records(store)
+    assert text.splitlines() == (V1 / "records.txt").read_text().splitlines()
+
+
+def test_single_record_batches_are_what_they_were() -> None:
+    assert golden.batches() == (V1 / "batches.txt").read_text()
+    sections = golden.unwrapped((V1 / "batches.txt").read_text())
+    assert sections == [b"".join(parts) for _, parts in golden.samples().values()]
+
+
+def test_a_record_batch_by_hand() -> None:
+    """Read with nothing but struct, msgpack and xxhash: what another program would do."""
+    index, [value] = golden.samples()["with a delivery hash"]
+    assert value[:8] == xxhash.xxh3_64(value[8:], seed=index).digest()
+    assert struct.unpack(">BBHQ", value[8:20]) == (1, 0x01, 2, golden.START_NS)
+    packed = msgpack.packb([1, "golden.price", 0, [["golden.price.orders", b"identity", 1, 3]], None])
+    assert value[20:36] == xxhash.xxh3_128(packed).digest()
+    assert msgpack.unpackb(value[36:]) == [{"n": 1}, {"n": 2}]
+
+
+def test_rows_by_hand(old: Path) -> None:
+    with cues.open(old, readonly=True) as store, store.view() as txn:
+        raw = txn.get(b"\0row\0orders")
+        identity, first, after, _, version = struct.unpack(">8sQQQI", raw[:-8])
+        assert raw[-8:] == xxhash.xxh3_64(raw[:-8]).digest()
+        assert (first, after, version) == (1, 6, 1)
+        assert unpack_row(raw).identity == identity == msgpack.unpackb(txn.get(b"\0queue\0orders"))["identity"]
+
+        raw = txn.get(b"\0reader\0orders\0reader")
+        assert struct.unpack(">8sQ8s", raw)[:2] == (identity, 3)
+        log = store.database(b"log:orders")
+        assert raw[16:] == txn.get(struct.pack(">Q", 1), db=log)[:8], "the seal of the batch before"
+
+        raw = txn.get(b"\0proc\0golden.price")
+        head = struct.unpack_from(">8sQQQ8sBB", raw)
+        assert head[1:] == (1, 0, 4242, xxhash.xxh3_64(b"golden").digest(), 0, 1)
+        assert struct.unpack_from(">8sQ8s", raw, 42)[:2] == (identity, 6)
+        assert raw[-8:] == xxhash.xxh3_64(raw[:-8]).digest()
+        assert ProcessorRow.unpack(raw).epoch == 1
+        topology = read_topology(txn, "golden.price")
+        assert topology is not None and topology.tailers == ("golden.price.orders",)
+        assert txn.get(b"\0sub\0orders\0golden.price") == b""
+        record = msgpack.unpackb(txn.get(b"\0cues"))
+        assert (record["format"], record["requires"], record["durability"]) == (1, [], "disk")
+
+
+def test_a_cut_message_by_hand(old: Path) -> None:
+    with cues.open(old, readonly=True) as store:
+        log = store.database(b"log:orders")
+        with store.view() as txn:
+            rows = [(k, v) for k, v in txn.cursor(log) if k[:8] == struct.pack(">Q", 4)]
+    assert [len(key) for key, _ in rows] == [8, 12, 12]
+    assert [struct.unpack(">I", key[8:])[0] for key, _ in rows[1:]] == [1, 2]
+    assert all(len(value) <= 4080 for _, value in rows)
+    head = rows[0][1]
+    assert head[9] == 0x08
+    (length,) = struct.unpack_from(">I", head, 20)
+    body = head[24:] + b"".join(value[8:] for _, value in rows[1:])
+    assert len(body) == length
+    assert msgpack.unpackb(body) == [golden.LARGE]
+
+
+def test_the_reserved_places_are_kept() -> None:
+    """A record with a producer is one that this version must refuse; no code may take these for itself."""
+    assert batch.PRODUCER == 0x02 and not batch.KNOWN_FLAGS & batch.PRODUCER
+    assert names.processor_key("g.p.fork.0123456789abcdef") == b"\0proc\0g.p.fork.0123456789abcdef"
+    assert names.log_database("q", 3) == b"log:q/3" and names.row_key("q", 3) == b"\0row\0q/3"
+    assert set(range(100, 112)) == {code for code in codec._decoders if code > codec.USER_CODE_MAX}
+
+
+def test_every_extension_type_is_in_the_documentation() -> None:
+    text = DOCS.read_text()
+    for code in sorted(codec._decoders):
+        if code > codec.USER_CODE_MAX:
+            assert re.search(rf"^\| {code} \|", text, re.M), f"extension {code}"
+
+
+def test_the_worked_example_of_the_delivery_hash_is_true() -> None:
+    text = DOCS.read_text()
+    packed = re.search(r"```hash-input\n(.*?)```", text, re.S)
+    digest = re.search(r"`([0-9a-f]{32})`", text)
+    assert packed is not None and digest is not None
+    raw = bytes.fromhex("".join(re.findall(r"^((?:[0-9a-f]{2} ?)+)", packed[1], re.M)).replace(" ", ""))
+    value: Any = [1, "golden.price", 0, [["golden.price.orders", b"identity", 1, 3]], None]
+    assert raw == msgpack.packb(value)
+    assert xxhash.xxh3_128(raw).hexdigest() == digest[1]
+    assert delivery_hash("golden.price", 0, [("golden.price.orders", b"identity", 1, 3)]) == digest[1]
+    unsorted = [("t2", b"22222222", 1, 2), ("t1", b"11111111", 1, 2)]
+    assert delivery_hash("p", 0, unsorted) == delivery_hash("p", 0, unsorted[::-1])
+
+
+def test_a_batch_that_was_read_says_what_was_written() -> None:
+    for index, (value, *pieces) in golden.samples().values():
+        found = Batch(index, value, pieces)
+        assert found.whole() and found.first == index
+        assert found.next == index + found.head.count
