@@ -225,14 +225,16 @@ def seal_plain(body: bytes, index: int, time_ns: int) -> bytes:
     return checksum(rest, index) + rest
 
 
-def pack_one(message: dict[str, Any]) -> bytes | dict[str, Any]:
+def pack_one(message: dict[str, Any], limit_bytes: int, strips: bool) -> bytes | dict[str, Any]:
     """Check and encode one message for ``build(encoded=...)``; raises what :func:`build` would.
 
     A message with ``q/meta`` comes back as it is: its metadata is not part of its body.
     """
     body = _pack_array([message], 0)
     if b"q/" in body and _extract([message], 0, 1, None) is not None:
+        build([message], limit_bytes, strips=strips)
         return message
+    _check_size(len(body) - 1, 0, limit_bytes)
     return body[1:]
 
 

@@ -29,6 +29,7 @@ from cues.batch import Page
 from cues.errors import CuesError, Diverged, ProcessorStopped, QueueNotFound
 from cues.hashes import Hasher
 from cues.log import Log
+from cues.options import QueueOptions
 from cues.ownership import NO_SEAL, Position, ProcessorRow, fenced
 from cues.processor import Node
 from cues.queue import Queue
@@ -104,7 +105,9 @@ class Delivery:
         state = None if node.kind == "source" else self.state  # a source's state is its position
         self.process = Process(node, system, self.hasher, row.epoch, store.id.hex(), state, stopping)
         self.runner = (
-            Runner(node, self.process, self.state, pause, emit, self.counters) if node.kind != "source" else None
+            Runner(node, self.process, self.state, pause, emit, self.counters, lambda b: self.outputs[b]._options)
+            if node.kind != "source"
+            else None
         )
         self.rings = 0
         for queue in (*self.outputs.values(), self.errors, self.try_log):
@@ -156,8 +159,10 @@ class Delivery:
         if attempt is not None and attempt.hash == snapshot.hash.hex():
             self._compare_outputs(txn, attempt, written)
             return Decision("resume", f"the last step ({attempt.hash[:8]}…) is whole; from " + self._where(positions))
-        if self._still_pending() and set(snapshot.start) in self._takes() and all(
-            positions[tailer].next == index for tailer, index in snapshot.start.items()
+        if (
+            self._still_pending()
+            and set(snapshot.start) in self._takes()
+            and all(positions[tailer].next == index for tailer, index in snapshot.start.items())
         ):
             return Decision(
                 "rewind",
@@ -263,13 +268,18 @@ class Delivery:
                         logging.WARNING,
                     )
                 )
-                one.index = one._loaded = min(row.first, ends[one.tailer])
+                one.go(min(row.first, ends[one.tailer]))
         # What is left of a purged range is another set of messages, so it gets another hash: it is
         # taken as any step is. Otherwise exactly the snapshot's ranges, under its hash.
         self._pending = (snapshot, ends) if whole else None
 
     def adopt(self, row: ProcessorRow) -> None:
-        """Somebody moved the positions under the same owner id: take the row that is there now."""
+        """Somebody moved the positions under the same owner id: take the row that is there now.
+
+        Raises :class:`Fenced` (takeover) where the row is another owner's by now.
+        """
+        if row.owner != self._row.owner:
+            raise fenced(self.node.id, self._expected, row.pack())
         self._owned(row, row.pack())
         self.hasher = Hasher(self.node.id, row.generation)
         self.process.renew(self.hasher, row.epoch)
@@ -361,21 +371,23 @@ class Delivery:
 
     def _take_again(self, snapshot: tries.Snapshot, ends: dict[str, int]) -> Taken | None:
         """Exactly the ranges of a snapshot, from the same tailers, under its hash."""
-        slices = []
-        for one in self.inputs:
-            if one.tailer in ends:
-                count = ends[one.tailer] - one.index
-                while one.ahead < count:
-                    before = one.ahead
-                    one.fill(count)
-                    if one.ahead == before:
-                        raise Diverged(
-                            f"{self.node.id} must take {one.tailer} up to {ends[one.tailer]} again, but the"
-                            f" queue ends before {one.index + one.ahead}.",
-                            "cues check, or --fresh to start over.",
-                            processor=self.node.id,
-                        )
-                slices.append(one.take(count))
+        again = [one for one in self.inputs if one.tailer in ends]
+        for one in again:
+            count = ends[one.tailer] - one.index
+            while one.ahead < count:
+                before = one.ahead
+                one.fill(count)
+                if one.index != snapshot.start[one.tailer]:  # purged since the start: another set of messages
+                    self._rewind(snapshot)
+                    return self._take()
+                if one.ahead == before:
+                    raise Diverged(
+                        f"{self.node.id} must take {one.tailer} up to {ends[one.tailer]} again, but the"
+                        f" queue ends before {one.index + one.ahead}.",
+                        "cues check, or --fresh to start over.",
+                        processor=self.node.id,
+                    )
+        slices = [one.take(ends[one.tailer] - one.index) for one in again]
         self._pending = None
         return Taken(slices, len(slices[0].messages), snapshot.hash)
 
@@ -424,8 +436,7 @@ class Delivery:
         packed = row.pack()
         self.store.commit(self._write_step, parts, packed, pages=pages)
         self._owned(row, packed)
-        if self.state.changed:
-            self.state.committed()
+        self.state.committed()
         if faults.active:
             faults.point("commit.after")
         # 5. Ring.
@@ -603,7 +614,7 @@ class Delivery:
                 else:
                     came = provenance.select(output.origins)
             try:
-                items, encoded = _forms(output.items)
+                items, encoded = _forms(output.items, options)
                 pages = batches.build(
                     items, options.max_message_bytes, digest, came, encoded=encoded, strips=options.strips
                 )
@@ -643,7 +654,7 @@ class _Unwritable(Exception):
         self.error = error
 
 
-def _forms(items: list[dict[str, Any] | bytes]) -> tuple[list[Any], list[bytes] | None]:
+def _forms(items: list[dict[str, Any] | bytes], options: QueueOptions) -> tuple[list[Any], list[bytes] | None]:
     """Outputs as dicts, or, where some were encoded when their call returned, all as bytes.
 
     Where a message with ``q/meta`` is among them all are dicts again, for that is taken out of dicts.
@@ -657,7 +668,10 @@ def _forms(items: list[dict[str, Any] | bytes]) -> tuple[list[Any], list[bytes] 
     forms: list[Any] = []
     for offset, item in enumerate(items):
         try:
-            forms.append(item if type(item) is bytes else batches.pack_one(item))  # type: ignore[arg-type]
+            if isinstance(item, bytes):
+                forms.append(item)
+            else:
+                forms.append(batches.pack_one(item, options.max_message_bytes, options.strips))
         except CuesError as error:
             error.__dict__["offset"] = offset
             raise

@@ -195,6 +195,7 @@ class SourceDelivery(Delivery):
         """Commit what was yielded. Raises :class:`ProcessorStopped` when the generator failed."""
         if self._stop is not None:
             raise self._stopped(self._stop)
+        error = self.feed.error  # first: what was yielded before it is there by now, and is committed
         items = self.feed.take(self.node.options.batch_size)
         if items:
             if faults.active:
@@ -208,7 +209,6 @@ class SourceDelivery(Delivery):
                 self._stop = stop
                 raise self._stopped(stop)
             return "committed"
-        error = self.feed.error
         if error is not None:
             raise self._stopped(Failure(error, self._failures + 1)) from error
         return "idle"

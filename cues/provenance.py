@@ -133,7 +133,7 @@ def concat(parts: Sequence[Provenance]) -> Provenance:
 def merge(parts: Sequence[Provenance]) -> Provenance:
     """Runs of one length side by side: message j has the metadata of message j of every part (a join).
 
-    Where two parts know the same queue, the first says.
+    Where two parts know the same queue of a message, the first says.
     """
     if len(parts) == 1:
         return parts[0]
@@ -141,7 +141,8 @@ def merge(parts: Sequence[Provenance]) -> Provenance:
     extras: list[Any] | None = None
     for part in parts:
         for queue, column in part.columns.items():
-            columns.setdefault(queue, column)
+            before = columns.get(queue)
+            columns[queue] = column if before is None else _filled(part.count, before, column)
         if part.extra is not None:
             mine = list(part.extra) if isinstance(part.extra, list) else [part.extra] * part.count
             extras = mine if extras is None else [_merged(b or {}, a or {}) for a, b in zip(extras, mine)]
@@ -167,6 +168,19 @@ def _select(column: Any, offsets: Sequence[int]) -> Any:
 
 def _at(column: Any, offset: int) -> Any:
     return column[offset] if isinstance(column, (range, list)) else column
+
+
+def _filled(count: int, first: tuple[Indices, Times], second: tuple[Indices, Times]) -> tuple[Indices, Times]:
+    """The first column, with the second's for messages that did not come by that queue there."""
+    if not any(isinstance(column, list) and 0 in column for column in first):
+        return first
+    known = [any(_one(column, j) is not None for column in first) for j in range(count)]
+    if all(known):
+        return first
+    chosen = [first if here else second for here in known]
+    return [_one(t, j) or 0 for j, (t, _) in enumerate(chosen)], [
+        _one(time, j) or 0 for j, (_, time) in enumerate(chosen)
+    ]
 
 
 def _one(column: Indices | Times, offset: int) -> int | None:

@@ -22,6 +22,7 @@ from cues import batch as batches
 from cues import codec, events, faults, names
 from cues.errors import CodecError, CuesError, Diverged, Fenced, ReturnError
 from cues.hashes import Hasher
+from cues.options import QueueOptions
 from cues.processor import Filter, Node, filter_of, positional_order, wants_process
 from cues.provenance import Provenance
 from cues.state import State, Table
@@ -276,7 +277,9 @@ class Runner:
         pause: Pause,
         emit: Callable[[events.Event], None],
         counters: events.Counters,
+        options_of: Callable[[str], QueueOptions],
     ) -> None:
+        """``options_of`` gives the options of the queue behind an output binding."""
         assert node.fn is not None
         self._node = node
         self._fn = node.fn
@@ -286,6 +289,7 @@ class Runner:
         self._pause = pause
         self._emit = emit
         self._counters = counters
+        self._options_of = options_of
         self._retry = node.options.retry
         self._filters: dict[str, Filter | None] = {
             port.binding: filter_of(node.options, port.binding) for port in node.inputs
@@ -565,8 +569,11 @@ class Runner:
 
     def _encoded(self, result: Any) -> Any:
         """Check and encode what a call returned, so that what is wrong with it is this call's failure."""
-        found = self._by_binding(result)
-        return _Encoded({b: [batches.pack_one(item) for item in items] for b, items in found.items()})
+        packed: dict[str, list[Any]] = {}
+        for binding, items in self._by_binding(result).items():
+            options = self._options_of(binding)
+            packed[binding] = [batches.pack_one(item, options.max_message_bytes, options.strips) for item in items]
+        return _Encoded(packed)
 
 
 class _Encoded:
@@ -599,7 +606,10 @@ def causes(error: BaseException | None) -> list[dict[str, str]]:
     """The chain of an exception, outermost first: type, message, traceback."""
     found: list[dict[str, str]] = []
     for one in chain(error):
-        lines = traceback.format_exception(type(one), one, one.__traceback__, chain=False)
+        trace = one.__traceback__
+        while trace is not None and trace.tb_next is not None and trace.tb_frame.f_globals is globals():
+            trace = trace.tb_next  # how we came to call the function says nothing about what failed in it
+        lines = traceback.format_exception(type(one), one, trace, chain=False)
         found.append(
             {
                 "type": f"{type(one).__module__}.{type(one).__qualname__}".removeprefix("builtins."),

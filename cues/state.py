@@ -161,7 +161,9 @@ class Table:
                 txn.delete(row + _HEAD.pack(number), db=self._database)
 
     def committed(self) -> None:
-        """The step's commit is done."""
+        """The step's commit is done; what it only read is in memory too, and is bounded here."""
+        if not self._cache:
+            return
         for row, packed in self._step.items():
             self._remember(row, packed)
         self._step.clear()

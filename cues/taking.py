@@ -131,7 +131,11 @@ class Input:
     def stand(self, position: Position) -> None:
         """Go to a committed position."""
         self.identity = position.identity
-        self.index = self._loaded = position.next
+        self.go(position.next)
+
+    def go(self, index: int) -> None:
+        """Take ``index`` next, and drop what was read ahead."""
+        self.index = self._loaded = index
         self._ahead.clear()
 
     @property
@@ -153,8 +157,7 @@ class Input:
         with store.view() as txn:
             row = self.log.row(txn)
             if self.index < row.first:  # purged before it was taken
-                self.index = self._loaded = row.first
-                self._ahead.clear()
+                self.go(row.first)
             raws = self.log.read(txn, row, self._loaded, count - self.ahead)
             self.kept = self.queue.follow_options(txn, row).kept
         for opened in self.log.batches(raws):

@@ -85,6 +85,11 @@ class Bell:
             else:
                 os.read(self.fd, 4096)
 
+    def drain(self) -> None:
+        """Take out every ring; one that came late, or from a handle that was closed, would end every later sleep."""
+        with contextlib.suppress(BlockingIOError):
+            os.read(self.fd, 4096)
+
 
 class Doorbells:
     """The doorbells of one store, as one process sees them."""
@@ -256,6 +261,8 @@ def wait(
                 found = ready()  # before anything else: somebody waits for the answer
                 if found:
                     return found
+                for _, bell, _ in bells:
+                    bell.drain()
             for _, bell, _ in bells:
                 bell.quiet()
     finally:

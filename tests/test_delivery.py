@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import cues
-from cues import AnyOf, Graph, QueueOptions, Retry, Sink, Source, Store, Stream, testing
+from cues import AnyOf, Graph, QueueOptions, Retry, Sink, Source, Store, Stream, state, testing
 from cues.errors import CodecError, PositionRequired, ProcessorStopped, ReservedKey, ReturnError
 from cues.hashes import delivery_hash
 from cues.names import HASH, MESSAGE_INDEX, META, TYPE
@@ -661,6 +661,7 @@ def test_an_error_message_says_everything(store: Store) -> None:
     assert config["function"].startswith("test_delivery:") and config["inputs"] == {"a": "a"}
     outer, inner = error["err/cause"]
     assert outer["type"].endswith("Custom") and outer["message"] == "outer" and "in fail" in outer["trace"]
+    assert "runner.py" not in outer["trace"], "a trace begins where the user's code does"
     assert inner["type"] == "KeyError" and "inner" in inner["trace"]
     # What was attached on the way, the outermost saying last; what cannot be encoded by its repr.
     assert error["err/context"] == {"order": 7, "where": "outside", "thing": repr(object)}
@@ -758,6 +759,35 @@ def test_a_message_over_the_limit_takes_the_error_path(store: Store) -> None:
     run(store, Stream(lambda m: {"n": m["n"], "x": "y" * 200 * (m["n"] == 2)}, "a", "out", id="s"), errors="errors")
     assert numbers(store, "out") == [1, 3]
     assert "MessageTooLarge" in testing.messages(store, "errors")[0]["err/cause"][0]["type"]
+
+
+@pytest.mark.parametrize("more", [{"x": "y" * 200}, {"x": "y" * 200, META: {"k": 1}}, {META: {"k": "y" * 5000}}])
+def test_an_output_that_fits_nowhere_leaves_no_state(store: Store, more: Message) -> None:
+    """It is its own call's failure, before the state is settled: an error step has no outputs and no state."""
+
+    def count(message: Message, process: Any) -> Message:
+        process.state["n"] = process.state.get("n", 0) + 1
+        return {"n": process.state["n"], **(more if message["n"] == 2 else {})}
+
+    store.queue("out", max_message_bytes=100)
+    feed(store, a=[1, 2, 3])
+    run(store, Stream(count, "a", "out"), errors="errors")
+    assert numbers(store, "out") == [1, 2]
+    assert testing.state(store, "g.count") == {"n": 2}
+    assert len(testing.messages(store, "errors")) == 1
+
+
+def test_state_that_is_only_read_is_not_kept_in_memory_for_ever(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(state, "CACHE_ROWS_MAX", 50)
+    sizes: list[int] = []
+
+    def look(message: Message, process: Any) -> None:
+        process.state_of(message["n"]).get("seen")
+        sizes.append(len(process._table._cache))
+
+    feed(store, a=range(500))
+    run(store, Sink(look, "a", batch_size=10))
+    assert max(sizes) <= 60
 
 
 class Rude(Exception):
@@ -1093,6 +1123,31 @@ def test_wait_idle_gives_up_at_its_timeout(tmp_path: Path) -> None:
         assert running.wait_idle(timeout=0.1) is False
         release.set()
         assert running.wait_idle(timeout=10) is True
+
+
+@pytest.mark.parametrize("mode", ["one", "alts", "join"])
+def test_a_graph_is_idle_when_what_was_left_to_take_is_purged(store: Store, mode: str) -> None:
+    """The position stands in front of messages that are gone; nobody would ever take them."""
+
+    def name(message: Message) -> Message:
+        return message
+
+    def pair(a: Message, b: Message) -> Message:
+        return a
+
+    stream = {
+        "one": Stream(name, "a", "out", id="s"),
+        "alts": Stream(name, AnyOf("a", "b"), "out", id="s"),
+        "join": Stream(pair, {"a": "a", "b": "b"}, "out", id="s"),
+    }[mode]
+    feed(store, a=range(3), b=range(3))
+    run(store, stream)
+    feed(store, a=range(3), b=range(3))
+    store.queue("a").delete()
+    if mode != "join":
+        store.queue("b").delete()
+    with Graph("g", [stream]).start(store=store) as running:
+        assert running.wait_idle(timeout=10)
 
 
 @pytest.mark.parametrize("strategy", ["exactly-once", "at-most-once"])

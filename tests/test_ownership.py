@@ -20,6 +20,7 @@ from forks import Forks
 import cues
 from cues import Graph, Sink, Source, Store, Stream, names, ownership, testing
 from cues.delivery import Delivery
+from cues.engine.assembly import assemble
 from cues.errors import AlreadyRunning, Fenced, InvalidArgument, ProcessorStopped
 from cues.ownership import LEASE_S, read_row
 
@@ -361,6 +362,22 @@ def test_a_takeover_stops_a_graph_that_waits_with_the_reason(store: Store) -> No
     assert isinstance(caught.value, Fenced) and caught.value.reason == "takeover" and "process 1" in str(caught.value)
     running.close()
     assert numbers(store) == []
+
+
+def test_who_looks_for_a_seek_does_not_adopt_a_takeover(store: Store) -> None:
+    """Between the refused commit and the look at the row another owner may have come: adopting its row would
+    make two owners of one id, each taking the other's commits for seeks."""
+    graph = Graph("g", [Sink(lambda m: None, "a", id="s")])
+    assembled = assemble(graph, store)
+    (delivery,) = assembled.deliveries
+    with store.view() as txn:
+        row = ownership.read_row(txn, "g.s")
+    assert row is not None
+    with pytest.raises(Fenced) as caught:
+        delivery.adopt(row._replace(owner=bytes(8), epoch=row.epoch + 1))
+    assert caught.value.reason == "takeover"
+    delivery.adopt(row._replace(epoch=row.epoch + 1))
+    assembled.close()
 
 
 def test_seeks_are_checked(store: Store) -> None:

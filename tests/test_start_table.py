@@ -15,7 +15,9 @@ import pytest
 import cues
 from cues import AnyOf, Graph, Sink, Source, Store, Stream, names, ownership, testing
 from cues.delivery import Decision, Delivery
+from cues.engine.assembly import assemble
 from cues.errors import Diverged, ProcessorStopped, TopologyChanged
+from cues.hashes import delivery_hash
 from cues.log import Row, pack_row
 from cues.names import HASH, TYPE
 from cues.ownership import NO_SEAL, Position, ProcessorRow, read_row
@@ -214,6 +216,35 @@ def test_a_pending_range_that_was_purged_whole(store: Store) -> None:
     run(store, Sink(seen, "a", id="s"))
     assert seen.numbers == [3, 4]
     assert run(store, Sink(seen, "a", id="s")).decisions == {"s": "resume"}
+
+
+def test_a_purge_between_the_start_and_the_first_step_makes_the_rest_a_new_step(store: Store) -> None:
+    """Else the step would take as many messages as the snapshot, others, under the snapshot's hash."""
+    calls: list[tuple[list[int], str]] = []
+
+    def pairs(left: list[Message], right: list[Message], process: Any) -> None:
+        calls.append(([m["n"] for m in left], process.delivery_hash))
+
+    graph = Graph("g", [Sink(pairs, {"left": "a", "right": "b"}, batch=True, batch_size=4)])
+    feed(store, a=range(10), b=range(10))
+    with testing.crash("snapshot.after", how="raise"), pytest.raises(testing.Crashed):
+        testing.run_until_idle(graph, store)
+    assembled = assemble(graph, store)
+    store.queue("b").purge(before=3)
+    (delivery,) = assembled.deliveries
+    while delivery.step() != "idle":
+        pass
+    tailers = {"g.pairs.a": store.queue("a"), "g.pairs.b": store.queue("b")}
+    starts = [(1, 3), (5, 7)]
+    for (numbers, hash), (a, b) in zip(calls, starts):
+        ranges = [
+            (tailer, queue.row().identity, start, start + 4) for (tailer, queue), start in zip(tailers.items(), (a, b))
+        ]
+        assert hash == delivery_hash("g.pairs", 0, ranges)
+        assert numbers == list(range(a - 1, a + 3))
+    assert len(calls) == 2
+    assembled.close()
+    assert not testing.check_attempts(store)
 
 
 def test_an_output_that_was_purged_is_not_lost(store: Store) -> None:

@@ -20,7 +20,7 @@ import lmdb
 import pytest
 
 import cues
-from cues import codec, names
+from cues import clock, codec, names
 from cues import store as stores
 from cues.errors import (
     BatchDamaged,
@@ -434,7 +434,7 @@ def test_open_stands_while_a_process_store_is_written_and_no_longer(tmp_path: Pa
     path = make(tmp_path / "store", "process")
     assert not (path / "open").exists()
     with cues.open(path):
-        assert (path / "open").read_text() == cues.clock.boot_id() if hasattr(cues, "clock") else True
+        assert (path / "open").read_text() == clock.boot_id()
         with cues.open(path, readonly=True):
             pass
         assert (path / "open").exists()
@@ -689,8 +689,6 @@ def test_files_that_this_user_may_not_write(tmp_path: Path) -> None:
         out = child.end().splitlines()
     assert len(out) == 2
     assert all(line.startswith("StoreReadOnly") for line in out)
-    with pytest.raises(StoreReadOnly) if not ROOT else contextlib.nullcontext():
-        cues.open(path).close()
     private = make(tmp_path / "private" / "store")
     (tmp_path / "private").chmod(0o700)
     with children.Child(AS_NOBODY, private) as child:
@@ -705,6 +703,7 @@ def in_child(work: Any) -> str:
     read_end, write_end = os.pipe()
     pid = os.fork()
     if pid == 0:  # pragma: no cover
+        signal.alarm(30)  # a child that hangs dies of it, and says nothing
         try:
             try:
                 text = str(work())
@@ -778,13 +777,11 @@ def test_a_fork_while_threads_write_and_wait(tmp_path: Path) -> None:
             thread.start()
         try:
             for _ in range(3):
-                signal.alarm(60)
                 assert in_child(lambda: queue.appender().write({"n": 2})) == "Forked"
                 assert in_child(lambda: queue.tailer().read()) == "Forked"
                 opened = in_child(lambda: len(cues.open(tmp_path / "store").queue("q")) > 0)
                 assert opened in ("True", "Forked"), "said, not hung, where a thread was inside LMDB"
         finally:
-            signal.alarm(0)
             stop.set()
             for thread in threads:
                 thread.join()

@@ -268,7 +268,7 @@ def test_a_named_read_that_cannot_move_its_position_loses_nothing(
         assert (tailer.index, tailer.last_read_index, tailer.envelope) == before
     monkeypatch.undo()
     assert numbers(tailer.read_many(5)) == [3, 4, 5, 6, 7]
-    assert filled.__module__ and store.queue("q").tailer("a").index == 8
+    assert store.queue("q").tailer("a").index == 8
 
 
 # --- damage in the middle -------------------------------------------------------------------------

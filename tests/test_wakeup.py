@@ -245,6 +245,36 @@ def test_an_idle_reader_burns_no_processor_time(tmp_path: Path) -> None:
             assert (end.ru_utime + end.ru_stime) - (start.ru_utime + start.ru_stime) < 0.1
 
 
+def test_a_ring_in_vain_wakes_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Closing a handle rings every sleeper of the process without lowering its flag; the byte must not stay in
+    the FIFO, where it would end every later sleep at once."""
+    without_safety(monkeypatch)
+    with cues.open(tmp_path / "store", durability="process") as store:
+        looks: list[bool] = []
+        end = threading.Event()
+
+        def ready() -> bool:
+            looks.append(end.is_set())
+            return looks[-1]
+
+        queue = store.queue("q")
+        sleeper = threading.Thread(target=wakeup.wait, args=([(store.doorbells, queue.log.mask)], ready, None))
+        sleeper.start()
+        wait_until_listening(store)
+        store.queue("other").close()
+        deadline = time.monotonic() + 10
+        while len(looks) < 3:  # on the way to sleep, rung, on the way to sleep again
+            assert time.monotonic() < deadline
+            os.sched_yield()
+        wait_until_listening(store)
+        sleeper.join(0.2)  # a sleeper that spins looks thousands of times here
+        assert len(looks) == 3
+        end.set()
+        queue.appender().write({})
+        sleeper.join(10)
+        assert not sleeper.is_alive()
+
+
 def test_a_file_of_shared_words_has_its_blocks(tmp_path: Path) -> None:
     """It is written through a map: a hole in it would be a SIGBUS on a full disk."""
     with cues.open(tmp_path / "store"):

@@ -24,6 +24,7 @@ from cues.delivery import Delivery
 from cues.engine.assembly import Assembly, assemble
 from cues.errors import Closed, Fenced, InvalidArgument, ProcessorStopped, QueueNotFound
 from cues.feed import SourceDelivery
+from cues.log import Row
 from cues.ownership import LEASE_BEAT_S, ProcessorRow, read_row
 from cues.runner import Interrupted, words
 
@@ -142,7 +143,7 @@ class Worker:
         text = getattr(error, "message", str(error)).removeprefix(f"{self.id} ")
         self.running.emit(events.Stopped(self.id, text, logging.ERROR, error=error))
 
-    def idle(self, row: ProcessorRow | None, next_of: Callable[[str], int]) -> bool:
+    def idle(self, row: ProcessorRow | None, log_row: Callable[[str], Row]) -> bool:
         """Whether there is nothing to take, by what one transaction saw."""
         delivery = self.delivery
         if self.finished:
@@ -156,10 +157,10 @@ class Worker:
             return feed.ended or feed.closed or time.monotonic() - feed.pulled_at > QUIET_S
         if row is None:
             return True
-        left = [
-            next_of(one.queue.id) - position.next
-            for one, position in zip(sorted(delivery.inputs, key=lambda i: i.tailer), row.positions)
-        ]
+        left = []
+        for one, position in zip(sorted(delivery.inputs, key=lambda i: i.tailer), row.positions):
+            log = log_row(one.queue.id)
+            left.append(log.next - max(position.next, log.first))  # what was purged is nobody's to take
         return not (any if delivery.node.mode == "alts" else all)(n > 0 for n in left)
 
 
@@ -248,14 +249,14 @@ class Running:
         """Whether nobody has anything to do, at one moment."""
         marks = [(w.busy, w.delivery.counters.steps) for w in self.workers]
         with self.store.view() as txn:
-            known: dict[str, int] = {}
+            known: dict[str, Row] = {}
 
-            def next_of(queue: str) -> int:
+            def log_row(queue: str) -> Row:
                 if queue not in known:
-                    known[queue] = self._assembly.queues[queue].log.row(txn).next
+                    known[queue] = self._assembly.queues[queue].log.row(txn)
                 return known[queue]
 
-            quiet = all(worker.idle(read_row(txn, worker.id), next_of) for worker in self.workers)
+            quiet = all(worker.idle(read_row(txn, worker.id), log_row) for worker in self.workers)
         return quiet and marks == [(w.busy, w.delivery.counters.steps) for w in self.workers]
 
     def wait_idle(self, timeout: float | None = None) -> bool:

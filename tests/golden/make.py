@@ -94,7 +94,7 @@ def make(path: Path) -> None:
     with (
         mock.patch.object(clock, "now_ns", fixed.now_ns),
         mock.patch.object(os, "urandom", fixed.urandom),
-        mock.patch.object(clock, "boot_id", lambda: "golden"),
+        mock.patch.object(clock, "boot_id", return_value="golden"),
         mock.patch("cues.ownership.os", fake),
     ):
         fake.urandom = fixed.urandom
