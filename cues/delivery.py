@@ -295,22 +295,11 @@ class Delivery:
             self._fence(txn)
 
     def ready(self) -> bool:
-        """Whether :meth:`step` would find something to take."""
-        if self._pending is not None or self._row_changed():
+        """Whether :meth:`step` would find something to take, or raise :class:`Fenced`."""
+        if self._pending is not None or self.moved():
             return True
         some = any if self.node.mode == "alts" else all
         return some(one.fill(1) for one in self.inputs)
-
-    def _row_changed(self) -> bool:
-        with self.store.view() as txn:
-            return bool(txn.get(self._row_key) != self._expected)
-
-    def _check_row(self) -> None:
-        """Who has nothing to commit would not hear of a seek or a takeover."""
-        with self.store.view() as txn:
-            found = txn.get(self._row_key)
-        if found != self._expected:
-            raise fenced(self.node.id, self._expected, found)
 
     # --- step -----------------------------------------------------------------------------------
 
@@ -320,7 +309,7 @@ class Delivery:
             raise self._stopped(self._stop)
         taken = self._take()
         if taken is None:
-            self._check_row()
+            self.check_fence()  # who has nothing to commit would not hear of a seek or a takeover
             return "idle"
         if faults.active:
             faults.point("take.after")
@@ -634,10 +623,11 @@ class Delivery:
         return Part(start, stop, digest, self._taking(taken, start, stop), failure, [(self.errors, pages)])
 
     def _stopped(self, failure: Failure) -> ProcessorStopped:
+        where = "behind what its last step took: at-most-once" if self.node.at_most_once else "at this message"
         error = ProcessorStopped(
             f"{self.node.id} stopped after {failure.attempts} attempt{'s' if failure.attempts > 1 else ''}:"
             f" {type(failure.error).__name__}: {words(failure.error)}",
-            "mend the function and start again (it goes on at this message), or give the graph an error"
+            f"mend the function and start again (it goes on {where}), or give the graph an error"
             " queue: cues.Graph(…, errors='errors').",
             processor=self.node.id,
         )

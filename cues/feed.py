@@ -211,6 +211,7 @@ class SourceDelivery(Delivery):
             return "committed"
         if error is not None:
             raise self._stopped(Failure(error, self._failures + 1)) from error
+        self.check_fence()
         return "idle"
 
     def again(self) -> float | None:

@@ -75,8 +75,13 @@ class Queue:
             return self.log.row(txn)
 
     def appender(self) -> Appender:
-        """A writer; any number of them, in any number of threads and processes."""
+        """A writer; any number of them, in any number of threads and processes.
+
+        A try log is its processor's to write: :class:`InvalidArgument`.
+        """
         self.check()
+        if "." in self.id:  # a record at its end that is none would hide the last snapshot from recovery
+            raise InvalidArgument(f"{self.id!r} is a try log, which only its processor writes.", "a queue of your own.")
         return Appender(self)
 
     def tailer(self, name: str | None = None, *, meta: bool = False) -> Tailer:

@@ -118,6 +118,11 @@ class _Member:
         self.error: BaseException | None = None
         self.result: Any = None
 
+    def anew(self) -> _Member:
+        """As it was before it was run."""
+        self.error = self.result = None
+        return self
+
 
 _environments: dict[tuple[int, int], Environment] = {}
 _inherited: list[Environment] = []
@@ -260,12 +265,16 @@ class Store:
                     members, shared.waiting = shared.waiting, []
                 try:
                     turnstile.transact(sum(member.pages for member in members), self._run_members, members)
-                except BaseException as error:
+                except Exception as error:
                     for member in members:
                         member.error = member.error or error
-                finally:
-                    for member in members:
-                        member.done = True
+                except BaseException:
+                    # A Ctrl-C reached this thread. Nothing was written; the others commit again.
+                    with shared.guard:
+                        shared.waiting[:0] = [member.anew() for member in members if member is not me]
+                    raise
+                for member in members:
+                    member.done = True
         if me.error is not None:
             raise me.error
         return me.result
@@ -583,7 +592,7 @@ def _open_environment(
         assert found is not None
         shared.id = found["id"]
         if suspect:
-            _check_suspect(shared)
+            _check_suspect(shared, readonly)
         if kept == "process" and not readonly:
             _mark_open(path)  # behind the check: one that was killed in the middle must be made again
     except BaseException as error:
@@ -718,9 +727,12 @@ def _mark_open(path: Path) -> None:
         os.close(directory)
 
 
-def _check_suspect(shared: Environment) -> None:
+def _check_suspect(shared: Environment, readonly: bool) -> None:
     from cues.events import log
 
+    if readonly:  # a look must be possible, cues check's above all
+        log.warning("%s was written under another boot and not closed; cues check tells if it is whole", shared.path)
+        return
     log.warning("%s was written under another boot and not closed; checking it", shared.path)
     handle = Store.__new__(Store)
     handle.readonly = True

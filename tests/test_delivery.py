@@ -16,7 +16,9 @@ import pytest
 
 import cues
 from cues import AnyOf, Graph, QueueOptions, Retry, Sink, Source, Store, Stream, state, testing
+from cues.engine.assembly import assemble
 from cues.errors import CodecError, PositionRequired, ProcessorStopped, ReservedKey, ReturnError
+from cues.feed import SourceDelivery
 from cues.hashes import delivery_hash
 from cues.names import HASH, MESSAGE_INDEX, META, TYPE
 
@@ -1123,6 +1125,35 @@ def test_wait_idle_gives_up_at_its_timeout(tmp_path: Path) -> None:
         assert running.wait_idle(timeout=0.1) is False
         release.set()
         assert running.wait_idle(timeout=10) is True
+
+
+def test_what_a_source_yielded_before_it_failed_is_committed_first(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The generator yields and fails between the step's look for messages and its look for an error."""
+
+    def source(position: Any) -> Iterator[tuple[int, Message]]:
+        yield 1, {"n": 1}
+        raise ValueError("no more")
+
+    assembled = assemble(Graph("g", [Source("a", source)]), store)
+    (delivery,) = assembled.deliveries
+    assert isinstance(delivery, SourceDelivery)
+    feed, take = delivery.feed, delivery.feed.take
+
+    def late(count: int) -> list[Any]:
+        found = take(count)
+        feed.run()
+        return found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(feed, "take", late)
+        assert delivery.step() == "idle"
+    assert delivery.step() == "committed"
+    with pytest.raises(ProcessorStopped):
+        delivery.step()
+    assert numbers(store, "a") == [1]
+    assembled.close()
 
 
 @pytest.mark.parametrize("mode", ["one", "alts", "join"])

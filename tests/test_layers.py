@@ -29,7 +29,7 @@ ORDER = [
 ]
 RANK = {module: place for place, module in enumerate(m for _, names in ORDER for m in names.split())}
 
-# Three calls go upward; each loads its target by name when it is called.
+# Four calls go upward; each loads its target by name when it is called.
 UPWARD = {
     ("store", "queue"): "Store.queue: what a user calls first",
     ("store", "check"): "Store.check: a suspect store is checked before it is used",

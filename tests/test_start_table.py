@@ -173,6 +173,15 @@ def test_a_seek_that_asks_for_delivery_again_gives_other_hashes(store: Store) ->
     assert row_of(store, "g.s").generation == 1
 
 
+def test_a_try_log_is_read_like_any_queue_and_written_by_its_processor_only(store: Store) -> None:
+    """A user's message behind a pending snapshot would hide it: the start would say fresh and cut the step anew."""
+    feed(store, a=range(4))
+    crash(store, "snapshot.after", Sink(Seen(), "a", id="s", batch_size=2))
+    with pytest.raises(cues.InvalidArgument, match="try log"):
+        store.queue("g.s").appender()
+    assert run(store, Sink(Seen(), "a", id="s")).decisions == {"s": "rewind"}
+
+
 # --- purges -------------------------------------------------------------------------------------
 
 

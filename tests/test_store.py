@@ -468,7 +468,9 @@ def test_a_store_of_another_boot_is_checked_and_said_so(
 
 
 @pytest.mark.damages_stores
-def test_a_damaged_store_of_another_boot_is_refused_until_it_is_whole(tmp_path: Path) -> None:
+def test_a_damaged_store_of_another_boot_is_refused_until_it_is_whole(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     path = make(tmp_path / "store", "process", 2000)
     flip(path)
     (path / "open").write_text("another boot")
@@ -476,6 +478,9 @@ def test_a_damaged_store_of_another_boot_is_refused_until_it_is_whole(tmp_path: 
         with pytest.raises(StoreDamaged, match="when the machine went down") as caught:
             cues.open(path)
         assert "backup" in caught.value.hint
+    with caplog.at_level(logging.WARNING, "cues"), cues.open(path, readonly=True) as store:
+        assert "cues check tells" in caplog.text
+        assert store.check(), "a look is possible, and finds it"
     flip(path)
     with cues.open(path) as store:
         assert len(store.queue("q")) == 2000
@@ -792,3 +797,41 @@ def test_every_error_of_a_store_survives_pickling() -> None:
         error = kind("found this.", "that.", path="p", first=1, last=2)
         again = pickle.loads(pickle.dumps(error))
         assert (type(again), str(again), again.__dict__) == (kind, "found this. Try: that.", error.__dict__)
+
+
+def test_a_ctrl_c_in_the_thread_that_commits_for_others_is_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three wait and share a transaction; whoever commits for them is interrupted. The other two are committed."""
+    with cues.open(tmp_path / "store") as store:
+        appender = store.queue("q").appender()
+        turnstile = store._shared.turnstile
+        assert turnstile is not None
+        transact = turnstile.transact
+        interrupted: list[str] = []
+        written: list[int] = []
+
+        def interrupt_once(pages: int, work: Any, *args: Any) -> Any:
+            if not interrupted:
+                interrupted.append(threading.current_thread().name)
+                raise KeyboardInterrupt
+            return transact(pages, work, *args)
+
+        def write(n: int) -> None:
+            try:
+                appender.write({"n": n})
+                written.append(n)
+            except KeyboardInterrupt:
+                assert interrupted == [threading.current_thread().name]
+
+        threads = [threading.Thread(target=write, args=(n,), name=str(n)) for n in range(3)]
+        with store._shared.leading:
+            for thread in threads:
+                thread.start()
+            while len(store._shared.waiting) < 3:
+                threading.Event().wait(0.001)
+            monkeypatch.setattr(turnstile, "transact", interrupt_once)
+        for thread in threads:
+            thread.join(20)
+        assert len(interrupted) == 1 and len(written) == 2
+        assert sorted(m["n"] for m in store.queue("q").tailer()) == sorted(written)

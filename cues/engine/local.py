@@ -77,8 +77,6 @@ class Worker:
         self.busy = True
         try:
             outcome = delivery.step()
-            if outcome == "idle" and delivery.moved():
-                delivery.check_fence()
         except Fenced as fence:
             if fence.reason != "seek":
                 raise
@@ -111,7 +109,7 @@ class Worker:
             mask |= one.log.mask
         wakeup.wait(
             [(delivery.store.doorbells, mask)],
-            lambda: self.running.halted or delivery.ready() or delivery.moved(),
+            lambda: self.running.halted or delivery.ready(),
             None,
         )
 
