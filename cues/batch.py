@@ -39,6 +39,9 @@ VERSION: Final = 1
 VALUE_BYTES_MAX: Final = 4080
 """An LMDB page of 4,096 bytes less its header: a value above this takes a second page."""
 
+OWN_BYTES_MAX: Final = 1 << 31
+"""The limit for what Cues writes itself, error messages and tries: those are not refused for their size."""
+
 HASH: Final = 0x01
 PRODUCER: Final = 0x02
 PROVENANCE: Final = 0x04

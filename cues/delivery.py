@@ -42,9 +42,6 @@ if TYPE_CHECKING:
 
 Outcome = Literal["idle", "committed"]
 
-_ERROR_BYTES_MAX = 1 << 31
-"""What Cues writes itself is not refused for its size."""
-
 
 @dataclass(slots=True)
 class Part:
@@ -619,7 +616,7 @@ class Delivery:
         messages = {s.binding: [s.pristine(o) for o in range(start, stop)] for s in taken.slices}
         record = error_message(self.node, messages, failure)
         came = taken.provenance().slice(start, stop).spread(1)
-        pages = batches.build([record], _ERROR_BYTES_MAX, digest, came, reserved=True)
+        pages = batches.build([record], batches.OWN_BYTES_MAX, digest, came, reserved=True)
         return Part(start, stop, digest, self._taking(taken, start, stop), failure, [(self.errors, pages)])
 
     def _stopped(self, failure: Failure) -> ProcessorStopped:

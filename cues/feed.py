@@ -34,8 +34,6 @@ AHEAD_MAX: Final = 2_000
 """Messages that a generator may be ahead of the commits."""
 REPR_CHARACTERS_MAX: Final = 100_000
 """Of a message that cannot be written; what an error message holds of it."""
-_RECORD_BYTES_MAX: Final = 1 << 31
-"""What Cues writes itself is not refused for its size."""
 Item = tuple[Any, dict[str, Any]]
 """Position after the message (of bare messages: the :class:`Count` so far), and the message."""
 
@@ -297,4 +295,4 @@ class SourceDelivery(Delivery):
         assert self.errors is not None
         shown = repr(message).encode("utf-8", "replace").decode()[:REPR_CHARACTERS_MAX]
         record = error_message(self.node, {self.node.name: [{"repr": shown}]}, failure)
-        return self.errors, batches.build([record], _RECORD_BYTES_MAX, digest, reserved=True)
+        return self.errors, batches.build([record], batches.OWN_BYTES_MAX, digest, reserved=True)

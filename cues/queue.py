@@ -80,8 +80,7 @@ class Queue:
         A try log is its processor's to write: :class:`InvalidArgument`.
         """
         self.check()
-        if "." in self.id:  # a record at its end that is none would hide the last snapshot from recovery
-            raise InvalidArgument(f"{self.id!r} is a try log, which only its processor writes.", "a queue of your own.")
+        self._not_a_try_log("writes")
         return Appender(self)
 
     def tailer(self, name: str | None = None, *, meta: bool = False) -> Tailer:
@@ -110,8 +109,14 @@ class Queue:
         """Drop all messages. The queue stays, with its identity, and its indices go on."""
         return self._purge(lambda txn, row: row.next)
 
+    def _not_a_try_log(self, verb: str) -> None:
+        # A record at its end that is none, or a snapshot that is gone, would mislead recovery.
+        if "." in self.id:
+            raise InvalidArgument(f"{self.id!r} is a try log, which only its processor {verb}.", "a queue of your own.")
+
     def _purge(self, place: Callable[[Any, Row], int]) -> int:
         self.check()
+        self._not_a_try_log("trims")
         dropped = self.store.commit(self._move_front, place)
         self._sweep()
         return dropped

@@ -26,8 +26,6 @@ TRIM_MESSAGES: Final = 512
 """It is trimmed by so many at a time: a deletion at every step would double a step's cost."""
 
 
-_RECORD_BYTES_MAX: Final = 1 << 31
-"""What Cues writes itself is not refused for its size."""
 _BODY_BYTES_MAX: Final = batches.VALUE_BYTES_MAX - batches.PREFIX_BYTES - 16
 _HOLE: Final = 0xFEDC_BA98_7654_3210
 _HOLE_BYTES: Final = codec.pack(_HOLE)
@@ -79,7 +77,7 @@ class Writer:
 
     def snapshot(self, taking: Taking, digest: bytes) -> list[Page]:
         """The record that is committed before a function with side effects runs."""
-        return batches.build([self._snapshot(taking)], _RECORD_BYTES_MAX, digest, reserved=True)
+        return batches.build([self._snapshot(taking)], batches.OWN_BYTES_MAX, digest, reserved=True)
 
     def step(self, taking: Taking, digest: bytes, indices: dict[str, int], failed: bool) -> list[Page]:
         """The record of a whole step; ``indices`` is where it wrote first, by queue id."""
@@ -98,7 +96,7 @@ class Writer:
             if len(body) <= _BODY_BYTES_MAX:
                 return [Page(batches.HASH, 2, digest + body)]
         maps = [self._snapshot(taking), _attempt(digest, indices, failed)]
-        return batches.build(maps, _RECORD_BYTES_MAX, digest, reserved=True)
+        return batches.build(maps, batches.OWN_BYTES_MAX, digest, reserved=True)
 
     def _snapshot(self, taking: Taking) -> dict[str, Any]:
         found: dict[str, Any] = {

@@ -164,12 +164,16 @@ class Doorbells:
                 return self._idle.pop()
             for slot in range(_SLOT_COUNT):
                 if self._locks.try_lock(SLOTS + slot):
-                    path = self._fifos / str(slot)
-                    path.unlink(missing_ok=True)
-                    os.mkfifo(path)
-                    # O_RDWR: with no writer at hand a read-only FIFO would report end of file.
-                    bell = Bell(self, slot, os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC))
-                    self._all[slot] = bell
+                    try:
+                        path = self._fifos / str(slot)
+                        path.unlink(missing_ok=True)
+                        os.mkfifo(path)
+                        # O_RDWR: with no writer at hand a read-only FIFO would report end of file.
+                        fd = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+                    except BaseException:
+                        self._locks.unlock(SLOTS + slot)
+                        raise
+                    bell = self._all[slot] = Bell(self, slot, fd)
                     return bell
         return None
 

@@ -179,6 +179,9 @@ def test_a_try_log_is_read_like_any_queue_and_written_by_its_processor_only(stor
     crash(store, "snapshot.after", Sink(Seen(), "a", id="s", batch_size=2))
     with pytest.raises(cues.InvalidArgument, match="try log"):
         store.queue("g.s").appender()
+    for emptied in (lambda: store.queue("g.s").delete(), lambda: store.queue("g.s").purge(before=2)):
+        with pytest.raises(cues.InvalidArgument, match="try log"):
+            emptied()
     assert run(store, Sink(Seen(), "a", id="s")).decisions == {"s": "rewind"}
 
 

@@ -245,7 +245,6 @@ def test_two_processes_of_one_name_get_each_message_once(tmp_path: Path, checked
             found = [eval(one.end()), eval(two.end())]
     assert sorted(found[0] + found[1]) == list(range(1, 401))
     assert all(mine == sorted(mine) for mine in found)
-    assert all(found), "both had some"
     checked(path)
 
 

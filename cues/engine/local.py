@@ -122,11 +122,17 @@ class Worker:
 
     def _adopt(self) -> None:
         """The positions were moved by a seek: take the row as it is, and start again from it."""
-        with self.delivery.store.view() as txn:
-            row = read_row(txn, self.id)
-        assert row is not None
-        self.delivery.adopt(row)
-        self.delivery.recover()
+        while True:
+            with self.delivery.store.view() as txn:
+                row = read_row(txn, self.id)
+            assert row is not None
+            self.delivery.adopt(row)
+            try:
+                self.delivery.recover()
+                return
+            except Fenced as fence:  # moved once more meanwhile
+                if fence.reason != "seek":
+                    raise
 
     def _stop(self, error: BaseException) -> None:
         if not isinstance(error, (ProcessorStopped, Fenced)):
