@@ -110,7 +110,8 @@ def in_order(plan: Plan) -> list[Node]:
 def _headline(plan: Plan) -> str:
     kinds = Counter(node.kind for node in plan.nodes)
     found = [_count(kinds[kind], kind) for kind in ("source", "stream", "sink") if kinds[kind]]
-    return f"{plan.id}: {', '.join(found)}; {_count(len(plan.queues), 'queue')}; {_failures(_usual_errors(plan), 'its processor')}"
+    queues = _count(len(plan.queues), "queue")
+    return f"{plan.id}: {', '.join(found)}; {queues}; {_failures(_usual_errors(plan), 'its processor')}"
 
 
 def _usual_errors(plan: Plan) -> str | None:
