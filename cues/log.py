@@ -223,6 +223,11 @@ class Log:
                 low = max(middle + 1, self._following(cursor, row.next))
         return low
 
+    def front_time(self, txn: Any) -> int:
+        """Append time of the first record that is there; 0 when there is none."""
+        cursor = txn.cursor(self.database)
+        return int(batch.HEAD.unpack_from(cursor.value(), 8)[3]) if cursor.first() else 0
+
     def delete_before(self, txn: Any, row: Row, index: int, most: int = DELETE_BATCHES_MAX) -> tuple[int, int]:
         """Delete whole record batches that end before ``index``, at most ``most``.
 

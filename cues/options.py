@@ -24,8 +24,10 @@ class Retention:
     """What may leave the front of a queue by itself.
 
     ``count`` keeps the last so many messages, ``age`` (``"10d"``, seconds or a timedelta) those younger
-    than that, ``bytes`` (``"500MB"``) about so much; with several, what any of them lets go goes.
-    Whole record batches are deleted, at most 1,000 a commit, so up to one batch more than asked stays.
+    than that, ``bytes`` (``"500MB"``) about so much, ``read`` those that some known reader (a processor
+    or a named tailer) has not read; with several, what any of them lets go goes. It is looked at when
+    something is appended. Whole record batches are deleted, at most 1,000 a commit, so up to one
+    batch more than asked stays.
     Messages of a step that is under way or will be repeated stay, whatever the policy.
     """
 
@@ -43,10 +45,6 @@ class Retention:
                 continue
             if isinstance(value, bool) or not isinstance(value, (int, float)) or value <= 0:
                 raise InvalidArgument(f"Retention({name}={value!r}) keeps nothing.", "a number above 0, or None.")
-        if self.age is not None or self.bytes is not None or self.read:
-            raise InvalidArgument(
-                "Retention by age, bytes and reading is not in this version.", "Retention(count=1_000_000)."
-            )
 
     @staticmethod
     def of(value: Retention | str | int | None) -> Retention | None:

@@ -118,10 +118,10 @@ def read_topology(txn: Any, processor: str) -> Topology | None:
     return None if raw is None else Topology.unpack(raw)
 
 
-def pending_from(txn: Any, log_id: str) -> list[int]:
-    """The indices of a log from which steps under way, or to be repeated, read; retention waits there."""
+def readers_of(txn: Any, log_id: str) -> list[tuple[str, int, bool]]:
+    """The processors that read a log: id, index that is taken next, and whether a step is under way from there."""
     prefix = names.subscription_key(log_id, "")
-    found: list[int] = []
+    found: list[tuple[str, int, bool]] = []
     cursor = txn.cursor()
     if cursor.set_range(prefix):
         for key, _ in cursor:
@@ -130,9 +130,11 @@ def pending_from(txn: Any, log_id: str) -> list[int]:
             processor = key[len(prefix) :].decode()
             row = read_row(txn, processor)
             topology = read_topology(txn, processor)
-            if row is None or topology is None or not row.pending:
+            if row is None or topology is None:
                 continue
-            found += [p.next for q, p in zip(topology.queues, row.positions) if q == log_id]
+            for queue, position in zip(topology.queues, row.positions):
+                if queue == log_id:
+                    found.append((processor, position.next, row.pending))
     return found
 
 

@@ -171,26 +171,9 @@ class Queue:
         if version != self._version:
             self.follow_options(txn, self.log.row(txn))
         if self._options.retention is not None:
-            self._retain(txn)
+            from cues.retention import let_go
 
-    def _retain(self, txn: Any) -> None:
-        retention = self._options.retention
-        assert retention is not None
-        row = self.log.row(txn)
-        goal = row.first
-        if retention.count is not None:
-            goal = max(goal, row.next - retention.count)
-        if goal <= row.first:
-            return
-        goal = min([goal, *self._pinned(txn)])
-        _, front = self.log.delete_before(txn, row, goal)
-        self.log.move_front(txn, row, max(front, row.first))
-
-    def _pinned(self, txn: Any) -> list[int]:
-        """Where the steps begin that were taken from this queue and have not committed."""
-        from cues.ownership import pending_from
-
-        return pending_from(txn, self.log.id)
+            let_go(txn, self.log, self._options.retention)
 
     def close(self) -> None:
         """Close this handle; blocked reads through it end with :class:`Closed`. The store stays open."""

@@ -21,7 +21,7 @@ PROCESSORS = ROOT.parent / "processors"
 ORDER = [
     (0, "errors names codec clock faults events provenance batch hashes tries options"),
     (1, "locks wakeup datafile writers store"),
-    (2, "log queue tailer state ownership"),
+    (2, "log queue tailer state ownership retention"),
     (3, "processor taking runner delivery feed"),
     (4, "topology plan graph draw"),
     (5, "engine engine.assembly engine.local"),
@@ -34,7 +34,7 @@ UPWARD = {
     ("store", "queue"): "Store.queue: what a user calls first",
     ("store", "check"): "Store.check: a suspect store is checked before it is used",
     ("queue", "tailer"): "Queue.tailer: a queue hands out its readers",
-    ("queue", "ownership"): "retention asks which ranges steps under way still need",
+    ("queue", "retention"): "retention looks at positions, of processors and of named tailers",
 }
 """Imports inside functions that go up, and why."""
 
