@@ -101,8 +101,20 @@ class Environment:
             self.locks.close()
 
     def _mark_clean(self) -> None:
-        self.env.sync(True)
-        (self.path / "open").unlink(missing_ok=True)
+        mark = self.path / "open"
+        if mark.exists():
+            self.env.sync(True)
+            mark.unlink(missing_ok=True)
+
+    def join(self, first: bool) -> None:
+        """Before this process's first write."""
+        if first:
+            self.allocation.forget()  # what the word says may be of another boot
+        if self.durability == "process":
+            try:
+                _mark_open(self.path)
+            except OSError as error:
+                raise _translate(error, str(self.path)) from error
 
 
 class _Member:
@@ -348,7 +360,7 @@ class Store:
             return env.open_db(name, create=False)
         # py-lmdb ends a read transaction in a way that forgets the handles opened in it, and without
         # a transaction it takes LMDB's writer lock past the turnstile; so, an empty write transaction.
-        return turnstile.transact(0, lambda txn: env.open_db(name, txn=txn, create=False))
+        return turnstile.visit(lambda txn: env.open_db(name, txn=txn, create=False))
 
     def create_database(self, txn: Any, name: bytes) -> None:
         """Make a named database inside a write transaction; open it with :meth:`database` after the commit."""
@@ -583,18 +595,20 @@ def _open_environment(
             assert shared.doorbells is not None
             shared.allocation = datafile.Allocation(path, shared.env.info, shared.doorbells.words)
             shared.turnstile = Turnstile(
-                str(path), shared.env.begin, shared.allocation.ensure, shared.locks, shared.doorbells, timeout_s
+                str(path),
+                shared.env.begin,
+                shared.allocation.ensure,
+                shared.locks,
+                shared.doorbells,
+                timeout_s,
+                shared.join,
             )
             shared.env.reader_check()  # slots of killed readers would pin pages
-            if shared.turnstile.came_first:
-                shared.allocation.forget()  # what the word says may be of another boot
-            found = _write_format(shared, kept, size)
+            found = found or _write_format(shared, kept, size)
         assert found is not None
         shared.id = found["id"]
         if suspect:
             _check_suspect(shared, readonly)
-        if kept == "process" and not readonly:
-            _mark_open(path)  # behind the check: one that was killed in the middle must be made again
     except BaseException as error:
         shared.close(clean=False)
         if isinstance(error, (lmdb.Error, OSError)):
@@ -648,7 +662,7 @@ def _write_format(shared: Environment, durability: str, size: int) -> dict[str, 
             txn.put(names.FORMAT_KEY, raw)
         return bytes(raw)
 
-    record: dict[str, Any] = codec.unpack(shared.turnstile.transact(0, read_or_write))
+    record: dict[str, Any] = codec.unpack(shared.turnstile.transact(datafile.COMMIT_PAGES, read_or_write))
     if record["durability"] != durability:
         raise _mismatch(str(shared.path), record["durability"], durability)
     return record

@@ -433,19 +433,24 @@ def test_a_flipped_bit_in_a_batch_is_found_and_its_neighbours_are_read(tmp_path:
 def test_open_stands_while_a_process_store_is_written_and_no_longer(tmp_path: Path) -> None:
     path = make(tmp_path / "store", "process")
     assert not (path / "open").exists()
-    with cues.open(path):
+    write = "cues.open(sys.argv[1]).queue('q').appender().write({'n': 0})"
+    with cues.open(path) as store:
+        assert len(store.queue("q")) == 100
+        assert not (path / "open").exists(), "reading is not writing"
+        store.queue("q").appender().write({"n": 100})
         assert (path / "open").read_text() == clock.boot_id()
         with cues.open(path, readonly=True):
             pass
         assert (path / "open").exists()
-        code = "import sys, cues; cues.open(sys.argv[1]).close()"
+        code = f"import sys, cues; s = cues.open(sys.argv[1]); {write}; s.close()"
         children.run(code, path)
         assert (path / "open").exists(), "another process is not the last"
     assert not (path / "open").exists()
-    with cues.open(make(tmp_path / "disk", "disk")):
+    with cues.open(make(tmp_path / "disk", "disk")) as store:
+        store.queue("q").appender().write({"n": 100})
         assert not (tmp_path / "disk" / "open").exists()
-    with children.Child("import sys, os, cues; s = cues.open(sys.argv[1]); os.kill(os.getpid(), 9)", path) as child:
-        child.returncode()
+    with children.Child(f"import sys, os, cues; {write}; os.kill(os.getpid(), 9)", path) as child:
+        assert child.returncode() == -9
     assert (path / "open").exists()
     cues.open(path).close()
     assert not (path / "open").exists()
