@@ -37,6 +37,8 @@ _HEAD: Final = struct.Struct(">H")
 _PIECE_BYTES: Final = batch.VALUE_BYTES_MAX - 8 - _HEAD.size
 CACHE_ROWS_MAX: Final = 200_000
 CACHE_BYTES_MAX: Final = 64 << 20
+_PARTS_MAX: Final = 10_000
+"""Keys and fields whose parts are kept at hand: fields recur with every message, and often so do keys."""
 
 _FIXED_VALUES: Final = (int, str, float, bool, bytes, type(None))
 """Types whose values cannot be changed in place."""
@@ -61,6 +63,7 @@ class Table:
         self._cache_bytes = 0
         self._step: dict[bytes, bytes | None] = {}
         self._try: dict[bytes, list[Any]] = {}
+        self._parts: dict[str, bytes] = {}
 
     @property
     def touched(self) -> bool:
@@ -69,7 +72,18 @@ class Table:
 
     def view(self, key: Any) -> State:
         """The fields under ``key``."""
-        return State(self, _part(codec.pack(key)))
+        return State(self, self.part(key))
+
+    def part(self, value: Any) -> bytes:
+        """What stands for a key or a field in the keys of rows."""
+        if type(value) is not str or len(value) > _PART_BYTES_MAX:
+            return _part(codec.pack(value))
+        found = self._parts.get(value)
+        if found is None:
+            if len(self._parts) >= _PARTS_MAX:
+                self._parts.clear()
+            found = self._parts[value] = _part(codec.pack(value))
+        return found
 
     # --- what the call does ---
 
@@ -227,25 +241,25 @@ class State(MutableMapping[Any, Any]):
     # A field too long for LMDB's key is found by its hash; its value is then [field, value].
 
     def __getitem__(self, field: Any) -> Any:
-        part = _part(codec.pack(field))
+        part = self._table.part(field)
         value = self._table.get(self._prefix + part)
         if value is _ABSENT:
             raise KeyError(field)
         return value[1] if part[0] == _HASHED else value
 
     def get(self, field: Any, default: Any = None) -> Any:
-        part = _part(codec.pack(field))
+        part = self._table.part(field)
         value = self._table.get(self._prefix + part)
         if value is _ABSENT:
             return default
         return value[1] if part[0] == _HASHED else value
 
     def __setitem__(self, field: Any, value: Any) -> None:
-        part = _part(codec.pack(field))
+        part = self._table.part(field)
         self._table.set(self._prefix + part, [field, value] if part[0] == _HASHED else value)
 
     def __delitem__(self, field: Any) -> None:
-        row = self._prefix + _part(codec.pack(field))
+        row = self._prefix + self._table.part(field)
         if self._table.get(row) is _ABSENT:
             raise KeyError(field)
         self._table.set(row, _ABSENT)
