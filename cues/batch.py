@@ -93,6 +93,11 @@ def seal(page: Page, index: int, time_ns: int) -> bytes:
     return checksum(rest, index) + rest
 
 
+def page_of(batch: Batch, pieces: Sequence[bytes]) -> Page:
+    """The page that a record was made of, to be sealed for another log; ``pieces`` as they lie there."""
+    return Page(batch.head.flags, batch.head.count, batch.value[PREFIX_BYTES:], tuple(piece[8:] for piece in pieces))
+
+
 def seal_piece(piece: bytes, number: int) -> bytes:
     return checksum(piece, seed=number) + piece
 

@@ -4,6 +4,7 @@
     queues     each has its record, its row and its database, and they agree
     logs       every record batch: keys grow, checksum, header, body, times; no index is missing
     rows       checksums; positions inside their queues, behind the batches that they remember
+    others     what is kept about other stores; every step on a fork queue is whole
     tries      every attempt names messages that carry its hash
     state      every piece of every row: checksum, number, completeness
 
@@ -25,7 +26,7 @@ import sys
 from collections.abc import Callable, Generator, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
-from cues import batch, codec, names, ownership, provenance, state
+from cues import abroad, batch, codec, fork, names, ownership, provenance, state
 from cues.batch import Batch
 from cues.errors import CodecError, CuesError, StoreDamaged, StoreError
 from cues.log import KEY, Log, Row, row_intact, unpack_row
@@ -40,6 +41,8 @@ PROBLEMS_MAX: Final = 1000
 """A store with more is not described any better by naming them."""
 _CHUNK_RECORDS: Final = 2000
 """Records that one read transaction walks: a few milliseconds, so that it pins nothing for long."""
+_FORK_BYTES: Final = 4 << 20
+"""How much of a fork queue is in memory at a time."""
 _PIECE: Final = struct.Struct(">H")
 
 Progress = Callable[[str, int, int], None]
@@ -84,6 +87,7 @@ class _Walker:
         self.at = "the positions"
         yield from self._processors(queues)
         yield from self._readers(queues)
+        yield from self._others(queues)
         for name in self._entries:
             kind, _, owner = name.decode("utf-8", "replace").partition(":")
             if kind == "state":
@@ -101,7 +105,8 @@ class _Walker:
 
     def _key_order(self) -> Iterator[str]:
         """Every row of the unnamed database is of a known kind and stands where a search finds it."""
-        prefixes = (b"\0queue\0", b"\0row\0", b"\0proc\0", b"\0topo\0", b"\0sub\0", b"\0reader\0")
+        kinds = ("queue", "row", "proc", "topo", "sub", "reader", "store", "producer", "low")
+        prefixes = tuple(b"\0%b\0" % kind.encode() for kind in kinds)
         last = None
         unfound: list[bytes] = []
         with self.store.view() as txn:
@@ -188,7 +193,11 @@ class _Walker:
                         f" {len(topology.tailers)} tailers."
                     )
                     continue
-                for tailer, queue, position in zip(topology.tailers, topology.queues, row.positions):
+                for tailer, queue, store, position in zip(
+                    topology.tailers, topology.queues, topology.stores, row.positions
+                ):
+                    if store:
+                        continue  # what another store holds is compared at the start
                     yield from self._position(txn, f"Tailer {tailer}", queue, *position, known=queues)
                     if txn.get(names.subscription_key(queue, processor)) is None:
                         yield f"Processor {processor} reads queue {queue}, which does not know of it."
@@ -211,6 +220,48 @@ class _Walker:
                 now = txn.get(names.reader_key(queue, 0, name))
                 if now is not None and len(now) == POSITION.size:
                     yield from self._position(txn, who, queue, *POSITION.unpack(now), known=queues)
+
+    # --- other stores ---
+
+    def _others(self, queues: list[str]) -> Iterator[str]:
+        """What is kept about other stores, and the fork queues that wait for them."""
+        for key, raw in self._rows(names.store_key(b"")).items():
+            if not _decodes(raw):
+                yield f"Where the store {key.decode('utf-8', 'replace')} lies cannot be decoded."
+        for key, raw in self._rows(b"\0producer\0").items():
+            who = f"The row of what {key.decode('utf-8', 'replace')} forwarded"
+            if not abroad.intact(raw):
+                yield f"{who} is damaged (its checksum fails)."
+                continue
+            for queue, last in abroad.ProducerRow.unpack(raw).ends.items():
+                if queue in queues:
+                    with self.store.view() as txn:
+                        next = Log(self.store, queue).row(txn).next
+                    if last >= next:
+                        yield f"{who} says that it reached {last} of queue {queue}, which ends before {next}."
+        for key, raw in self._rows(b"\0low\0").items():
+            if not abroad.intact(raw):
+                yield f"The low-water mark {key.decode('utf-8', 'replace')!r} is damaged (its checksum fails)."
+        for queue in queues:
+            if names.fork_parts(queue) is not None:
+                yield from self._fork(queue)
+
+    def _fork(self, queue: str) -> Iterator[str]:
+        """Every step on a fork queue is whole."""
+        log = Log(self.store, queue)
+        with self.store.view() as txn:
+            row = log.row(txn)
+        at = row.first
+        try:
+            while at < row.next:
+                with self.store.view() as txn:
+                    at = max(at, log.row(txn).first)  # trimmed meanwhile
+                steps = fork.read(log, at, _FORK_BYTES)
+                if not steps:
+                    return
+                at = steps[-1].next
+        except CuesError as error:
+            yield f"The fork queue {queue} does not hold: {error.message}"
 
     def _position(
         self, txn: Any, who: str, queue: str, identity: bytes, index: int, seal: bytes, *, known: list[str]

@@ -19,12 +19,13 @@ same ranges and hash; what it does outside is the business of ``process.delivery
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from cues import batch as batches
-from cues import codec, events, faults, names, tries
+from cues import codec, events, faults, fork, names, tries
+from cues.abroad import LowWater
 from cues.batch import Page
 from cues.errors import CuesError, Diverged, ProcessorStopped, QueueNotFound
 from cues.hashes import Hasher
@@ -53,6 +54,9 @@ class Part:
     taking: tries.Taking
     failure: Failure | None
     appends: list[tuple[Queue, list[Page]]]
+    """What it appends in the home store: to its outputs there, and to fork queues."""
+    written: int
+    """Messages for outputs, wherever they are."""
 
 
 @dataclass(frozen=True)
@@ -72,12 +76,20 @@ class Delivery:
         node: Node,
         row: ProcessorRow,
         *,
+        queues: Mapping[str, Queue] | None = None,
+        marks: Mapping[str, LowWater] | None = None,
         system: Any = None,
         pause: Pause = lambda seconds: False,
         stopping: Callable[[], bool] = lambda: False,
         emit: Callable[[events.Event], None] = lambda event: None,
     ) -> None:
+        """``queues`` are those of other stores, ``marks`` the low-water marks there by tailer id."""
         self.store = store
+        abroad = queues or {}
+
+        def queue_of(id: str) -> Queue:
+            return abroad[id] if id in abroad else store.queue(id)
+
         self.node = node
         self.counters = events.Counters()
         self.state = Table(store, node.id)
@@ -87,12 +99,17 @@ class Delivery:
         self._row_key = names.processor_key(node.id)
         self.try_log = store.queue(node.id)
         inputs = {names.tailer_id(node.id, port.queue): port for port in node.inputs}
-        self.inputs = [Input(port.binding, tailer, store.queue(port.queue)) for tailer, port in inputs.items()]
+        self.inputs = [Input(port.binding, tailer, queue_of(port.queue)) for tailer, port in inputs.items()]
+        self.marks = marks or {}
         self._order = sorted(inputs)
         self._place = {tailer: place for place, tailer in enumerate(self._order)}
         """Where a tailer's position stands in the row."""
-        self.outputs = {port.binding: store.queue(port.queue) for port in node.outputs}
-        self.errors = store.queue(node.errors) if node.errors else None
+        self.outputs = {port.binding: queue_of(port.queue) for port in node.outputs}
+        self.errors = queue_of(node.errors) if node.errors else None
+        targets = [*self.outputs.values(), *([self.errors] if self.errors else [])]
+        others = {queue.store.id for queue in targets} - {store.id}
+        self.forks = {other: store.queue(names.fork_id(node.id, other)) for other in others}
+        """The fork queues, by the id of the store that they are for."""
         self._tries = tries.Writer(node.id)
         self._tries_from = self.try_log.first_index
         self._served = 0
@@ -107,8 +124,8 @@ class Delivery:
             else None
         )
         self.rings = 0
-        for queue in (*self.outputs.values(), self.errors, self.try_log):
-            if queue is not None:
+        for queue in (*targets, *self.forks.values(), self.try_log):
+            if queue.store.id == store.id:
                 self.rings |= queue.log.mask
 
     # --- start --------------------------------------------------------------------------------
@@ -126,9 +143,10 @@ class Delivery:
         snapshot, attempt = tries.last(self.try_log.log.batches(tail))
         written = {queue: self._log_of(queue) for queue in attempt.indices} if attempt else {}
         positions = dict(zip(self._order, self._row.positions))
-        with self.store.view() as txn:
-            for one in self.inputs:
+        for one in self.inputs:
+            with one.queue.store.view() as txn:
                 self._check_position(txn, one, positions[one.tailer])
+        with self.store.view() as txn:
             decision = self._decide(txn, snapshot, attempt, positions, written)
         self.state.forget()
         for one in self.inputs:
@@ -307,6 +325,8 @@ class Delivery:
         taken = self._take()
         if taken is None:
             self.check_fence()  # who has nothing to commit would not hear of a seek or a takeover
+            for mark in self.marks.values():
+                mark.release()
             return "idle"
         if faults.active:
             faults.point("take.after")
@@ -384,6 +404,9 @@ class Delivery:
         pages = self._tries.snapshot(self._taking(taken, 0, taken.count), digest)
         row = self._moved(taken) if self.node.at_most_once else self._standing(taken)
         packed = row.pack()
+        for piece in taken.slices:
+            if piece.tailer in self.marks and not self.node.at_most_once:
+                self.marks[piece.tailer].hold(piece.start)
         self.store.commit(self._write_snapshot, pages, packed)
         self._owned(row, packed)
         if faults.active:
@@ -436,9 +459,7 @@ class Delivery:
             if part.failure is not None:
                 failed += part.stop - part.start
                 continue
-            for _, appended in part.appends:
-                for page in appended:
-                    counters.written += page.count
+            counters.written += part.written
         if failed:
             counters.failed += failed
             self._tell(failed, next(part.failure for part in parts if part.failure is not None))
@@ -579,6 +600,7 @@ class Delivery:
     def _part(self, taken: Taken, start: int, stop: int, results: Results) -> Part:
         digest = self._digest(taken, start, stop)
         appends: list[tuple[Queue, list[Page]]] = []
+        written = 0
         provenance = None
         for binding, queue in self.outputs.items():
             output = results.outputs.get(binding)
@@ -608,7 +630,20 @@ class Delivery:
                 at = getattr(error, "offset", 0)
                 raise _Unwritable(start + at if output.origins is None else output.origins[at], error) from error
             appends.append((queue, pages))
-        return Part(start, stop, digest, self._taking(taken, start, stop), None, appends)
+            written += len(output.items)
+        appends = self._at_home(appends, digest)
+        return Part(start, stop, digest, self._taking(taken, start, stop), None, appends, written)
+
+    def _at_home(self, appends: list[tuple[Queue, list[Page]]], digest: bytes) -> list[tuple[Queue, list[Page]]]:
+        """What is bound for another store goes to the fork queue for that store, which a forwarder reads."""
+        if not self.forks:
+            return appends
+        found = [(queue, pages) for queue, pages in appends if queue.store.id == self.store.id]
+        for other, fork_queue in self.forks.items():
+            bound = [(queue.id, pages) for queue, pages in appends if queue.store.id == other]
+            if bound:
+                found.append((fork_queue, fork.pack(bound, digest)))
+        return found
 
     def _failed_part(self, taken: Taken, start: int, stop: int, failure: Failure) -> Part:
         assert self.errors is not None
@@ -617,7 +652,8 @@ class Delivery:
         record = error_message(self.node, messages, failure)
         came = taken.provenance().slice(start, stop).spread(1)
         pages = batches.build([record], batches.OWN_BYTES_MAX, digest, came, reserved=True)
-        return Part(start, stop, digest, self._taking(taken, start, stop), failure, [(self.errors, pages)])
+        appends = self._at_home([(self.errors, pages)], digest)
+        return Part(start, stop, digest, self._taking(taken, start, stop), failure, appends, 1)
 
     def _stopped(self, failure: Failure) -> ProcessorStopped:
         where = "behind what its last step took: at-most-once" if self.node.at_most_once else "at this message"

@@ -30,6 +30,13 @@ POINTS: dict[str, str] = {
     "commit.inside": "everything written, not committed",
     "commit.after": "committed, doorbells not rung",
     "ring.after": "doorbells rung",
+    "mark.inside": "a low-water mark written in the other store, not committed",
+    "forward.read": "steps copied out of a fork queue, the home store not synced",
+    "forward.synced": "the home store synced, nothing written to the other one",
+    "forward.inside": "messages written to the other store, its producer row not",
+    "forward.after": "messages and producer row committed in the other store",
+    "trim.synced": "the other store synced, the fork queue not trimmed",
+    "trim.inside": "the fork queue trimmed, not committed",
     "purge.inside": "batches deleted, not committed",
     "close.before": "all steps done, store not closed",
 }

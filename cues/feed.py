@@ -274,7 +274,7 @@ class SourceDelivery(Delivery):
                             return parts, self._at(position, count), failure
             items = items[stop:]
             taking = tries.Taking((), (), (), source=(before, after))
-            parts.append(Part(0, stop, digest, taking, failure, [append]))
+            parts.append(Part(0, stop, digest, taking, failure, self._at_home([append], digest), stop))
             failure = None
             if bare:
                 count = after

@@ -87,6 +87,8 @@ class Graph:
                 )
             self.queues[name] = options if isinstance(options, QueueOptions) else QueueOptions.from_dict(options)
         self.durability = durability
+        self.directory: Path | None = None
+        """What relative paths of stores are relative to; None: the current directory. The command line sets it."""
         self.processors: dict[str, Processor] = {}
         for processor in processors:
             self.add(processor)
@@ -182,7 +184,11 @@ class Graph:
             return Path(getattr(self.store, "path", None) or os.fspath(self.store))  # type: ignore[arg-type]
         if os.environ.get("CUES_STORE"):
             return Path(os.environ["CUES_STORE"])
-        return Path(beside or ".") / "data" / self.id
+        return Path(beside or self.directory or ".") / "data" / self.id
+
+    def place(self, path: str | os.PathLike[str]) -> Path:
+        """Where the store of a queue lies whose options say ``path``."""
+        return (self.directory or Path()) / Path(path).expanduser()
 
     # --- plain data ---
 

@@ -5,7 +5,7 @@
     flights.enrich                      processor id, and the queue id of its try log
     flights.enrich.priced               tailer id (the processor's position on the queue)
     flights.enrich.priced/3             the same on partition 3 (partition 0 has no suffix)
-    flights.enrich.fork.9f6c…           fork queue for another store (reserved)
+    flights.enrich.fork.9f6c…           fork queue: what the processor wrote for another store
 
 Names contain neither ``.`` nor ``/`` so that these ids can be taken apart again, and no ``#``,
 which separates a store from a queue on the command line.
@@ -42,6 +42,9 @@ ATTEMPT: Final = "q.type.try/attempt"
 NIL_ATTEMPT: Final = "q.type.try/nil-attempt"
 ERROR_ATTEMPT: Final = "q.type.try/error-attempt"
 PROCESSOR_ERROR: Final = "q.type.err/processor"
+
+FORK_STEP: Final = "q.type.fork/step"
+FORK_COUNTS: Final = "q.fork/counts"
 
 ERR_CONFIG: Final = "err.proc/config"
 ERR_MESSAGES: Final = "err.proc/messages"
@@ -95,6 +98,17 @@ def tailer_id(processor: str, queue: str, partition: int = 0) -> str:
     return f"{processor}.{queue}/{partition}" if partition else f"{processor}.{queue}"
 
 
+def fork_id(processor: str, store: bytes) -> str:
+    """The id of the queue that holds what a processor wrote for another store, given by its id."""
+    return f"{processor}.fork.{store.hex()}"
+
+
+def fork_parts(queue: str) -> tuple[str, bytes] | None:
+    """The processor and the store that :func:`fork_id` was made of; None for another queue."""
+    processor, fork, store = queue.rpartition(".fork.")
+    return (processor, bytes.fromhex(store)) if fork else None
+
+
 # --- keys in the store's unnamed database -------------------------------------------------------
 #
 # A commit rewrites the leaf of the unnamed database anyway, because the roots of the named ones
@@ -132,6 +146,26 @@ def subscription_key(log: str, processor: str) -> bytes:
 def reader_key(queue: str, partition: int, name: str) -> bytes:
     """Key of a named tailer's position."""
     return b"\0reader\0" + _log(queue, partition) + b"\0" + name.encode()
+
+
+def store_key(store: bytes) -> bytes:
+    """Key of what is known of another store that this one's graphs use: where it lies."""
+    return b"\0store\0" + store.hex().encode()
+
+
+def producer_key(store: bytes, processor: str) -> bytes:
+    """Key of how far the steps of another store's processor were forwarded to this one."""
+    return b"\0producer\0" + f"{store.hex()}/{processor}".encode()
+
+
+def low_water_key(log: str, store: bytes, processor: str) -> bytes:
+    """Key of how far a reader is whose position lies in another store."""
+    return low_water_prefix(log) + f"{store.hex()}/{processor}".encode()
+
+
+def low_water_prefix(log: str) -> bytes:
+    """What the keys of all such readers of a log begin with."""
+    return b"\0low\0" + log.encode() + b"\0"
 
 
 def log_database(queue: str, partition: int) -> bytes:

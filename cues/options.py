@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import os
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -75,7 +76,9 @@ class QueueOptions:
     retention           see :class:`Retention`; None keeps everything
     max_message_bytes   largest encoded message, 64 MiB
     partitions          number of logs; fixed when the queue is made
-    path                a store of its own for the queue (graphs only)
+    path                directory of another store that the queue lies in, made when it is missing
+                        (graphs only); relative ones are beside the graph file under ``cues run``, else
+                        under the current directory. What is written there is committed at home first
     """
 
     metadata: frozenset[str] | bool = frozenset()
@@ -90,21 +93,19 @@ class QueueOptions:
         retention: Retention | str | int | None = None,
         max_message_bytes: int = MESSAGE_BYTES_MAX,
         partitions: int = 1,
-        path: str | None = None,
+        path: str | os.PathLike[str] | None = None,
     ) -> None:
         object.__setattr__(self, "metadata", _metadata(metadata))
         object.__setattr__(self, "retention", Retention.of(retention))
         object.__setattr__(self, "max_message_bytes", _size(max_message_bytes))
         object.__setattr__(self, "partitions", partitions)
-        object.__setattr__(self, "path", path)
+        object.__setattr__(self, "path", os.fspath(path) if isinstance(path, os.PathLike) else path)
         if partitions != 1:
             raise InvalidArgument(
                 f"partitions={partitions!r}: partitioned queues are not in this version.", "partitions=1."
             )
-        if path is not None:
-            raise InvalidArgument(
-                "path=: a queue in a store of its own is not in this version.", "one store for the graph."
-            )
+        if path is not None and (not isinstance(path, (str, os.PathLike)) or not os.fspath(path)):
+            raise InvalidArgument(f"path is {path!r}.", "the directory of a store, such as 'data/shared'.")
 
     @property
     def kept(self) -> frozenset[str]:
@@ -115,6 +116,11 @@ class QueueOptions:
     def strips(self) -> bool:
         """Whether the queue drops the metadata that messages come with."""
         return self.metadata is False
+
+    @property
+    def inside(self) -> QueueOptions:
+        """As the store that the queue lies in keeps them: without the path."""
+        return self if self.path is None else QueueOptions(**{**vars(self), "path": None})
 
     def changed(self, options: Mapping[str, Any]) -> QueueOptions:
         """These options with the given ones put in place; unknown names raise."""

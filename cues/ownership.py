@@ -2,7 +2,7 @@
 
     row        owner id, epoch, generation, pid, boot, pending, positions of its tailers, source position
     topology   kind and tailer ids, in the order of the row's positions
-    sub        (log, processor): who reads a log, so that retention finds what it must keep
+    sub        (log, processor): who reads a log of this store, so that retention finds what it must keep
 
 The writer's lock is exclusion for one transaction, not ownership. A running processor holds a POSIX
 lock on a byte of its own (its death is seen at once) and the epoch in its row, which every claim,
@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import xxhash
 
-from cues import batch, clock, codec, faults, locks, names
+from cues import abroad, batch, clock, codec, faults, locks, names
 from cues.errors import AlreadyRunning, Fenced, InvalidArgument, TopologyChanged
 from cues.log import Log
 
@@ -93,14 +93,25 @@ class Topology:
     """Tailer ids, sorted: the order in which they were declared must not matter."""
     queues: tuple[str, ...]
     """Queue ids, in the same order."""
+    stores: tuple[bytes, ...]
+    """Ids of the stores that the queues are in, in the same order; empty for the home store."""
 
     def pack(self) -> bytes:
-        return codec.pack({"kind": self.kind, "tailers": list(self.tailers), "queues": list(self.queues)})
+        found: dict[str, Any] = {"kind": self.kind, "tailers": list(self.tailers), "queues": list(self.queues)}
+        if any(self.stores):
+            found["stores"] = list(self.stores)
+        return codec.pack(found)
 
     @staticmethod
     def unpack(raw: bytes) -> Topology:
         found = codec.unpack(raw)
-        return Topology(found["kind"], tuple(found["tailers"]), tuple(found["queues"]))
+        queues = tuple(found["queues"])
+        return Topology(found["kind"], tuple(found["tailers"]), queues, tuple(found.get("stores", [b""] * len(queues))))
+
+    @property
+    def places(self) -> dict[str, bytes]:
+        """The store of each tailer's queue, by tailer id."""
+        return dict(zip(self.tailers, self.stores))
 
 
 def boot() -> bytes:
@@ -149,10 +160,12 @@ class Claimant:
     kind: str
     logs: dict[str, Log]
 
-    @property
-    def topology(self) -> Topology:
+    def topology(self, home: Store) -> Topology:
+        """As it is written down in the home store."""
         tailers = tuple(sorted(self.logs))
-        return Topology(self.kind, tailers, tuple(self.logs[t].id for t in tailers))
+        logs = [self.logs[tailer] for tailer in tailers]
+        stores = tuple(b"" if log.store.id == home.id else log.store.id for log in logs)
+        return Topology(self.kind, tailers, tuple(log.id for log in logs), stores)
 
 
 class Ownership:
@@ -239,27 +252,37 @@ class Ownership:
 
         Raises :class:`TopologyChanged` where the inputs are not those that have positions.
         """
-        rows = self.store.commit(self._claim, accept_topology)
+        # Where the queues begin, read before: no transaction of one store is opened inside one of another.
+        starts: dict[str, Position] = {}
+        for claimant in self.claimants:
+            for tailer, log in claimant.logs.items():
+                with log.store.view() as txn:
+                    row = log.row(txn)
+                starts[tailer] = Position(row.identity, row.first, NO_SEAL)
+        rows = self.store.commit(self._claim, accept_topology, starts)
         for owner in self._followed:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(self._lease_path(owner))
         faults.point("claim.after")
         return rows
 
-    def _claim(self, txn: Any, accept_topology: bool) -> dict[str, ProcessorRow]:
+    def _claim(self, txn: Any, accept_topology: bool, starts: dict[str, Position]) -> dict[str, ProcessorRow]:
         rows: dict[str, ProcessorRow] = {}
         for claimant in self.claimants:
-            rows[claimant.processor] = row = self._claimed(txn, claimant, accept_topology)
+            topology = claimant.topology(self.store)
+            rows[claimant.processor] = row = self._claimed(txn, claimant, topology, accept_topology, starts)
             txn.put(names.processor_key(claimant.processor), row.pack())
-            txn.put(names.topology_key(claimant.processor), claimant.topology.pack())
-            for queue in claimant.topology.queues:
-                txn.put(names.subscription_key(queue, claimant.processor), b"")
+            txn.put(names.topology_key(claimant.processor), topology.pack())
+            for queue, store in zip(topology.queues, topology.stores):
+                if not store:
+                    txn.put(names.subscription_key(queue, claimant.processor), b"")
         faults.point("claim.inside")
         return rows
 
-    def _claimed(self, txn: Any, claimant: Claimant, accept_topology: bool) -> ProcessorRow:
+    def _claimed(
+        self, txn: Any, claimant: Claimant, topology: Topology, accept_topology: bool, starts: dict[str, Position]
+    ) -> ProcessorRow:
         old = read_row(txn, claimant.processor)
-        topology = claimant.topology
         known: dict[str, Position] = {}
         if old is not None:
             if locks.offset_of(claimant.processor) in self._locked:
@@ -267,19 +290,13 @@ class Ownership:
             before = read_topology(txn, claimant.processor)
             assert before is not None
             known = dict(zip(before.tailers, old.positions))
-            if (before.kind, before.tailers) != (topology.kind, topology.tailers) and not accept_topology:
+            if (before.kind, before.places) != (topology.kind, topology.places) and not accept_topology:
                 raise _changed(claimant.processor, before, topology)
-            for tailer in set(before.tailers) - set(topology.tailers):
-                queue = before.queues[before.tailers.index(tailer)]
-                txn.delete(names.subscription_key(queue, claimant.processor))
-        positions = []
-        for tailer in topology.tailers:
-            log = claimant.logs[tailer]
-            position = known.get(tailer)
-            if position is None:
-                row = log.row(txn)
-                position = Position(row.identity, row.first, NO_SEAL)
-            positions.append(position)
+            for tailer, queue, store in zip(before.tailers, before.queues, before.stores):
+                if topology.places.get(tailer) != store:
+                    del known[tailer]
+                    txn.delete(names.subscription_key(queue, claimant.processor))
+        positions = [known.get(tailer, starts[tailer]) for tailer in topology.tailers]
         return ProcessorRow(
             self.owner,
             (old.epoch if old else 0) + 1,
@@ -315,6 +332,9 @@ def _changed(processor: str, before: Topology, now: Topology) -> TopologyChanged
         what.append(f"without a position: {', '.join(added)}")
     if gone:
         what.append(f"no longer read: {', '.join(gone)}")
+    moved = [t for t in now.tailers if t in before.places and before.places[t] != now.places[t]]
+    if moved:
+        what.append(f"on a queue of another store: {', '.join(moved)}")
     return TopologyChanged(
         f"The inputs of {processor} have changed since the store was written ({'; '.join(what)}).",
         "--accept-topology (graph.start(accept_topology=True)): new inputs begin at the start of their"
@@ -351,7 +371,6 @@ def seek(store: Store, processor: str, positions: dict[str, int], again: bool = 
 
     With ``again`` the generation rises too, so that transactional sinks accept the messages anew.
     """
-
     with store.view() as txn:
         topology = read_topology(txn, processor)
     if topology is None:
@@ -361,28 +380,35 @@ def seek(store: Store, processor: str, positions: dict[str, int], again: bool = 
         raise InvalidArgument(
             f"{processor} has no tailer {', '.join(sorted(unknown))}.", f"one of {', '.join(topology.tailers)}."
         )
-    logs = {t: Log(store, q) for t, q in zip(topology.tailers, topology.queues)}
+    with contextlib.ExitStack() as opened:
+        targets = {}
+        for tailer, index in positions.items():
+            at = topology.tailers.index(tailer)
+            where = topology.stores[at]
+            other = opened.enter_context(abroad.opened(store, where)) if where else store
+            targets[at] = _target(Log(other, topology.queues[at]), tailer, index)
 
     def move(txn: Any) -> ProcessorRow:
         row = read_row(txn, processor)
         assert row is not None
-        moved = list(row.positions)
-        for tailer, index in positions.items():
-            at = topology.tailers.index(tailer)
-            log = logs[tailer]
-            log_row = log.row(txn)
-            if not 1 <= index <= log_row.next:
-                raise InvalidArgument(
-                    f"{tailer} cannot go to {index}.", f"an index from 1 to {log_row.next} (the next to be written)."
-                )
-            moved[at] = Position(log_row.identity, index, log.seal_before(txn, log_row, index))
         new = row._replace(
             epoch=row.epoch + 1,
             generation=row.generation + (1 if again else 0),
             pending=False,
-            positions=tuple(moved),
+            positions=tuple(targets.get(at, position) for at, position in enumerate(row.positions)),
         )
         txn.put(names.processor_key(processor), new.pack())
         return new
 
     return store.commit(move)
+
+
+def _target(log: Log, tailer: str, index: int) -> Position:
+    """The position at an index of a log; raises :class:`InvalidArgument` where there is none."""
+    with log.store.view() as txn:
+        row = log.row(txn)
+        if not 1 <= index <= row.next:
+            raise InvalidArgument(
+                f"{tailer} cannot go to {index}.", f"an index from 1 to {row.next} (the next to be written)."
+            )
+        return Position(row.identity, index, log.seal_before(txn, row, index))

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from cues.store import Store
     from cues.tailer import Tailer
 
-_FIXED = ("partitions", "path")
+_FIXED = ("partitions",)
 """Options that cannot change once the queue is made."""
 
 
@@ -317,6 +317,13 @@ def check_index(index: object, limit: int, what: str) -> int:
 def open_queue(store: Store, id: str, options: Mapping[str, Any]) -> Queue:
     """What :meth:`Store.queue` does."""
     check_names(options)
+    if options.get("path") is not None:
+        raise QueueOptionsError(
+            f"The queue {id!r} of a store cannot have path={options['path']!r}: a graph says where its queues lie.",
+            f"cues.open({options['path']!r}).queue({id!r}), or Graph(…, queues={{{id!r}: cues.QueueOptions(path=…)}}).",
+            queue=id,
+            option="path",
+        )
     for part in id.split(".") if isinstance(id, str) else (id,):
         names.check("queue", part)
     key = names.queue_key(id)

@@ -5,7 +5,8 @@
 2. A step that was taken and has not committed holds back what it took, whatever the policy.
 3. Whole record batches go, at most 1,000 a commit.
 
-Known readers are the processors that ever read the queue and its named tailers. Only the policy
+Known readers are the processors that ever read the queue, in this store and in others (abroad.py),
+and its named tailers. Only the policy
 "read" waits for them; the others let go of what somebody has not read yet, and say so, once a
 reader and process.
 """
@@ -14,7 +15,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from cues import clock, names
+from cues import abroad, clock, names
 from cues.events import log as logger
 from cues.ownership import readers_of
 from cues.tailer import POSITION
@@ -80,8 +81,9 @@ def wanted(txn: Any, log: Log, row: Row, policy: Retention) -> int:
 
 
 def readers(txn: Any, log: Log) -> list[Reader]:
-    """Everybody who has a position on the log in this store."""
+    """Everybody who has a position on the log in this store, or a mark here for one that lies in another."""
     found = [Reader(*one) for one in readers_of(txn, log.id)]
+    found += [Reader(processor, mark.next, mark.pending) for processor, mark in abroad.marks(txn, log)]
     prefix = names.reader_key(log.queue, log.partition, "")
     store: type[Store] = type(log.store)
     for key, value in store.rows(txn, prefix):

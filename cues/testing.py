@@ -331,6 +331,8 @@ def _rounds(assembly: Assembly, report: Report, steps_max: int | None, chance: r
             report.steps[name] += 1
             left -= 1
             going = True
+        for forwarder in assembly.forwarders:
+            going |= forwarder.step()
 
 
 def _stopped(delivery: Delivery, error: Exception) -> ProcessorStopped:

@@ -19,9 +19,11 @@ from pathlib import Path
 from typing import Any
 
 import cues
-from cues import AnyOf, Graph, Sink, Source, Stream, testing, tries
+from cues import AnyOf, Graph, QueueOptions, Sink, Source, Stream, forwarder, testing, tries
 from cues.engine.assembly import assemble
-from cues.names import ERR_CAUSE, HASH, SNAPSHOT, TAILER_ID, TAILER_INDICES, TO_INDICES, TYPE
+from cues.names import ERR_CAUSE, HASH, SNAPSHOT, TAILER_ID, TAILER_INDICES, TO_INDICES, TYPE, fork_parts
+from cues.queue import Queue
+from cues.store import Store
 
 Message = dict[str, Any]
 MAP_BYTES = 2 << 20
@@ -41,6 +43,9 @@ class Scenario:
     repeats: bool = False
     """A sink or ``side_effects``: what it does outside may happen again."""
     durability: str = "process"
+    durability_abroad: str = "process"
+    neighbour: tuple[Message, ...] = ()
+    """What somebody else writes to the queue "out" between the goes."""
     purges: tuple[str, ...] = ()
     """Queues whose first messages are purged between the goes."""
     keep: tuple[int, int] | None = None
@@ -208,6 +213,11 @@ def graph(*processors: Any, **options: Any) -> Callable[[], Graph]:
     return lambda: Graph("g", list(processors), **options)
 
 
+def abroad(*queues: str, **options: Any) -> dict[str, QueueOptions]:
+    """These queues lie in another store."""
+    return {queue: QueueOptions(path="abroad", **options) for queue in queues}
+
+
 AB = {"a": numbers(0, 5), "b": [{"n": n} for n in (10, 12, 13, 15)]}
 IN = {"in": numbers(0, 7)}
 
@@ -283,6 +293,97 @@ SCENARIOS: dict[str, Scenario] = {
         repeats=True,
     ),
     "purge": Scenario(graph(Stream(totals, "in", "out", batch_size=2)), IN, purges=("in", "out")),
+    # Across two stores.
+    "source abroad": Scenario(
+        graph(
+            Source("in", counted, batch_size=3), Stream(several, "in", "out", batch_size=2), queues=abroad("in", "out")
+        ),
+        goes=1,
+    ),
+    "source with an error step abroad": Scenario(
+        graph(Source("in", spoiled, batch_size=4), errors="errors", queues=abroad("errors")), goes=1
+    ),
+    "stream abroad": Scenario(graph(Stream(several, "in", "out", batch_size=3), queues=abroad("out")), IN),
+    "stream abroad on disk": Scenario(
+        graph(Stream(several, "in", "out", batch_size=3), queues=abroad("out")),
+        IN,
+        goes=1,
+        durability="disk",
+        durability_abroad="disk",
+    ),
+    "stream from abroad": Scenario(graph(Stream(several, "in", "out", batch_size=3), queues=abroad("in")), IN),
+    "stream abroad and back": Scenario(
+        graph(
+            Stream(several, "in", "there", batch_size=3),
+            Stream(summed, "there", "out", batch_size=2),
+            queues=abroad("there"),
+        ),
+        IN,
+    ),
+    "side effects from abroad": Scenario(
+        graph(Stream(totals, "in", "out", batch_size=3, side_effects=True), queues=abroad("in", "out", retention=100)),
+        IN,
+        repeats=True,
+    ),
+    "sink from abroad": Scenario(
+        graph(Sink(outside, "in", batch_size=3), queues=abroad("in", retention=100)), IN, repeats=True
+    ),
+    "join across stores": Scenario(
+        graph(Stream(pairs, {"left": "a", "right": "b"}, "out", batch_size=2), queues=abroad("b")), AB
+    ),
+    "alts across stores": Scenario(
+        graph(Stream(tagged, AnyOf("a", "b"), "out", batch_size=2), queues=abroad("b", "out")), AB, merges=("out",)
+    ),
+    "alts across stores with messages on both": Scenario(
+        graph(Stream(tagged, AnyOf("a", "b"), "out", batch_size=2, side_effects=True), queues=abroad("b", "out")),
+        {"a": numbers(0, 6), "b": numbers(10, 16)},
+        goes=1,
+        merges=("out",),
+        repeats=True,
+    ),
+    "fork at home and abroad": Scenario(
+        graph(Stream(parity, "in", {"even": "q0", "odd": "q1"}, batch_size=3), queues=abroad("q1")), IN
+    ),
+    "fork abroad": Scenario(
+        graph(Stream(parity, "in", {"even": "q0", "odd": "q1"}, batch_size=3), queues=abroad("q0", "q1")), IN
+    ),
+    "join and fork across stores": Scenario(
+        graph(
+            Stream(parity_of_sum, {"left": "a", "right": "b"}, {"even": "q0", "odd": "q1"}, batch_size=2),
+            queues=abroad("a", "q1"),
+        ),
+        AB,
+    ),
+    "state abroad": Scenario(
+        graph(Stream(totals, "in", "out", key="key", batch_size=3), queues=abroad("out")),
+        {"in": [{"n": n, "key": n % 2} for n in range(7)]},
+    ),
+    "error step abroad": Scenario(
+        graph(Stream(picky, "in", "out", batch_size=5, retries=1), errors="errors", queues=abroad("out", "errors")),
+        IN,
+    ),
+    "batch function abroad": Scenario(
+        graph(Stream(batches, "in", "out", batch=True, batch_size=3), queues=abroad("in", "out")), IN
+    ),
+    "at most once abroad": Scenario(
+        graph(Stream(passed, "in", "out", batch_size=2, strategy="at-most-once"), queues=abroad("out")),
+        IN,
+        at_most_once=True,
+    ),
+    "cycle across stores": Scenario(
+        graph(Stream(countdown, "in", "in", batch_size=2), queues=abroad("in")),
+        {"in": [{"n": 1, "left": 3}, {"n": 2, "left": 2}]},
+        goes=1,
+    ),
+    "another writer abroad": Scenario(
+        graph(Stream(tagged, "in", "out", batch_size=2), queues=abroad("out")),
+        IN,
+        merges=("out",),
+        neighbour=tuple(numbers(100, 103, **{"from": "neighbour"})),
+    ),
+    "purge abroad": Scenario(
+        graph(Stream(totals, "in", "out", batch_size=2), queues=abroad("in", "out")), IN, purges=("in", "out")
+    ),
     "trimmed try log": Scenario(graph(Stream(totals, "in", "out", batch_size=1)), IN, keep=(4, 2)),
 }
 
@@ -295,14 +396,44 @@ def _set(scenario: Scenario, path: str) -> None:
     _outside = path + ".outside"
     if scenario.keep is not None:
         tries.KEEP_MESSAGES, tries.TRIM_MESSAGES = scenario.keep  # type: ignore[misc]
+    # Small and quick, so that a few messages pass everything that many would.
+    forwarder.TRIM_MESSAGES, forwarder.MARK_S = 2, 0.0  # type: ignore[misc]
+
+
+class Stores:
+    """The stores of a scenario: home, and inside its directory, so that both are copied together, the other one."""
+
+    def __init__(self, scenario: Scenario, path: str) -> None:
+        self.graph = scenario.build()
+        self.graph.directory = Path(path)
+        self.home = cues.open(path, durability=scenario.durability, map_size=MAP_BYTES)
+        self.abroad: Store | None = None
+        if any(options.path for options in self.graph.queues.values()):
+            self.abroad = cues.open(
+                self.graph.place("abroad"), durability=scenario.durability_abroad, map_size=MAP_BYTES
+            )
+
+    def queue(self, name: str) -> Queue:
+        options = self.graph.queues.get(name)
+        store = self.abroad if options is not None and options.path else self.home
+        assert store is not None
+        return store.queue(name)
+
+    def __enter__(self) -> Stores:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.abroad is not None:
+            self.abroad.close()
+        self.home.close()
 
 
 def prepare(name: str, path: str) -> None:
-    """Make the store, its queues and the rows of its processors; nothing is fed or run."""
+    """Make the stores, their queues and the rows of the processors; nothing is fed or run."""
     scenario = SCENARIOS[name]
     _set(scenario, path)
-    with cues.open(path, durability=scenario.durability, map_size=MAP_BYTES) as store:
-        assemble(scenario.build(), store).close()
+    with Stores(scenario, path) as stores:
+        assemble(stores.graph, stores.home).close()
 
 
 def drive(name: str, path: str) -> None:
@@ -310,20 +441,25 @@ def drive(name: str, path: str) -> None:
     scenario = SCENARIOS[name]
     _set(scenario, path)
     for go in range(1, scenario.goes + 1):
-        with cues.open(path) as store:
+        with Stores(scenario, path) as stores:
             for queue, messages in scenario.feed.items():
                 upto = len(messages) * go // scenario.goes
-                opened = store.queue(queue)
+                opened = stores.queue(queue)
                 while missing := messages[min(opened.last_index, upto) : upto]:
                     appender = opened.appender()
                     if len(missing) > 2:
                         appender.write_many(missing[:2])
                     else:
                         appender.write(missing[0])
-            testing.run_until_idle(scenario.build(), store)
+            testing.run_until_idle(stores.graph, stores.home)
             if go < scenario.goes:
+                if scenario.neighbour:
+                    out = stores.queue("out")
+                    there = [message for message in out.tailer() if message in scenario.neighbour]
+                    for message in scenario.neighbour[len(there) :]:
+                        out.appender().write(message)
                 for queue in scenario.purges:
-                    opened = store.queue(queue)
+                    opened = stores.queue(queue)
                     if opened.first_index < 3 <= opened.last_index + 1:
                         opened.purge(before=3)
 
@@ -341,8 +477,13 @@ def examine(name: str, path: str) -> dict[str, Any]:
     """What is there in the end."""
     scenario = SCENARIOS[name]
     _set(scenario, path)
-    with cues.open(path) as store:
+    with Stores(scenario, path) as stores:
+        store = stores.home
         found = {**testing.contents(store), "told": told(), "problems": testing.check_attempts(store)}
+        found["check"] = store.check()
+        if stores.abroad is not None:
+            found["queues"] |= testing.contents(stores.abroad)["queues"]
+            found["check"] += stores.abroad.check()
         for messages in found["queues"].values():
             for message in messages:
                 for cause in message.get(ERR_CAUSE, ()):
@@ -350,9 +491,8 @@ def examine(name: str, path: str) -> dict[str, Any]:
         found["steps"] = {
             processor: [m[HASH] for m in testing.messages(store, processor) if m[TYPE] != SNAPSHOT]
             for processor in store.queues(all=True)
-            if "." in processor
+            if "." in processor and fork_parts(processor) is None
         }
-        found["check"] = store.check()
         return found
 
 
@@ -392,15 +532,16 @@ def pending(name: str, path: str) -> dict[str, Any]:
     """The snapshot that waits for its attempt: the tailer it chose, its messages, and what waits elsewhere."""
     scenario = SCENARIOS[name]
     _set(scenario, path)
-    with cues.open(path) as store:
-        (processor,) = [p for p in store.queues(all=True) if "." in p]
+    with Stores(scenario, path) as stores:
+        store = stores.home
+        (processor,) = [p for p in store.queues(all=True) if "." in p and fork_parts(p) is None]
         last = testing.messages(store, processor)[-1]
         assert last[TYPE] == SNAPSHOT, last
         tailer = last[TAILER_ID]
         start, end = last[TAILER_INDICES][tailer], last[TO_INDICES][tailer]
-        queue = tailer.rpartition(".")[2]
         positions = testing.contents(store)["positions"]
         other = next(t for t in positions if t != tailer)
-        waiting = store.queue(other.rpartition(".")[2]).last_index + 1 - positions[other]
-        taken = [m["n"] for m in testing.messages(store, queue)[start - 1 : end - 1]]
+        waiting = stores.queue(other.rpartition(".")[2]).last_index + 1 - positions[other]
+        messages = list(stores.queue(tailer.rpartition(".")[2]).tailer())
+        taken = [m["n"] for m in messages[start - 1 : end - 1]]
         return {"tailer": tailer, "messages": taken, "waiting": waiting}

@@ -67,7 +67,7 @@ def judge_exact(scenario: Scenario, expected: dict[str, Any], found: dict[str, A
         if queue in scenario.merges:
             by_input: dict[Any, list[Any]] = {}
             for message in messages:
-                by_input.setdefault(message["from"], []).append(message)
+                by_input.setdefault(message.get("from"), []).append(message)
             history = testing.check_history(by_input, found["queues"][queue])
         else:
             history = testing.check_history(messages, found["queues"][queue])
@@ -97,20 +97,22 @@ def is_batch(scenario: Scenario, processor: str) -> bool:
 
 def test_every_crash_point_is_reached_by_some_scenario(forks: Forks, tmp_path: Path) -> None:
     reached = set()
-    for name in ("sink", "purge"):
+    for name in ("sink", "purge", "side effects from abroad"):
         made = template(forks, name, tmp_path / name)
         reached |= {point for point, _ in undisturbed(forks, name, made)[0]}
     assert reached == set(faults.POINTS)
 
 
-def test_alts_with_side_effects_killed_in_its_function_takes_the_same_input_again(forks: Forks, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["alts with messages on both", "alts across stores with messages on both"])
+def test_alts_with_side_effects_killed_in_its_function_takes_the_same_input_again(
+    name: str, forks: Forks, tmp_path: Path
+) -> None:
     """A processor with side effects reads from two queues, messages wait on both, and it is killed in its function.
 
     Whichever input it had chosen, the next start gives it that input again, the same messages under
     the same hashes, before anything of the other one. A system that writes its snapshot under one
     type and looks for another takes whichever comes first.
     """
-    name = "alts with messages on both"
     made = template(forks, name, tmp_path)
     sites, _ = undisturbed(forks, name, made)
     cases = [(point, hit) for point, hit in sites if point in ("function.before", "function.after", "snapshot.after")]
@@ -140,7 +142,17 @@ def told(path: str) -> list[Any]:
     return [json.loads(line) for line in lines.read_text().splitlines()] if lines.exists() else []
 
 
-@pytest.mark.parametrize("name", ["chain", "alts with side effects", "error step with side effects", "state"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "chain",
+        "alts with side effects",
+        "error step with side effects",
+        "state",
+        "error step abroad",
+        "alts across stores with messages on both",
+    ],
+)
 def test_death_again_at_the_same_point_on_the_way_back(name: str, forks: Forks, tmp_path: Path) -> None:
     """Recovery may be killed as well: die at a point, then at its first hit on the next start, then finish."""
     twice(name, forks, tmp_path, lambda site: [(site[0], 1)])

@@ -65,7 +65,7 @@ def load(target: str) -> GraphFile:
     path, name, call = split(target)
     module = _module(path)
     if not name:
-        return GraphFile(_only_graph(module, path), path, target)
+        return _placed(_only_graph(module, path), path, target)
     try:
         found = getattr(module, name)
     except AttributeError:
@@ -82,7 +82,13 @@ def load(target: str) -> GraphFile:
         hint = f"{path}:{name}()." if callable(found) else "the name of a cues.Graph."
         what = "returned" if call else "is"
         raise GraphError(f"{path}:{name}{call} {what} {_kind(found)}, not a graph.", hint, processor="")
-    return GraphFile(found, path, target)
+    return _placed(found, path, target)
+
+
+def _placed(graph: Graph, path: Path, target: str) -> GraphFile:
+    """Relative stores of its queues are beside the file, as its own store is."""
+    graph.directory = path.resolve().parent
+    return GraphFile(graph, path, target)
 
 
 def _module(path: Path) -> ModuleType:

@@ -1,26 +1,33 @@
 """From a plan to owned, recovered processors on a store: what every engine does before it runs.
 
-1. open the store, make the queues and try logs that are missing
+1. open the home store, and those of queues that have a path; make what is missing of queues,
+   try logs and fork queues
 2. take the locks of all processors, or none
 3. claim: raise every epoch, in one transaction
 4. recover each processor by the start table
+5. compare the fork queues with what the other stores got of them
 """
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from cues import events, names
+from cues import abroad, events, fork, names
 from cues.delivery import Delivery
+from cues.errors import CuesError, Diverged
 from cues.feed import SourceDelivery
+from cues.forwarder import Forwarder, Marked
 from cues.graph import Graph
-from cues.log import Log
 from cues.options import QueueOptions
-from cues.ownership import Claimant, Ownership, ProcessorRow
+from cues.ownership import Claimant, Ownership, ProcessorRow, Topology, read_topology
 from cues.plan import Plan
+from cues.processor import Node
 from cues.queue import Queue, create_queue
 from cues.runner import Pause
 from cues.store import Store
@@ -29,21 +36,50 @@ TRY_LOG = QueueOptions(metadata=False)
 
 
 @dataclass
+class Stores:
+    """The home store of a graph, and those of queues that lie elsewhere."""
+
+    home: Store
+    opened: list[Store]
+    """Those that were opened here, to be closed here."""
+    others: dict[bytes, Store] = field(default_factory=dict)
+    """By id."""
+    of_queue: dict[str, Store] = field(default_factory=dict)
+    """Of the queues that are not at home."""
+
+    def store_of(self, queue: str) -> Store:
+        return self.of_queue.get(queue, self.home)
+
+    def close(self) -> None:
+        for store in reversed(self.opened):
+            store.close()
+
+
+@dataclass
 class Assembly:
     """A graph's processors, owned by this process and recovered, not running yet."""
 
     plan: Plan
-    store: Store
-    owns_store: bool
+    stores: Stores
     ownership: Ownership
     deliveries: list[Delivery]
+    forwarders: list[Forwarder]
     queues: dict[str, Queue]
 
+    @property
+    def store(self) -> Store:
+        """The home store."""
+        return self.stores.home
+
     def close(self) -> None:
-        """Give the processors up, and the store where it was opened here."""
-        self.ownership.release()
-        if self.owns_store:
-            self.store.close()
+        """Give the processors up, and the stores that were opened here."""
+        try:
+            for forwarder in self.forwarders:
+                with contextlib.suppress(CuesError):  # what is not tidied now is at the next close
+                    forwarder.tidy()
+        finally:
+            self.ownership.release()
+            self.stores.close()
 
 
 def open_store(graph: Graph, store: str | os.PathLike[str] | Store | None) -> tuple[Store, bool]:
@@ -64,57 +100,224 @@ def assemble(
     stopping: Callable[[], bool] = lambda: False,
     emit: Callable[[events.Event], None] = lambda event: None,
 ) -> Assembly:
-    """Do the four moves. Raises before anything of the graph ran, and leaves nothing locked then."""
+    """Do the five moves. Raises before anything of the graph ran, and leaves nothing locked then."""
     plan = graph.plan()
     opened, owned = open_store(graph, store)
+    stores = Stores(opened, [opened] if owned else [])
     ownership = None
     try:
-        queues = _prepare(plan, graph, opened)
-        claimants = [
-            Claimant(
-                node.id,
-                node.kind,
-                {names.tailer_id(node.id, port.queue): Log(opened, port.queue) for port in node.inputs},
-            )
-            for node in plan.running
-        ]
-        ownership = Ownership(opened, claimants, take_over)
-        rows: dict[str, ProcessorRow] = ownership.claim(accept_topology)
-        deliveries: list[Delivery] = []
+        _open_others(stores, plan, graph, accept_topology)
+        left_over = _left_over(stores, plan, accept_topology, emit)
+        _say_durability(stores, plan, emit)
+        queues = _prepare(stores, plan, graph)
+        claimants = []
         for node in plan.running:
+            logs = {names.tailer_id(node.id, port.queue): queues[port.queue].log for port in node.inputs}
+            claimants.append(Claimant(node.id, node.kind, logs))
+        ownership = Ownership(opened, claimants, take_over)
+        before = _topologies(opened, claimants)
+        for node in plan.running:
+            _begin_marks(opened, node, queues)
+        rows: dict[str, ProcessorRow] = ownership.claim(accept_topology)
+        _drop_marks(stores, claimants, before)
+        deliveries: list[Delivery] = []
+        marked: dict[bytes, list[Marked]] = {id: [] for id in stores.others}
+        abroad_queues = {name: queue for name, queue in queues.items() if queue.store.id != opened.id}
+        for node in plan.running:
+            row = rows[node.id]
+            reader = abroad.Reader(opened.id, node.id, row.epoch)
+            marks: dict[str, abroad.LowWater] = {}
+            for place, tailer in enumerate(sorted(names.tailer_id(node.id, port.queue) for port in node.inputs)):
+                queue = queues[tailer.removeprefix(node.id + ".")]
+                if queue.store.id != opened.id:
+                    marks[tailer] = abroad.LowWater(queue, reader, holding=row.pending)
+                    marked[queue.store.id].append(Marked(marks[tailer], place))
             kind = SourceDelivery if node.kind == "source" else Delivery
-            delivery = kind(opened, node, rows[node.id], system=plan.system, pause=pause, stopping=stopping, emit=emit)
+            delivery = kind(
+                opened,
+                node,
+                row,
+                queues=abroad_queues,
+                marks=marks,
+                system=plan.system,
+                pause=pause,
+                stopping=stopping,
+                emit=emit,
+            )
             delivery.recover()
             deliveries.append(delivery)
+        forwarders = []
+        for id, other in stores.others.items():
+            forked = {delivery.node.id for delivery in deliveries if id in delivery.forks}
+            forwarder = Forwarder(opened, other, sorted(forked | left_over.get(id, set())), marked[id])
+            forwarder.compare()
+            forwarders.append(forwarder)
     except BaseException:
         if ownership is not None:
             ownership.release()
-        if owned:
-            opened.close()
+        stores.close()
         raise
-    return Assembly(plan, opened, owned, ownership, deliveries, queues)
+    return Assembly(plan, stores, ownership, deliveries, forwarders, queues)
 
 
-def _prepare(plan: Plan, graph: Graph, store: Store) -> dict[str, Queue]:
-    """Have every queue and try log, with the options that the graph gives."""
+# --- stores and queues --------------------------------------------------------------------------
 
-    def create(txn: Any) -> None:
-        for name, options in plan.queues.items():
+
+def _open_others(stores: Stores, plan: Plan, graph: Graph, accept_topology: bool) -> None:
+    """Open the stores of queues that have a ``path``; one that was exchanged for another is :class:`Diverged`."""
+    home = stores.home
+    known = {os.path.realpath(place): id for id, places in abroad.places(home).items() for place in places}
+    by_path: dict[str, Store] = {os.path.realpath(home.path): home}
+    for name, options in plan.queues.items():
+        if options.path is None:
+            continue
+        path = graph.place(options.path)
+        real = os.path.realpath(path)
+        expected = known.get(real)
+        if real not in by_path:
+            new = not (path / "data.mdb").exists()
+            if new and expected is not None and not accept_topology:
+                raise _exchanged(path, name, "is gone")
+            other = Store(path, durability=graph.durability if new else None)
+            if other.id == home.id:
+                other.close()
+                other = home
+            else:
+                stores.opened.append(other)
+                stores.others[other.id] = other
+            if expected is not None and other.id != expected and not accept_topology:
+                raise _exchanged(path, name, "is another one than the one that this graph has used")
+            by_path[real] = other
+        if by_path[real] is not home:
+            stores.of_queue[name] = by_path[real]
+
+
+def _exchanged(path: Path, queue: str, what: str) -> Diverged:
+    return Diverged(
+        f"The store {path}, in which queue {queue!r} lies, {what}.",
+        "the store that was there; or --accept-topology to go on with a new one: what it had not been"
+        " forwarded yet goes to no other.",
+        processor="",
+    )
+
+
+def _left_over(
+    stores: Stores, plan: Plan, accept_topology: bool, emit: Callable[[events.Event], None]
+) -> dict[bytes, set[str]]:
+    """Processors with a fork queue from earlier starts, by the id of the store that it is for, which is opened.
+
+    A graph may have stopped writing there; what it wrote before is forwarded all the same.
+    """
+    found: dict[bytes, set[str]] = {}
+    home = stores.home
+    places = abroad.places(home)
+    for queue in home.queues(all=True):
+        parts = names.fork_parts(queue)
+        if parts is None or not parts[0].startswith(f"{plan.id}."):
+            continue
+        processor, id = parts
+        opened = home.queue(queue)
+        if id not in stores.others and len(opened):
+            for place in places.get(id, []):
+                if (place / "data.mdb").exists():
+                    other = Store(place)
+                    stores.opened.append(other)
+                    if other.id == id:
+                        stores.others[id] = other
+                        break
+            else:
+                where = str(places[id][0]) if id in places else id.hex()
+                if not accept_topology:
+                    raise _exchanged(Path(where), queue, "is gone")
+                emit(
+                    events.Event(
+                        processor,
+                        f"{len(opened)} records for the store {where} are dropped, forwarded or not: it is gone",
+                        logging.WARNING,
+                    )
+                )
+                _drop_all(opened)
+        if id in stores.others:
+            found.setdefault(id, set()).add(processor)
+    return found
+
+
+def _drop_all(queue: Queue) -> None:
+    def drop(txn: Any) -> bool:
+        row = queue.log.row(txn)
+        queue.log.move_front(txn, row, row.next)
+        deleted, _ = queue.log.delete_before(txn, row, row.next)
+        return deleted > 0
+
+    while queue.store.commit(drop):
+        pass
+
+
+def _say_durability(stores: Stores, plan: Plan, emit: Callable[[events.Event], None]) -> None:
+    weak = [one for one in (stores.home, *stores.others.values()) if one.durability == "process"]
+    if weak and len(weak) <= len(stores.others):
+        emit(
+            events.Event(
+                plan.id,
+                "its stores differ in durability; after a power cut the weaker one holds: "
+                + ", ".join(one.path for one in weak)
+                + " may be damaged then ('process'), and the start says what does not fit together",
+                logging.WARNING,
+            )
+        )
+
+
+def _prepare(stores: Stores, plan: Plan, graph: Graph) -> dict[str, Queue]:
+    """Have every queue, try log and fork queue, with the options that the graph gives."""
+    home = stores.home
+    wanted: dict[Store, dict[str, QueueOptions]] = {one: {} for one in (home, *stores.others.values())}
+    for name, options in plan.queues.items():
+        wanted[stores.store_of(name)][name] = options.inside
+    for node in plan.running:
+        wanted[home][node.id] = TRY_LOG
+        targets = {stores.store_of(queue) for queue in (*(port.queue for port in node.outputs), node.errors) if queue}
+        for other in targets - {home}:
+            wanted[home][names.fork_id(node.id, other.id)] = fork.OPTIONS
+
+    def create(txn: Any, store: Store, missing: dict[str, QueueOptions]) -> None:
+        for name, options in missing.items():
             create_queue(txn, store, name, options)
-        for node in plan.running:
-            create_queue(txn, store, node.id, TRY_LOG)
 
-    with store.view() as txn:
-        missing = [
-            name
-            for name in (*plan.queues, *(node.id for node in plan.running))
-            if txn.get(names.queue_key(name)) is None
-        ]
-    if missing:
-        store.commit(create)
-    queues: dict[str, Queue] = {}
+    for store, queues in wanted.items():
+        with store.view() as txn:
+            missing = {name: found for name, found in queues.items() if txn.get(names.queue_key(name)) is None}
+        if missing:
+            store.commit(create, store, missing)
+    for other in stores.others.values():
+        home.commit(abroad.remember, home, other)
+    opened: dict[str, Queue] = {}
     for name in plan.queues:
         # Options that the graph gives hold from now on; without any the queue stays as it is.
         given = graph.queues.get(name) or graph.queues.get("*")
-        queues[name] = store.queue(name, **(vars(given) if given else {}))
-    return queues
+        opened[name] = stores.store_of(name).queue(name, **(vars(given.inside) if given else {}))
+    return opened
+
+
+# --- low-water marks ----------------------------------------------------------------------------
+
+
+def _begin_marks(home: Store, node: Node, queues: dict[str, Queue]) -> None:
+    """Make the marks that are missing, before there are positions that need them."""
+    for port in node.inputs:
+        queue = queues[port.queue]
+        if queue.store.id != home.id:
+            abroad.LowWater(queue, abroad.Reader(home.id, node.id, 0)).begin(queue.first_index)
+
+
+def _topologies(home: Store, claimants: list[Claimant]) -> dict[str, Topology | None]:
+    with home.view() as txn:
+        return {claimant.processor: read_topology(txn, claimant.processor) for claimant in claimants}
+
+
+def _drop_marks(stores: Stores, claimants: list[Claimant], before: dict[str, Topology | None]) -> None:
+    """Take away the marks of inputs that are read no more, where their store is at hand."""
+    for claimant in claimants:
+        old, now = before[claimant.processor], claimant.topology(stores.home)
+        for tailer, queue, id in zip(old.tailers, old.queues, old.stores) if old else ():
+            if id in stores.others and now.places.get(tailer) != id:
+                abroad.drop_mark(stores.others[id], queue, abroad.Reader(stores.home.id, claimant.processor, 0))

@@ -24,7 +24,8 @@ from cues.delivery import Delivery
 from cues.engine.assembly import Assembly, assemble
 from cues.errors import Closed, Fenced, InvalidArgument, ProcessorStopped, QueueNotFound
 from cues.feed import SourceDelivery
-from cues.log import Row
+from cues.forwarder import Forwarder
+from cues.log import Log, Row
 from cues.ownership import LEASE_BEAT_S, ProcessorRow, read_row
 from cues.runner import Interrupted, words
 
@@ -104,11 +105,8 @@ class Worker:
             else:
                 delivery.feed.wait(wakeup.SAFETY_S)
             return
-        mask = 0
-        for one in delivery.inputs:
-            mask |= one.log.mask
         wakeup.wait(
-            [(delivery.store.doorbells, mask)],
+            [(one.log.store.doorbells, one.log.mask) for one in delivery.inputs],
             lambda: self.running.halted or delivery.ready(),
             None,
         )
@@ -147,8 +145,8 @@ class Worker:
         text = getattr(error, "message", str(error)).removeprefix(f"{self.id} ")
         self.running.emit(events.Stopped(self.id, text, logging.ERROR, error=error))
 
-    def idle(self, row: ProcessorRow | None, log_row: Callable[[str], Row]) -> bool:
-        """Whether there is nothing to take, by what one transaction saw."""
+    def idle(self, row: ProcessorRow | None, log_row: Callable[[Log], Row]) -> bool:
+        """Whether there is nothing to take, by its row and those of the logs."""
         delivery = self.delivery
         if self.finished:
             return True
@@ -163,9 +161,53 @@ class Worker:
             return True
         left = []
         for one, position in zip(sorted(delivery.inputs, key=lambda i: i.tailer), row.positions):
-            log = log_row(one.queue.id)
+            log = log_row(one.log)
             left.append(log.next - max(position.next, log.first))  # what was purged is nobody's to take
         return not (any if delivery.node.mode == "alts" else all)(n > 0 for n in left)
+
+
+class Courier:
+    """The thread of one forwarder."""
+
+    def __init__(self, running: Running, forwarder: Forwarder) -> None:
+        self.running = running
+        self.forwarder = forwarder
+        self.stopped: BaseException | None = None
+        self.thread = threading.Thread(target=self._run, name=f"cues {forwarder!r}", daemon=True)
+
+    def _run(self) -> None:
+        forwarder = self.forwarder
+        try:
+            while not self.running.halted:
+                if forwarder.step():
+                    continue
+                self.running.changed()
+                wakeup.wait(
+                    [(forwarder.home.doorbells, forwarder.mask)],
+                    lambda: self.running.halted or forwarder.ready(),
+                    forwarder.rest_s(),
+                )
+        except BaseException as error:
+            if not (isinstance(error, Closed) and self.running.halted):
+                self._stop(error)
+        finally:
+            self.running.changed()
+
+    def _stop(self, error: BaseException) -> None:
+        graph, other = self.running.plan.id, self.forwarder.other.path
+        stopped = ProcessorStopped(
+            f"What {graph} writes for the store {other} is not forwarded any more:"
+            f" {type(error).__name__}: {getattr(error, 'message', words(error))}",
+            getattr(error, "hint", "") or "start again when the cause is gone; nothing is lost.",
+            processor=graph,
+        )
+        stopped.__cause__ = error
+        self.stopped = stopped
+        self.running.emit(events.Stopped(graph, stopped.message, logging.ERROR, error=stopped))
+
+    def idle(self, ends: list[int]) -> bool:
+        """Whether everything before ``ends`` of the fork queues is in the other store; or never will be."""
+        return self.stopped is not None or self.forwarder.done(ends)
 
 
 class Running:
@@ -187,8 +229,10 @@ class Running:
         )
         self.started_at = time.monotonic()
         self.workers = [Worker(self, delivery) for delivery in self._assembly.deliveries]
-        for worker in self.workers:
-            worker.thread.start()
+        self.couriers = [Courier(self, forwarder) for forwarder in self._assembly.forwarders]
+        self._threads: list[Worker | Courier] = [*self.workers, *self.couriers]
+        for one in self._threads:
+            one.thread.start()
         self._keeper = threading.Thread(target=self._keep, name="cues lease", daemon=True)
         self._keeper.start()
 
@@ -238,7 +282,7 @@ class Running:
         if name in self._assembly.queues:
             return self._assembly.queues[name]
         if "." in name:
-            return self.store.queue(name)
+            return self.store.queue(name)  # a try log, or a fork queue
         raise QueueNotFound(
             f"The graph {self.plan.id!r} has no queue {name!r}; it has {', '.join(self._assembly.queues)}.",
             "one of those.",
@@ -250,17 +294,26 @@ class Running:
         return {worker.id: worker.delivery.counters for worker in self.workers}
 
     def idle(self) -> bool:
-        """Whether nobody has anything to do, at one moment."""
+        """Whether nobody has anything to do, at one moment.
+
+        One transaction of the home store sees all positions and what there is to take and to forward
+        there; what is in other stores is looked at after it. Where a reader stands at the end of such a
+        queue by then, it stood there at that moment already.
+        """
         marks = [(w.busy, w.delivery.counters.steps) for w in self.workers]
+        rows: dict[str, ProcessorRow | None] = {}
+        known: dict[Log, Row] = {}
+        logs = {one.log for worker in self.workers for one in worker.delivery.inputs}
         with self.store.view() as txn:
-            known: dict[str, Row] = {}
-
-            def log_row(queue: str) -> Row:
-                if queue not in known:
-                    known[queue] = self._assembly.queues[queue].log.row(txn)
-                return known[queue]
-
-            quiet = all(worker.idle(read_row(txn, worker.id), log_row) for worker in self.workers)
+            for worker in self.workers:
+                rows[worker.id] = read_row(txn, worker.id)
+            known |= {log: log.row(txn) for log in logs if log.store.id == self.store.id}
+            ends = [courier.forwarder.ends(txn) for courier in self.couriers]
+        forwarded = all(courier.idle(end) for courier, end in zip(self.couriers, ends))
+        for log in logs - known.keys():
+            with log.store.view() as txn:
+                known[log] = log.row(txn)
+        quiet = forwarded and all(worker.idle(rows[worker.id], known.__getitem__) for worker in self.workers)
         return quiet and marks == [(w.busy, w.delivery.counters.steps) for w in self.workers]
 
     def wait_idle(self, timeout: float | None = None) -> bool:
@@ -325,7 +378,7 @@ class Running:
     @property
     def stopped(self) -> list[BaseException]:
         """What stopped processors, if anything did."""
-        return [worker.stopped for worker in self.workers if worker.stopped is not None]
+        return [one.stopped for one in self._threads if one.stopped is not None]
 
     def _raise(self) -> None:
         for error in self.stopped:
@@ -358,9 +411,11 @@ class Running:
         for worker in self.workers:
             if isinstance(worker.delivery, SourceDelivery):
                 worker.delivery.feed.close()
-        doorbells = None if self.store.closed else self.store.doorbells
-        if doorbells is not None:
-            doorbells.ring_own()
+        stores = self._assembly.stores
+        for store in (stores.home, *stores.others.values()):
+            doorbells = None if store.closed else store.doorbells
+            if doorbells is not None:
+                doorbells.ring_own()
         self.changed()
 
     def close(self, timeout: float = 30.0) -> None:
@@ -369,8 +424,8 @@ class Running:
             return
         self.halt()
         deadline = time.monotonic() + timeout
-        for worker in self.workers:
-            worker.thread.join(max(0.0, deadline - time.monotonic()))
+        for one in self._threads:
+            one.thread.join(max(0.0, deadline - time.monotonic()))
         self._closed = True
         faults.point("close.before")
         self._assembly.close()
