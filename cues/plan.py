@@ -39,6 +39,18 @@ class Plan:
         """The processors that an engine runs: all but sources without a function."""
         return tuple(node for node in self.nodes if node.fn is not None)
 
+    @staticmethod
+    def named(node: Node) -> list[str]:
+        """The queues that a processor reads or writes, its error queue last."""
+        return [*(port.queue for port in (*node.inputs, *node.outputs)), *([node.errors] if node.errors else [])]
+
+    @property
+    def crossing(self) -> bool:
+        """Whether some processor writes to a queue of another store."""
+        written = {port.queue for node in self.running for port in node.outputs}
+        written |= {node.errors for node in self.running if node.errors}
+        return any(self.queues[queue].path is not None for queue in written)
+
     def node(self, name: str) -> Node:
         for node in self.nodes:
             if name in (node.name, node.id):

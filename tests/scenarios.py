@@ -14,7 +14,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -341,6 +341,11 @@ SCENARIOS: dict[str, Scenario] = {
         merges=("out",),
         repeats=True,
     ),
+    "alts to abroad": Scenario(
+        graph(Stream(tagged, AnyOf("a", "b"), "out", batch_size=2), queues=abroad("out")),
+        {"a": numbers(0, 5), "b": numbers(10, 15)},
+        merges=("out",),
+    ),
     "fork at home and abroad": Scenario(
         graph(Stream(parity, "in", {"even": "q0", "odd": "q1"}, batch_size=3), queues=abroad("q1")), IN
     ),
@@ -388,6 +393,20 @@ SCENARIOS: dict[str, Scenario] = {
 }
 
 
+PAIRINGS = (("process", "process"), ("process", "disk"), ("disk", "process"))
+"""Durabilities of the home store and of the other one, of which a power cut can take something back."""
+PAIRED = {
+    f"{name} ({home}, {other})": replace(scenario, durability=home, durability_abroad=other)
+    for name, scenario in SCENARIOS.items()
+    for home, other in PAIRINGS
+}
+"""Every scenario again under each pairing; the pair means nothing to those of one store."""
+
+
+def find(name: str) -> Scenario:
+    return SCENARIOS.get(name) or PAIRED[name]
+
+
 # --- in a child ---------------------------------------------------------------------------------
 
 
@@ -430,7 +449,7 @@ class Stores:
 
 def prepare(name: str, path: str) -> None:
     """Make the stores, their queues and the rows of the processors; nothing is fed or run."""
-    scenario = SCENARIOS[name]
+    scenario = find(name)
     _set(scenario, path)
     with Stores(scenario, path) as stores:
         assemble(stores.graph, stores.home).close()
@@ -438,7 +457,7 @@ def prepare(name: str, path: str) -> None:
 
 def drive(name: str, path: str) -> None:
     """Do what is left to do. Doing it twice is the same as doing it once."""
-    scenario = SCENARIOS[name]
+    scenario = find(name)
     _set(scenario, path)
     for go in range(1, scenario.goes + 1):
         with Stores(scenario, path) as stores:
@@ -475,7 +494,7 @@ def sites(name: str, path: str) -> list[tuple[str, int]]:
 
 def examine(name: str, path: str) -> dict[str, Any]:
     """What is there in the end."""
-    scenario = SCENARIOS[name]
+    scenario = find(name)
     _set(scenario, path)
     with Stores(scenario, path) as stores:
         store = stores.home
@@ -530,7 +549,7 @@ def _in_child(function: Callable[..., Any], *arguments: Any) -> int:
 
 def pending(name: str, path: str) -> dict[str, Any]:
     """The snapshot that waits for its attempt: the tailer it chose, its messages, and what waits elsewhere."""
-    scenario = SCENARIOS[name]
+    scenario = find(name)
     _set(scenario, path)
     with Stores(scenario, path) as stores:
         store = stores.home
