@@ -23,7 +23,7 @@ ORDER = [
     (1, "locks wakeup datafile writers store"),
     (2, "log queue tailer state ownership retention"),
     (3, "processor taking runner delivery feed"),
-    (4, "topology plan graph draw"),
+    (4, "topology plan compose graph draw"),
     (5, "engine engine.assembly engine.local"),
     (6, "check testing metrics cli __main__"),
 ]
