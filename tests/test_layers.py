@@ -25,7 +25,7 @@ ORDER = [
     (3, "processor taking runner delivery feed"),
     (4, "topology plan compose graph draw"),
     (5, "engine engine.assembly engine.local"),
-    (6, "check testing metrics cli __main__"),
+    (6, "check compaction testing metrics cli __main__"),
 ]
 RANK = {module: place for place, module in enumerate(m for _, names in ORDER for m in names.split())}
 
