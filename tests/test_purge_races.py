@@ -25,7 +25,7 @@ import cues
 from cues import Graph, Sink, Stream
 
 SEED = int(os.environ.get("CUES_TEST_SEED", "0")) or random.SystemRandom().randrange(1, 1 << 32)
-MESSAGES = 40_000
+MESSAGES = 60_000
 
 
 class Words:
@@ -65,13 +65,15 @@ def write_and_purge(store: cues.Store, words: Words, seed: int) -> None:
         more = min(chance.choice([1, 1, 5, 50, 400]), MESSAGES + 1 - n)
         appender.write_many([{"n": k, "text": "x" * (k % 7)} for k in range(n, n + more)])
         n += more
-        if chance.random() < 0.6:
-            if chance.random() < 0.2:
+        os.sched_yield()
+        if chance.random() < 0.2:
+            if chance.random() < 0.03:
                 words.ask(n)
                 queue.delete()
                 words.finish(n)
             else:
-                index = chance.randint(max(1, words.done), n)
+                low = max(1, words.done)
+                index = chance.randint(low, low + (n - low) // 2)
                 words.ask(max(index, words.asked))
                 queue.purge(before=index)
                 words.finish(max(index, words.done))
@@ -177,7 +179,7 @@ def test_processors_while_another_purges(tmp_path: Path, side_effects: bool) -> 
     graph = Graph(
         "g",
         [
-            Stream(copied, "q", "out", batch_size=64, side_effects=side_effects),
+            Stream(copied, "q", "out", batch_size=5, side_effects=side_effects),
             Sink(lambda message: kept.append(message["n"]), "q", id="kept"),
         ],
         durability="process",
