@@ -201,6 +201,8 @@ def _manner(node: Node) -> list[str]:
     """How it is called, as far as it is not the usual way."""
     options = node.options
     found = []
+    if node.returns_messages and len(node.outputs) > 1:
+        found.append("the same to each output")
     if options.batch:
         found.append(f"in batches of up to {options.batch_size:,}")
     if options.key is not None:

@@ -39,6 +39,10 @@ POINTS: dict[str, str] = {
     "trim.inside": "the fork queue trimmed, not committed",
     "purge.inside": "batches deleted, not committed",
     "close.before": "all steps done, store not closed",
+    "compact.removed": "queues removed, nothing copied yet",
+    "compact.copying": "a part of the copy written",
+    "compact.copied": "the copy whole and on the disk, under its own name",
+    "compact.renamed": "the copy in the place of the data file, the directory not synced",
 }
 """Every crash point, in the order of a message's journey, and what is true there."""
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Final
 
 from cues import names
 from cues.errors import GraphError
 from cues.options import QueueOptions
 from cues.processor import INHERIT, AnyOf, Mode, Node, Port, Processor, bindings, check_retries
 from cues.topology import Topology
+
+REST: Final = "*"
+"""In a graph's queue options: all queues that it does not name."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +90,7 @@ def build(
         name: options if isinstance(options, QueueOptions) else QueueOptions.from_dict(options)
         for name, options in queues.items()
     }
-    rest = given.pop("*", QueueOptions())
+    rest = given.pop(REST, QueueOptions())
     for name in given:
         if name not in named:
             raise GraphError(
@@ -125,7 +128,7 @@ def _node(graph: str, processor: Processor, errors: str | None, strategy: str) -
         mode=mode,
         inputs=tuple(Port(b, q) for b, q in bindings(processor.inputs).items()),
         outputs=tuple(Port(b, q) for b, q in bindings(processor.outputs).items()),
-        single_output=isinstance(processor.outputs, str),
+        returns_messages=not isinstance(processor.outputs, dict),
         errors=errors if options.errors == INHERIT else options.errors,
         strategy=strategy,
         options=replace(options, id=processor.id),

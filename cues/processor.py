@@ -29,27 +29,43 @@ INHERIT: Final = "inherit"
 """The value of ``errors`` that means: as the graph says."""
 
 
-class AnyOf:
+class _Bound:
+    """Queues by binding; positional queue names are bound under their own names."""
+
+    def __init__(self, *queues: str, **bindings: str) -> None:
+        for queue in queues:
+            if queue in bindings or queues.count(queue) > 1:
+                raise _wrong(
+                    "",
+                    f"{type(self).__name__} has two queues under the name {queue!r}.",
+                    "another name for one of them.",
+                )
+        self.bindings: dict[str, str] = {**{queue: queue for queue in queues}, **bindings}
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is type(self) and self.bindings == other.bindings
+
+    def __hash__(self) -> int:
+        return hash(tuple(self.bindings.items()))
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(f'{k}={v!r}' for k, v in self.bindings.items())})"
+
+
+class AnyOf(_Bound):
     """Inputs of which a step takes one message from any (alts): ``AnyOf(a="crawl-1", b="crawl-2")``.
 
     Positional queue names are bound under their own names. ``process.binding`` says which one the
     message came from. Fair: a busy input does not starve the others.
     """
 
-    def __init__(self, *queues: str, **bindings: str) -> None:
-        for queue in queues:
-            if queue in bindings or queues.count(queue) > 1:
-                raise _wrong("", f"AnyOf has two inputs under the name {queue!r}.", "another name for one of them.")
-        self.bindings: dict[str, str] = {**{queue: queue for queue in queues}, **bindings}
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, AnyOf) and self.bindings == other.bindings
+class AllOf(_Bound):
+    """Outputs that each get everything the function returns: ``AllOf("archive", "index")``.
 
-    def __hash__(self) -> int:
-        return hash(tuple(self.bindings.items()))
-
-    def __repr__(self) -> str:
-        return f"AnyOf({', '.join(f'{k}={v!r}' for k, v in self.bindings.items())})"
+    The function returns a message, a list of messages or None, as with one output. Each queue
+    keeps a copy of its own. See :func:`cues.broadcast` for copying what comes in.
+    """
 
 
 @dataclass(frozen=True)
@@ -92,6 +108,15 @@ class Options:
     tailers: Any = None
     appenders: Any = None
 
+    def given(self) -> dict[str, Any]:
+        """What was asked for: the options that differ from their defaults, without ``id``."""
+        found = {}
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if field.name != "id" and not (type(value) is type(field.default) and value == field.default):
+                found[field.name] = value
+        return found
+
     @property
     def retry(self) -> Retry:
         return self.retries if isinstance(self.retries, Retry) else Retry(self.retries + 1)
@@ -119,7 +144,7 @@ class Processor:
     id: str
     fn: Function | None
     inputs: str | AnyOf | dict[str, str] | None
-    outputs: str | dict[str, str] | None
+    outputs: str | AllOf | dict[str, str] | None
     options: Options
 
     def _options(self, options: dict[str, Any], id: str) -> Options:
@@ -207,8 +232,9 @@ class Stream(Processor):
 
     ``inputs`` is a queue name (one message in), an :class:`AnyOf` (one message from any) or a dict
     of bindings (a join: one message from each, a parameter per binding). ``outputs`` is a queue
-    name (the function returns a message, a list of messages or None) or a dict of bindings (it
-    returns a dict by binding). A parameter called ``process`` gets the :class:`Process`.
+    name (the function returns a message, a list of messages or None), an :class:`AllOf` (the same,
+    and each queue gets it) or a dict of bindings (it returns a dict by binding). A parameter
+    called ``process`` gets the :class:`Process`.
     """
 
     kind = "stream"
@@ -217,7 +243,7 @@ class Stream(Processor):
         self,
         fn: Function,
         inputs: str | AnyOf | Mapping[str, str],
-        outputs: str | Mapping[str, str] | Iterable[str],
+        outputs: str | AllOf | Mapping[str, str] | Iterable[str],
         **options: Any,
     ) -> None:
         self.id = _id(self.kind, fn, options)
@@ -271,8 +297,8 @@ class Node:
     mode: Mode
     inputs: tuple[Port, ...]
     outputs: tuple[Port, ...]
-    single_output: bool
-    """The function returns messages, not a dict by binding."""
+    returns_messages: bool
+    """The function returns messages, which go to every output, and not a dict by binding."""
     errors: str | None
     strategy: str
     options: Options
@@ -366,13 +392,13 @@ def _id(kind: str, fn: Function, options: Mapping[str, Any]) -> str:
     return names.check(kind, id)
 
 
-def bindings(inputs: str | AnyOf | Mapping[str, str] | None) -> dict[str, str]:
+def bindings(ports: str | AnyOf | AllOf | Mapping[str, str] | None) -> dict[str, str]:
     """Queue by binding, whatever the form."""
-    if inputs is None:
+    if ports is None:
         return {}
-    if isinstance(inputs, str):
-        return {inputs: inputs}
-    return dict(inputs.bindings if isinstance(inputs, AnyOf) else inputs)
+    if isinstance(ports, str):
+        return {ports: ports}
+    return dict(ports.bindings if isinstance(ports, (AnyOf, AllOf)) else ports)
 
 
 def _inputs(processor: Processor, inputs: Any) -> str | AnyOf | dict[str, str]:
@@ -399,8 +425,8 @@ def _inputs(processor: Processor, inputs: Any) -> str | AnyOf | dict[str, str]:
     return dict(inputs) if isinstance(inputs, Mapping) else inputs
 
 
-def _outputs(processor: Processor, outputs: Any) -> str | dict[str, str]:
-    if isinstance(outputs, str):
+def _outputs(processor: Processor, outputs: Any) -> str | AllOf | dict[str, str]:
+    if isinstance(outputs, (str, AllOf)):
         found: Any = outputs
     elif isinstance(outputs, Mapping):
         found = dict(outputs)
@@ -410,11 +436,20 @@ def _outputs(processor: Processor, outputs: Any) -> str | dict[str, str]:
         raise _wrong(
             processor.id,
             f"The outputs of {processor.id!r} are {type(outputs).__name__} ({outputs!r}).",
-            "a queue name, or a dict {binding: queue}.",
+            "a queue name, cues.AllOf('a', 'b'), or a dict {binding: queue}.",
         )
-    if not found:
+    queues = bindings(found)
+    if not queues:
         raise _wrong(processor.id, f"{processor.id!r} has no outputs.", "a queue name, or a Sink.")
-    _check_bindings(processor, bindings(found))
+    _check_bindings(processor, queues)
+    if isinstance(found, AllOf):
+        for queue in queues.values():
+            if list(queues.values()).count(queue) > 1:
+                raise _wrong(
+                    processor.id,
+                    f"{processor.id!r} writes every message to the queue {queue!r} twice.",
+                    "each queue once.",
+                )
     return found  # type: ignore[no-any-return]
 
 

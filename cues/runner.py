@@ -54,7 +54,10 @@ class Failure:
 
 @dataclass(slots=True)
 class Output:
-    """What goes to one binding, with the offset of the taken message that each came from."""
+    """What goes to one binding, with the offset of the taken message that each came from.
+
+    Several bindings may hold the same items: they are packed for each queue, and changed by nobody.
+    """
 
     items: list[dict[str, Any] | bytes] = field(default_factory=list)
     origins: list[int] | None = None
@@ -476,8 +479,8 @@ class Runner:
         if not bindings:
             return Results({}, failures)
         if not failures and set(map(type, results)) == {dict}:
-            if self._node.single_output:
-                return Results({bindings[0]: Output(results)}, ran=len(results))
+            if self._node.returns_messages:
+                return Results({binding: Output(results) for binding in bindings}, ran=len(results))
             columns = self._columns(results)
             if columns is not None:
                 outputs = {binding: Output(column) for binding, column in zip(bindings, columns)}
@@ -502,8 +505,8 @@ class Runner:
 
     def _one_each(self, result: dict[str, Any], outputs: dict[str, Output], offset: int) -> bool:
         """Keep a message, or a dict of single messages, as most calls return; False where it is neither."""
-        if self._node.single_output:
-            messages = {self._bindings[0]: result}
+        if self._node.returns_messages:
+            messages = dict.fromkeys(self._bindings, result)
         else:
             messages = result
             for binding, message in messages.items():
@@ -531,8 +534,8 @@ class Runner:
             return {}
         if not self._bindings:
             return {}  # what a sink returns means nothing
-        if self._node.single_output:
-            return {self._bindings[0]: self._messages(result, "")}
+        if self._node.returns_messages:
+            return dict.fromkeys(self._bindings, self._messages(result, ""))
         if not isinstance(result, dict):
             raise ReturnError(
                 f"{self._node.id} returned {type(result).__name__}; with several outputs a function returns"

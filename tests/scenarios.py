@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import cues
-from cues import AnyOf, Graph, QueueOptions, Sink, Source, Stream, forwarder, testing, tries
+from cues import AnyOf, Graph, QueueOptions, Sink, Source, Stream, compaction, forwarder, testing, tries
 from cues.engine.assembly import assemble
 from cues.names import ERR_CAUSE, HASH, SNAPSHOT, TAILER_ID, TAILER_INDICES, TO_INDICES, TYPE, fork_parts
 from cues.queue import Queue
@@ -48,6 +48,8 @@ class Scenario:
     """What somebody else writes to the queue "out" between the goes."""
     purges: tuple[str, ...] = ()
     """Queues whose first messages are purged between the goes."""
+    compacts: bool = False
+    """Between the goes a queue is made, and removed again by compacting the store."""
     keep: tuple[int, int] | None = None
     """KEEP_MESSAGES and TRIM_MESSAGES of the try log, to see it trimmed."""
 
@@ -292,6 +294,7 @@ SCENARIOS: dict[str, Scenario] = {
         goes=1,
         repeats=True,
     ),
+    "compaction": Scenario(graph(Stream(totals, "in", "out", batch_size=2)), IN, goes=2, purges=("in",), compacts=True),
     "purge": Scenario(graph(Stream(totals, "in", "out", batch_size=2)), IN, purges=("in", "out")),
     # Across two stores.
     "source abroad": Scenario(
@@ -481,6 +484,10 @@ def drive(name: str, path: str) -> None:
                     opened = stores.queue(queue)
                     if opened.first_index < 3 <= opened.last_index + 1:
                         opened.purge(before=3)
+                if scenario.compacts:
+                    stores.home.queue("gone").tailer("reader").close()
+        if scenario.compacts and go < scenario.goes:
+            compaction.compact(path, remove=["gone"])
 
 
 def crash(name: str, path: str, point: str, hit: int) -> None:

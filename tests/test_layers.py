@@ -23,9 +23,9 @@ ORDER = [
     (1, "locks wakeup datafile writers store"),
     (2, "log queue tailer state abroad fork ownership retention"),
     (3, "processor taking runner delivery feed forwarder"),
-    (4, "topology plan graph draw"),
+    (4, "topology plan compose graph draw"),
     (5, "engine engine.assembly engine.local"),
-    (6, "check testing metrics cli __main__"),
+    (6, "check compaction testing metrics cli __main__"),
 ]
 RANK = {module: place for place, module in enumerate(m for _, names in ORDER for m in names.split())}
 
