@@ -99,7 +99,7 @@ class Delivery:
         self._pending: tuple[tries.Snapshot, dict[str, int]] | None = None
         self._stop: Failure | None = None
         self.hasher = Hasher(node.id, row.generation)
-        state = None if node.kind == "source" else self.state  # a source's state is its position
+        state = None if node.kind == "source" else self.state.call  # a source's state is its position
         self.process = Process(node, system, self.hasher, row.epoch, store.id.hex(), state, stopping)
         self.runner = (
             Runner(node, self.process, self.state, pause, emit, self.counters, lambda b: self.outputs[b]._options)
@@ -269,6 +269,11 @@ class Delivery:
         # What is left of a purged range is another set of messages, so it gets another hash: it is
         # taken as any step is. Otherwise exactly the snapshot's ranges, under its hash.
         self._pending = (snapshot, ends) if whole else None
+
+    def close(self) -> None:
+        """Let go of what the runner keeps between steps."""
+        if self.runner is not None:
+            self.runner.close()
 
     def adopt(self, row: ProcessorRow) -> None:
         """Somebody moved the positions under the same owner id: take the row that is there now.

@@ -61,6 +61,10 @@ def mermaid(plan: Plan) -> str:
             lines.append(f"    {ids[port.queue]} --{_edge(port)}> {me}")
         for port in node.outputs:
             lines.append(f"    {me} --{_edge(port)}> {ids[port.queue]}")
+        for port in node.tailers:
+            lines.append(f"    {ids[port.queue]} -- {_quoted(f'imperative: {port.binding}')} --> {me}")
+        for port in node.appenders:
+            lines.append(f"    {me} -- {_quoted(f'imperative: {port.binding}')} --> {ids[port.queue]}")
         if node.errors:
             lines.append(f"    {me} -.-> {ids[node.errors]}")
     return "\n".join(lines)
@@ -76,6 +80,8 @@ def describe(plan: Plan) -> list[dict[str, Any]]:
             "mode": node.mode,
             "inputs": {port.binding: port.queue for port in node.inputs},
             "outputs": {port.binding: port.queue for port in node.outputs},
+            "tailers": {port.binding: port.queue for port in node.tailers},
+            "appenders": {port.binding: port.queue for port in node.appenders},
             "errors": node.errors,
             "strategy": node.strategy if node.kind != "source" else None,
             "guarantee": node.guarantee,
@@ -124,7 +130,7 @@ def _notes(plan: Plan) -> list[str]:
     notes = []
     if plan.fed:
         notes.append(f"Fed from outside (cues send): {', '.join(plan.fed)}")
-    read = {port.queue for node in plan.nodes for port in node.inputs}
+    read = {port.queue for node in plan.nodes for port in node.reads}
     ends = [queue for queue in plan.queues if queue not in read]
     if ends:
         notes.append(f"Read by no processor: {', '.join(ends)}")
@@ -181,6 +187,10 @@ def _manner(node: Node) -> list[str]:
     found = []
     if options.batch:
         found.append(f"in batches of up to {options.batch_size:,}")
+    if options.concurrency > 1:
+        found.append(f"up to {options.concurrency} calls at once")
+    if node.imperative:
+        found.append(f"imperative: {', '.join(_by_itself(node))}")
     if options.key is not None:
         key = options.key if isinstance(options.key, str) else getattr(options.key, "__name__", "a function")
         found.append(f"state by {key}")
@@ -190,6 +200,11 @@ def _manner(node: Node) -> list[str]:
     if options.retry.attempts > 1:
         found.append(f"up to {options.retry.attempts} attempts")
     return found
+
+
+def _by_itself(node: Node) -> list[str]:
+    """The queues that the function reads and writes besides its inputs and what it returns."""
+    return [f"reads {_port(port)}" for port in node.tailers] + [f"writes {_port(port)}" for port in node.appenders]
 
 
 def _failures(errors: str | None, what: str = "it") -> str:

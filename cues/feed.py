@@ -3,7 +3,8 @@
 The generator runs in a thread of its own (:meth:`Feed.run`), because nobody can know whether the
 next ``yield`` comes at once or in an hour: what it has yielded is committed by the processor's
 thread as soon as it is there, many at a time when it is fast, one at a time when it is slow. A fast
-generator waits when :data:`AHEAD_MAX` messages are not committed yet.
+generator waits when :data:`AHEAD_MAX` messages are not committed yet. An async generator runs on an
+event loop of its own, which goes on between its yields.
 
 A step takes what was yielded, in the range (position before, position after]; so it has been run
 already, and what is left of the protocol is the commit.
@@ -15,11 +16,11 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 from cues import batch as batches
-from cues import codec, events, faults, tries
+from cues import codec, concurrency, events, faults, tries
 from cues.delivery import Delivery, Outcome, Part
 from cues.errors import CodecError, CuesError, PositionRequired, ReturnError
 from cues.processor import position_count, wants_process
@@ -51,6 +52,7 @@ class Feed:
         self._changed = threading.Condition()
         self._waiting = False
         self._iterator: Iterator[Item] | None = None
+        self._loop = concurrency.Loop(f"cues {source.node.id} loop")
         self.ended = False
         self.error: BaseException | None = None
         self.closed = False
@@ -105,7 +107,7 @@ class Feed:
         skip = count if resume == "skip" else 0
         yielded = fn(*arguments, **keywords)
         try:
-            iterator = iter(yielded)
+            iterator = self._from_loop(yielded) if isinstance(yielded, AsyncIterator) else iter(yielded)
         except TypeError:
             raise ReturnError(
                 f"The source {source.node.name!r} returned {type(yielded).__name__}, which cannot be iterated.",
@@ -133,6 +135,15 @@ class Feed:
                 continue
             count += 1
             yield Count(count), item
+
+    def _from_loop(self, yielded: AsyncIterator[Any]) -> Iterator[Any]:
+        try:
+            while True:
+                yield self._loop.run(anext(yielded))
+        except (StopAsyncIteration, concurrency.Closed):
+            return
+        finally:
+            self._loop.close()
 
     # --- the processor's side ---
 
@@ -167,6 +178,11 @@ class Feed:
             self.closed = True
             self._changed.notify_all()
 
+    def abandon(self) -> None:
+        """Let go of a generator that may never yield again; an async one is cancelled."""
+        self.close()
+        self._loop.close()
+
 
 class SourceDelivery(Delivery):
     """The delivery of a source that has a function."""
@@ -175,6 +191,10 @@ class SourceDelivery(Delivery):
         super().__init__(*arguments, **keywords)
         self.feed = Feed(self)
         self._failures = 0
+
+    def close(self) -> None:
+        self.feed.abandon()
+        super().close()
 
     @property
     def position(self) -> tuple[Any, int]:

@@ -132,7 +132,7 @@ class Graph:
     def stream(
         self,
         inputs: str | AnyOf | Mapping[str, str],
-        outputs: str | Mapping[str, str] | Iterable[str],
+        outputs: str | Mapping[str, str] | Iterable[str] | None,
         **options: Any,
     ) -> Callable[[F], F]:
         """Declare the function below as a stream; see :class:`Stream`."""

@@ -7,27 +7,39 @@ so a step that dies here leaves no trace but its snapshot.
 A message function is called once a message; what it returned, and what it did to the state, is
 settled message by message, so one that fails takes nothing of the others with it. A batch function
 is called once, and its range succeeds or fails as a whole.
+
+With ``concurrency=n`` up to n calls run at once, in threads, or on an event loop (`async def`), each
+with a view of the process and a layer of the state of its own. What came of them is put in the order of
+the messages, so the step commits what it would have committed with one call at a time.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import copy
+import functools
+import itertools
+import threading
 import traceback
 from bisect import bisect_left
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from cues import batch as batches
-from cues import codec, events, faults, names
+from cues import codec, concurrency, events, faults, names
+from cues.concurrency import Loop, Schedule, Threads
 from cues.errors import CodecError, CuesError, Diverged, Fenced, ReturnError
 from cues.hashes import Hasher
 from cues.options import QueueOptions
 from cues.processor import Filter, Node, filter_of, positional_order, wants_process
 from cues.provenance import Provenance
-from cues.state import State, Table
+from cues.state import Changes, Layer, State, Table, key_part
 from cues.taking import Slice, Taken
 
+_OURS: Final = (__name__, concurrency.__name__)
+"""Modules whose frames lead to the user's function."""
 TRACE_CHARACTERS_MAX: Final = 20_000
 """A longer traceback keeps its end, where the error is."""
 
@@ -142,7 +154,7 @@ class Process:
         hasher: Hasher,
         epoch: int,
         store_id: str,
-        state: Table | None,
+        state: Layer | None,
         stopping: Callable[[], bool],
     ) -> None:
         self.id = node.id
@@ -152,17 +164,32 @@ class Process:
         self._hasher = hasher
         self._epoch = epoch
         self._store_id = store_id
-        self._table = state
+        self._layer = state
         self._stopping = stopping
         self._taken: Taken | None = None
         self._offset = 0
-        self._provenance: Provenance | None = None
+        self._provenance: list[Provenance] = []
+        """Of what was taken, once somebody asked; calls that run at once share it."""
         self._chosen: list[int] | None = None
 
     def renew(self, hasher: Hasher, epoch: int) -> None:
         """Another generation or epoch (a seek)."""
         self._hasher = hasher
         self._epoch = epoch
+
+    def begin(self, taken: Taken) -> None:
+        """A step begins."""
+        self._taken, self._provenance, self._chosen, self._offset = taken, [], None, 0
+
+    def end(self) -> None:
+        """There is no message any more."""
+        self._taken = None
+
+    def beside(self, offset: int, state: Layer) -> Process:
+        """What the call of the message at ``offset`` sees while others run."""
+        view = copy.copy(self)
+        view._offset, view._layer = offset, state
+        return view
 
     @property
     def stopping(self) -> bool:
@@ -186,10 +213,10 @@ class Process:
     @property
     def metadata(self) -> dict[str, Any]:
         taken = self._now()
-        if self._provenance is None:
-            self._provenance = taken.provenance()
+        if not self._provenance:
+            self._provenance.append(taken.provenance())
         offset = taken.count - 1 if self._node.options.batch else self._offset
-        found = self._provenance.at(offset)
+        found = self._provenance[0].at(offset)
         carried = taken.slices[0]
         index = carried.start + offset
         for batch in carried.batches:
@@ -199,16 +226,13 @@ class Process:
 
     @property
     def state(self) -> State:
-        key = self._node.options.key
-        if key is None:
+        if self._node.options.key is None:
             return self._states().view(None)
         if self._node.options.batch:
             raise CuesError(
                 f"{self.id} is a batch function with key=, so its messages have many keys.", "process.state_of(key)."
             )
-        # Of a join the first input's message decides.
-        message = self._now().slices[0].messages[self._offset]
-        return self._states().view(message.get(key) if isinstance(key, str) else key(message))
+        return self._states().view(self._key_at(self._offset))
 
     def state_of(self, key: Any) -> State:
         """The state of one key."""
@@ -235,10 +259,31 @@ class Process:
     def delivery_hash(self) -> str:
         return self.delivery.hash
 
-    def _states(self) -> Table:
-        if self._table is None:
+    def _key_at(self, offset: int) -> Any:
+        """The key of a message; of a join the first input's decides."""
+        key = self._node.options.key
+        message = self._now().slices[0].messages[offset]
+        return message.get(key) if isinstance(key, str) else key(message)  # type: ignore[misc]
+
+    def lane(self, offset: int) -> Hashable:
+        """What the calls of messages have in common that must not run at once: the packed key."""
+        if self._node.options.key is None:
+            return offset
+        try:
+            return key_part(self._key_at(offset))
+        except Exception:
+            return offset  # the call will fail of it, if it asks for the state at all
+
+    def _states(self) -> Layer:
+        if self._layer is None:
             raise CuesError(f"{self.id} is a source; its state is its position.", "yield position, message.")
-        return self._table
+        options = self._node.options
+        if options.concurrency > 1 and options.key is None:
+            raise CuesError(
+                f"{self.id} runs up to {options.concurrency} calls at once; they would race for the processor's state.",
+                "key=… (calls of one key run one after another), or concurrency=1.",
+            )
+        return self._layer
 
     def _now(self) -> Taken:
         if self._taken is None:
@@ -265,6 +310,9 @@ Pause = Callable[[float], bool]
 _NOTHING: Final = object()
 """The result of a message that the filters let pass by."""
 
+_STOPS: Final = (Fenced, Diverged, Interrupted)
+"""Errors of a call that are no failure of its message: a target says that this owner is not the one any more."""
+
 
 class Runner:
     """Calls the function of one stream or sink."""
@@ -284,8 +332,8 @@ class Runner:
         self._node = node
         self._fn = node.fn
         self._process = process
-        self._wants_process = wants_process(node.fn)
         self._state = state
+        self._layer = state.call
         self._pause = pause
         self._emit = emit
         self._counters = counters
@@ -299,26 +347,54 @@ class Runner:
         # encoded as soon as it returns: an output that cannot be encoded is then its own failure.
         self._eager = (node.side_effects or node.at_most_once) and bool(node.outputs)
         self._bindings = [port.binding for port in node.outputs]
+        self._retrying = threading.Lock()
+        self._width = 1 if node.options.batch else node.options.concurrency
+        self._threads = Threads(self._width, f"cues {node.id} call")
+        self._loop = Loop(f"cues {node.id} loop") if concurrency.is_async(node.fn) else None
+        if self._loop is not None and self._width == 1:
+            self._fn = functools.partial(self._call_on_loop, node.fn)
+        self._invoke = self._way_of_calling()
         # The columns to map the function over, where a call needs nothing but its messages.
         self._order: list[int] | None = None
-        if not (self._wants_process or self._filtered or self._eager):
+        if not (wants_process(node.fn) or self._filtered or self._eager):
             names_in = [port.binding for port in node.inputs]
             self._order = positional_order(node.fn, names_in) if node.mode == "join" else [0]
 
+    def _way_of_calling(self) -> Callable[[Taken, list[Any], Process], Any]:
+        """Calls the function with what each slice gives it: a message, or the list of a batch function."""
+        fn = self._fn
+        process_too = wants_process(self._node.fn)  # type: ignore[arg-type]
+
+        def with_bindings(taken: Taken, given: list[Any], process: Process) -> Any:
+            arguments = {piece.binding: one for piece, one in zip(taken.slices, given)}
+            return fn(**arguments, process=process) if process_too else fn(**arguments)
+
+        if self._node.mode == "join":
+            return with_bindings
+        if process_too:
+            return lambda taken, given, process: fn(given[0], process=process)
+        return lambda taken, given, process: fn(given[0])
+
     def run(self, taken: Taken) -> Results:
         """Call the function over what was taken. Raises :class:`Interrupted` when the graph is aborted."""
-        process = self._process
-        process._taken, process._provenance, process._chosen = taken, None, None
-        process._offset = 0
+        self._process.begin(taken)
         try:
-            return self._run_batch(taken) if self._node.options.batch else self._run_messages(taken)
+            if self._node.options.batch:
+                return self._run_batch(taken)
+            return self._run_messages(taken) if self._width == 1 else self._run_at_once(taken)
         except BaseException:
             self._state.forget()
             raise
         finally:
-            process._taken = None
+            self._process.end()
 
-    # --- message functions ---
+    def close(self) -> None:
+        """Let threads and the event loop go; a call that still runs on the loop is cancelled."""
+        self._threads.close()
+        if self._loop is not None:
+            self._loop.close()
+
+    # --- message functions, one call at a time ---
 
     def _run_messages(self, taken: Taken) -> Results:
         results: list[Any] = []
@@ -327,11 +403,11 @@ class Runner:
         while len(results) < count:
             try:
                 self._run_from(taken, results)
-            except (Fenced, Diverged):
-                raise  # a target says that this owner is not the one any more: no failure of the message
+            except _STOPS:
+                raise
             except Exception as error:
                 offset = len(results)
-                self._state.discard()
+                self._layer.discard()
                 outcome = self._again(taken, offset, error)
                 if isinstance(outcome, Failure):
                     failures[offset] = outcome
@@ -357,33 +433,29 @@ class Runner:
 
     def _call(self, taken: Taken, offset: int, messages: list[Any]) -> Any:
         if self._filtered:
-            passed = []
-            for piece, message in zip(taken.slices, messages):
-                passes = self._filters[piece.binding]
-                passed.append(message if passes is None or passes(message) else None)
-            messages = passed
-            if all(message is None for message in messages):
+            messages = self._passing(taken, messages)
+            if not messages:
                 return _NOTHING
         self._process._offset = offset
         if faults.active:
             faults.point("function.before")
-        if self._node.mode == "join":
-            arguments = {s.binding: message for s, message in zip(taken.slices, messages)}
-            if self._wants_process:
-                arguments["process"] = self._process
-            result = self._fn(**arguments)
-        elif self._wants_process:
-            result = self._fn(messages[0], process=self._process)
-        else:
-            result = self._fn(messages[0])
+        result = self._invoke(taken, messages, self._process)
         if faults.active:
             faults.point("function.after")
-        touched = self._state.touched
+        touched = self._layer.touched
         if touched or self._eager:
             result = self._encoded(result)
             if touched:
-                self._state.settle()
+                self._layer.settle()
         return result
+
+    def _passing(self, taken: Taken, messages: list[Any]) -> list[Any]:
+        """The messages, None in the place of those that the filters stop; empty when they stop all."""
+        passed = []
+        for piece, message in zip(taken.slices, messages):
+            passes = self._filters[piece.binding]
+            passed.append(message if passes is None or passes(message) else None)
+        return [] if all(message is None for message in passed) else passed
 
     def _again(self, taken: Taken, offset: int, error: Exception) -> Any:
         """Retry a message whose call failed; its result, or the Failure when all attempts are used up."""
@@ -392,11 +464,11 @@ class Runner:
                 break
             self._wait(attempt, error)
             try:
-                return self._call(taken, offset, [s.pristine(offset) for s in taken.slices])
-            except (Fenced, Diverged):
+                return self._call(taken, offset, taken.restored(offset))
+            except _STOPS:
                 raise
             except Exception as next_error:
-                self._state.discard()
+                self._layer.discard()
                 error = next_error
         else:
             attempt = self._retry.attempts
@@ -404,7 +476,8 @@ class Runner:
 
     def _wait(self, attempt: int, error: Exception) -> None:
         wait_s = self._retry.wait_s(attempt)
-        self._counters.retries += 1
+        with self._retrying:
+            self._counters.retries += 1
         self._emit(
             events.Retrying(
                 self._node.id,
@@ -417,26 +490,127 @@ class Runner:
         if self._pause(wait_s):
             raise Interrupted from error
 
+    def _call_on_loop(self, fn: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
+        """Call an `async def` as if it were a plain function."""
+        return self._on_loop(fn(*arguments, **keywords))
+
+    def _on_loop(self, coroutine: Any) -> Any:
+        assert self._loop is not None
+        try:
+            return self._loop.run(coroutine)
+        except concurrency.Closed:
+            raise Interrupted from None
+
+    # --- message functions, several calls at once ---
+
+    def _run_at_once(self, taken: Taken) -> Results:
+        """Call for the messages in up to ``concurrency`` callers, then look at what came of them in order."""
+        calls = _Calls(taken, [self._process.lane(offset) for offset in range(taken.count)])
+        callers = min(self._width, calls.schedule.width)
+        if self._loop is not None:
+            self._on_loop(self._all(calls, callers))
+        else:
+            self._in_threads(calls, callers)
+        if calls.schedule.fatal is not None:
+            raise calls.schedule.fatal
+        outcomes = calls.outcomes
+        failures = {offset: outcome for offset, outcome in enumerate(outcomes) if isinstance(outcome, Failure)}
+        if failures and self._node.errors is None:
+            # The processor stops in front of the first; what ran behind it already is dropped.
+            first = min(failures)
+            failures = {first: failures[first]}
+            outcomes = outcomes[:first]
+            self._state.only(calls.changes[:first])
+        return self._collect([_NOTHING if isinstance(o, Failure) else o for o in outcomes], failures)
+
+    async def _all(self, calls: _Calls, callers: int) -> None:
+        await asyncio.gather(*[self._caller(calls) for _ in range(callers)])
+
+    def _in_threads(self, calls: _Calls, callers: int) -> None:
+        running = [self._threads.submit(lambda: concurrency.step_through(self._caller(calls))) for _ in range(callers)]
+        try:
+            for future in running:
+                future.result()
+        except BaseException as error:  # a Ctrl-C that reached the thread that waits
+            calls.schedule.stop(error)
+            raise
+
+    async def _caller(self, calls: _Calls) -> None:
+        """Call for one message after another until none is left; put what came of each in its place."""
+        offset: int | None = None
+        try:
+            while (offset := calls.schedule.take(offset)) is not None:
+                lane = calls.lanes[offset]
+                layer = self._state.layer(lane if isinstance(lane, bytes) else None)
+                process = self._process.beside(offset, layer)
+                try:
+                    outcome = await self._called(calls.taken, offset, process, layer)
+                finally:
+                    process.end()
+                calls.outcomes[offset] = outcome
+                calls.changes[offset] = layer.settled
+                if isinstance(outcome, Failure) and self._node.errors is None:
+                    calls.schedule.cut(offset)
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:
+            calls.schedule.stop(error)
+
+    async def _called(self, taken: Taken, offset: int, process: Process, layer: Layer) -> Any:
+        """What came of one message, retries included; the same as :meth:`_call` and :meth:`_again`."""
+        messages = [s.messages[offset] for s in taken.slices]
+        error: Exception
+        for attempt in itertools.count(1):
+            try:
+                if self._filtered:
+                    messages = self._passing(taken, messages)
+                    if not messages:
+                        return _NOTHING
+                if faults.active:
+                    faults.point("function.before")
+                result = self._invoke(taken, messages, process)
+                if self._loop is not None:
+                    result = await concurrency.awaited(result)
+                if faults.active:
+                    faults.point("function.after")
+                if layer.touched or self._eager:
+                    result = self._encoded(result)
+                    layer.settle()
+                return result
+            except _STOPS:
+                raise
+            except Exception as found:
+                layer.discard()
+                error = found
+            if attempt >= self._retry.attempts or not isinstance(error, self._retry.on):
+                return Failure(error, attempt)
+            if self._loop is None:
+                self._wait(attempt, error)
+            else:
+                await asyncio.wrap_future(self._threads.submit(functools.partial(self._wait, attempt, error)))
+            messages = taken.restored(offset)
+        raise AssertionError
+
     # --- batch functions ---
 
     def _run_batch(self, taken: Taken) -> Results:
         error: Exception
         for attempt in range(1, self._retry.attempts + 1):
             if attempt > 1:
-                for piece in taken.slices:
-                    piece.messages = [piece.pristine(o) for o in range(taken.count)]
+                for offset in range(taken.count):
+                    taken.restored(offset)
             try:
                 result = self._call_batch(taken)
                 if result is _NOTHING:
                     return Results({b: Output() for b in self._bindings})
                 found = self._by_binding(result)
-                self._state.settle()
+                self._layer.settle()
                 last = taken.count - 1
                 return Results({b: Output(items, [last] * len(items)) for b, items in found.items()})
-            except (Fenced, Diverged):
+            except _STOPS:
                 raise
             except Exception as failed:
-                self._state.discard()
+                self._layer.discard()
                 error = failed
                 if attempt == self._retry.attempts or not isinstance(error, self._retry.on):
                     break
@@ -456,15 +630,7 @@ class Runner:
             columns = [[column[o] for o in chosen] for column in columns]
             self._process._chosen = chosen
         faults.point("function.before")
-        if self._node.mode == "join":
-            arguments: dict[str, Any] = {s.binding: c for s, c in zip(taken.slices, columns)}
-            if self._wants_process:
-                arguments["process"] = self._process
-            result = self._fn(**arguments)
-        elif self._wants_process:
-            result = self._fn(columns[0], process=self._process)
-        else:
-            result = self._fn(columns[0])
+        result = self._invoke(taken, columns, self._process)
         faults.point("function.after")
         return result
 
@@ -576,6 +742,19 @@ class Runner:
         return _Encoded(packed)
 
 
+class _Calls:
+    """The calls of a step that run at once, and what came of each, by offset."""
+
+    def __init__(self, taken: Taken, lanes: list[Hashable]) -> None:
+        self.taken = taken
+        self.lanes = lanes
+        self.schedule = Schedule(lanes)
+        self.outcomes: list[Any] = [_NOTHING] * taken.count
+        """What the call returned, or its Failure."""
+        self.changes: list[Changes] = [{}] * taken.count
+        """What it did to the state."""
+
+
 class _Encoded:
     """Results of a call, checked; an item is bytes, or a dict where it holds ``q/meta``."""
 
@@ -607,7 +786,7 @@ def causes(error: BaseException | None) -> list[dict[str, str]]:
     found: list[dict[str, str]] = []
     for one in chain(error):
         trace = one.__traceback__
-        while trace is not None and trace.tb_next is not None and trace.tb_frame.f_globals is globals():
+        while trace is not None and trace.tb_next is not None and trace.tb_frame.f_globals["__name__"] in _OURS:
             trace = trace.tb_next  # how we came to call the function says nothing about what failed in it
         lines = traceback.format_exception(type(one), one, trace, chain=False)
         found.append(

@@ -22,7 +22,7 @@ ORDER = [
     (0, "errors names codec clock faults events provenance batch hashes tries options"),
     (1, "locks wakeup datafile writers store"),
     (2, "log queue tailer state ownership retention"),
-    (3, "processor taking runner delivery feed"),
+    (3, "processor taking concurrency imperative runner delivery feed"),
     (4, "topology plan graph draw"),
     (5, "engine engine.assembly engine.local"),
     (6, "check testing metrics cli __main__"),

@@ -41,6 +41,8 @@ class Assembly:
 
     def close(self) -> None:
         """Give the processors up, and the store where it was opened here."""
+        for delivery in self.deliveries:
+            delivery.close()
         self.ownership.release()
         if self.owns_store:
             self.store.close()
