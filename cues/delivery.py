@@ -28,6 +28,7 @@ from cues import codec, events, faults, names, tries
 from cues.batch import Page
 from cues.errors import CuesError, Diverged, ProcessorStopped, QueueNotFound
 from cues.hashes import Hasher
+from cues.imperative import Imperative, ProcessAppender, ProcessTailer
 from cues.log import Log
 from cues.options import QueueOptions
 from cues.ownership import NO_SEAL, Position, ProcessorRow, fenced
@@ -35,7 +36,7 @@ from cues.processor import Node
 from cues.queue import Queue
 from cues.runner import Failure, Pause, Process, Results, Runner, error_message, words
 from cues.state import Table
-from cues.taking import Input, Taken
+from cues.taking import Input, Slice, Taken
 
 if TYPE_CHECKING:
     from cues.store import Store
@@ -88,7 +89,14 @@ class Delivery:
         self.try_log = store.queue(node.id)
         inputs = {names.tailer_id(node.id, port.queue): port for port in node.inputs}
         self.inputs = [Input(port.binding, tailer, store.queue(port.queue)) for tailer, port in inputs.items()]
-        self._order = sorted(inputs)
+        self.imperative = Imperative(
+            node.id,
+            {p.binding: ProcessTailer(store.queue(p.queue), names.tailer_id(node.id, p.queue)) for p in node.tailers},
+            {p.binding: ProcessAppender(store.queue(p.queue)) for p in node.appenders},
+        )
+        self._readers: list[Input | ProcessTailer] = [*self.inputs, *self.imperative.tailers.values()]
+        """Who has a position in the row."""
+        self._order = sorted(one.tailer for one in self._readers)
         self._place = {tailer: place for place, tailer in enumerate(self._order)}
         """Where a tailer's position stands in the row."""
         self.outputs = {port.binding: store.queue(port.queue) for port in node.outputs}
@@ -100,14 +108,24 @@ class Delivery:
         self._stop: Failure | None = None
         self.hasher = Hasher(node.id, row.generation)
         state = None if node.kind == "source" else self.state.call  # a source's state is its position
-        self.process = Process(node, system, self.hasher, row.epoch, store.id.hex(), state, stopping)
+        self.process = Process(node, system, self.hasher, row.epoch, store.id.hex(), state, stopping, self.imperative)
         self.runner = (
-            Runner(node, self.process, self.state, pause, emit, self.counters, lambda b: self.outputs[b]._options)
+            Runner(
+                node,
+                self.process,
+                self.state,
+                pause,
+                emit,
+                self.counters,
+                lambda b: self.outputs[b]._options,
+                self.imperative,
+            )
             if node.kind != "source"
             else None
         )
         self.rings = 0
-        for queue in (*self.outputs.values(), self.errors, self.try_log):
+        appended = [appender.queue for appender in self.imperative.appenders.values()]
+        for queue in (*self.outputs.values(), *appended, self.errors, self.try_log):
             if queue is not None:
                 self.rings |= queue.log.mask
 
@@ -127,11 +145,12 @@ class Delivery:
         written = {queue: self._log_of(queue) for queue in attempt.indices} if attempt else {}
         positions = dict(zip(self._order, self._row.positions))
         with self.store.view() as txn:
-            for one in self.inputs:
+            for one in self._readers:
                 self._check_position(txn, one, positions[one.tailer])
             decision = self._decide(txn, snapshot, attempt, positions, written)
         self.state.forget()
-        for one in self.inputs:
+        self.imperative.forget()
+        for one in self._readers:
             one.stand(positions[one.tailer])
         self._pending = None
         if decision.what == "rewind":
@@ -180,7 +199,7 @@ class Delivery:
         """The sets of tailers that a step reads from: all, or of alts any one."""
         if self.node.mode == "alts":
             return [{tailer} for tailer in self._order]
-        return [set(self._order)]
+        return [{one.tailer for one in self.inputs}]
 
     def _where(self, positions: dict[str, Position]) -> str:
         if not positions:
@@ -193,7 +212,7 @@ class Delivery:
         row = log.row(txn)
         return log.read(txn, row, max(row.first, row.next - 2), 2)
 
-    def _check_position(self, txn: Any, one: Input, position: Position) -> None:
+    def _check_position(self, txn: Any, one: Input | ProcessTailer, position: Position) -> None:
         log_row = one.log.row(txn)
         where = f"{self.node.id} stands at {position.next} of queue {one.queue.id!r}"
         if log_row.identity != position.identity:
@@ -332,11 +351,13 @@ class Delivery:
     def _step_dropped(self) -> None:
         """Stand again where the last commit left the positions."""
         self.state.forget()
-        for one, position in zip(self._by_order(), self._row.positions):
-            one.stand(position)
+        self.imperative.forget()
+        for one in self._readers:
+            one.stand(self.position_in(self._row, one.tailer))
 
-    def _by_order(self) -> list[Input]:
-        return sorted(self.inputs, key=lambda one: one.tailer)
+    def position_in(self, row: ProcessorRow, tailer: str) -> Position:
+        """Where a tailer of this processor stands by ``row``."""
+        return row.positions[self._place[tailer]]
 
     # 1. Take.
 
@@ -387,7 +408,7 @@ class Delivery:
     def _commit_snapshot(self, taken: Taken) -> None:
         digest = self._digest(taken, 0, taken.count)
         pages = self._tries.snapshot(self._taking(taken, 0, taken.count), digest)
-        row = self._moved(taken) if self.node.at_most_once else self._standing(taken)
+        row = self._moved(taken.slices) if self.node.at_most_once else self._standing(taken)
         packed = row.pack()
         self.store.commit(self._write_snapshot, pages, packed)
         self._owned(row, packed)
@@ -406,7 +427,8 @@ class Delivery:
     def _commit(self, taken: Taken, results: Results) -> None:
         taken, parts, stop = self._parts(taken, results)
         if parts:
-            row = self._row if self.node.at_most_once else self._moved(taken)
+            # At-most-once the inputs have moved; what the function read by itself moves now.
+            row = self._moved([] if self.node.at_most_once else taken.slices)
             self._commit_parts(parts, row)
             self.counters.taken += taken.count * len(taken.slices)
         if stop is not None:
@@ -468,7 +490,8 @@ class Delivery:
         for part in parts:
             indices: dict[str, int] = {}
             for queue, pages in part.appends:
-                indices[queue.id] = queue.append_pages(txn, pages)
+                index = queue.append_pages(txn, pages)
+                indices.setdefault(queue.id, index)  # of the first, where two bindings lead to one queue
             records += self._tries.step(part.taking, part.digest, indices, part.failure is not None)
         if faults.active:
             faults.point("commit.outputs")
@@ -498,13 +521,17 @@ class Delivery:
         """The commit is done: what the next one compares with."""
         self._row = row
         self._expected = packed
+        for tailer in self.imperative.tailers.values():
+            tailer.committed(self.position_in(row, tailer.tailer))
 
-    def _moved(self, taken: Taken) -> ProcessorRow:
-        """The row with the positions behind what was taken."""
+    def _moved(self, slices: list[Slice]) -> ProcessorRow:
+        """The row with the positions behind what was taken, and where the function left its own tailers."""
         row = self._row
         positions = list(row.positions)
-        for piece in taken.slices:
+        for piece in slices:
             positions[self._place[piece.one.tailer]] = Position(piece.one.identity, piece.stop, piece.seal())
+        for tailer, position in self.imperative.moved().items():
+            positions[self._place[tailer]] = position
         return ProcessorRow(
             row.owner, row.epoch, row.generation, row.pid, row.boot, False, tuple(positions), row.source
         )
@@ -549,14 +576,15 @@ class Delivery:
                 if not offset or self.node.options.batch:
                     return taken, [], stop
                 taken = taken.before(offset)
-                if self.state.changed and results.ran > offset:
+                if (self.state.changed or self.imperative) and results.ran > offset:
                     # The function has run on behind the message that turned out to be wrong, and the
                     # state holds what it did there; the next start would do it again. What runs late
                     # has no side effects (their outputs are encoded at once), so run the rest anew.
-                    self.state.forget()
-                    results = self.runner.run(taken.anew())  # type: ignore[union-attr]
+                    assert self.runner is not None
+                    self.runner.forget()
+                    results = self.runner.run(taken.anew())
                     continue
-                results = Results({b: output.between(0, offset) for b, output in results.outputs.items()})
+                results = results.before(offset)
             try:
                 if not results.failures:
                     return taken, [self._part(taken, 0, taken.count, results)], stop
@@ -564,8 +592,8 @@ class Delivery:
             except _Unwritable as found:
                 if self.node.options.batch:
                     self.state.forget()
-                results.failures[found.offset] = Failure(found.error, 1)
-                results.outputs = {b: output.without(found.offset) for b, output in results.outputs.items()}
+                    self.imperative.forget()
+                results.fail(found.offset, Failure(found.error, 1))
 
     def _cut(self, taken: Taken, results: Results) -> list[Part]:
         if self.node.options.batch and results.failures:
@@ -585,8 +613,10 @@ class Delivery:
         digest = self._digest(taken, start, stop)
         appends: list[tuple[Queue, list[Page]]] = []
         provenance = None
-        for binding, queue in self.outputs.items():
-            output = results.outputs.get(binding)
+        found = [(queue, results.outputs.get(binding)) for binding, queue in self.outputs.items()]
+        if results.writes:
+            found += [(self.imperative.appenders[b].queue, output) for b, output in results.writes.items()]
+        for queue, output in found:
             if output is None or not output.items:
                 continue
             if stop - start < taken.count:

@@ -32,6 +32,7 @@ from cues import codec, concurrency, events, faults, names
 from cues.concurrency import Loop, Schedule, Threads
 from cues.errors import CodecError, CuesError, Diverged, Fenced, ReturnError
 from cues.hashes import Hasher
+from cues.imperative import ByBinding, Imperative, ProcessAppender, ProcessTailer
 from cues.options import QueueOptions
 from cues.processor import Filter, Node, filter_of, positional_order, wants_process
 from cues.provenance import Provenance
@@ -95,6 +96,21 @@ class Results:
     """By offset; a failed message has no outputs. For a batch function the key is 0."""
     ran: int = 0
     """How many messages the function was called for and returned."""
+    writes: dict[str, Output] = field(default_factory=dict)
+    """What the function wrote through appenders, by their bindings."""
+
+    def before(self, offset: int) -> Results:
+        """What came of the messages before ``offset``, none of which failed."""
+        return Results(
+            {b: output.between(0, offset) for b, output in self.outputs.items()},
+            writes={b: output.between(0, offset) for b, output in self.writes.items()},
+        )
+
+    def fail(self, offset: int, failure: Failure) -> None:
+        """The message at ``offset`` turned out to have failed."""
+        self.failures[offset] = failure
+        self.outputs = {b: output.without(offset) for b, output in self.outputs.items()}
+        self.writes = {b: output.without(offset) for b, output in self.writes.items()}
 
 
 class Delivery:
@@ -144,6 +160,7 @@ class Process:
     metadata              of the message; of the batch's last message in a batch function
     state                 mutable mapping, of the message's key (option ``key``) or of the processor
     delivery              :class:`Delivery`; ``delivery_hash`` for short
+    tailers, appenders    by binding: what an imperative function reads and writes by itself
     stopping              True when the graph drains: a source that never ends should return
     """
 
@@ -156,6 +173,7 @@ class Process:
         store_id: str,
         state: Layer | None,
         stopping: Callable[[], bool],
+        imperative: Imperative,
     ) -> None:
         self.id = node.id
         self.opts = node.options.opts
@@ -166,6 +184,7 @@ class Process:
         self._store_id = store_id
         self._layer = state
         self._stopping = stopping
+        self._imperative = imperative
         self._taken: Taken | None = None
         self._offset = 0
         self._provenance: list[Provenance] = []
@@ -256,6 +275,16 @@ class Process:
         )
 
     @property
+    def tailers(self) -> ByBinding[ProcessTailer]:
+        self._now()
+        return self._imperative.tailers
+
+    @property
+    def appenders(self) -> ByBinding[ProcessAppender]:
+        self._now()
+        return self._imperative.appenders
+
+    @property
     def delivery_hash(self) -> str:
         return self.delivery.hash
 
@@ -326,6 +355,7 @@ class Runner:
         emit: Callable[[events.Event], None],
         counters: events.Counters,
         options_of: Callable[[str], QueueOptions],
+        imperative: Imperative,
     ) -> None:
         """``options_of`` gives the options of the queue behind an output binding."""
         assert node.fn is not None
@@ -334,6 +364,7 @@ class Runner:
         self._process = process
         self._state = state
         self._layer = state.call
+        self._imperative = imperative
         self._pause = pause
         self._emit = emit
         self._counters = counters
@@ -345,7 +376,7 @@ class Runner:
         self._filtered = any(self._filters.values())
         # Outputs of a function whose effects must not be repeated, or lost with others', are
         # encoded as soon as it returns: an output that cannot be encoded is then its own failure.
-        self._eager = (node.side_effects or node.at_most_once) and bool(node.outputs)
+        self._eager = node.imperative or ((node.side_effects or node.at_most_once) and bool(node.outputs))
         self._bindings = [port.binding for port in node.outputs]
         self._retrying = threading.Lock()
         self._width = 1 if node.options.batch else node.options.concurrency
@@ -380,13 +411,27 @@ class Runner:
         self._process.begin(taken)
         try:
             if self._node.options.batch:
-                return self._run_batch(taken)
-            return self._run_messages(taken) if self._width == 1 else self._run_at_once(taken)
+                results = self._run_batch(taken)
+            else:
+                results = self._run_messages(taken) if self._width == 1 else self._run_at_once(taken)
+            if self._imperative:
+                results.writes = {b: Output(*written) for b, written in self._imperative.written().items()}
+            return results
         except BaseException:
-            self._state.forget()
+            self.forget()
             raise
         finally:
             self._process.end()
+
+    def forget(self) -> None:
+        """The step is void: drop what its calls did to the state and to what they read and write by themselves."""
+        self._state.forget()
+        self._imperative.forget()
+
+    def _discard(self) -> None:
+        """The call failed: drop what it did."""
+        self._layer.discard()
+        self._imperative.discard()
 
     def close(self) -> None:
         """Let threads and the event loop go; a call that still runs on the loop is cancelled."""
@@ -407,7 +452,7 @@ class Runner:
                 raise
             except Exception as error:
                 offset = len(results)
-                self._layer.discard()
+                self._discard()
                 outcome = self._again(taken, offset, error)
                 if isinstance(outcome, Failure):
                     failures[offset] = outcome
@@ -447,6 +492,7 @@ class Runner:
             result = self._encoded(result)
             if touched:
                 self._layer.settle()
+            self._imperative.settle(offset)
         return result
 
     def _passing(self, taken: Taken, messages: list[Any]) -> list[Any]:
@@ -468,7 +514,7 @@ class Runner:
             except _STOPS:
                 raise
             except Exception as next_error:
-                self._layer.discard()
+                self._discard()
                 error = next_error
         else:
             attempt = self._retry.attempts
@@ -606,11 +652,12 @@ class Runner:
                 found = self._by_binding(result)
                 self._layer.settle()
                 last = taken.count - 1
+                self._imperative.settle(last)
                 return Results({b: Output(items, [last] * len(items)) for b, items in found.items()})
             except _STOPS:
                 raise
             except Exception as failed:
-                self._layer.discard()
+                self._discard()
                 error = failed
                 if attempt == self._retry.attempts or not isinstance(error, self._retry.on):
                     break
@@ -640,7 +687,7 @@ class Runner:
         """Sort what the calls returned by output binding."""
         bindings = self._bindings
         if not bindings:
-            return Results({}, failures)
+            return Results({}, failures, ran=len(results))
         if not failures and set(map(type, results)) == {dict}:
             if self._node.single_output:
                 return Results({bindings[0]: Output(results)}, ran=len(results))
@@ -696,7 +743,12 @@ class Runner:
         if result is None:
             return {}
         if not self._bindings:
-            return {}  # what a sink returns means nothing
+            if self._node.kind == "sink":
+                return {}  # what a sink returns means nothing
+            raise ReturnError(
+                f"{self._node.id} returned {type(result).__name__} and has no outputs to put it into.",
+                "process.appenders[…].write(message), and return None; or outputs.",
+            )
         if self._node.single_output:
             return {self._bindings[0]: self._messages(result, "")}
         if not isinstance(result, dict):

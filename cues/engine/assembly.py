@@ -76,7 +76,7 @@ def assemble(
             Claimant(
                 node.id,
                 node.kind,
-                {names.tailer_id(node.id, port.queue): Log(opened, port.queue) for port in node.inputs},
+                {names.tailer_id(node.id, port.queue): Log(opened, port.queue) for port in node.reads},
             )
             for node in plan.running
         ]
