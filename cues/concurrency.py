@@ -161,6 +161,8 @@ class Loop:
         with self._lock:
             if self._closed:
                 outcome.close()
+                if inspect.iscoroutine(waiting):
+                    waiting.close()
                 raise Closed
             future = asyncio.run_coroutine_threadsafe(outcome, self._started())
         try:

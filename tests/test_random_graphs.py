@@ -57,6 +57,7 @@ class Stage:
             "batch_size": chance.choice([1, 2, 3, 7, 1000]),
             "side_effects": chance.random() < 0.3,
             "retries": chance.choice([0, 0, 1]),
+            "concurrency": 1 if self.kind == "batch" else chance.choice([1, 1, 4]),
         }
         here, there = f"q{self.number}", f"q{self.number + 1}"
 
