@@ -100,6 +100,9 @@ class Delivery:
         self._place = {tailer: place for place, tailer in enumerate(self._order)}
         """Where a tailer's position stands in the row."""
         self.outputs = {port.binding: store.queue(port.queue) for port in node.outputs}
+        self._targets = [(binding, queue, False) for binding, queue in self.outputs.items()]
+        self._targets += [(binding, one.queue, True) for binding, one in self.imperative.appenders.items()]
+        """Where a step's messages go, in this order, and whether they come through an appender."""
         self.errors = store.queue(node.errors) if node.errors else None
         self._tries = tries.Writer(node.id)
         self._tries_from = self.try_log.first_index
@@ -124,8 +127,7 @@ class Delivery:
             else None
         )
         self.rings = 0
-        appended = [appender.queue for appender in self.imperative.appenders.values()]
-        for queue in (*self.outputs.values(), *appended, self.errors, self.try_log):
+        for queue in (*[queue for _, queue, _ in self._targets], self.errors, self.try_log):
             if queue is not None:
                 self.rings |= queue.log.mask
 
@@ -521,8 +523,9 @@ class Delivery:
         """The commit is done: what the next one compares with."""
         self._row = row
         self._expected = packed
-        for tailer in self.imperative.tailers.values():
-            tailer.committed(self.position_in(row, tailer.tailer))
+        if self.node.imperative:
+            for tailer in self.imperative.tailers.values():
+                tailer.committed(self.position_in(row, tailer.tailer))
 
     def _moved(self, slices: list[Slice]) -> ProcessorRow:
         """The row with the positions behind what was taken, and where the function left its own tailers."""
@@ -530,8 +533,9 @@ class Delivery:
         positions = list(row.positions)
         for piece in slices:
             positions[self._place[piece.one.tailer]] = Position(piece.one.identity, piece.stop, piece.seal())
-        for tailer, position in self.imperative.moved().items():
-            positions[self._place[tailer]] = position
+        if self.node.imperative:
+            for tailer, position in self.imperative.moved().items():
+                positions[self._place[tailer]] = position
         return ProcessorRow(
             row.owner, row.epoch, row.generation, row.pid, row.boot, False, tuple(positions), row.source
         )
@@ -576,7 +580,7 @@ class Delivery:
                 if not offset or self.node.options.batch:
                     return taken, [], stop
                 taken = taken.before(offset)
-                if (self.state.changed or self.imperative) and results.ran > offset:
+                if (self.state.changed or self.node.imperative) and results.ran > offset:
                     # The function has run on behind the message that turned out to be wrong, and the
                     # state holds what it did there; the next start would do it again. What runs late
                     # has no side effects (their outputs are encoded at once), so run the rest anew.
@@ -613,10 +617,8 @@ class Delivery:
         digest = self._digest(taken, start, stop)
         appends: list[tuple[Queue, list[Page]]] = []
         provenance = None
-        found = [(queue, results.outputs.get(binding)) for binding, queue in self.outputs.items()]
-        if results.writes:
-            found += [(self.imperative.appenders[b].queue, output) for b, output in results.writes.items()]
-        for queue, output in found:
+        for binding, queue, imperative in self._targets:
+            output = (results.writes if imperative else results.outputs).get(binding)
             if output is None or not output.items:
                 continue
             if stop - start < taken.count:

@@ -171,9 +171,6 @@ class Imperative:
         self._tailers: Sequence[ProcessTailer] = tuple(tailers.values())
         self._appenders: Sequence[ProcessAppender] = tuple(appenders.values())
 
-    def __bool__(self) -> bool:
-        return bool(self._tailers or self._appenders)
-
     def settle(self, offset: int) -> None:
         """The call for the message at ``offset`` (batch function: the last) returned."""
         for tailer in self._tailers:

@@ -183,6 +183,7 @@ class Process:
         self._epoch = epoch
         self._store_id = store_id
         self._layer = state
+        self._key = node.options.key
         self._stopping = stopping
         self._imperative = imperative
         self._taken: Taken | None = None
@@ -205,9 +206,9 @@ class Process:
         self._taken = None
 
     def beside(self, offset: int, state: Layer) -> Process:
-        """What the call of the message at ``offset`` sees while others run."""
+        """What the call of the message at ``offset`` sees while others run; the processor's own state is nobody's."""
         view = copy.copy(self)
-        view._offset, view._layer = offset, state
+        view._offset, view._layer = offset, None if self._key is None else state
         return view
 
     @property
@@ -245,13 +246,16 @@ class Process:
 
     @property
     def state(self) -> State:
-        if self._node.options.key is None:
+        key = self._key
+        if key is None:
             return self._states().view(None)
         if self._node.options.batch:
             raise CuesError(
                 f"{self.id} is a batch function with key=, so its messages have many keys.", "process.state_of(key)."
             )
-        return self._states().view(self._key_at(self._offset))
+        # Of a join the first input's message decides.
+        message = self._now().slices[0].messages[self._offset]
+        return self._states().view(message.get(key) if isinstance(key, str) else key(message))
 
     def state_of(self, key: Any) -> State:
         """The state of one key."""
@@ -288,28 +292,24 @@ class Process:
     def delivery_hash(self) -> str:
         return self.delivery.hash
 
-    def _key_at(self, offset: int) -> Any:
-        """The key of a message; of a join the first input's decides."""
-        key = self._node.options.key
-        message = self._now().slices[0].messages[offset]
-        return message.get(key) if isinstance(key, str) else key(message)  # type: ignore[misc]
-
     def lane(self, offset: int) -> Hashable:
         """What the calls of messages have in common that must not run at once: the packed key."""
-        if self._node.options.key is None:
+        key = self._key
+        if key is None:
             return offset
+        message = self._now().slices[0].messages[offset]
         try:
-            return key_part(self._key_at(offset))
+            return key_part(message.get(key) if isinstance(key, str) else key(message))
         except Exception:
             return offset  # the call will fail of it, if it asks for the state at all
 
     def _states(self) -> Layer:
         if self._layer is None:
-            raise CuesError(f"{self.id} is a source; its state is its position.", "yield position, message.")
-        options = self._node.options
-        if options.concurrency > 1 and options.key is None:
+            if self._node.kind == "source":
+                raise CuesError(f"{self.id} is a source; its state is its position.", "yield position, message.")
             raise CuesError(
-                f"{self.id} runs up to {options.concurrency} calls at once; they would race for the processor's state.",
+                f"{self.id} runs up to {self._node.options.concurrency} calls at once; they would race for the"
+                " processor's state.",
                 "key=… (calls of one key run one after another), or concurrency=1.",
             )
         return self._layer
@@ -364,7 +364,7 @@ class Runner:
         self._process = process
         self._state = state
         self._layer = state.call
-        self._imperative = imperative
+        self._imperative = imperative if node.imperative else None
         self._pause = pause
         self._emit = emit
         self._counters = counters
@@ -414,7 +414,7 @@ class Runner:
                 results = self._run_batch(taken)
             else:
                 results = self._run_messages(taken) if self._width == 1 else self._run_at_once(taken)
-            if self._imperative:
+            if self._imperative is not None:
                 results.writes = {b: Output(*written) for b, written in self._imperative.written().items()}
             return results
         except BaseException:
@@ -426,12 +426,14 @@ class Runner:
     def forget(self) -> None:
         """The step is void: drop what its calls did to the state and to what they read and write by themselves."""
         self._state.forget()
-        self._imperative.forget()
+        if self._imperative is not None:
+            self._imperative.forget()
 
     def _discard(self) -> None:
         """The call failed: drop what it did."""
         self._layer.discard()
-        self._imperative.discard()
+        if self._imperative is not None:
+            self._imperative.discard()
 
     def close(self) -> None:
         """Let threads and the event loop go; a call that still runs on the loop is cancelled."""
@@ -492,7 +494,8 @@ class Runner:
             result = self._encoded(result)
             if touched:
                 self._layer.settle()
-            self._imperative.settle(offset)
+            if self._imperative is not None:
+                self._imperative.settle(offset)
         return result
 
     def _passing(self, taken: Taken, messages: list[Any]) -> list[Any]:
@@ -652,7 +655,8 @@ class Runner:
                 found = self._by_binding(result)
                 self._layer.settle()
                 last = taken.count - 1
-                self._imperative.settle(last)
+                if self._imperative is not None:
+                    self._imperative.settle(last)
                 return Results({b: Output(items, [last] * len(items)) for b, items in found.items()})
             except _STOPS:
                 raise

@@ -67,14 +67,13 @@ class Table:
         self._cache: Changes = {}
         self._cache_bytes = 0
         self._step: Changes = {}
-        self._lock = threading.Lock()
-        """Held while the layers of calls that run at once look at the step and the cache, or settle."""
+        self._shared = _Shared(self)
         self.call = Layer(self)
         """The layer of calls that run one at a time."""
 
     def layer(self, key: bytes | None) -> Layer:
         """A layer for a call beside others; it sees the state under ``key`` (see :func:`key_part`), or none."""
-        return Layer(self, key or b"")
+        return Layer(self._shared, key or b"")
 
     def view(self, key: Any) -> State:
         """The fields under ``key``."""
@@ -84,20 +83,32 @@ class Table:
 
     def packed(self, row: bytes) -> bytes | None:
         """The value of a row, without what running calls did to it."""
-        with self._lock:
-            return self._packed(row)
+        if row in self._step:
+            return self._step[row]
+        if row in self._cache:
+            return self._cache[row]
+        packed = None
+        if self._open():
+            with self._store.view() as txn:
+                first = txn.get(row + b"\0\0", db=self._database)
+                values = [] if first is None else [first]
+                if first is not None:
+                    (count,) = _HEAD.unpack_from(first, 8)
+                    values += [txn.get(row + _HEAD.pack(n), default=b"", db=self._database) for n in range(1, count)]
+            if values:
+                for number, value in enumerate(values):
+                    if not piece_intact(value, number):
+                        raise StoreDamaged(
+                            f"A row of the state of {self._name.decode()} is damaged (its checksum fails).",
+                            f"cues check {self._store.path}, and a backup.",
+                            path=self._store.path,
+                        )
+                packed = b"".join(value[8 + _HEAD.size :] for value in values)
+        self._remember(row, packed)
+        return packed
 
     def rows(self, prefix: bytes) -> dict[bytes, bool]:
         """The rows under a key, and whether they exist, without what running calls did to them."""
-        with self._lock:
-            return self._rows(prefix)
-
-    def settle(self, changes: Changes) -> None:
-        """Keep what a call changed."""
-        with self._lock:
-            self._step.update(changes)
-
-    def _rows(self, prefix: bytes) -> dict[bytes, bool]:
         found: dict[bytes, bool] = {}
         if self._open():
             with self._store.view() as txn:
@@ -112,6 +123,10 @@ class Table:
             if row.startswith(prefix):
                 found[row] = packed is not None
         return found
+
+    def settle(self, changes: Changes) -> None:
+        """Keep what a call changed."""
+        self._step.update(changes)
 
     # --- what the step does ---
 
@@ -175,34 +190,29 @@ class Table:
                 self._missing = True  # until this owner makes it: nobody else does
         return self._database is not None
 
-    def _packed(self, row: bytes) -> bytes | None:
-        if row in self._step:
-            return self._step[row]
-        if row in self._cache:
-            return self._cache[row]
-        packed = None
-        if self._open():
-            with self._store.view() as txn:
-                first = txn.get(row + b"\0\0", db=self._database)
-                values = [] if first is None else [first]
-                if first is not None:
-                    (count,) = _HEAD.unpack_from(first, 8)
-                    values += [txn.get(row + _HEAD.pack(n), default=b"", db=self._database) for n in range(1, count)]
-            if values:
-                for number, value in enumerate(values):
-                    if not piece_intact(value, number):
-                        raise StoreDamaged(
-                            f"A row of the state of {self._name.decode()} is damaged (its checksum fails).",
-                            f"cues check {self._store.path}, and a backup.",
-                            path=self._store.path,
-                        )
-                packed = b"".join(value[8 + _HEAD.size :] for value in values)
-        self._remember(row, packed)
-        return packed
-
     def _remember(self, row: bytes, packed: bytes | None) -> None:
         self._cache[row] = packed
         self._cache_bytes += len(row) + len(packed or b"")
+
+
+class _Shared:
+    """The table for the layers of calls that run at once: one of them at a time."""
+
+    def __init__(self, table: Table) -> None:
+        self._table = table
+        self._lock = threading.Lock()
+
+    def packed(self, row: bytes) -> bytes | None:
+        with self._lock:
+            return self._table.packed(row)
+
+    def rows(self, prefix: bytes) -> dict[bytes, bool]:
+        with self._lock:
+            return self._table.rows(prefix)
+
+    def settle(self, changes: Changes) -> None:
+        with self._lock:
+            self._table.settle(changes)
 
 
 class Layer:
@@ -210,7 +220,7 @@ class Layer:
 
     __slots__ = ("_cells", "_key", "_table", "settled")
 
-    def __init__(self, table: Table, key: bytes | None = None) -> None:
+    def __init__(self, table: Table | _Shared, key: bytes | None = None) -> None:
         """``key``: the only one that may be seen, while other calls run on others."""
         self._table = table
         self._key = key
@@ -226,7 +236,7 @@ class Layer:
 
     def view(self, key: Any) -> State:
         """The fields under ``key``."""
-        part = key_part(key)
+        part = _part(codec.pack(key))
         if self._key is not None and part != self._key:
             raise CuesError(
                 f"The state of key {key!r} is not that of the message's own key; other calls may be using it now.",
@@ -267,9 +277,10 @@ class Layer:
             new = None if value is _ABSENT else codec.pack(value)
             if new != packed:
                 changed[row] = new
-        self._table.settle(changed)
         self._cells.clear()
-        self.settled = changed
+        if changed:
+            self._table.settle(changed)
+            self.settled = changed
 
     def discard(self) -> None:
         """The call failed: drop what it changed."""
