@@ -30,7 +30,7 @@ CLOSE_S: Final = 2.0
 
 
 class Closed(Exception):
-    """The loop was closed while somebody waited for it."""
+    """The threads, or the loop, were closed before or while somebody waited for them."""
 
 
 def is_async(fn: Callable[..., Any]) -> bool:
@@ -100,11 +100,13 @@ class Threads:
         self._threads: list[threading.Thread] = []
         self._open = 0
         """Jobs that were given and have not ended."""
+        self._closed = False
         self._lock = threading.Lock()
 
     def submit(self, job: Callable[[], T]) -> concurrent.futures.Future[T]:
-        """Run ``job`` in a thread; the future has its result or whatever it raised."""
+        """Run ``job`` in a thread; the future has its result or whatever it raised. Raises :class:`Closed`."""
         future: concurrent.futures.Future[T] = concurrent.futures.Future()
+        future.set_running_or_notify_cancel()  # who stops waiting for it does not stop it
 
         def run() -> None:
             try:
@@ -117,12 +119,14 @@ class Threads:
                 future.set_result(result)
 
         with self._lock:
+            if self._closed:
+                raise Closed
             self._open += 1
             if self._open > len(self._threads) < self._size:
                 thread = threading.Thread(target=self._serve, name=f"{self._name} {len(self._threads)}", daemon=True)
                 self._threads.append(thread)
                 thread.start()
-        self._jobs.put(run)
+            self._jobs.put(run)
         return future
 
     def _ended(self) -> None:
@@ -136,8 +140,10 @@ class Threads:
 
     def close(self) -> None:
         """Let every thread go behind its job; waits for none."""
-        for _ in self._threads:
-            self._jobs.put(None)
+        with self._lock:
+            self._closed = True
+            for _ in self._threads:
+                self._jobs.put(None)
 
 
 class Loop:

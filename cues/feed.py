@@ -16,7 +16,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterable, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 from cues import batch as batches
@@ -107,7 +107,7 @@ class Feed:
         skip = count if resume == "skip" else 0
         yielded = fn(*arguments, **keywords)
         try:
-            iterator = self._from_loop(yielded) if isinstance(yielded, AsyncIterator) else iter(yielded)
+            iterator = self._from_loop(yielded) if isinstance(yielded, AsyncIterable) else iter(yielded)
         except TypeError:
             raise ReturnError(
                 f"The source {source.node.name!r} returned {type(yielded).__name__}, which cannot be iterated.",
@@ -136,10 +136,11 @@ class Feed:
             count += 1
             yield Count(count), item
 
-    def _from_loop(self, yielded: AsyncIterator[Any]) -> Iterator[Any]:
+    def _from_loop(self, yielded: AsyncIterable[Any]) -> Iterator[Any]:
+        iterator = aiter(yielded)
         try:
             while True:
-                yield self._loop.run(anext(yielded))
+                yield self._loop.run(anext(iterator))
         except (StopAsyncIteration, concurrency.Closed):
             return
         finally:

@@ -34,7 +34,7 @@ from cues.errors import CodecError, CuesError, Diverged, Fenced, ReturnError
 from cues.hashes import Hasher
 from cues.imperative import ByBinding, Imperative, ProcessAppender, ProcessTailer
 from cues.options import QueueOptions
-from cues.processor import Filter, Node, filter_of, positional_order, wants_process
+from cues.processor import Filter, Function, Node, filter_of, positional_order, wants_process
 from cues.provenance import Provenance
 from cues.state import Changes, Layer, State, Table, key_part
 from cues.taking import Slice, Taken
@@ -339,8 +339,8 @@ Pause = Callable[[float], bool]
 _NOTHING: Final = object()
 """The result of a message that the filters let pass by."""
 
-_STOPS: Final = (Fenced, Diverged, Interrupted)
-"""Errors of a call that are no failure of its message: a target says that this owner is not the one any more."""
+_STOPS: Final = (Fenced, Diverged, Interrupted, concurrency.Closed)
+"""Errors of a call that are no failure of its message: a target knows another owner, or the graph is aborted."""
 
 
 class Runner:
@@ -383,7 +383,7 @@ class Runner:
         self._threads = Threads(self._width, f"cues {node.id} call")
         self._loop = Loop(f"cues {node.id} loop") if concurrency.is_async(node.fn) else None
         if self._loop is not None and self._width == 1:
-            self._fn = functools.partial(self._call_on_loop, node.fn)
+            self._fn = _as_plain(node.fn, self._loop)
         self._invoke = self._way_of_calling()
         # The columns to map the function over, where a call needs nothing but its messages.
         self._order: list[int] | None = None
@@ -417,8 +417,10 @@ class Runner:
             if self._imperative is not None:
                 results.writes = {b: Output(*written) for b, written in self._imperative.written().items()}
             return results
-        except BaseException:
+        except BaseException as error:
             self.forget()
+            if isinstance(error, concurrency.Closed):
+                raise Interrupted from None
             raise
         finally:
             self._process.end()
@@ -539,17 +541,6 @@ class Runner:
         if self._pause(wait_s):
             raise Interrupted from error
 
-    def _call_on_loop(self, fn: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
-        """Call an `async def` as if it were a plain function."""
-        return self._on_loop(fn(*arguments, **keywords))
-
-    def _on_loop(self, coroutine: Any) -> Any:
-        assert self._loop is not None
-        try:
-            return self._loop.run(coroutine)
-        except concurrency.Closed:
-            raise Interrupted from None
-
     # --- message functions, several calls at once ---
 
     def _run_at_once(self, taken: Taken) -> Results:
@@ -557,7 +548,7 @@ class Runner:
         calls = _Calls(taken, [self._process.lane(offset) for offset in range(taken.count)])
         callers = min(self._width, calls.schedule.width)
         if self._loop is not None:
-            self._on_loop(self._all(calls, callers))
+            self._loop.run(self._all(calls, callers))
         else:
             self._in_threads(calls, callers)
         if calls.schedule.fatal is not None:
@@ -573,7 +564,15 @@ class Runner:
         return self._collect([_NOTHING if isinstance(o, Failure) else o for o in outcomes], failures)
 
     async def _all(self, calls: _Calls, callers: int) -> None:
-        await asyncio.gather(*[self._caller(calls) for _ in range(callers)])
+        """Run the callers to their end; where the step is dropped, those that still wait are cancelled."""
+        pending = {asyncio.create_task(self._caller(calls)) for _ in range(callers)}
+        try:
+            while pending and calls.schedule.fatal is None:
+                _, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in pending:
+                task.cancel()
+            await asyncio.gather(*pending, return_exceptions=True)
 
     def _in_threads(self, calls: _Calls, callers: int) -> None:
         running = [self._threads.submit(lambda: concurrency.step_through(self._caller(calls))) for _ in range(callers)]
@@ -796,6 +795,11 @@ class Runner:
             options = self._options_of(binding)
             packed[binding] = [batches.pack_one(item, options.max_message_bytes, options.strips) for item in items]
         return _Encoded(packed)
+
+
+def _as_plain(fn: Function, loop: Loop) -> Function:
+    """An `async def` as a plain function that waits for it."""
+    return lambda *arguments, **keywords: loop.run(fn(*arguments, **keywords))
 
 
 class _Calls:

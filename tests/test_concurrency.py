@@ -376,6 +376,25 @@ def test_a_retry_holds_up_nobody_else(store: Store, asynchronous: bool) -> None:
     assert numbers(store, "out") == list(range(6))
 
 
+@pytest.mark.parametrize("options", [{}, {"concurrency": 2}, {"batch": True}])
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_an_error_message_shows_the_users_frames_alone(
+    store: Store, asynchronous: bool, options: dict[str, Any]
+) -> None:
+    def fails(message: Any) -> None:
+        raise ValueError("no")
+
+    async def fails_async(message: Any) -> None:
+        await asyncio.sleep(0)
+        fails(message)
+
+    feed(store, a=[1])
+    run(store, Sink(fails_async if asynchronous else fails, "a", **options), errors="errors")
+    (error,) = testing.messages(store, "errors")
+    trace = error["err/cause"][0]["trace"]
+    assert trace.count("File ") == trace.count(__file__) == 1 + asynchronous, trace
+
+
 @pytest.mark.parametrize("asynchronous", [False, True])
 @pytest.mark.parametrize("errors", ["errors", None])
 def test_a_failure_cuts_the_step_as_with_one_call_at_a_time(
@@ -560,6 +579,36 @@ def test_closing_cancels_async_calls_that_never_end(store: Store) -> None:
     assert not [error for error in running.stopped if not isinstance(error.__cause__, cues.Closed)]
 
 
+def test_async_calls_that_wait_are_cancelled_with_their_step(store: Store) -> None:
+    """One call waits for a retry when the graph halts, the others for something that never comes."""
+    waiting = threading.Event()
+    cancelled = []
+
+    async def waits(message: Message) -> None:
+        if message["n"] == 2:
+            raise ValueError("again")
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            cancelled.append(message["n"])
+            raise
+
+    def listener(event: Any) -> None:
+        if isinstance(event, Retrying):
+            waiting.set()
+
+    feed(store, a=list(range(3)))
+    graph = Graph("g", [Sink(waits, "a", concurrency=3, retries=Retry(2, 3600, 3600))])
+    running = Running(graph, store=store, listeners=(listener,))
+    assert waiting.wait(MEET_S)
+    running.halt()
+    running.workers[0].thread.join(MEET_S)
+    assert not running.workers[0].thread.is_alive()
+    assert sorted(cancelled) == [0, 1] and not running.stopped
+    running.close()
+    assert testing.contents(store)["positions"] == {"g.waits.a": 1}
+
+
 def test_threads_go_when_the_graph_closes(store: Store) -> None:
     named = "cues g.s call"
     feed(store, a=list(range(10)))
@@ -716,3 +765,5 @@ def test_threads_are_made_as_they_are_needed_and_no_more() -> None:
     with pytest.raises(ZeroDivisionError):
         threads.submit(lambda: 1 // 0).result(MEET_S)
     threads.close()
+    with pytest.raises(Closed):
+        threads.submit(lambda: 3)
