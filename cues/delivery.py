@@ -199,9 +199,8 @@ class Delivery:
 
     def _takes(self) -> list[set[str]]:
         """The sets of tailers that a step reads from: all, or of alts any one."""
-        if self.node.mode == "alts":
-            return [{tailer} for tailer in self._order]
-        return [{one.tailer for one in self.inputs}]
+        tailers = {one.tailer for one in self.inputs}
+        return [{tailer} for tailer in tailers] if self.node.mode == "alts" else [tailers]
 
     def _where(self, positions: dict[str, Position]) -> str:
         if not positions:

@@ -20,7 +20,8 @@ from collections.abc import AsyncIterable, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 from cues import batch as batches
-from cues import codec, concurrency, events, faults, tries
+from cues import codec, events, faults, tries
+from cues.concurrency import Closed
 from cues.delivery import Delivery, Outcome, Part
 from cues.errors import CodecError, CuesError, PositionRequired, ReturnError
 from cues.processor import position_count, wants_process
@@ -28,6 +29,7 @@ from cues.runner import Failure, error_message, words
 
 if TYPE_CHECKING:
     from cues.batch import Page
+    from cues.eventloop import Loop
     from cues.ownership import ProcessorRow
     from cues.queue import Queue
 
@@ -52,7 +54,7 @@ class Feed:
         self._changed = threading.Condition()
         self._waiting = False
         self._iterator: Iterator[Item] | None = None
-        self._loop = concurrency.Loop(f"cues {source.node.id} loop")
+        self._loop: Loop | None = None
         self.ended = False
         self.error: BaseException | None = None
         self.closed = False
@@ -137,14 +139,17 @@ class Feed:
             yield Count(count), item
 
     def _from_loop(self, yielded: AsyncIterable[Any]) -> Iterator[Any]:
+        from cues.eventloop import Loop
+
+        self._loop = loop = Loop(f"cues {self._source.node.id} loop")
         iterator = aiter(yielded)
         try:
             while True:
-                yield self._loop.run(anext(iterator))
-        except (StopAsyncIteration, concurrency.Closed):
+                yield loop.run(anext(iterator))
+        except (StopAsyncIteration, Closed):
             return
         finally:
-            self._loop.close()
+            loop.close()
 
     # --- the processor's side ---
 
@@ -182,7 +187,8 @@ class Feed:
     def abandon(self) -> None:
         """Let go of a generator that may never yield again; an async one is cancelled."""
         self.close()
-        self._loop.close()
+        if self._loop is not None:
+            self._loop.close()
 
 
 class SourceDelivery(Delivery):

@@ -15,7 +15,6 @@ the messages, so the step commits what it would have committed with one call at 
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import copy
 import functools
@@ -25,11 +24,11 @@ import traceback
 from bisect import bisect_left
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from cues import batch as batches
 from cues import codec, concurrency, events, faults, names
-from cues.concurrency import Loop, Schedule, Threads
+from cues.concurrency import Schedule, Threads
 from cues.errors import CodecError, CuesError, Diverged, Fenced, ReturnError
 from cues.hashes import Hasher
 from cues.imperative import ByBinding, Imperative, ProcessAppender, ProcessTailer
@@ -39,7 +38,10 @@ from cues.provenance import Provenance
 from cues.state import Changes, Layer, State, Table, key_part
 from cues.taking import Slice, Taken
 
-_OURS: Final = (__name__, concurrency.__name__)
+if TYPE_CHECKING:
+    from cues.eventloop import Loop
+
+_OURS: Final = (__name__, concurrency.__name__, "cues.eventloop")
 """Modules whose frames lead to the user's function."""
 TRACE_CHARACTERS_MAX: Final = 20_000
 """A longer traceback keeps its end, where the error is."""
@@ -381,9 +383,13 @@ class Runner:
         self._retrying = threading.Lock()
         self._width = 1 if node.options.batch else node.options.concurrency
         self._threads = Threads(self._width, f"cues {node.id} call")
-        self._loop = Loop(f"cues {node.id} loop") if concurrency.is_async(node.fn) else None
-        if self._loop is not None and self._width == 1:
-            self._fn = _as_plain(node.fn, self._loop)
+        self._loop: Loop | None = None
+        if concurrency.is_async(node.fn):
+            from cues.eventloop import Loop
+
+            self._loop = Loop(f"cues {node.id} loop")
+            if self._width == 1:
+                self._fn = _as_plain(node.fn, self._loop)
         self._invoke = self._way_of_calling()
         # The columns to map the function over, where a call needs nothing but its messages.
         self._order: list[int] | None = None
@@ -548,7 +554,7 @@ class Runner:
         calls = _Calls(taken, [self._process.lane(offset) for offset in range(taken.count)])
         callers = min(self._width, calls.schedule.width)
         if self._loop is not None:
-            self._loop.run(self._all(calls, callers))
+            self._loop.run(self._on_loop(self._loop, calls, callers))
         else:
             self._in_threads(calls, callers)
         if calls.schedule.fatal is not None:
@@ -563,25 +569,17 @@ class Runner:
             self._state.only(calls.changes[:first])
         return self._collect([_NOTHING if isinstance(o, Failure) else o for o in outcomes], failures)
 
-    async def _all(self, calls: _Calls, callers: int) -> None:
-        """Run the callers to their end; where the step is dropped, those that still wait are cancelled."""
-        pending = {asyncio.create_task(self._caller(calls)) for _ in range(callers)}
-        try:
-            while pending and calls.schedule.fatal is None:
-                _, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for task in pending:
-                task.cancel()
-            await asyncio.gather(*pending, return_exceptions=True)
-
     def _in_threads(self, calls: _Calls, callers: int) -> None:
         running = [self._threads.submit(lambda: concurrency.step_through(self._caller(calls))) for _ in range(callers)]
         try:
-            for future in running:
-                future.result()
+            for job in running:
+                job.result()
         except BaseException as error:  # a Ctrl-C that reached the thread that waits
             calls.schedule.stop(error)
             raise
+
+    async def _on_loop(self, loop: Loop, calls: _Calls, callers: int) -> None:
+        await loop.all_of([self._caller(calls) for _ in range(callers)], lambda: calls.schedule.fatal is not None)
 
     async def _caller(self, calls: _Calls) -> None:
         """Call for one message after another until none is left; put what came of each in its place."""
@@ -599,8 +597,6 @@ class Runner:
                 calls.changes[offset] = layer.settled
                 if isinstance(outcome, Failure) and self._node.errors is None:
                     calls.schedule.cut(offset)
-        except asyncio.CancelledError:
-            raise
         except BaseException as error:
             calls.schedule.stop(error)
 
@@ -618,7 +614,7 @@ class Runner:
                     faults.point("function.before")
                 result = self._invoke(taken, messages, process)
                 if self._loop is not None:
-                    result = await concurrency.awaited(result)
+                    result = await self._loop.awaited(result)
                 if faults.active:
                     faults.point("function.after")
                 if layer.touched or self._eager:
@@ -635,7 +631,7 @@ class Runner:
             if self._loop is None:
                 self._wait(attempt, error)
             else:
-                await asyncio.wrap_future(self._threads.submit(functools.partial(self._wait, attempt, error)))
+                await self._loop.in_thread(self._threads, functools.partial(self._wait, attempt, error))
             messages = taken.restored(offset)
         raise AssertionError
 

@@ -17,9 +17,10 @@ import pytest
 
 import cues
 from cues import AnyOf, Graph, Retry, Sink, Source, Store, Stream, draw, testing
-from cues.concurrency import Closed, Loop, Schedule, Threads
+from cues.concurrency import Closed, Schedule, Threads
 from cues.engine.local import Running
 from cues.errors import Diverged, Fenced, GraphError, ProcessorStopped
+from cues.eventloop import Loop
 from cues.events import Retrying
 from cues.runner import Interrupted
 
@@ -754,16 +755,16 @@ def test_a_schedule_that_is_cut_or_stopped_gives_no_more() -> None:
 
 def test_threads_are_made_as_they_are_needed_and_no_more() -> None:
     threads = Threads(3, "pool")
-    assert threads.submit(lambda: 1).result(MEET_S) == 1
-    assert threads.submit(lambda: 2).result(MEET_S) == 2
+    assert threads.submit(lambda: 1).result() == 1
+    assert threads.submit(lambda: 2).result() == 2
     assert len(threads._threads) == 1
     barrier = threading.Barrier(3)
-    assert sorted(f.result(MEET_S) for f in [threads.submit(partial(barrier.wait, MEET_S)) for _ in range(6)]) == (
+    assert sorted(f.result() for f in [threads.submit(partial(barrier.wait, MEET_S)) for _ in range(6)]) == (
         [0, 0, 1, 1, 2, 2]
     )
     assert len(threads._threads) == 3
     with pytest.raises(ZeroDivisionError):
-        threads.submit(lambda: 1 // 0).result(MEET_S)
+        threads.submit(lambda: 1 // 0).result()
     threads.close()
     with pytest.raises(Closed):
         threads.submit(lambda: 3)

@@ -577,6 +577,28 @@ def test_other_tailers_are_another_topology(store: Store, before: Any, after: An
     assert numbers(store, "out")[-1] == dict.fromkeys([after] if isinstance(after, str) else after or [], 1)
 
 
+@pytest.mark.parametrize("alts", [False, True])
+def test_a_pending_step_of_an_input_that_is_read_imperatively_now_is_void(store: Store, alts: bool) -> None:
+    """The tailers are the same, so the topology is; but no step takes from that queue any more."""
+
+    def look(message: Message, process: Any) -> Message:
+        return {"n": (message["n"], [tailer.read() for tailer in process.tailers.values()])}
+
+    def die(message: Message, process: Any) -> Message:
+        raise testing.Crashed
+
+    def joined(a: Message, b: Message) -> Message:
+        raise testing.Crashed
+
+    feed(store, a=[1], b=[2])
+    inputs: Any = AnyOf("b", "a") if alts else {"a": "a", "b": "b"}
+    with pytest.raises(testing.Crashed):
+        run(store, Stream(die if alts else joined, inputs, "out", id="s", side_effects=True))
+    report = run(store, Stream(look, AnyOf("a"), "out", id="s", tailers="b"))
+    assert report.decisions == {"s": "void"}
+    assert numbers(store, "out") == [(1, [{"n": 2}])]
+
+
 def test_retention_by_reading_waits_for_an_imperative_tailer(store: Store) -> None:
     """And for what a step that is under way has read through it, but not committed."""
     firsts = []
