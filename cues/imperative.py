@@ -57,7 +57,8 @@ class ProcessTailer(Tailer):
         """The next message, or None at the end of the queue. Waiting is refused: :class:`InvalidArgument`."""
         if block:
             raise InvalidArgument(
-                f"process.tailers of {self.tailer.rpartition('.')[0]} do not wait, and its step with them.",
+                f"The tailers of {self.tailer.rpartition('.')[0]} do not wait: its step, and all that it took, would"
+                " wait with them.",
                 f"read(), which gives None at the end, or {self.queue.id!r} as an input.",
             )
         return super().read()

@@ -450,7 +450,7 @@ def _outputs(processor: Processor, outputs: Any) -> str | dict[str, str] | None:
         raise _wrong(
             processor.id,
             f"The outputs of {processor.id!r} are {type(outputs).__name__} ({outputs!r}).",
-            "a queue name, or a dict {binding: queue}.",
+            "a queue name, a dict {binding: queue}, or None with appenders=.",
         )
     if not found:
         raise _wrong(processor.id, f"{processor.id!r} has no outputs.", "a queue name, appenders=, or a Sink.")
