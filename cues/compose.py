@@ -47,7 +47,9 @@ def broadcast(inputs: str | AnyOf, outputs: str | AllOf | Mapping[str, str] | It
 
 def queues_of(processor: Processor) -> set[str]:
     """Every queue that a declaration names."""
-    found = {*bindings(processor.inputs).values(), *bindings(processor.outputs).values()}
+    options = processor.options
+    ports = (processor.inputs, processor.outputs, options.tailers, options.appenders)
+    found = {queue for port in ports for queue in bindings(port).values()}
     if processor.options.errors not in (None, INHERIT):
         found.add(str(processor.options.errors))
     return found

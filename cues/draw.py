@@ -34,7 +34,7 @@ def text(plan: Plan) -> str:
         flow = " ".join(part for part in (_inputs(plan, node), _outputs(plan, node)) if part)
         lines.append(f"  {node.kind:<6}  {node.name:<{name_width}}   {flow}")
         failures = [] if node.fn is None or node.errors == usual else [_failures(node.errors)]
-        lines.append(indent + " · ".join([node.guarantee, *_manner(node), *failures]))
+        lines.append(indent + " · ".join([node.guarantee, *_manner(plan, node), *failures]))
     notes = _notes(plan)
     if notes:
         lines += ["", *(f"  {note}" for note in notes)]
@@ -67,6 +67,10 @@ def mermaid(plan: Plan) -> str:
             lines.append(f"    {ids[port.queue]} {_edge(plan, port)} {me}")
         for port in node.outputs:
             lines.append(f"    {me} {_edge(plan, port)} {ids[port.queue]}")
+        for port in node.tailers:
+            lines.append(f"    {ids[port.queue]} {_edge(plan, port, 'imperative: ')} {me}")
+        for port in node.appenders:
+            lines.append(f"    {me} {_edge(plan, port, 'imperative: ')} {ids[port.queue]}")
         if node.errors:
             lines.append(f"    {me} -.-> {ids[node.errors]}")
     return "\n".join(lines)
@@ -82,6 +86,8 @@ def describe(plan: Plan) -> list[dict[str, Any]]:
             "mode": node.mode,
             "inputs": {port.binding: port.queue for port in node.inputs},
             "outputs": {port.binding: port.queue for port in node.outputs},
+            "tailers": {port.binding: port.queue for port in node.tailers},
+            "appenders": {port.binding: port.queue for port in node.appenders},
             "errors": node.errors,
             "strategy": node.strategy if node.kind != "source" else None,
             "guarantee": node.guarantee,
@@ -131,7 +137,7 @@ def _notes(plan: Plan) -> list[str]:
     notes = []
     if plan.fed:
         notes.append(f"Fed from outside (cues send): {', '.join(plan.fed)}")
-    read = {port.queue for node in plan.nodes for port in node.inputs}
+    read = {port.queue for node in plan.nodes for port in node.reads}
     ends = [queue for queue in plan.queues if queue not in read]
     if ends:
         notes.append(f"Read by no processor: {', '.join(ends)}")
@@ -197,7 +203,7 @@ def _port(plan: Plan, port: Port) -> str:
     return f"{shown} @{path}" if path else shown
 
 
-def _manner(node: Node) -> list[str]:
+def _manner(plan: Plan, node: Node) -> list[str]:
     """How it is called, as far as it is not the usual way."""
     options = node.options
     found = []
@@ -205,6 +211,10 @@ def _manner(node: Node) -> list[str]:
         found.append("the same to each output")
     if options.batch:
         found.append(f"in batches of up to {options.batch_size:,}")
+    if options.concurrency > 1:
+        found.append(f"up to {options.concurrency} calls at once")
+    if node.imperative:
+        found.append(f"imperative: {', '.join(_by_itself(plan, node))}")
     if options.key is not None:
         key = options.key if isinstance(options.key, str) else getattr(options.key, "__name__", "a function")
         found.append(f"state by {key}")
@@ -216,14 +226,22 @@ def _manner(node: Node) -> list[str]:
     return found
 
 
+def _by_itself(plan: Plan, node: Node) -> list[str]:
+    """The queues that the function reads and writes besides its inputs and what it returns."""
+    read = [f"reads {_port(plan, port)}" for port in node.tailers]
+    return read + [f"writes {_port(plan, port)}" for port in node.appenders]
+
+
 def _failures(errors: str | None, what: str = "it") -> str:
     return f"what fails goes to {errors}" if errors else f"an error stops {what}"
 
 
-def _edge(plan: Plan, port: Port) -> str:
+def _edge(plan: Plan, port: Port, how: str = "") -> str:
     """An arrow, a thick one where it crosses stores."""
     line = "--" if plan.queues[port.queue].path is None else "=="
-    return f"{line}>" if port.binding == port.queue else f"{line} {_quoted(port.binding)} {line}>"
+    if not how and port.binding == port.queue:
+        return f"{line}>"
+    return f"{line} {_quoted(how + port.binding)} {line}>"
 
 
 def _quoted(*lines: str) -> str:

@@ -152,7 +152,7 @@ class Graph:
     def stream(
         self,
         inputs: str | AnyOf | Mapping[str, str],
-        outputs: str | AllOf | Mapping[str, str] | Iterable[str],
+        outputs: str | AllOf | Mapping[str, str] | Iterable[str] | None,
         **options: Any,
     ) -> Callable[[F], F]:
         """Declare the function below as a stream; see :class:`Stream`."""

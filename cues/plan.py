@@ -32,9 +32,9 @@ class Plan:
     def fed(self) -> tuple[str, ...]:
         """The queues that come from outside: sources without a function, and inputs that nobody writes."""
         declared = {n.outputs[0].queue for n in self.nodes if n.kind == "source" and n.fn is None}
-        written = {port.queue for n in self.nodes for port in n.outputs}
+        written = {port.queue for n in self.nodes for port in n.writes}
         written |= {n.errors for n in self.nodes if n.errors}
-        read = {port.queue for n in self.nodes for port in n.inputs}
+        read = {port.queue for n in self.nodes for port in n.reads}
         return tuple(sorted(declared | (read - written)))
 
     @property
@@ -45,12 +45,12 @@ class Plan:
     @staticmethod
     def named(node: Node) -> list[str]:
         """The queues that a processor reads or writes, its error queue last."""
-        return [*(port.queue for port in (*node.inputs, *node.outputs)), *([node.errors] if node.errors else [])]
+        return [*(port.queue for port in (*node.reads, *node.writes)), *([node.errors] if node.errors else [])]
 
     @property
     def crossing(self) -> bool:
         """Whether some processor writes to a queue of another store."""
-        written = {port.queue for node in self.running for port in node.outputs}
+        written = {port.queue for node in self.running for port in node.writes}
         written |= {node.errors for node in self.running if node.errors}
         return any(self.queues[queue].path is not None for queue in written)
 
@@ -82,7 +82,7 @@ def build(
     nodes = tuple(_node(id, processor, errors, strategy) for processor in processors)
     named: dict[str, None] = {}
     for node in nodes:
-        for port in (*node.inputs, *node.outputs):
+        for port in (*node.reads, *node.writes):
             named.setdefault(port.queue)
         if node.errors:
             named.setdefault(node.errors)
@@ -132,4 +132,6 @@ def _node(graph: str, processor: Processor, errors: str | None, strategy: str) -
         errors=errors if options.errors == INHERIT else options.errors,
         strategy=strategy,
         options=replace(options, id=processor.id),
+        tailers=tuple(Port(b, q) for b, q in (options.tailers or {}).items()),
+        appenders=tuple(Port(b, q) for b, q in (options.appenders or {}).items()),
     )

@@ -32,9 +32,9 @@ class Topology:
         edges = {
             (writer.name, port.queue, reader.name)
             for writer in nodes
-            for port in writer.outputs
+            for port in writer.writes
             for reader in nodes
-            if port.queue in {p.queue for p in reader.inputs}
+            if port.queue in {p.queue for p in reader.reads}
         }
         return Topology(frozenset(node.name for node in nodes), frozenset(edges))
 

@@ -10,6 +10,7 @@ to a file beside the store, which like the outside world keeps what a killed pro
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import shutil
@@ -204,6 +205,31 @@ def summed(message: Message, process: Any) -> Message:
     return {"n": message["n"], "total": process.state["total"]}
 
 
+async def awaited(message: Message, process: Any) -> list[Message]:
+    """:func:`several`, letting go of the event loop in between."""
+    await asyncio.sleep(0)
+    return several(message, process)
+
+
+def looked_up(message: Message, process: Any) -> Message:
+    """Reads another queue as it goes, writes to another one, and looks without moving."""
+    tell(process, message["n"])
+    rate = process.tailers["rate"].read()
+    process.appenders["log"].write({"n": message["n"], "rate": rate and rate["n"]})
+    if message["n"] % 2:
+        process.appenders["log"].write_many([{"n": message["n"], "odd": True}])
+    ahead = process.tailers["rate"].peek()
+    return {"n": message["n"], "rate": rate and rate["n"], "ahead": ahead and ahead["n"]}
+
+
+def looked_up_picky(message: Message, process: Any) -> Message:
+    """Fails at some, when it has read and written already; and returns what cannot be encoded for one."""
+    found = looked_up(message, process)
+    if message["n"] % 3 == 1:
+        raise ValueError(f"not {message['n']}")
+    return {"n": Opaque()} if message["n"] == 3 else found
+
+
 def wanted(message: Message) -> bool:
     return message["n"] % 2 == 0
 
@@ -222,6 +248,8 @@ def abroad(*queues: str, **options: Any) -> dict[str, QueueOptions]:
 
 AB = {"a": numbers(0, 5), "b": [{"n": n} for n in (10, 12, 13, 15)]}
 IN = {"in": numbers(0, 7)}
+RATES = {"rates": numbers(100, 108), "in": numbers(0, 7)}
+"""The rates first: what a function reads by itself must be there whenever its input is."""
 
 SCENARIOS: dict[str, Scenario] = {
     "source": Scenario(graph(Source("in", counted, batch_size=3), Stream(several, "in", "out", batch_size=2)), goes=1),
@@ -263,6 +291,35 @@ SCENARIOS: dict[str, Scenario] = {
     "state": Scenario(
         graph(Stream(totals, "in", "out", key="key", batch_size=3)),
         {"in": [{"n": n, "key": n % 2} for n in range(7)]},
+    ),
+    "concurrent calls": Scenario(graph(Stream(several, "in", "out", concurrency=3, batch_size=5)), IN),
+    "concurrent calls of a sink with an error step": Scenario(
+        graph(Sink(refused, "in", concurrency=3, batch_size=5, retries=1), errors="errors"), IN, repeats=True
+    ),
+    "async function": Scenario(graph(Stream(awaited, "in", "out", batch_size=3)), IN),
+    "concurrent calls of an async function": Scenario(
+        graph(Stream(awaited, "in", "out", concurrency=4, batch_size=5, side_effects=True)), IN, repeats=True
+    ),
+    "keyed state with concurrent calls": Scenario(
+        graph(Stream(totals, "in", "out", key="key", concurrency=3, batch_size=5)),
+        {"in": [{"n": n, "key": n % 2} for n in range(7)]},
+    ),
+    "imperative": Scenario(
+        graph(Stream(looked_up, "in", "out", tailers={"rate": "rates"}, appenders="log", batch_size=3)), RATES
+    ),
+    "imperative with an error step": Scenario(
+        graph(
+            Stream(looked_up_picky, "in", "out", tailers={"rate": "rates"}, appenders="log", batch_size=5, retries=1),
+            errors="errors",
+        ),
+        RATES,
+    ),
+    "imperative with side effects": Scenario(
+        graph(
+            Stream(looked_up, "in", "out", tailers={"rate": "rates"}, appenders="log", batch_size=3, side_effects=True)
+        ),
+        RATES,
+        repeats=True,
     ),
     "error step": Scenario(graph(Stream(picky, "in", "out", batch_size=5, retries=1), errors="errors"), IN),
     "error step with side effects": Scenario(

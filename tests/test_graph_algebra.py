@@ -528,3 +528,22 @@ def test_what_takes_too_long_is_refused(monkeypatch: pytest.MonkeyPatch) -> None
     found = Graph("g", [Sink(clean, "a", id=f"s{n}") for n in range(9)]).topology()
     with pytest.raises(Unsupported, match="9 nodes"):
         found.isomorphic(found)
+
+
+def test_rebind_renames_what_an_imperative_function_reads_and_writes() -> None:
+    def enrich(order: dict[str, Any], process: Any) -> None:
+        rate = process.tailers["rates"].peek()
+        process.appenders["log"].write({**order, **(rate or {})})
+
+    part = Graph("part", [Stream(enrich, "orders", None, tailers=["rates"], appenders={"log": "audit"})])
+    whole = part.rebind({"rates": "euro", "audit": "book"})
+    node = whole.plan().node("enrich")
+    assert [(port.binding, port.queue) for port in (*node.tailers, *node.appenders)] == [
+        ("rates", "euro"),
+        ("log", "book"),
+    ]
+    with testing.temporary_store() as store:
+        store.queue("orders").appender().write({"n": 1})
+        store.queue("euro").appender().write({"rate": 2})
+        testing.run_until_idle(whole, store)
+        assert testing.messages(store, "book") == [{"n": 1, "rate": 2}]

@@ -73,6 +73,8 @@ class Assembly:
 
     def close(self) -> None:
         """Give the processors up, and the stores that were opened here."""
+        for delivery in self.deliveries:
+            delivery.close()
         try:
             for forwarder in self.forwarders:
                 with contextlib.suppress(CuesError):  # what is not tidied now is at the next close
@@ -112,7 +114,7 @@ def assemble(
         queues = _prepare(stores, plan, graph)
         claimants = []
         for node in plan.running:
-            logs = {names.tailer_id(node.id, port.queue): queues[port.queue].log for port in node.inputs}
+            logs = {names.tailer_id(node.id, port.queue): queues[port.queue].log for port in node.reads}
             claimants.append(Claimant(node.id, node.kind, logs))
         ownership = Ownership(opened, claimants, take_over)
         before = _topologies(opened, claimants)
@@ -127,7 +129,7 @@ def assemble(
             row = rows[node.id]
             reader = abroad.Reader(opened.id, node.id, row.epoch)
             marks: dict[str, abroad.LowWater] = {}
-            for place, tailer in enumerate(sorted(names.tailer_id(node.id, port.queue) for port in node.inputs)):
+            for place, tailer in enumerate(sorted(names.tailer_id(node.id, port.queue) for port in node.reads)):
                 queue = queues[tailer.removeprefix(node.id + ".")]
                 if queue.store.id != opened.id:
                     marks[tailer] = abroad.LowWater(queue, reader, holding=row.pending)
@@ -275,7 +277,7 @@ def _prepare(stores: Stores, plan: Plan, graph: Graph) -> dict[str, Queue]:
         wanted[stores.store_of(name)][name] = options.inside
     for node in plan.running:
         wanted[home][node.id] = TRY_LOG
-        targets = {stores.store_of(queue) for queue in (*(port.queue for port in node.outputs), node.errors) if queue}
+        targets = {stores.store_of(queue) for queue in (*(port.queue for port in node.writes), node.errors) if queue}
         for other in targets - {home}:
             wanted[home][names.fork_id(node.id, other.id)] = fork.OPTIONS
 
@@ -303,7 +305,7 @@ def _prepare(stores: Stores, plan: Plan, graph: Graph) -> dict[str, Queue]:
 
 def _begin_marks(home: Store, node: Node, queues: dict[str, Queue]) -> None:
     """Make the marks that are missing, before there are positions that need them."""
-    for port in node.inputs:
+    for port in node.reads:
         queue = queues[port.queue]
         if queue.store.id != home.id:
             abroad.LowWater(queue, abroad.Reader(home.id, node.id, 0)).begin(queue.first_index)
