@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import cues
-from cues import AllOf, AnyOf, Graph, QueueOptions, Sink, Source, Stream, Unsupported, draw, topology
+from cues import AllOf, AnyOf, Graph, QueueOptions, Sink, Source, Stream, Unsupported, draw, testing, topology
 from cues.errors import GraphError, InvalidName
 from cues.topology import Topology
 

@@ -168,7 +168,10 @@ def assemble(
 def _open_others(stores: Stores, plan: Plan, graph: Graph, accept_topology: bool) -> None:
     """Open the stores of queues that have a ``path``; one that was exchanged for another is :class:`Diverged`."""
     home = stores.home
-    known = {os.path.realpath(place): id for id, places in abroad.places(home).items() for place in places}
+    known: dict[str, set[bytes]] = {}
+    for id, places in abroad.places(home).items():
+        for place in places:
+            known.setdefault(os.path.realpath(place), set()).add(id)
     by_path: dict[str, Store] = {os.path.realpath(home.path): home}
     for name, options in plan.queues.items():
         if options.path is None:
@@ -178,7 +181,7 @@ def _open_others(stores: Stores, plan: Plan, graph: Graph, accept_topology: bool
         expected = known.get(real)
         if real not in by_path:
             new = not (path / "data.mdb").exists()
-            if new and expected is not None and not accept_topology:
+            if new and expected and not accept_topology:
                 raise _exchanged(path, name, "is gone")
             other = Store(path, durability=graph.durability if new else None)
             if other.id == home.id:
@@ -187,7 +190,7 @@ def _open_others(stores: Stores, plan: Plan, graph: Graph, accept_topology: bool
             else:
                 stores.opened.append(other)
                 stores.others[other.id] = other
-            if expected is not None and other.id != expected and not accept_topology:
+            if expected and other.id not in expected and not accept_topology:
                 raise _exchanged(path, name, "is another one than the one that this graph has used")
             by_path[real] = other
         if by_path[real] is not home:
