@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from cues import codec, errors, faults, testing
+    from cues.compose import broadcast
     from cues.errors import (
         AlreadyRunning,
         BatchDamaged,
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
         MessageTooLarge,
         PositionRequired,
         ProcessorStopped,
+        QueueInUse,
         QueueNotFound,
         QueueOptionsError,
         ReservedKey,
@@ -49,9 +51,9 @@ if TYPE_CHECKING:
         Unsupported,
         WriterStuck,
     )
-    from cues.graph import Graph
+    from cues.graph import Graph, merge
     from cues.options import QueueOptions, Retention
-    from cues.processor import AnyOf, Retry, Sink, Source, Stream
+    from cues.processor import AllOf, AnyOf, Retry, Sink, Source, Stream
     from cues.queue import Appender, Queue
     from cues.runner import Delivery, Process, error_context
     from cues.store import Store
@@ -61,6 +63,7 @@ if TYPE_CHECKING:
     __version__: str
 
 __all__ = [
+    "AllOf",
     "AlreadyRunning",
     "AnyOf",
     "Appender",
@@ -84,6 +87,7 @@ __all__ = [
     "Process",
     "ProcessorStopped",
     "Queue",
+    "QueueInUse",
     "QueueNotFound",
     "QueueOptions",
     "QueueOptionsError",
@@ -107,19 +111,24 @@ __all__ = [
     "Unsupported",
     "WriterStuck",
     "alts",
+    "broadcast",
     "codec",
     "error_context",
     "errors",
     "faults",
+    "merge",
     "open",
     "testing",
 ]
 
 _MODULES = {"codec", "errors", "faults", "testing"}
 _HOMES = {
+    "broadcast": "compose",
     "Graph": "graph",
+    "merge": "graph",
     "QueueOptions": "options",
     "Retention": "options",
+    "AllOf": "processor",
     "AnyOf": "processor",
     "Retry": "processor",
     "Sink": "processor",

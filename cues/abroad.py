@@ -18,13 +18,13 @@ import os
 import struct
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from cues import batch, codec, faults, names
-from cues.errors import StoreNotFound
+from cues.errors import StoreError, StoreNotFound
 
 if TYPE_CHECKING:
     from cues.log import Log
@@ -74,6 +74,32 @@ def opened(home: Store, id: bytes) -> Iterator[Store]:
         "the place where it was, or cues run with a graph that says where it is.",
         path=str(found[0]) if found else "",
     )
+
+
+class Others:
+    """The other stores of a store, opened read-only when they are asked for, and closed together."""
+
+    def __init__(self, home: Store) -> None:
+        self._home = home
+        self._opened = ExitStack()
+        self._known: dict[bytes, Store | None] = {}
+
+    def get(self, id: bytes) -> Store | None:
+        """The store of that id (the home store for an empty one); None where it cannot be had."""
+        if not id:
+            return self._home
+        if id not in self._known:
+            try:
+                self._known[id] = self._opened.enter_context(opened(self._home, id))
+            except StoreError:
+                self._known[id] = None
+        return self._known[id]
+
+    def __enter__(self) -> Others:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._opened.close()
 
 
 # --- what was forwarded -------------------------------------------------------------------------

@@ -228,7 +228,7 @@ class _Walker:
         for key, raw in self._rows(names.store_key(b"")).items():
             if not _decodes(raw):
                 yield f"Where the store {key.decode('utf-8', 'replace')} lies cannot be decoded."
-        for key, raw in self._rows(b"\0producer\0").items():
+        for key, raw in self._rows(names.PRODUCERS).items():
             who = f"The row of what {key.decode('utf-8', 'replace')} forwarded"
             if not abroad.intact(raw):
                 yield f"{who} is damaged (its checksum fails)."

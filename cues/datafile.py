@@ -13,7 +13,7 @@ import shutil
 import struct
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, BinaryIO, Final
 
 from cues import codec
 from cues.errors import StoreDamaged, StoreForeign, StoreFull, StoreVersion
@@ -27,7 +27,9 @@ PAGE_BYTES: Final = 4096
 
 _META: Final = struct.Struct("=IIQQ")
 _META_AT: Final = 16
+_PAGE_SIZE_AT: Final = _META_AT + 24
 _LAST_PAGE_AT: Final = _META_AT + 120
+_TXNID_AT: Final = _LAST_PAGE_AT + 8
 _MAGIC: Final = 0xBEEFC0DE
 _DATA_VERSION: Final = 1
 
@@ -79,6 +81,27 @@ def is_new(path: Path) -> bool:
     if size < (last + 1) * PAGE_BYTES:
         raise _truncated(path, size, (last + 1) * PAGE_BYTES)
     return False
+
+
+def carry_on(copy: BinaryIO, txnid: int) -> None:
+    """Number a compacted copy as its original: ``txnid`` in one meta page, and the one before in the other.
+
+    LMDB numbers a copy anew, with an empty tree in the first meta page. A process that stands between
+    opening the data file and LMDB's table of readers may carry the original's number into that
+    table; whoever then begins from it must find the whole store, whichever page the number points at.
+    """
+    copy.seek(0)
+    head = copy.read(_PAGE_SIZE_AT + 4)
+    size = int(struct.unpack_from("=I", head, _PAGE_SIZE_AT)[0])
+    copy.seek(0)
+    pages = [copy.read(size) for _ in range(2)]
+    whole = max(pages, key=lambda page: int(struct.unpack_from("=Q", page, _TXNID_AT)[0]))
+    for number in (txnid - 1, txnid):
+        page = bytearray(whole)
+        struct.pack_into("=Q", page, 0, number & 1)
+        struct.pack_into("=Q", page, _TXNID_AT, number)
+        copy.seek((number & 1) * size)
+        copy.write(page)
 
 
 def _truncated(path: Path, size: int, expected: int) -> StoreDamaged:

@@ -29,6 +29,7 @@ from cues.abroad import LowWater
 from cues.batch import Page
 from cues.errors import CuesError, Diverged, ProcessorStopped, QueueNotFound
 from cues.hashes import Hasher
+from cues.imperative import Imperative, ProcessAppender, ProcessTailer
 from cues.log import Log
 from cues.options import QueueOptions
 from cues.ownership import NO_SEAL, Position, ProcessorRow, fenced
@@ -36,7 +37,7 @@ from cues.processor import Node
 from cues.queue import Queue
 from cues.runner import Failure, Pause, Process, Results, Runner, error_message, words
 from cues.state import Table
-from cues.taking import Input, Taken
+from cues.taking import Input, Slice, Taken
 
 if TYPE_CHECKING:
     from cues.store import Store
@@ -100,14 +101,24 @@ class Delivery:
         self.try_log = store.queue(node.id)
         inputs = {names.tailer_id(node.id, port.queue): port for port in node.inputs}
         self.inputs = [Input(port.binding, tailer, queue_of(port.queue)) for tailer, port in inputs.items()]
+        self.imperative = Imperative(
+            node.id,
+            {p.binding: ProcessTailer(queue_of(p.queue), names.tailer_id(node.id, p.queue)) for p in node.tailers},
+            {p.binding: ProcessAppender(queue_of(p.queue)) for p in node.appenders},
+        )
         self.marks = marks or {}
-        self._order = sorted(inputs)
+        self._readers: list[Input | ProcessTailer] = [*self.inputs, *self.imperative.tailers.values()]
+        """Who has a position in the row."""
+        self._order = sorted(one.tailer for one in self._readers)
         self._place = {tailer: place for place, tailer in enumerate(self._order)}
         """Where a tailer's position stands in the row."""
         self.outputs = {port.binding: queue_of(port.queue) for port in node.outputs}
+        self._targets = [(binding, queue, False) for binding, queue in self.outputs.items()]
+        self._targets += [(binding, one.queue, True) for binding, one in self.imperative.appenders.items()]
+        """Where a step's messages go, in this order, and whether they come through an appender."""
         self.errors = queue_of(node.errors) if node.errors else None
-        targets = [*self.outputs.values(), *([self.errors] if self.errors else [])]
-        others = {queue.store.id for queue in targets} - {store.id}
+        written = [*(queue for _, queue, _ in self._targets), *([self.errors] if self.errors else [])]
+        others = {queue.store.id for queue in written} - {store.id}
         self.forks = {other: store.queue(names.fork_id(node.id, other)) for other in others}
         """The fork queues, by the id of the store that they are for."""
         self._tries = tries.Writer(node.id)
@@ -116,15 +127,24 @@ class Delivery:
         self._pending: tuple[tries.Snapshot, dict[str, int]] | None = None
         self._stop: Failure | None = None
         self.hasher = Hasher(node.id, row.generation)
-        state = None if node.kind == "source" else self.state  # a source's state is its position
-        self.process = Process(node, system, self.hasher, row.epoch, store.id.hex(), state, stopping)
+        state = None if node.kind == "source" else self.state.call  # a source's state is its position
+        self.process = Process(node, system, self.hasher, row.epoch, store.id.hex(), state, stopping, self.imperative)
         self.runner = (
-            Runner(node, self.process, self.state, pause, emit, self.counters, lambda b: self.outputs[b]._options)
+            Runner(
+                node,
+                self.process,
+                self.state,
+                pause,
+                emit,
+                self.counters,
+                lambda b: self.outputs[b]._options,
+                self.imperative,
+            )
             if node.kind != "source"
             else None
         )
         self.rings = 0
-        for queue in (*targets, *self.forks.values(), self.try_log):
+        for queue in (*written, *self.forks.values(), self.try_log):
             if queue.store.id == store.id:
                 self.rings |= queue.log.mask
 
@@ -143,13 +163,14 @@ class Delivery:
         snapshot, attempt = tries.last(self.try_log.log.batches(tail))
         written = {queue: self._log_of(queue) for queue in attempt.indices} if attempt else {}
         positions = dict(zip(self._order, self._row.positions))
-        for one in self.inputs:
+        for one in self._readers:
             with one.queue.store.view() as txn:
                 self._check_position(txn, one, positions[one.tailer])
         with self.store.view() as txn:
             decision = self._decide(txn, snapshot, attempt, positions, written)
         self.state.forget()
-        for one in self.inputs:
+        self.imperative.forget()
+        for one in self._readers:
             one.stand(positions[one.tailer])
         self._pending = None
         if decision.what == "rewind":
@@ -196,9 +217,8 @@ class Delivery:
 
     def _takes(self) -> list[set[str]]:
         """The sets of tailers that a step reads from: all, or of alts any one."""
-        if self.node.mode == "alts":
-            return [{tailer} for tailer in self._order]
-        return [set(self._order)]
+        tailers = {one.tailer for one in self.inputs}
+        return [{tailer} for tailer in tailers] if self.node.mode == "alts" else [tailers]
 
     def _where(self, positions: dict[str, Position]) -> str:
         if not positions:
@@ -211,7 +231,7 @@ class Delivery:
         row = log.row(txn)
         return log.read(txn, row, max(row.first, row.next - 2), 2)
 
-    def _check_position(self, txn: Any, one: Input, position: Position) -> None:
+    def _check_position(self, txn: Any, one: Input | ProcessTailer, position: Position) -> None:
         log_row = one.log.row(txn)
         where = f"{self.node.id} stands at {position.next} of queue {one.queue.id!r}"
         if log_row.identity != position.identity:
@@ -288,6 +308,11 @@ class Delivery:
         # taken as any step is. Otherwise exactly the snapshot's ranges, under its hash.
         self._pending = (snapshot, ends) if whole else None
 
+    def close(self) -> None:
+        """Let go of what the runner keeps between steps."""
+        if self.runner is not None:
+            self.runner.close()
+
     def adopt(self, row: ProcessorRow) -> None:
         """Somebody moved the positions under the same owner id: take the row that is there now.
 
@@ -347,11 +372,13 @@ class Delivery:
     def _step_dropped(self) -> None:
         """Stand again where the last commit left the positions."""
         self.state.forget()
-        for one, position in zip(self._by_order(), self._row.positions):
-            one.stand(position)
+        self.imperative.forget()
+        for one in self._readers:
+            one.stand(self.position_in(self._row, one.tailer))
 
-    def _by_order(self) -> list[Input]:
-        return sorted(self.inputs, key=lambda one: one.tailer)
+    def position_in(self, row: ProcessorRow, tailer: str) -> Position:
+        """Where a tailer of this processor stands by ``row``."""
+        return row.positions[self._place[tailer]]
 
     # 1. Take.
 
@@ -402,7 +429,7 @@ class Delivery:
     def _commit_snapshot(self, taken: Taken) -> None:
         digest = self._digest(taken, 0, taken.count)
         pages = self._tries.snapshot(self._taking(taken, 0, taken.count), digest)
-        row = self._moved(taken) if self.node.at_most_once else self._standing(taken)
+        row = self._moved(taken.slices) if self.node.at_most_once else self._standing(taken)
         packed = row.pack()
         for piece in taken.slices:
             if piece.tailer in self.marks and not self.node.at_most_once:
@@ -424,7 +451,8 @@ class Delivery:
     def _commit(self, taken: Taken, results: Results) -> None:
         taken, parts, stop = self._parts(taken, results)
         if parts:
-            row = self._row if self.node.at_most_once else self._moved(taken)
+            # At-most-once the inputs have moved; what the function read by itself moves now.
+            row = self._moved([] if self.node.at_most_once else taken.slices)
             self._commit_parts(parts, row)
             self.counters.taken += taken.count * len(taken.slices)
         if stop is not None:
@@ -484,7 +512,8 @@ class Delivery:
         for part in parts:
             indices: dict[str, int] = {}
             for queue, pages in part.appends:
-                indices[queue.id] = queue.append_pages(txn, pages)
+                index = queue.append_pages(txn, pages)
+                indices.setdefault(queue.id, index)  # of the first, where two bindings lead to one queue
             records += self._tries.step(part.taking, part.digest, indices, part.failure is not None)
         if faults.active:
             faults.point("commit.outputs")
@@ -514,13 +543,19 @@ class Delivery:
         """The commit is done: what the next one compares with."""
         self._row = row
         self._expected = packed
+        if self.node.imperative:
+            for tailer in self.imperative.tailers.values():
+                tailer.committed(self.position_in(row, tailer.tailer))
 
-    def _moved(self, taken: Taken) -> ProcessorRow:
-        """The row with the positions behind what was taken."""
+    def _moved(self, slices: list[Slice]) -> ProcessorRow:
+        """The row with the positions behind what was taken, and where the function left its own tailers."""
         row = self._row
         positions = list(row.positions)
-        for piece in taken.slices:
+        for piece in slices:
             positions[self._place[piece.one.tailer]] = Position(piece.one.identity, piece.stop, piece.seal())
+        if self.node.imperative:
+            for tailer, position in self.imperative.moved().items():
+                positions[self._place[tailer]] = position
         return ProcessorRow(
             row.owner, row.epoch, row.generation, row.pid, row.boot, False, tuple(positions), row.source
         )
@@ -565,14 +600,15 @@ class Delivery:
                 if not offset or self.node.options.batch:
                     return taken, [], stop
                 taken = taken.before(offset)
-                if self.state.changed and results.ran > offset:
+                if (self.state.changed or self.node.imperative) and results.ran > offset:
                     # The function has run on behind the message that turned out to be wrong, and the
                     # state holds what it did there; the next start would do it again. What runs late
                     # has no side effects (their outputs are encoded at once), so run the rest anew.
-                    self.state.forget()
-                    results = self.runner.run(taken.anew())  # type: ignore[union-attr]
+                    assert self.runner is not None
+                    self.runner.forget()
+                    results = self.runner.run(taken.anew())
                     continue
-                results = Results({b: output.between(0, offset) for b, output in results.outputs.items()})
+                results = results.before(offset)
             try:
                 if not results.failures:
                     return taken, [self._part(taken, 0, taken.count, results)], stop
@@ -580,8 +616,8 @@ class Delivery:
             except _Unwritable as found:
                 if self.node.options.batch:
                     self.state.forget()
-                results.failures[found.offset] = Failure(found.error, 1)
-                results.outputs = {b: output.without(found.offset) for b, output in results.outputs.items()}
+                    self.imperative.forget()
+                results.fail(found.offset, Failure(found.error, 1))
 
     def _cut(self, taken: Taken, results: Results) -> list[Part]:
         if self.node.options.batch and results.failures:
@@ -602,8 +638,8 @@ class Delivery:
         appends: list[tuple[Queue, list[Page]]] = []
         written = 0
         provenance = None
-        for binding, queue in self.outputs.items():
-            output = results.outputs.get(binding)
+        for binding, queue, imperative in self._targets:
+            output = (results.writes if imperative else results.outputs).get(binding)
             if output is None or not output.items:
                 continue
             if stop - start < taken.count:

@@ -31,10 +31,10 @@ def text(plan: Plan) -> str:
     usual = _usual_errors(plan)
     lines = [_headline(plan), ""]
     for node in nodes:
-        flow = " ".join(part for part in (_inputs(node), _outputs(node)) if part)
+        flow = " ".join(part for part in (_inputs(plan, node), _outputs(plan, node)) if part)
         lines.append(f"  {node.kind:<6}  {node.name:<{name_width}}   {flow}")
         failures = [] if node.fn is None or node.errors == usual else [_failures(node.errors)]
-        lines.append(indent + " · ".join([node.guarantee, *_manner(node), *failures]))
+        lines.append(indent + " · ".join([node.guarantee, *_manner(plan, node), *failures]))
     notes = _notes(plan)
     if notes:
         lines += ["", *(f"  {note}" for note in notes)]
@@ -46,8 +46,14 @@ def mermaid(plan: Plan) -> str:
     ids = {queue: f"q{number}" for number, queue in enumerate(plan.queues)}
     lines = [f"%% {note}" for note in (_headline(plan), *_notes(plan))]
     lines.insert(0, "flowchart LR")
+    elsewhere = _elsewhere(plan)
     for queue, id in ids.items():
-        lines.append(f"    {id}[({_quoted(queue)})]")
+        if plan.queues[queue].path is None:
+            lines.append(f"    {id}[({_quoted(queue)})]")
+    for number, (path, queues) in enumerate(elsewhere.items()):
+        lines.append(f"    subgraph s{number}[{_quoted(path)}]")
+        lines += [f"        {ids[queue]}[({_quoted(queue)})]" for queue in queues]
+        lines.append("    end")
     for queue in plan.fed:
         lines.append(f"    send_{ids[queue]}([{_quoted('cues send')}]) --> {ids[queue]}")
     for number, node in enumerate(in_order(plan)):
@@ -58,9 +64,13 @@ def mermaid(plan: Plan) -> str:
         left, right = {"source": ("([", "])"), "stream": ("[", "]"), "sink": ("[/", "/]")}[node.kind]
         lines.append(f"    {me}{left}{label}{right}")
         for port in node.inputs:
-            lines.append(f"    {ids[port.queue]} --{_edge(port)}> {me}")
+            lines.append(f"    {ids[port.queue]} {_edge(plan, port)} {me}")
         for port in node.outputs:
-            lines.append(f"    {me} --{_edge(port)}> {ids[port.queue]}")
+            lines.append(f"    {me} {_edge(plan, port)} {ids[port.queue]}")
+        for port in node.tailers:
+            lines.append(f"    {ids[port.queue]} {_edge(plan, port, 'imperative: ')} {me}")
+        for port in node.appenders:
+            lines.append(f"    {me} {_edge(plan, port, 'imperative: ')} {ids[port.queue]}")
         if node.errors:
             lines.append(f"    {me} -.-> {ids[node.errors]}")
     return "\n".join(lines)
@@ -76,9 +86,12 @@ def describe(plan: Plan) -> list[dict[str, Any]]:
             "mode": node.mode,
             "inputs": {port.binding: port.queue for port in node.inputs},
             "outputs": {port.binding: port.queue for port in node.outputs},
+            "tailers": {port.binding: port.queue for port in node.tailers},
+            "appenders": {port.binding: port.queue for port in node.appenders},
             "errors": node.errors,
             "strategy": node.strategy if node.kind != "source" else None,
             "guarantee": node.guarantee,
+            "stores": {q: plan.queues[q].path for q in plan.named(node) if plan.queues[q].path is not None},
             "cycle": next((list(cycle) for cycle in plan.topology().cycles() if node.name in cycle), None),
         }
         for node in in_order(plan)
@@ -124,7 +137,7 @@ def _notes(plan: Plan) -> list[str]:
     notes = []
     if plan.fed:
         notes.append(f"Fed from outside (cues send): {', '.join(plan.fed)}")
-    read = {port.queue for node in plan.nodes for port in node.inputs}
+    read = {port.queue for node in plan.nodes for port in node.reads}
     ends = [queue for queue in plan.queues if queue not in read]
     if ends:
         notes.append(f"Read by no processor: {', '.join(ends)}")
@@ -136,12 +149,25 @@ def _notes(plan: Plan) -> list[str]:
             f"Goes round: what {' and '.join(loops)} cannot take goes to the queue that"
             f" {'they read' if len(loops) > 1 else 'it reads'}"
         )
+    for path, queues in _elsewhere(plan).items():
+        notes.append(f"In the store {path}: {', '.join(queues)}")
+    if plan.crossing:
+        notes.append("@: crosses stores; what goes there is written twice, first at home on a fork queue")
     modes = {node.mode for node in plan.nodes}
     if "join" in modes:
         notes.append("a + b: one message from each")
     if "alts" in modes:
         notes.append("a | b: one message from any")
     return notes
+
+
+def _elsewhere(plan: Plan) -> dict[str, list[str]]:
+    """Queues that are not in the graph's own store, by the path of the one that they are in."""
+    found: dict[str, list[str]] = {}
+    for queue, options in plan.queues.items():
+        if options.path is not None:
+            found.setdefault(options.path, []).append(queue)
+    return found
 
 
 def _round(plan: Plan, cycle: tuple[str, ...]) -> str:
@@ -160,27 +186,35 @@ def _round(plan: Plan, cycle: tuple[str, ...]) -> str:
 # --- one processor ------------------------------------------------------------------------------
 
 
-def _inputs(node: Node) -> str:
+def _inputs(plan: Plan, node: Node) -> str:
     between = _JOINED if node.mode == "join" else _ANY
-    return between.join(_port(port) for port in node.inputs)
+    return between.join(_port(plan, port) for port in node.inputs)
 
 
-def _outputs(node: Node) -> str:
+def _outputs(plan: Plan, node: Node) -> str:
     if not node.outputs:
         return ""
-    return "→ " + ", ".join(_port(port) for port in node.outputs)
+    return "→ " + ", ".join(_port(plan, port) for port in node.outputs)
 
 
-def _port(port: Port) -> str:
-    return port.queue if port.binding == port.queue else f"{port.queue} as {port.binding}"
+def _port(plan: Plan, port: Port) -> str:
+    shown = port.queue if port.binding == port.queue else f"{port.queue} as {port.binding}"
+    path = plan.queues[port.queue].path
+    return f"{shown} @{path}" if path else shown
 
 
-def _manner(node: Node) -> list[str]:
+def _manner(plan: Plan, node: Node) -> list[str]:
     """How it is called, as far as it is not the usual way."""
     options = node.options
     found = []
+    if node.returns_messages and len(node.outputs) > 1:
+        found.append("the same to each output")
     if options.batch:
         found.append(f"in batches of up to {options.batch_size:,}")
+    if options.concurrency > 1:
+        found.append(f"up to {options.concurrency} calls at once")
+    if node.imperative:
+        found.append(f"imperative: {', '.join(_by_itself(plan, node))}")
     if options.key is not None:
         key = options.key if isinstance(options.key, str) else getattr(options.key, "__name__", "a function")
         found.append(f"state by {key}")
@@ -192,12 +226,22 @@ def _manner(node: Node) -> list[str]:
     return found
 
 
+def _by_itself(plan: Plan, node: Node) -> list[str]:
+    """The queues that the function reads and writes besides its inputs and what it returns."""
+    read = [f"reads {_port(plan, port)}" for port in node.tailers]
+    return read + [f"writes {_port(plan, port)}" for port in node.appenders]
+
+
 def _failures(errors: str | None, what: str = "it") -> str:
     return f"what fails goes to {errors}" if errors else f"an error stops {what}"
 
 
-def _edge(port: Port) -> str:
-    return "" if port.binding == port.queue else f" {_quoted(port.binding)} --"
+def _edge(plan: Plan, port: Port, how: str = "") -> str:
+    """An arrow, a thick one where it crosses stores."""
+    line = "--" if plan.queues[port.queue].path is None else "=="
+    if not how and port.binding == port.queue:
+        return f"{line}>"
+    return f"{line} {_quoted(how + port.binding)} {line}>"
 
 
 def _quoted(*lines: str) -> str:

@@ -21,6 +21,7 @@
     │   └── WriterStuck            another process holds the writer lock and does not move
     ├── QueueNotFound              no queue of that name in the store
     ├── QueueOptionsError          an option of an existing queue that cannot change
+    ├── QueueInUse                 a queue that cannot be removed: it holds messages, or somebody names it
     ├── GraphError                 a graph that cannot be built (also a ValueError)
     │   └── TopologyChanged        the graph's inputs are not those that its store has positions for
     ├── ReturnError                a function returned what its processor has no place for
@@ -183,6 +184,12 @@ class WriterStuck(StoreError):
 
 class QueueNotFound(CuesError):
     """Raised when a queue is opened that the store does not have and that may not be created."""
+
+    queue: str
+
+
+class QueueInUse(CuesError):
+    """Raised when a queue shall be removed that holds messages, or that a processor or its try log still names."""
 
     queue: str
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from collections import Counter
 from collections.abc import Callable
 
@@ -39,6 +40,10 @@ POINTS: dict[str, str] = {
     "trim.inside": "the fork queue trimmed, not committed",
     "purge.inside": "batches deleted, not committed",
     "close.before": "all steps done, store not closed",
+    "compact.removed": "queues removed, nothing copied yet",
+    "compact.copying": "a part of the copy written",
+    "compact.copied": "the copy whole and on the disk, under its own name",
+    "compact.renamed": "the copy in the place of the data file, the directory not synced",
 }
 """Every crash point, in the order of a message's journey, and what is true there."""
 
@@ -46,6 +51,7 @@ Action = Callable[[str], None]
 
 _armed: dict[str, tuple[int, Action]] = {}
 _hits: Counter[str] = Counter()
+_lock = threading.Lock()
 active = False
 """Whether :func:`point` does anything; hot loops look at it before they call."""
 
@@ -59,9 +65,11 @@ def point(name: str) -> None:
 def _hit(name: str) -> None:
     if name not in POINTS:
         raise AssertionError(f"unknown crash point {name!r}: add it to faults.POINTS")
-    _hits[name] += 1
+    with _lock:  # calls that run at once pass the same points
+        _hits[name] += 1
+        hit = _hits[name]
     armed = _armed.get(name)
-    if armed is not None and _hits[name] == armed[0]:
+    if armed is not None and hit == armed[0]:
         armed[1](name)
 
 

@@ -3,7 +3,8 @@
 The generator runs in a thread of its own (:meth:`Feed.run`), because nobody can know whether the
 next ``yield`` comes at once or in an hour: what it has yielded is committed by the processor's
 thread as soon as it is there, many at a time when it is fast, one at a time when it is slow. A fast
-generator waits when :data:`AHEAD_MAX` messages are not committed yet.
+generator waits when :data:`AHEAD_MAX` messages are not committed yet. An async generator runs on an
+event loop of its own, which goes on between its yields.
 
 A step takes what was yielded, in the range (position before, position after]; so it has been run
 already, and what is left of the protocol is the commit.
@@ -15,11 +16,12 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import AsyncIterable, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 from cues import batch as batches
 from cues import codec, events, faults, tries
+from cues.concurrency import Closed
 from cues.delivery import Delivery, Outcome, Part
 from cues.errors import CodecError, CuesError, PositionRequired, ReturnError
 from cues.processor import position_count, wants_process
@@ -27,6 +29,7 @@ from cues.runner import Failure, error_message, words
 
 if TYPE_CHECKING:
     from cues.batch import Page
+    from cues.eventloop import Loop
     from cues.ownership import ProcessorRow
     from cues.queue import Queue
 
@@ -51,6 +54,7 @@ class Feed:
         self._changed = threading.Condition()
         self._waiting = False
         self._iterator: Iterator[Item] | None = None
+        self._loop: Loop | None = None
         self.ended = False
         self.error: BaseException | None = None
         self.closed = False
@@ -105,7 +109,7 @@ class Feed:
         skip = count if resume == "skip" else 0
         yielded = fn(*arguments, **keywords)
         try:
-            iterator = iter(yielded)
+            iterator = self._from_loop(yielded) if isinstance(yielded, AsyncIterable) else iter(yielded)
         except TypeError:
             raise ReturnError(
                 f"The source {source.node.name!r} returned {type(yielded).__name__}, which cannot be iterated.",
@@ -133,6 +137,19 @@ class Feed:
                 continue
             count += 1
             yield Count(count), item
+
+    def _from_loop(self, yielded: AsyncIterable[Any]) -> Iterator[Any]:
+        from cues.eventloop import Loop
+
+        self._loop = loop = Loop(f"cues {self._source.node.id} loop")
+        iterator = aiter(yielded)
+        try:
+            while True:
+                yield loop.run(anext(iterator))
+        except (StopAsyncIteration, Closed):
+            return
+        finally:
+            loop.close()
 
     # --- the processor's side ---
 
@@ -167,6 +184,12 @@ class Feed:
             self.closed = True
             self._changed.notify_all()
 
+    def abandon(self) -> None:
+        """Let go of a generator that may never yield again; an async one is cancelled."""
+        self.close()
+        if self._loop is not None:
+            self._loop.close()
+
 
 class SourceDelivery(Delivery):
     """The delivery of a source that has a function."""
@@ -175,6 +198,10 @@ class SourceDelivery(Delivery):
         super().__init__(*arguments, **keywords)
         self.feed = Feed(self)
         self._failures = 0
+
+    def close(self) -> None:
+        self.feed.abandon()
+        super().close()
 
     @property
     def position(self) -> tuple[Any, int]:

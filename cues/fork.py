@@ -47,13 +47,15 @@ class Step:
 
 def pack(appends: Iterable[tuple[str, list[Page]]], digest: bytes) -> list[Page]:
     """The records of a step, of what it wrote by queue."""
-    counts: dict[str, int] = {}
-    pages: list[Page] = []
-    for queue, written in appends:
-        counts[queue] = sum(page.count for page in written)
-        pages += written
+    by_queue: dict[str, list[Page]] = {}
+    for queue, pages in appends:
+        by_queue.setdefault(queue, []).extend(pages)
+    counts = {queue: sum(page.count for page in pages) for queue, pages in by_queue.items()}
     head = {names.TYPE: names.FORK_STEP, names.FORK_COUNTS: counts}
-    return batches.build([head], batches.OWN_BYTES_MAX, digest, reserved=True) + pages
+    found = batches.build([head], batches.OWN_BYTES_MAX, digest, reserved=True)
+    for pages in by_queue.values():
+        found += pages
+    return found
 
 
 def read(log: Log, index: int, bytes_max: int) -> list[Step]:

@@ -14,21 +14,39 @@
 Decorators, a list of :class:`Source`, :class:`Stream`, :class:`Sink`, and plain data
 (:meth:`Graph.from_dict`) make the same graph. A processor is checked where it is declared, the
 graph as a whole when it is planned; nothing is opened or started before both hold.
+
+Graphs are parts of others: :meth:`Graph.rebind` renames queues and processors, :func:`merge` puts
+several together, and queues of one name are where they meet.
+
+    part = cues.Graph("clean", [Source("raw"), Stream(clean, "raw", "good")])
+    whole = cues.merge("shop", part.rebind({"raw": "orders", "good": "orders-good"}), pricing)
 """
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import os
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from cues import names, plan
+from cues import compose, names, plan
 from cues.errors import GraphError
 from cues.options import QueueOptions
-from cues.plan import Plan
-from cues.processor import STRATEGIES, AnyOf, Function, Processor, Retry, Sink, Source, Stream, function_name
+from cues.plan import REST, Plan
+from cues.processor import (
+    STRATEGIES,
+    AllOf,
+    AnyOf,
+    Function,
+    Processor,
+    Retry,
+    Sink,
+    Source,
+    Stream,
+    function_name,
+)
 from cues.topology import Topology
 
 if TYPE_CHECKING:
@@ -77,7 +95,7 @@ class Graph:
         self.default_source = source
         self.queues: dict[str, QueueOptions] = {}
         for name, options in (queues or {}).items():
-            if name != "*":
+            if name != REST:
                 names.check("queue", name)
             if not isinstance(options, (QueueOptions, Mapping)):
                 raise GraphError(
@@ -134,7 +152,7 @@ class Graph:
     def stream(
         self,
         inputs: str | AnyOf | Mapping[str, str],
-        outputs: str | Mapping[str, str] | Iterable[str],
+        outputs: str | AllOf | Mapping[str, str] | Iterable[str] | None,
         **options: Any,
     ) -> Callable[[F], F]:
         """Declare the function below as a stream; see :class:`Stream`."""
@@ -153,6 +171,105 @@ class Graph:
             return fn
 
         return declare
+
+    def broadcast(
+        self,
+        inputs: str | AnyOf,
+        outputs: str | AllOf | Mapping[str, str] | Iterable[str],
+        id: str | None = None,
+        **options: Any,
+    ) -> None:
+        """Declare a stream that copies every message of ``inputs`` to every output; see :func:`cues.broadcast`."""
+        self.add(compose.broadcast(inputs, outputs, id=id, **options))
+
+    # --- graphs from graphs ---
+
+    def rebind(self, queues: Mapping[str, str] | None = None, *, processors: Mapping[str, str] | None = None) -> Graph:
+        """A new graph with ``queues``, and ``processors``, renamed: ``graph.rebind({"old": "new"})``.
+
+        A queue is renamed wherever it is named: inputs, outputs, error queues, sources (whose id is their
+        queue), the default source, queue options. What functions see stays: a binding of a dict or an
+        :class:`AnyOf` keeps its name, and so do the outputs that a function returns by name. All renames
+        happen at once, so two queues can change names. Two queues may become one, which is how parts are
+        connected, unless a processor would read it under two bindings, two sources would feed it,
+        or the two had different options. ``processors`` renames streams and sinks.
+
+        The graph keeps its id. A processor that is renamed, or reads another queue, has other positions:
+        over a store that has run it as it was, the start is refused (:class:`TopologyChanged`) or
+        the new processor begins anew. Raises :class:`GraphError` for a name that is not there.
+        """
+        queues, processors = dict(queues or {}), dict(processors or {})
+        known = self._queue_names()
+        for old, new in queues.items():
+            if old not in known:
+                also = f"; processors={{{old!r}: …}} renames a processor" if old in self.processors else ""
+                raise self._unknown("queue", old, known, also)
+            names.check("queue", new)
+        for old in processors:
+            if old not in self.processors:
+                raise self._unknown("processor", old, self.processors)
+            if self.processors[old].kind == "source":
+                raise GraphError(
+                    f"processors={{{old!r}: …}} would rename a source, whose id is the queue that it feeds.",
+                    f"rebind({{{old!r}: {processors[old]!r}}}).",
+                    processor=old,
+                )
+        graph = Graph(
+            self.id,
+            store=self.store,
+            errors=None if self.errors is None else queues.get(self.errors, self.errors),
+            strategy=self.strategy,
+            system=self.system,
+            source=None if self.default_source is None else queues.get(self.default_source, self.default_source),
+            queues=self._rebound_options(queues),
+            durability=self.durability,
+        )
+        graph.directory = self.directory
+        was: dict[str, str] = {}
+        for processor in self.processors.values():
+            renamed = compose.rebound(processor, queues, processors.get(processor.id, processor.id))
+            other = was.setdefault(renamed.id, processor.id)
+            if other != processor.id:
+                raise GraphError(
+                    f"The {self.processors[other].kind} {other!r} and the {processor.kind} {processor.id!r} of the"
+                    f" graph {self.id!r} would both be {renamed.id!r}.",
+                    "another name for one of them; a source has the name of its queue.",
+                    processor=processor.id,
+                )
+            graph.add(renamed)
+        return graph
+
+    def _rebound_options(self, queues: Mapping[str, str]) -> dict[str, QueueOptions]:
+        found: dict[str, QueueOptions] = {}
+        was: dict[str, str] = {}
+        for name, options in self.queues.items():
+            renamed = queues.get(name, name)
+            other = was.setdefault(renamed, name)
+            if found.setdefault(renamed, options) != options:
+                raise GraphError(
+                    f"The queues {other!r} and {name!r} of the graph {self.id!r} have different options"
+                    f" ({found[renamed].to_dict()}, {options.to_dict()}) and would both be {renamed!r}.",
+                    "two names, or the same options.",
+                    processor="",
+                )
+        return found
+
+    def _queue_names(self) -> list[str]:
+        """Every queue that the graph names anywhere, in the order of declaration."""
+        found: dict[str, None] = {}
+        for processor in self.processors.values():
+            found.update(dict.fromkeys(sorted(compose.queues_of(processor))))
+        found.update(dict.fromkeys(name for name in self.queues if name != REST))
+        found.update(dict.fromkeys(name for name in (self.errors, self.default_source) if name is not None))
+        return list(found)
+
+    def _unknown(self, kind: str, name: str, known: Iterable[str], also: str = "") -> GraphError:
+        near = difflib.get_close_matches(str(name), list(known), 1)
+        return GraphError(
+            f"The graph {self.id!r} has no {kind} {name!r} to rename; it has {', '.join(known) or 'none'}{also}.",
+            f"{near[0]!r}." if near else "one of those.",
+            processor="",
+        )
 
     # --- looking ---
 
@@ -256,6 +373,97 @@ class Graph:
         return f"<cues.Graph {self.id}: {', '.join(self.processors) or 'empty'}>"
 
 
+def merge(
+    id: str,
+    *graphs: Graph,
+    store: str | os.PathLike[str] | Store | None = None,
+    errors: str | None = None,
+    system: Any = None,
+    source: str | None = None,
+    queues: Mapping[str, QueueOptions | Mapping[str, Any]] | None = None,
+    durability: str | None = None,
+) -> Graph:
+    """A new graph with the processors of all ``graphs``, which meet at queues of the same name.
+
+    Each part keeps its error queue and its strategy: its processors take them along. ``errors`` is for the
+    processors of parts without an error queue; ``queues`` goes before what the parts say of a
+    queue. ``system`` and ``source`` are those of the parts when only one is there, ``store`` and
+    ``durability`` when all parts say the same; what is given counts.
+
+    A source without a function only declares its queue, so it gives way to another of its id. Otherwise two
+    processors of one id are refused, and so are different options of one queue, and several
+    systems, each naming both graphs (:class:`GraphError`); :meth:`Graph.rebind` renames.
+
+    Processor ids begin with the graph's, so positions, state and try logs are the new graph's own: over
+    the store of a part everything is read from its beginning.
+    """
+    for graph in graphs:
+        if not isinstance(graph, Graph):
+            raise GraphError(f"merge was given {type(graph).__name__} ({graph!r}).", "graphs.", processor="")
+    if not graphs:
+        raise GraphError(f"The graph {id!r} would be merged of no graphs.", "one or more graphs.", processor="")
+    found: dict[str, tuple[Graph, Processor]] = {}
+    options = compose.MergedOptions(Graph(id, queues=queues).queues)
+    for graph in graphs:
+        for processor in graph.processors.values():
+            _put_together(found, graph, processor)
+        options.add(graph.id, graph.queues, graph._queue_names())
+    if system is None:
+        system = _only_system(graphs)
+    declared = {graph.default_source for graph in graphs if graph.default_source is not None}
+    first = graphs[0]
+    return Graph(
+        id,
+        [compose.resolved(processor, graph.errors, graph.strategy) for graph, processor in found.values()],
+        store=first.store if store is None and all(g.store == first.store for g in graphs) else store,
+        errors=errors,
+        system=system,
+        source=declared.pop() if source is None and len(declared) == 1 else source,
+        queues=options.found,
+        durability=first.durability
+        if durability is None and all(g.durability == first.durability for g in graphs)
+        else durability,
+    )
+
+
+def _put_together(found: dict[str, tuple[Graph, Processor]], graph: Graph, processor: Processor) -> None:
+    """Add one processor to those that a merge has found."""
+    other, known = found.setdefault(processor.id, (graph, processor))
+    if compose.gives_way(processor, known):
+        return
+    if compose.gives_way(known, processor):
+        found[processor.id] = graph, processor
+        return
+    same = compose.said(processor, graph.errors, graph.strategy) == compose.said(known, other.errors, other.strategy)
+    if known is not processor or not same:
+        raise GraphError(
+            f"The graphs {other.id!r} and {graph.id!r} both have a processor {processor.id!r}: a {known.kind}"
+            f" ({function_name(known.fn)}) and a {processor.kind} ({function_name(processor.fn)})"
+            + (", with different error queues or strategies." if known is processor else "."),
+            f"rebind(processors={{{processor.id!r}: …}}) for one of them."
+            if processor.kind != "source"
+            else f"rebind({{{processor.id!r}: …}}) for one of them.",
+            processor=processor.id,
+        )
+
+
+def _only_system(graphs: Iterable[Graph]) -> Any:
+    """The system of the parts; refused where they have several."""
+    found: Graph | None = None
+    for graph in graphs:
+        if graph.system is None:
+            continue
+        if found is not None and found.system is not graph.system:
+            raise GraphError(
+                f"The graphs {found.id!r} and {graph.id!r} have a system each ({type(found.system).__name__},"
+                f" {type(graph.system).__name__}); a graph has one.",
+                "merge(…, system=…), an object that serves both.",
+                processor="",
+            )
+        found = graph
+    return None if found is None else found.system
+
+
 def _declared(processor: Processor) -> dict[str, Any]:
     found: dict[str, Any] = {"kind": processor.kind, "id": processor.id}
     if processor.fn is not None:
@@ -264,11 +472,9 @@ def _declared(processor: Processor) -> dict[str, Any]:
         inputs = processor.inputs
         found["inputs"] = {"any_of": inputs.bindings} if isinstance(inputs, AnyOf) else inputs
     if processor.kind == "stream":
-        found["outputs"] = processor.outputs
-    defaults = type(processor.options)()
-    for name, value in vars(processor.options).items():
-        if name == "id" or value == getattr(defaults, name):
-            continue
+        outputs = processor.outputs
+        found["outputs"] = {"all_of": outputs.bindings} if isinstance(outputs, AllOf) else outputs
+    for name, value in processor.options.given().items():
         if isinstance(value, Retry):
             kinds = value.on if isinstance(value.on, tuple) else (value.on,)
             value = {"attempts": value.attempts, "backoff_s": value.backoff_s, "max_s": value.max_s}
@@ -309,14 +515,20 @@ def _processor(data: Mapping[str, Any]) -> Processor:
             rest[name] = {b: _function(f) for b, f in value.items()}
     if kind == "source":
         return Source(id, fn, **rest)
-    inputs = rest.pop("inputs", None)
-    if isinstance(inputs, Mapping) and set(inputs) == {"any_of"} and not isinstance(inputs["any_of"], str):
-        inputs = AnyOf(**inputs["any_of"]) if isinstance(inputs["any_of"], Mapping) else AnyOf(*inputs["any_of"])
+    inputs = _bound(AnyOf, "any_of", rest.pop("inputs", None))
     if id is not None:
         rest["id"] = id
     if kind == "sink":
         return Sink(fn, inputs, **rest)  # type: ignore[arg-type]
-    return Stream(fn, inputs, rest.pop("outputs", None), **rest)  # type: ignore[arg-type]
+    outputs = _bound(AllOf, "all_of", rest.pop("outputs", None))
+    return Stream(fn, inputs, outputs, **rest)  # type: ignore[arg-type]
+
+
+def _bound(form: type[AnyOf] | type[AllOf], name: str, ports: Any) -> Any:
+    """``{"any_of": …}`` as :class:`AnyOf`; a dict that binds a queue under that name stays one."""
+    if not isinstance(ports, Mapping) or set(ports) != {name} or isinstance(ports[name], str):
+        return ports
+    return form(**ports[name]) if isinstance(ports[name], Mapping) else form(*ports[name])
 
 
 def _function(found: Any) -> Function | None:

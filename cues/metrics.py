@@ -8,21 +8,23 @@ Everything is read in short transactions from rows that are kept anyway; nobody 
 A rate is over the last :data:`WINDOW_S`, or since the first record that is there where that is younger:
 of a queue by the times of its record batches, of a processor by the steps that its try log still holds.
 
-Not guaranteed: one moment for all. A processor's positions and their queues' ends are of one
-transaction, so a lag is never negative; two processors may be read a millisecond apart.
+Not guaranteed: one moment for all. A processor's positions are read before their queues' ends, so a
+lag is never negative; two processors may be read a millisecond apart.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 
-from cues import clock, codec, locks, names, ownership
+from cues import abroad, clock, codec, locks, names, ownership
 from cues.batch import HEAD
 from cues.errors import BatchDamaged, CuesError, StoreReadOnly
+from cues.forwarder import Forwarder
 from cues.log import Log, Row
 from cues.options import QueueOptions
 from cues.ownership import LEASE_S, ProcessorRow
@@ -67,8 +69,21 @@ class TailerMetrics:
     queue: str
     position: int
     """The index that is taken next."""
-    lag: int
-    """Messages that are there and not taken."""
+    lag: int | None
+    """Messages that are there and not taken; None where the queue is in a store that is not at hand."""
+    store: str = ""
+    """Path of the store that the queue lies in, where it is another one; its id if nobody knows where it is."""
+
+
+@dataclass(frozen=True)
+class ForwardMetrics:
+    """What a processor writes for another store."""
+
+    processor: str
+    store: str
+    """Path of the other store; its id if nobody knows where it is."""
+    waiting: int | None
+    """Messages on the fork queue that are not there yet, and one more a step; None where it is not at hand."""
 
 
 @dataclass(frozen=True)
@@ -114,7 +129,7 @@ class ProcessorMetrics:
 
     @property
     def lag(self) -> int:
-        return sum(tailer.lag for tailer in self.tailers)
+        return sum(tailer.lag or 0 for tailer in self.tailers)
 
 
 @dataclass(frozen=True)
@@ -128,6 +143,7 @@ class StoreMetrics:
     map_bytes: int
     queues: tuple[QueueMetrics, ...]
     processors: tuple[ProcessorMetrics, ...]
+    forwards: tuple[ForwardMetrics, ...]
 
 
 def of_store(store: Store) -> StoreMetrics:
@@ -141,6 +157,7 @@ def of_store(store: Store) -> StoreMetrics:
         info["map"],
         tuple(of_queues(store)),
         tuple(of_processors(store)),
+        tuple(of_forwards(store)),
     )
 
 
@@ -191,19 +208,43 @@ def of_processors(store: Store, only: Iterable[str] | None = None) -> list[Proce
 
 
 def tailers(store: Store, processor: str) -> list[TailerMetrics]:
-    """Where a processor stands, in one transaction; empty for a source and for an unknown one."""
+    """Where a processor stands; empty for a source and for an unknown one."""
     with store.view() as txn:
         topology = ownership.read_topology(txn, processor)
-    logs = [Log(store, queue) for queue in topology.queues] if topology else []
-    with store.view() as txn:
         row = ownership.read_row(txn, processor)
-        if topology is None or row is None:
-            return []
-        found = []
-        for tailer, log, position in zip(topology.tailers, logs, row.positions):
-            ends = log.row(txn)
-            at = max(position.next, ends.first)
-            found.append(TailerMetrics(tailer, log.queue, at, ends.next - at))
+    if topology is None or row is None:
+        return []
+    found = []
+    with abroad.Others(store) as others:
+        for tailer, queue, id, position in zip(topology.tailers, topology.queues, topology.stores, row.positions):
+            other = others.get(id)
+            at, lag = position.next, None
+            if other is not None:
+                log = Log(other, queue)
+                with other.view() as txn:  # behind the position's own: so there is never less than was taken
+                    ends = log.row(txn)
+                at = max(at, ends.first)
+                lag = ends.next - at
+            where = "" if not id else other.path if other is not None else id.hex()
+            found.append(TailerMetrics(tailer, queue, at, lag, where))
+    return found
+
+
+def of_forwards(store: Store) -> list[ForwardMetrics]:
+    """What waits on fork queues, by processor and store."""
+    found = []
+    with abroad.Others(store) as others:
+        for name in store.queues(all=True):
+            parts = names.fork_parts(name)
+            if parts is None:
+                continue
+            processor, id = parts
+            other = others.get(id)
+            waiting = None
+            if other is not None:
+                with contextlib.suppress(CuesError):  # they contradict each other: the next start says how
+                    waiting = Forwarder(store, other, [processor]).waiting()
+            found.append(ForwardMetrics(processor, id.hex() if other is None else other.path, waiting))
     return found
 
 

@@ -116,6 +116,8 @@ def fork_parts(queue: str) -> tuple[str, bytes] | None:
 # their own. They begin with a NUL, which the names of databases never hold.
 
 FORMAT_KEY: Final = b"\0cues"
+PRODUCERS: Final = b"\0producer\0"
+"""What the keys of all rows of what was forwarded begin with."""
 
 
 def queue_key(queue: str) -> bytes:
@@ -155,7 +157,7 @@ def store_key(store: bytes) -> bytes:
 
 def producer_key(store: bytes, processor: str) -> bytes:
     """Key of how far the steps of another store's processor were forwarded to this one."""
-    return b"\0producer\0" + f"{store.hex()}/{processor}".encode()
+    return PRODUCERS + f"{store.hex()}/{processor}".encode()
 
 
 def low_water_key(log: str, store: bytes, processor: str) -> bytes:

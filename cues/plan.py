@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Final
 
 from cues import names
 from cues.errors import GraphError
 from cues.options import QueueOptions
 from cues.processor import INHERIT, AnyOf, Mode, Node, Port, Processor, bindings, check_retries
 from cues.topology import Topology
+
+REST: Final = "*"
+"""In a graph's queue options: all queues that it does not name."""
 
 
 @dataclass(frozen=True)
@@ -29,15 +32,27 @@ class Plan:
     def fed(self) -> tuple[str, ...]:
         """The queues that come from outside: sources without a function, and inputs that nobody writes."""
         declared = {n.outputs[0].queue for n in self.nodes if n.kind == "source" and n.fn is None}
-        written = {port.queue for n in self.nodes for port in n.outputs}
+        written = {port.queue for n in self.nodes for port in n.writes}
         written |= {n.errors for n in self.nodes if n.errors}
-        read = {port.queue for n in self.nodes for port in n.inputs}
+        read = {port.queue for n in self.nodes for port in n.reads}
         return tuple(sorted(declared | (read - written)))
 
     @property
     def running(self) -> tuple[Node, ...]:
         """The processors that an engine runs: all but sources without a function."""
         return tuple(node for node in self.nodes if node.fn is not None)
+
+    @staticmethod
+    def named(node: Node) -> list[str]:
+        """The queues that a processor reads or writes, its error queue last."""
+        return [*(port.queue for port in (*node.reads, *node.writes)), *([node.errors] if node.errors else [])]
+
+    @property
+    def crossing(self) -> bool:
+        """Whether some processor writes to a queue of another store."""
+        written = {port.queue for node in self.running for port in node.writes}
+        written |= {node.errors for node in self.running if node.errors}
+        return any(self.queues[queue].path is not None for queue in written)
 
     def node(self, name: str) -> Node:
         for node in self.nodes:
@@ -67,7 +82,7 @@ def build(
     nodes = tuple(_node(id, processor, errors, strategy) for processor in processors)
     named: dict[str, None] = {}
     for node in nodes:
-        for port in (*node.inputs, *node.outputs):
+        for port in (*node.reads, *node.writes):
             named.setdefault(port.queue)
         if node.errors:
             named.setdefault(node.errors)
@@ -75,7 +90,7 @@ def build(
         name: options if isinstance(options, QueueOptions) else QueueOptions.from_dict(options)
         for name, options in queues.items()
     }
-    rest = given.pop("*", QueueOptions())
+    rest = given.pop(REST, QueueOptions())
     for name in given:
         if name not in named:
             raise GraphError(
@@ -113,8 +128,10 @@ def _node(graph: str, processor: Processor, errors: str | None, strategy: str) -
         mode=mode,
         inputs=tuple(Port(b, q) for b, q in bindings(processor.inputs).items()),
         outputs=tuple(Port(b, q) for b, q in bindings(processor.outputs).items()),
-        single_output=isinstance(processor.outputs, str),
+        returns_messages=not isinstance(processor.outputs, dict),
         errors=errors if options.errors == INHERIT else options.errors,
         strategy=strategy,
         options=replace(options, id=processor.id),
+        tailers=tuple(Port(b, q) for b, q in (options.tailers or {}).items()),
+        appenders=tuple(Port(b, q) for b, q in (options.appenders or {}).items()),
     )

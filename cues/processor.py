@@ -13,7 +13,7 @@ from __future__ import annotations
 import difflib
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, Final, Literal
 
 from cues import codec, names
@@ -29,27 +29,43 @@ INHERIT: Final = "inherit"
 """The value of ``errors`` that means: as the graph says."""
 
 
-class AnyOf:
+class _Bound:
+    """Queues by binding; positional queue names are bound under their own names."""
+
+    def __init__(self, *queues: str, **bindings: str) -> None:
+        for queue in queues:
+            if queue in bindings or queues.count(queue) > 1:
+                raise _wrong(
+                    "",
+                    f"{type(self).__name__} has two queues under the name {queue!r}.",
+                    "another name for one of them.",
+                )
+        self.bindings: dict[str, str] = {**{queue: queue for queue in queues}, **bindings}
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is type(self) and self.bindings == other.bindings
+
+    def __hash__(self) -> int:
+        return hash(tuple(self.bindings.items()))
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(f'{k}={v!r}' for k, v in self.bindings.items())})"
+
+
+class AnyOf(_Bound):
     """Inputs of which a step takes one message from any (alts): ``AnyOf(a="crawl-1", b="crawl-2")``.
 
     Positional queue names are bound under their own names. ``process.binding`` says which one the
     message came from. Fair: a busy input does not starve the others.
     """
 
-    def __init__(self, *queues: str, **bindings: str) -> None:
-        for queue in queues:
-            if queue in bindings or queues.count(queue) > 1:
-                raise _wrong("", f"AnyOf has two inputs under the name {queue!r}.", "another name for one of them.")
-        self.bindings: dict[str, str] = {**{queue: queue for queue in queues}, **bindings}
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, AnyOf) and self.bindings == other.bindings
+class AllOf(_Bound):
+    """Outputs that each get everything the function returns: ``AllOf("archive", "index")``.
 
-    def __hash__(self) -> int:
-        return hash(tuple(self.bindings.items()))
-
-    def __repr__(self) -> str:
-        return f"AnyOf({', '.join(f'{k}={v!r}' for k, v in self.bindings.items())})"
+    The function returns a message, a list of messages or None, as with one output. Each queue
+    keeps a copy of its own. See :func:`cues.broadcast` for copying what comes in.
+    """
 
 
 @dataclass(frozen=True)
@@ -92,6 +108,15 @@ class Options:
     tailers: Any = None
     appenders: Any = None
 
+    def given(self) -> dict[str, Any]:
+        """What was asked for: the options that differ from their defaults, without ``id``."""
+        found = {}
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if field.name != "id" and not (type(value) is type(field.default) and value == field.default):
+                found[field.name] = value
+        return found
+
     @property
     def retry(self) -> Retry:
         return self.retries if isinstance(self.retries, Retry) else Retry(self.retries + 1)
@@ -99,12 +124,7 @@ class Options:
 
 OPTION_NAMES: Final = tuple(field.name for field in fields(Options))
 
-_LATER: Final = {
-    "tailers": "imperative processors",
-    "appenders": "imperative processors",
-    "instances": "several instances of a processor",
-    "concurrency": "concurrent calls",
-}
+_LATER: Final = {"instances": "several instances of a processor"}
 _ALLOWED: Final[dict[Kind, tuple[str, ...]]] = {
     "source": ("id", "opts", "errors", "strategy", "retries", "batch_size", "resume"),
     "stream": tuple(name for name in OPTION_NAMES if name != "resume"),
@@ -119,7 +139,7 @@ class Processor:
     id: str
     fn: Function | None
     inputs: str | AnyOf | dict[str, str] | None
-    outputs: str | dict[str, str] | None
+    outputs: str | AllOf | dict[str, str] | None
     options: Options
 
     def _options(self, options: dict[str, Any], id: str) -> Options:
@@ -150,6 +170,14 @@ class Processor:
             raise _wrong(id, f"{where} has batch={found.batch!r}.", "True (lists of messages) or False.")
         if not isinstance(found.batch_size, int) or isinstance(found.batch_size, bool) or found.batch_size < 1:
             raise _wrong(id, f"{where} has batch_size={found.batch_size!r}.", "a count of messages from 1.")
+        if not isinstance(found.concurrency, int) or isinstance(found.concurrency, bool) or found.concurrency < 1:
+            raise _wrong(id, f"{where} has concurrency={found.concurrency!r}.", "a count of calls from 1.")
+        if found.concurrency > 1 and found.batch:
+            raise _wrong(
+                id,
+                f"{where} has concurrency={found.concurrency} and is a batch function, which is called once a step.",
+                "no concurrency=, or batch=False.",
+            )
         if found.resume not in (None, "skip", "again"):
             raise _wrong(id, f"{where} has resume={found.resume!r}.", "'skip' or 'again'.")
         if not (found.key is None or isinstance(found.key, str) or callable(found.key)):
@@ -159,7 +187,11 @@ class Processor:
                 names.check("queue", found.errors)
             except InvalidName as error:
                 raise _wrong(id, f"{where}, errors=: {error.message}", error.hint) from None
-        return found
+        return replace(
+            found,
+            tailers=_imperative(self, "tailers", found.tailers),
+            appenders=_imperative(self, "appenders", found.appenders),
+        )
 
     def __repr__(self) -> str:
         return f"<cues.{type(self).__name__} {self.id}>"
@@ -172,7 +204,8 @@ class Source(Processor):
     first) and yields ``(position, message)``; the position commits with the messages, so a restart
     goes on where the queue ends. A function that yields bare messages must say what a restart
     means: ``resume="skip"`` (it yields the same again: as many as are committed are skipped) or
-    ``resume="again"`` (at-least-once). Without a function the queue is fed by ``send``.
+    ``resume="again"`` (at-least-once). It may be an async generator. Without a function the queue is fed
+    by ``send``.
     """
 
     kind = "source"
@@ -207,8 +240,16 @@ class Stream(Processor):
 
     ``inputs`` is a queue name (one message in), an :class:`AnyOf` (one message from any) or a dict
     of bindings (a join: one message from each, a parameter per binding). ``outputs`` is a queue
-    name (the function returns a message, a list of messages or None) or a dict of bindings (it
-    returns a dict by binding). A parameter called ``process`` gets the :class:`Process`.
+    name (the function returns a message, a list of messages or None), an :class:`AllOf` (the same,
+    and each queue gets it) or a dict of bindings (it returns a dict by binding). A parameter
+    called ``process`` gets the :class:`Process`.
+
+    ``async def`` functions run on an event loop that lives as long as the processor. With
+    ``concurrency=n`` up to n calls run at once; outputs stay in input order.
+
+    ``tailers={binding: queue}`` and ``appenders={binding: queue}`` (or queue names) make the function
+    imperative: it may also read as it likes from ``process.tailers[binding]`` and write through
+    ``process.appenders[binding]``, and ``outputs`` may be None. See :mod:`cues.imperative`.
     """
 
     kind = "stream"
@@ -217,17 +258,18 @@ class Stream(Processor):
         self,
         fn: Function,
         inputs: str | AnyOf | Mapping[str, str],
-        outputs: str | Mapping[str, str] | Iterable[str],
+        outputs: str | AllOf | Mapping[str, str] | Iterable[str] | None,
         **options: Any,
     ) -> None:
         self.id = _id(self.kind, fn, options)
         self.fn = fn
         self.inputs = _inputs(self, inputs)
-        self.outputs = _outputs(self, outputs)
         self.options = self._options(options, self.id)
+        self.outputs = _outputs(self, outputs)
         _check_callable(self, fn)
         _check_parameters(self, fn)
         _check_filters(self)
+        _check_imperative(self, fn)
 
 
 class Sink(Processor):
@@ -244,6 +286,7 @@ class Sink(Processor):
         _check_callable(self, fn)
         _check_parameters(self, fn)
         _check_filters(self)
+        _check_imperative(self, fn)
 
 
 # --- resolved -----------------------------------------------------------------------------------
@@ -271,11 +314,29 @@ class Node:
     mode: Mode
     inputs: tuple[Port, ...]
     outputs: tuple[Port, ...]
-    single_output: bool
-    """The function returns messages, not a dict by binding."""
+    returns_messages: bool
+    """The function returns messages, which go to every output, and not a dict by binding."""
     errors: str | None
     strategy: str
     options: Options
+    tailers: tuple[Port, ...] = ()
+    """What the function reads by itself, besides its inputs."""
+    appenders: tuple[Port, ...] = ()
+    """What the function writes by itself, besides what it returns."""
+
+    @property
+    def imperative(self) -> bool:
+        return bool(self.tailers or self.appenders)
+
+    @property
+    def reads(self) -> tuple[Port, ...]:
+        """Every queue that it has a position on."""
+        return self.inputs + self.tailers
+
+    @property
+    def writes(self) -> tuple[Port, ...]:
+        """Every queue that it may write to, error queues aside."""
+        return self.outputs + self.appenders
 
     @property
     def name(self) -> str:
@@ -323,6 +384,9 @@ class Node:
             "batch": options.batch,
             "attempts": options.retry.attempts,
         }
+        for name in ("tailers", "appenders"):
+            if getattr(options, name):
+                found[name] = dict(getattr(options, name))
         if options.opts is not None:
             try:
                 codec.pack(options.opts)
@@ -366,13 +430,13 @@ def _id(kind: str, fn: Function, options: Mapping[str, Any]) -> str:
     return names.check(kind, id)
 
 
-def bindings(inputs: str | AnyOf | Mapping[str, str] | None) -> dict[str, str]:
+def bindings(ports: str | AnyOf | AllOf | Mapping[str, str] | None) -> dict[str, str]:
     """Queue by binding, whatever the form."""
-    if inputs is None:
+    if ports is None:
         return {}
-    if isinstance(inputs, str):
-        return {inputs: inputs}
-    return dict(inputs.bindings if isinstance(inputs, AnyOf) else inputs)
+    if isinstance(ports, str):
+        return {ports: ports}
+    return dict(ports.bindings if isinstance(ports, (AnyOf, AllOf)) else ports)
 
 
 def _inputs(processor: Processor, inputs: Any) -> str | AnyOf | dict[str, str]:
@@ -399,8 +463,10 @@ def _inputs(processor: Processor, inputs: Any) -> str | AnyOf | dict[str, str]:
     return dict(inputs) if isinstance(inputs, Mapping) else inputs
 
 
-def _outputs(processor: Processor, outputs: Any) -> str | dict[str, str]:
-    if isinstance(outputs, str):
+def _outputs(processor: Processor, outputs: Any) -> str | AllOf | dict[str, str] | None:
+    if processor.options.appenders and (outputs is None or outputs == () or outputs == [] or outputs == {}):
+        return None
+    if isinstance(outputs, (str, AllOf)):
         found: Any = outputs
     elif isinstance(outputs, Mapping):
         found = dict(outputs)
@@ -410,12 +476,75 @@ def _outputs(processor: Processor, outputs: Any) -> str | dict[str, str]:
         raise _wrong(
             processor.id,
             f"The outputs of {processor.id!r} are {type(outputs).__name__} ({outputs!r}).",
-            "a queue name, or a dict {binding: queue}.",
+            "a queue name, cues.AllOf('a', 'b'), a dict {binding: queue}, or None with appenders=.",
         )
-    if not found:
-        raise _wrong(processor.id, f"{processor.id!r} has no outputs.", "a queue name, or a Sink.")
-    _check_bindings(processor, bindings(found))
+    queues = bindings(found)
+    if not queues:
+        raise _wrong(processor.id, f"{processor.id!r} has no outputs.", "a queue name, appenders=, or a Sink.")
+    _check_bindings(processor, queues)
+    if isinstance(found, AllOf):
+        for queue in queues.values():
+            if list(queues.values()).count(queue) > 1:
+                raise _wrong(
+                    processor.id,
+                    f"{processor.id!r} writes every message to the queue {queue!r} twice.",
+                    "each queue once.",
+                )
     return found  # type: ignore[no-any-return]
+
+
+def _imperative(processor: Processor, option: str, value: Any) -> dict[str, str] | None:
+    """``tailers`` or ``appenders`` as queue by binding."""
+    if value is None:
+        return None
+    if isinstance(value, str):
+        value = [value]
+    if isinstance(value, (list, tuple)):
+        pairs = [(queue, queue) for queue in value]
+    elif isinstance(value, Mapping):
+        pairs = list(value.items())
+    else:
+        raise _wrong(
+            processor.id,
+            f"{option}= of {processor.id!r} is {type(value).__name__} ({value!r}).",
+            "a dict {binding: queue}, or queue names.",
+        )
+    found: dict[str, str] = {}
+    for binding, queue in pairs:
+        _check_bindings(processor, {binding: queue})
+        if queue in found.values():
+            raise _wrong(processor.id, f"{option}= of {processor.id!r} names the queue {queue!r} twice.", "it once.")
+        found[binding] = queue
+    return found or None
+
+
+def _check_imperative(processor: Processor, fn: Function) -> None:
+    options = processor.options
+    if not (options.tailers or options.appenders):
+        return
+    inputs = {queue: binding for binding, queue in bindings(processor.inputs).items()}
+    for queue in (options.tailers or {}).values():
+        if queue in inputs:
+            raise _wrong(
+                processor.id,
+                f"{processor.id!r} reads the queue {queue!r} as input {inputs[queue]!r} and in tailers=;"
+                " a position is kept once a queue.",
+                "one of both, or a second processor.",
+            )
+    options_given = " and ".join(f"{name}=" for name in ("tailers", "appenders") if getattr(options, name))
+    if options.concurrency > 1:
+        raise _wrong(
+            processor.id,
+            f"{processor.id!r} has concurrency={options.concurrency} and {options_given}: what calls that run at once"
+            " read and write by themselves has no order.",
+            "concurrency=1.",
+        )
+    if not wants_process(fn) and _parameters(fn) is not None:
+        raise _wrong(
+            processor.id,
+            f"{processor.id!r} has {options_given}, and its function has no parameter 'process' to use them by.",
+            f"def {getattr(fn, '__name__', 'f')}(…, process): …",
+        )
 
 
 def _check_bindings(processor: Processor, found: Mapping[str, str]) -> None:
@@ -434,11 +563,11 @@ def _check_callable(processor: Processor, fn: object) -> None:
             f"The function of {processor.id!r} is {type(fn).__name__} ({fn!r}), which cannot be called.",
             "a function.",
         )
-    if inspect.iscoroutinefunction(fn) or inspect.isasyncgenfunction(fn):
+    if processor.kind == "source" and inspect.iscoroutinefunction(fn):
         raise _wrong(
-            processor.id, f"{processor.id!r} is `async def`, which is not in this version.", "a plain function."
+            processor.id, f"The source {processor.id!r} is `async def` and yields nothing.", "yield position, message."
         )
-    if processor.kind != "source" and inspect.isgeneratorfunction(fn):
+    if processor.kind != "source" and (inspect.isgeneratorfunction(fn) or inspect.isasyncgenfunction(fn)):
         raise _wrong(
             processor.id,
             f"The function of {processor.id!r} is a generator; only sources yield.",

@@ -318,11 +318,9 @@ def open_queue(store: Store, id: str, options: Mapping[str, Any]) -> Queue:
     """What :meth:`Store.queue` does."""
     check_names(options)
     if options.get("path") is not None:
-        raise QueueOptionsError(
-            f"The queue {id!r} of a store cannot have path={options['path']!r}: a graph says where its queues lie.",
+        raise InvalidArgument(
+            f"path={options['path']!r} of queue {id!r}: only a graph says where its queues lie.",
             f"cues.open({options['path']!r}).queue({id!r}), or Graph(…, queues={{{id!r}: cues.QueueOptions(path=…)}}).",
-            queue=id,
-            option="path",
         )
     for part in id.split(".") if isinstance(id, str) else (id,):
         names.check("queue", part)

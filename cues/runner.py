@@ -7,27 +7,42 @@ so a step that dies here leaves no trace but its snapshot.
 A message function is called once a message; what it returned, and what it did to the state, is
 settled message by message, so one that fails takes nothing of the others with it. A batch function
 is called once, and its range succeeds or fails as a whole.
+
+With ``concurrency=n`` up to n calls run at once, in threads, or on an event loop (`async def`), each
+with a view of the process and a layer of the state of its own. What came of them is put in the order of
+the messages, so the step commits what it would have committed with one call at a time.
 """
 
 from __future__ import annotations
 
 import contextlib
+import copy
+import functools
+import itertools
+import threading
 import traceback
 from bisect import bisect_left
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from cues import batch as batches
-from cues import codec, events, faults, names
+from cues import codec, concurrency, events, faults, names
+from cues.concurrency import Schedule, Threads
 from cues.errors import CodecError, CuesError, Diverged, Fenced, ReturnError
 from cues.hashes import Hasher
+from cues.imperative import ByBinding, Imperative, ProcessAppender, ProcessTailer
 from cues.options import QueueOptions
-from cues.processor import Filter, Node, filter_of, positional_order, wants_process
+from cues.processor import Filter, Function, Node, filter_of, positional_order, wants_process
 from cues.provenance import Provenance
-from cues.state import State, Table
+from cues.state import Changes, Layer, State, Table, part_of
 from cues.taking import Slice, Taken
 
+if TYPE_CHECKING:
+    from cues.eventloop import Loop
+
+_OURS: Final = (__name__, concurrency.__name__, "cues.eventloop")
+"""Modules whose frames lead to the user's function."""
 TRACE_CHARACTERS_MAX: Final = 20_000
 """A longer traceback keeps its end, where the error is."""
 
@@ -54,7 +69,10 @@ class Failure:
 
 @dataclass(slots=True)
 class Output:
-    """What goes to one binding, with the offset of the taken message that each came from."""
+    """What goes to one binding, with the offset of the taken message that each came from.
+
+    Several bindings may hold the same items: they are packed for each queue, and changed by nobody.
+    """
 
     items: list[dict[str, Any] | bytes] = field(default_factory=list)
     origins: list[int] | None = None
@@ -83,6 +101,21 @@ class Results:
     """By offset; a failed message has no outputs. For a batch function the key is 0."""
     ran: int = 0
     """How many messages the function was called for and returned."""
+    writes: dict[str, Output] = field(default_factory=dict)
+    """What the function wrote through appenders, by their bindings."""
+
+    def before(self, offset: int) -> Results:
+        """What came of the messages before ``offset``, none of which failed."""
+        return Results(
+            {b: output.between(0, offset) for b, output in self.outputs.items()},
+            writes={b: output.between(0, offset) for b, output in self.writes.items()},
+        )
+
+    def fail(self, offset: int, failure: Failure) -> None:
+        """The message at ``offset`` turned out to have failed."""
+        self.failures[offset] = failure
+        self.outputs = {b: output.without(offset) for b, output in self.outputs.items()}
+        self.writes = {b: output.without(offset) for b, output in self.writes.items()}
 
 
 class Delivery:
@@ -132,6 +165,7 @@ class Process:
     metadata              of the message; of the batch's last message in a batch function
     state                 mutable mapping, of the message's key (option ``key``) or of the processor
     delivery              :class:`Delivery`; ``delivery_hash`` for short
+    tailers, appenders    by binding: what an imperative function reads and writes by itself
     stopping              True when the graph drains: a source that never ends should return
     """
 
@@ -142,8 +176,9 @@ class Process:
         hasher: Hasher,
         epoch: int,
         store_id: str,
-        state: Table | None,
+        state: Layer | None,
         stopping: Callable[[], bool],
+        imperative: Imperative,
     ) -> None:
         self.id = node.id
         self.opts = node.options.opts
@@ -152,17 +187,34 @@ class Process:
         self._hasher = hasher
         self._epoch = epoch
         self._store_id = store_id
-        self._table = state
+        self._layer = state
+        self._key = node.options.key
         self._stopping = stopping
+        self._imperative = imperative
         self._taken: Taken | None = None
         self._offset = 0
-        self._provenance: Provenance | None = None
+        self._provenance: list[Provenance] = []
+        """Of what was taken, once somebody asked; calls that run at once share it."""
         self._chosen: list[int] | None = None
 
     def renew(self, hasher: Hasher, epoch: int) -> None:
         """Another generation or epoch (a seek)."""
         self._hasher = hasher
         self._epoch = epoch
+
+    def begin(self, taken: Taken) -> None:
+        """A step begins."""
+        self._taken, self._provenance, self._chosen, self._offset = taken, [], None, 0
+
+    def end(self) -> None:
+        """There is no message any more."""
+        self._taken = None
+
+    def beside(self, offset: int, state: Layer) -> Process:
+        """What the call of the message at ``offset`` sees while others run; the processor's own state is nobody's."""
+        view = copy.copy(self)
+        view._offset, view._layer = offset, None if self._key is None else state
+        return view
 
     @property
     def stopping(self) -> bool:
@@ -186,10 +238,10 @@ class Process:
     @property
     def metadata(self) -> dict[str, Any]:
         taken = self._now()
-        if self._provenance is None:
-            self._provenance = taken.provenance()
+        if not self._provenance:
+            self._provenance.append(taken.provenance())
         offset = taken.count - 1 if self._node.options.batch else self._offset
-        found = self._provenance.at(offset)
+        found = self._provenance[0].at(offset)
         carried = taken.slices[0]
         index = carried.start + offset
         for batch in carried.batches:
@@ -199,7 +251,7 @@ class Process:
 
     @property
     def state(self) -> State:
-        key = self._node.options.key
+        key = self._key
         if key is None:
             return self._states().view(None)
         if self._node.options.batch:
@@ -232,13 +284,40 @@ class Process:
         )
 
     @property
+    def tailers(self) -> ByBinding[ProcessTailer]:
+        self._now()
+        return self._imperative.tailers
+
+    @property
+    def appenders(self) -> ByBinding[ProcessAppender]:
+        self._now()
+        return self._imperative.appenders
+
+    @property
     def delivery_hash(self) -> str:
         return self.delivery.hash
 
-    def _states(self) -> Table:
-        if self._table is None:
-            raise CuesError(f"{self.id} is a source; its state is its position.", "yield position, message.")
-        return self._table
+    def lane(self, offset: int) -> Hashable:
+        """What the calls of messages have in common that must not run at once: the packed key."""
+        key = self._key
+        if key is None:
+            return offset
+        message = self._now().slices[0].messages[offset]
+        try:
+            return part_of(message.get(key) if isinstance(key, str) else key(message))
+        except Exception:
+            return offset  # the call will fail of it, if it asks for the state at all
+
+    def _states(self) -> Layer:
+        if self._layer is None:
+            if self._node.kind == "source":
+                raise CuesError(f"{self.id} is a source; its state is its position.", "yield position, message.")
+            raise CuesError(
+                f"{self.id} runs up to {self._node.options.concurrency} calls at once; they would race for the"
+                " processor's state.",
+                "key=… (calls of one key run one after another), or concurrency=1.",
+            )
+        return self._layer
 
     def _now(self) -> Taken:
         if self._taken is None:
@@ -265,6 +344,9 @@ Pause = Callable[[float], bool]
 _NOTHING: Final = object()
 """The result of a message that the filters let pass by."""
 
+_STOPS: Final = (Fenced, Diverged, Interrupted, concurrency.Closed)
+"""Errors of a call that are no failure of its message: a target knows another owner, or the graph is aborted."""
+
 
 class Runner:
     """Calls the function of one stream or sink."""
@@ -278,14 +360,16 @@ class Runner:
         emit: Callable[[events.Event], None],
         counters: events.Counters,
         options_of: Callable[[str], QueueOptions],
+        imperative: Imperative,
     ) -> None:
         """``options_of`` gives the options of the queue behind an output binding."""
         assert node.fn is not None
         self._node = node
         self._fn = node.fn
         self._process = process
-        self._wants_process = wants_process(node.fn)
         self._state = state
+        self._layer = state.call
+        self._imperative = imperative if node.imperative else None
         self._pause = pause
         self._emit = emit
         self._counters = counters
@@ -297,28 +381,78 @@ class Runner:
         self._filtered = any(self._filters.values())
         # Outputs of a function whose effects must not be repeated, or lost with others', are
         # encoded as soon as it returns: an output that cannot be encoded is then its own failure.
-        self._eager = (node.side_effects or node.at_most_once) and bool(node.outputs)
+        self._eager = node.imperative or ((node.side_effects or node.at_most_once) and bool(node.outputs))
         self._bindings = [port.binding for port in node.outputs]
+        self._retrying = threading.Lock()
+        self._width = 1 if node.options.batch else node.options.concurrency
+        self._threads = Threads(self._width, f"cues {node.id} call")
+        self._loop: Loop | None = None
+        if concurrency.is_async(node.fn):
+            from cues.eventloop import Loop
+
+            self._loop = Loop(f"cues {node.id} loop")
+            if self._width == 1:
+                self._fn = _as_plain(node.fn, self._loop)
+        self._invoke = self._way_of_calling()
         # The columns to map the function over, where a call needs nothing but its messages.
         self._order: list[int] | None = None
-        if not (self._wants_process or self._filtered or self._eager):
+        if not (wants_process(node.fn) or self._filtered or self._eager):
             names_in = [port.binding for port in node.inputs]
             self._order = positional_order(node.fn, names_in) if node.mode == "join" else [0]
 
+    def _way_of_calling(self) -> Callable[[Taken, list[Any], Process], Any]:
+        """Calls the function with what each slice gives it: a message, or the list of a batch function."""
+        fn = self._fn
+        process_too = wants_process(self._node.fn)  # type: ignore[arg-type]
+
+        def with_bindings(taken: Taken, given: list[Any], process: Process) -> Any:
+            arguments = {piece.binding: one for piece, one in zip(taken.slices, given)}
+            return fn(**arguments, process=process) if process_too else fn(**arguments)
+
+        if self._node.mode == "join":
+            return with_bindings
+        if process_too:
+            return lambda taken, given, process: fn(given[0], process=process)
+        return lambda taken, given, process: fn(given[0])
+
     def run(self, taken: Taken) -> Results:
         """Call the function over what was taken. Raises :class:`Interrupted` when the graph is aborted."""
-        process = self._process
-        process._taken, process._provenance, process._chosen = taken, None, None
-        process._offset = 0
+        self._process.begin(taken)
         try:
-            return self._run_batch(taken) if self._node.options.batch else self._run_messages(taken)
-        except BaseException:
-            self._state.forget()
+            if self._node.options.batch:
+                results = self._run_batch(taken)
+            else:
+                results = self._run_messages(taken) if self._width == 1 else self._run_at_once(taken)
+            if self._imperative is not None:
+                results.writes = {b: Output(*written) for b, written in self._imperative.written().items()}
+            return results
+        except BaseException as error:
+            self.forget()
+            if isinstance(error, concurrency.Closed):
+                raise Interrupted from None
             raise
         finally:
-            process._taken = None
+            self._process.end()
 
-    # --- message functions ---
+    def forget(self) -> None:
+        """The step is void: drop what its calls did to the state and to what they read and write by themselves."""
+        self._state.forget()
+        if self._imperative is not None:
+            self._imperative.forget()
+
+    def _discard(self) -> None:
+        """The call failed: drop what it did."""
+        self._layer.discard()
+        if self._imperative is not None:
+            self._imperative.discard()
+
+    def close(self) -> None:
+        """Let threads and the event loop go; a call that still runs on the loop is cancelled."""
+        self._threads.close()
+        if self._loop is not None:
+            self._loop.close()
+
+    # --- message functions, one call at a time ---
 
     def _run_messages(self, taken: Taken) -> Results:
         results: list[Any] = []
@@ -327,11 +461,11 @@ class Runner:
         while len(results) < count:
             try:
                 self._run_from(taken, results)
-            except (Fenced, Diverged):
-                raise  # a target says that this owner is not the one any more: no failure of the message
+            except _STOPS:
+                raise
             except Exception as error:
                 offset = len(results)
-                self._state.discard()
+                self._discard()
                 outcome = self._again(taken, offset, error)
                 if isinstance(outcome, Failure):
                     failures[offset] = outcome
@@ -357,33 +491,31 @@ class Runner:
 
     def _call(self, taken: Taken, offset: int, messages: list[Any]) -> Any:
         if self._filtered:
-            passed = []
-            for piece, message in zip(taken.slices, messages):
-                passes = self._filters[piece.binding]
-                passed.append(message if passes is None or passes(message) else None)
-            messages = passed
-            if all(message is None for message in messages):
+            messages = self._passing(taken, messages)
+            if not messages:
                 return _NOTHING
         self._process._offset = offset
         if faults.active:
             faults.point("function.before")
-        if self._node.mode == "join":
-            arguments = {s.binding: message for s, message in zip(taken.slices, messages)}
-            if self._wants_process:
-                arguments["process"] = self._process
-            result = self._fn(**arguments)
-        elif self._wants_process:
-            result = self._fn(messages[0], process=self._process)
-        else:
-            result = self._fn(messages[0])
+        result = self._invoke(taken, messages, self._process)
         if faults.active:
             faults.point("function.after")
-        touched = self._state.touched
+        touched = self._layer.touched
         if touched or self._eager:
             result = self._encoded(result)
             if touched:
-                self._state.settle()
+                self._layer.settle()
+            if self._imperative is not None:
+                self._imperative.settle(offset)
         return result
+
+    def _passing(self, taken: Taken, messages: list[Any]) -> list[Any]:
+        """The messages, None in the place of those that the filters stop; empty when they stop all."""
+        passed = []
+        for piece, message in zip(taken.slices, messages):
+            passes = self._filters[piece.binding]
+            passed.append(message if passes is None or passes(message) else None)
+        return [] if all(message is None for message in passed) else passed
 
     def _again(self, taken: Taken, offset: int, error: Exception) -> Any:
         """Retry a message whose call failed; its result, or the Failure when all attempts are used up."""
@@ -392,11 +524,11 @@ class Runner:
                 break
             self._wait(attempt, error)
             try:
-                return self._call(taken, offset, [s.pristine(offset) for s in taken.slices])
-            except (Fenced, Diverged):
+                return self._call(taken, offset, taken.restored(offset))
+            except _STOPS:
                 raise
             except Exception as next_error:
-                self._state.discard()
+                self._discard()
                 error = next_error
         else:
             attempt = self._retry.attempts
@@ -404,7 +536,8 @@ class Runner:
 
     def _wait(self, attempt: int, error: Exception) -> None:
         wait_s = self._retry.wait_s(attempt)
-        self._counters.retries += 1
+        with self._retrying:
+            self._counters.retries += 1
         self._emit(
             events.Retrying(
                 self._node.id,
@@ -417,26 +550,116 @@ class Runner:
         if self._pause(wait_s):
             raise Interrupted from error
 
+    # --- message functions, several calls at once ---
+
+    def _run_at_once(self, taken: Taken) -> Results:
+        """Call for the messages in up to ``concurrency`` callers, then look at what came of them in order."""
+        calls = _Calls(taken, [self._process.lane(offset) for offset in range(taken.count)])
+        callers = min(self._width, calls.schedule.width)
+        if self._loop is not None:
+            self._loop.run(self._on_loop(self._loop, calls, callers))
+        else:
+            self._in_threads(calls, callers)
+        if calls.schedule.fatal is not None:
+            raise calls.schedule.fatal
+        outcomes = calls.outcomes
+        failures = {offset: outcome for offset, outcome in enumerate(outcomes) if isinstance(outcome, Failure)}
+        if failures and self._node.errors is None:
+            # The processor stops in front of the first; what ran behind it already is dropped.
+            first = min(failures)
+            failures = {first: failures[first]}
+            outcomes = outcomes[:first]
+            self._state.only(calls.changes[:first])
+        return self._collect([_NOTHING if isinstance(o, Failure) else o for o in outcomes], failures)
+
+    def _in_threads(self, calls: _Calls, callers: int) -> None:
+        running = [self._threads.submit(lambda: concurrency.step_through(self._caller(calls))) for _ in range(callers)]
+        try:
+            for job in running:
+                job.result()
+        except BaseException as error:  # a Ctrl-C that reached the thread that waits
+            calls.schedule.stop(error)
+            raise
+
+    async def _on_loop(self, loop: Loop, calls: _Calls, callers: int) -> None:
+        await loop.all_of([self._caller(calls) for _ in range(callers)], lambda: calls.schedule.fatal is not None)
+
+    async def _caller(self, calls: _Calls) -> None:
+        """Call for one message after another until none is left; put what came of each in its place."""
+        offset: int | None = None
+        try:
+            while (offset := calls.schedule.take(offset)) is not None:
+                lane = calls.lanes[offset]
+                layer = self._state.layer(lane if isinstance(lane, bytes) else None)
+                process = self._process.beside(offset, layer)
+                try:
+                    outcome = await self._called(calls.taken, offset, process, layer)
+                finally:
+                    process.end()
+                calls.outcomes[offset] = outcome
+                calls.changes[offset] = layer.settled
+                if isinstance(outcome, Failure) and self._node.errors is None:
+                    calls.schedule.cut(offset)
+        except BaseException as error:
+            calls.schedule.stop(error)
+
+    async def _called(self, taken: Taken, offset: int, process: Process, layer: Layer) -> Any:
+        """What came of one message, retries included; the same as :meth:`_call` and :meth:`_again`."""
+        messages = [s.messages[offset] for s in taken.slices]
+        error: Exception
+        for attempt in itertools.count(1):
+            try:
+                if self._filtered:
+                    messages = self._passing(taken, messages)
+                    if not messages:
+                        return _NOTHING
+                if faults.active:
+                    faults.point("function.before")
+                result = self._invoke(taken, messages, process)
+                if self._loop is not None:
+                    result = await self._loop.awaited(result)
+                if faults.active:
+                    faults.point("function.after")
+                if layer.touched or self._eager:
+                    result = self._encoded(result)
+                    layer.settle()
+                return result
+            except _STOPS:
+                raise
+            except Exception as found:
+                layer.discard()
+                error = found
+            if attempt >= self._retry.attempts or not isinstance(error, self._retry.on):
+                return Failure(error, attempt)
+            if self._loop is None:
+                self._wait(attempt, error)
+            else:
+                await self._loop.in_thread(self._threads, functools.partial(self._wait, attempt, error))
+            messages = taken.restored(offset)
+        raise AssertionError
+
     # --- batch functions ---
 
     def _run_batch(self, taken: Taken) -> Results:
         error: Exception
         for attempt in range(1, self._retry.attempts + 1):
             if attempt > 1:
-                for piece in taken.slices:
-                    piece.messages = [piece.pristine(o) for o in range(taken.count)]
+                for offset in range(taken.count):
+                    taken.restored(offset)
             try:
                 result = self._call_batch(taken)
                 if result is _NOTHING:
                     return Results({b: Output() for b in self._bindings})
                 found = self._by_binding(result)
-                self._state.settle()
+                self._layer.settle()
                 last = taken.count - 1
+                if self._imperative is not None:
+                    self._imperative.settle(last)
                 return Results({b: Output(items, [last] * len(items)) for b, items in found.items()})
-            except (Fenced, Diverged):
+            except _STOPS:
                 raise
             except Exception as failed:
-                self._state.discard()
+                self._discard()
                 error = failed
                 if attempt == self._retry.attempts or not isinstance(error, self._retry.on):
                     break
@@ -456,15 +679,7 @@ class Runner:
             columns = [[column[o] for o in chosen] for column in columns]
             self._process._chosen = chosen
         faults.point("function.before")
-        if self._node.mode == "join":
-            arguments: dict[str, Any] = {s.binding: c for s, c in zip(taken.slices, columns)}
-            if self._wants_process:
-                arguments["process"] = self._process
-            result = self._fn(**arguments)
-        elif self._wants_process:
-            result = self._fn(columns[0], process=self._process)
-        else:
-            result = self._fn(columns[0])
+        result = self._invoke(taken, columns, self._process)
         faults.point("function.after")
         return result
 
@@ -474,10 +689,10 @@ class Runner:
         """Sort what the calls returned by output binding."""
         bindings = self._bindings
         if not bindings:
-            return Results({}, failures)
+            return Results({}, failures, ran=len(results))
         if not failures and set(map(type, results)) == {dict}:
-            if self._node.single_output:
-                return Results({bindings[0]: Output(results)}, ran=len(results))
+            if self._node.returns_messages:
+                return Results({binding: Output(results) for binding in bindings}, ran=len(results))
             columns = self._columns(results)
             if columns is not None:
                 outputs = {binding: Output(column) for binding, column in zip(bindings, columns)}
@@ -502,8 +717,8 @@ class Runner:
 
     def _one_each(self, result: dict[str, Any], outputs: dict[str, Output], offset: int) -> bool:
         """Keep a message, or a dict of single messages, as most calls return; False where it is neither."""
-        if self._node.single_output:
-            messages = {self._bindings[0]: result}
+        if self._node.returns_messages:
+            messages = dict.fromkeys(self._bindings, result)
         else:
             messages = result
             for binding, message in messages.items():
@@ -530,9 +745,14 @@ class Runner:
         if result is None:
             return {}
         if not self._bindings:
-            return {}  # what a sink returns means nothing
-        if self._node.single_output:
-            return {self._bindings[0]: self._messages(result, "")}
+            if self._node.kind == "sink":
+                return {}  # what a sink returns means nothing
+            raise ReturnError(
+                f"{self._node.id} returned {type(result).__name__} and has no outputs to put it into.",
+                "process.appenders[…].write(message), and return None; or outputs.",
+            )
+        if self._node.returns_messages:
+            return dict.fromkeys(self._bindings, self._messages(result, ""))
         if not isinstance(result, dict):
             raise ReturnError(
                 f"{self._node.id} returned {type(result).__name__}; with several outputs a function returns"
@@ -576,6 +796,24 @@ class Runner:
         return _Encoded(packed)
 
 
+def _as_plain(fn: Function, loop: Loop) -> Function:
+    """An `async def` as a plain function that waits for it."""
+    return lambda *arguments, **keywords: loop.run(fn(*arguments, **keywords))
+
+
+class _Calls:
+    """The calls of a step that run at once, and what came of each, by offset."""
+
+    def __init__(self, taken: Taken, lanes: list[Hashable]) -> None:
+        self.taken = taken
+        self.lanes = lanes
+        self.schedule = Schedule(lanes)
+        self.outcomes: list[Any] = [_NOTHING] * taken.count
+        """What the call returned, or its Failure."""
+        self.changes: list[Changes] = [{}] * taken.count
+        """What it did to the state."""
+
+
 class _Encoded:
     """Results of a call, checked; an item is bytes, or a dict where it holds ``q/meta``."""
 
@@ -607,7 +845,7 @@ def causes(error: BaseException | None) -> list[dict[str, str]]:
     found: list[dict[str, str]] = []
     for one in chain(error):
         trace = one.__traceback__
-        while trace is not None and trace.tb_next is not None and trace.tb_frame.f_globals is globals():
+        while trace is not None and trace.tb_next is not None and trace.tb_frame.f_globals["__name__"] in _OURS:
             trace = trace.tb_next  # how we came to call the function says nothing about what failed in it
         lines = traceback.format_exception(type(one), one, trace, chain=False)
         found.append(

@@ -12,6 +12,9 @@ Three layers lie over the table:
 A call that returns settles its layer into the step's; a call that fails leaves nothing. Values that
 were changed in place are found by packing them again, so ``state["seen"].append(x)`` counts.
 
+Calls that run at once have a layer each (:meth:`Table.layer`), which lets them see the state of one key
+only. Those of one key run one after another, so what a call sees does not depend on which was faster.
+
 On disk: key = key part, field part, number of the piece (2 bytes); value = checksum, number of
 pieces (2 bytes), bytes. A part is its length and its msgpack, or 0xff and its 128-bit hash when it
 has more than 200 bytes (then the value begins with the field).
@@ -19,14 +22,16 @@ has more than 200 bytes (then the value begins with the field).
 
 from __future__ import annotations
 
+import functools
 import struct
-from collections.abc import Iterator, MutableMapping
+import threading
+from collections.abc import Iterable, Iterator, MutableMapping
 from typing import TYPE_CHECKING, Any, Final
 
 import xxhash
 
 from cues import batch, codec, names
-from cues.errors import QueueNotFound, StoreDamaged
+from cues.errors import CuesError, QueueNotFound, StoreDamaged
 
 if TYPE_CHECKING:
     from cues.store import Store
@@ -37,8 +42,6 @@ _HEAD: Final = struct.Struct(">H")
 _PIECE_BYTES: Final = batch.VALUE_BYTES_MAX - 8 - _HEAD.size
 CACHE_ROWS_MAX: Final = 200_000
 CACHE_BYTES_MAX: Final = 64 << 20
-_PARTS_MAX: Final = 10_000
-"""Keys and fields whose parts are kept at hand: fields recur with every message, and often so do keys."""
 
 _FIXED_VALUES: Final = (int, str, float, bool, bytes, type(None))
 """Types whose values cannot be changed in place."""
@@ -50,61 +53,63 @@ class _Absent:
 
 _ABSENT: Final = _Absent()
 
+Changes = dict[bytes, bytes | None]
+"""Packed values by row; None: the row goes."""
+
 
 class Table:
-    """The state of one processor, with the layers of the step that runs."""
+    """The state of one processor, with the changes of the step that runs."""
 
     def __init__(self, store: Store, processor: str) -> None:
         self._store = store
         self._name = names.state_database(processor)
         self._database: Any = None
         self._missing = False
-        self._cache: dict[bytes, bytes | None] = {}
+        self._cache: Changes = {}
         self._cache_bytes = 0
-        self._step: dict[bytes, bytes | None] = {}
-        self._try: dict[bytes, list[Any]] = {}
-        self._parts: dict[str, bytes] = {}
+        self._step: Changes = {}
+        self._shared = _Shared(self)
+        self.call = Layer(self)
+        """The layer of calls that run one at a time."""
 
-    @property
-    def touched(self) -> bool:
-        """Whether the running call has looked at the state."""
-        return bool(self._try)
+    def layer(self, key: bytes | None) -> Layer:
+        """A layer for a call beside others; it sees the state under ``key`` (see :func:`part_of`), or none."""
+        return Layer(self._shared, key or b"")
 
     def view(self, key: Any) -> State:
         """The fields under ``key``."""
-        return State(self, self.part(key))
+        return self.call.view(key)
 
-    def part(self, value: Any) -> bytes:
-        """What stands for a key or a field in the keys of rows."""
-        if type(value) is not str or len(value) > _PART_BYTES_MAX:
-            return _part(codec.pack(value))
-        found = self._parts.get(value)
-        if found is None:
-            if len(self._parts) >= _PARTS_MAX:
-                self._parts.clear()
-            found = self._parts[value] = _part(codec.pack(value))
-        return found
+    # --- what a layer asks ---
 
-    # --- what the call does ---
+    def packed(self, row: bytes) -> bytes | None:
+        """The value of a row, without what running calls did to it."""
+        if row in self._step:
+            return self._step[row]
+        if row in self._cache:
+            return self._cache[row]
+        packed = None
+        if self._open():
+            with self._store.view() as txn:
+                first = txn.get(row + b"\0\0", db=self._database)
+                values = [] if first is None else [first]
+                if first is not None:
+                    (count,) = _HEAD.unpack_from(first, 8)
+                    values += [txn.get(row + _HEAD.pack(n), default=b"", db=self._database) for n in range(1, count)]
+            if values:
+                for number, value in enumerate(values):
+                    if not piece_intact(value, number):
+                        raise StoreDamaged(
+                            f"A row of the state of {self._name.decode()} is damaged (its checksum fails).",
+                            f"cues check {self._store.path}, and a backup.",
+                            path=self._store.path,
+                        )
+                packed = b"".join(value[8 + _HEAD.size :] for value in values)
+        self._remember(row, packed)
+        return packed
 
-    def get(self, row: bytes) -> Any:
-        cell = self._try.get(row)
-        if cell is None:
-            packed = self._packed(row)
-            value = _ABSENT if packed is None else codec.unpack(packed)
-            self._try[row] = cell = [value, packed, False]
-        return cell[0]
-
-    def set(self, row: bytes, value: Any) -> None:
-        cell = self._try.get(row)
-        if cell is None:
-            self._try[row] = [value, self._packed(row), True]
-        else:
-            cell[0] = value
-            cell[2] = True
-
-    def rows(self, prefix: bytes) -> list[bytes]:
-        """The rows under a key that exist, all layers counted."""
+    def rows(self, prefix: bytes) -> dict[bytes, bool]:
+        """The rows under a key, and whether they exist, without what running calls did to them."""
         found: dict[bytes, bool] = {}
         if self._open():
             with self._store.view() as txn:
@@ -118,32 +123,23 @@ class Table:
         for row, packed in self._step.items():
             if row.startswith(prefix):
                 found[row] = packed is not None
-        for row, cell in self._try.items():
-            if row.startswith(prefix):
-                found[row] = cell[0] is not _ABSENT
-        return [row for row, exists in found.items() if exists]
+        return found
+
+    def settle(self, changes: Changes) -> None:
+        """Keep what a call changed."""
+        self._step.update(changes)
 
     # --- what the step does ---
 
-    def settle(self) -> None:
-        """The call returned: keep what it changed. Raises :class:`CodecError` for what cannot be encoded."""
-        changed: dict[bytes, bytes | None] = {}
-        for row, (value, packed, assigned) in self._try.items():
-            if not assigned and (value is _ABSENT or type(value) in _FIXED_VALUES):
-                continue
-            new = None if value is _ABSENT else codec.pack(value)
-            if new != packed:
-                changed[row] = new
-        self._step.update(changed)
-        self._try.clear()
-
-    def discard(self) -> None:
-        """The call failed: drop what it changed."""
-        self._try.clear()
+    def only(self, changes: Iterable[Changes]) -> None:
+        """Keep these changes of the step, in this order, and drop the others: it was cut in front of them."""
+        self._step.clear()
+        for some in changes:
+            self._step.update(some)
 
     def forget(self) -> None:
         """Drop everything in memory: the step is void, or somebody else may have written."""
-        self._try.clear()
+        self.call.discard()
         self._step.clear()
         self._cache.clear()
         self._cache_bytes = 0
@@ -195,34 +191,101 @@ class Table:
                 self._missing = True  # until this owner makes it: nobody else does
         return self._database is not None
 
-    def _packed(self, row: bytes) -> bytes | None:
-        if row in self._step:
-            return self._step[row]
-        if row in self._cache:
-            return self._cache[row]
-        packed = None
-        if self._open():
-            with self._store.view() as txn:
-                first = txn.get(row + b"\0\0", db=self._database)
-                values = [] if first is None else [first]
-                if first is not None:
-                    (count,) = _HEAD.unpack_from(first, 8)
-                    values += [txn.get(row + _HEAD.pack(n), default=b"", db=self._database) for n in range(1, count)]
-            if values:
-                for number, value in enumerate(values):
-                    if not piece_intact(value, number):
-                        raise StoreDamaged(
-                            f"A row of the state of {self._name.decode()} is damaged (its checksum fails).",
-                            f"cues check {self._store.path}, and a backup.",
-                            path=self._store.path,
-                        )
-                packed = b"".join(value[8 + _HEAD.size :] for value in values)
-        self._remember(row, packed)
-        return packed
-
     def _remember(self, row: bytes, packed: bytes | None) -> None:
         self._cache[row] = packed
         self._cache_bytes += len(row) + len(packed or b"")
+
+
+class _Shared:
+    """The table for the layers of calls that run at once: one of them at a time."""
+
+    def __init__(self, table: Table) -> None:
+        self._table = table
+        self._lock = threading.Lock()
+
+    def packed(self, row: bytes) -> bytes | None:
+        with self._lock:
+            return self._table.packed(row)
+
+    def rows(self, prefix: bytes) -> dict[bytes, bool]:
+        with self._lock:
+            return self._table.rows(prefix)
+
+    def settle(self, changes: Changes) -> None:
+        with self._lock:
+            self._table.settle(changes)
+
+
+class Layer:
+    """What one running call has read and assigned, as objects, over what the step has packed."""
+
+    __slots__ = ("_cells", "_key", "_table", "settled")
+
+    def __init__(self, table: Table | _Shared, key: bytes | None = None) -> None:
+        """``key``: the only one that may be seen, while other calls run on others."""
+        self._table = table
+        self._key = key
+        self._cells: dict[bytes, list[Any]] = {}
+        """By row: value, what it was packed, and whether it was assigned."""
+        self.settled: Changes = {}
+        """What the last call that returned had changed."""
+
+    @property
+    def touched(self) -> bool:
+        """Whether the call has looked at the state."""
+        return bool(self._cells)
+
+    def view(self, key: Any) -> State:
+        """The fields under ``key``."""
+        part = part_of(key)
+        if self._key is not None and part != self._key:
+            raise CuesError(
+                f"The state of key {key!r} is not that of the message's own key; other calls may be using it now.",
+                "process.state, or concurrency=1.",
+            )
+        return State(self, part)
+
+    def get(self, row: bytes) -> Any:
+        cell = self._cells.get(row)
+        if cell is None:
+            packed = self._table.packed(row)
+            value = _ABSENT if packed is None else codec.unpack(packed)
+            self._cells[row] = cell = [value, packed, False]
+        return cell[0]
+
+    def set(self, row: bytes, value: Any) -> None:
+        cell = self._cells.get(row)
+        if cell is None:
+            self._cells[row] = [value, self._table.packed(row), True]
+        else:
+            cell[0] = value
+            cell[2] = True
+
+    def rows(self, prefix: bytes) -> list[bytes]:
+        """The rows under a key that exist."""
+        found = self._table.rows(prefix)
+        for row, cell in self._cells.items():
+            if row.startswith(prefix):
+                found[row] = cell[0] is not _ABSENT
+        return [row for row, exists in found.items() if exists]
+
+    def settle(self) -> None:
+        """The call returned: keep what it changed. Raises :class:`CodecError` for what cannot be encoded."""
+        changed: Changes = {}
+        for row, (value, packed, assigned) in self._cells.items():
+            if not assigned and (value is _ABSENT or type(value) in _FIXED_VALUES):
+                continue
+            new = None if value is _ABSENT else codec.pack(value)
+            if new != packed:
+                changed[row] = new
+        self._cells.clear()
+        if changed:
+            self._table.settle(changed)
+            self.settled = changed
+
+    def discard(self) -> None:
+        """The call failed: drop what it changed."""
+        self._cells.clear()
 
 
 class State(MutableMapping[Any, Any]):
@@ -232,48 +295,61 @@ class State(MutableMapping[Any, Any]):
     not at all.
     """
 
-    __slots__ = ("_prefix", "_table")
+    __slots__ = ("_layer", "_prefix")
 
-    def __init__(self, table: Table, prefix: bytes) -> None:
-        self._table = table
+    def __init__(self, layer: Layer, prefix: bytes) -> None:
+        self._layer = layer
         self._prefix = prefix
 
     # A field too long for LMDB's key is found by its hash; its value is then [field, value].
 
     def __getitem__(self, field: Any) -> Any:
-        part = self._table.part(field)
-        value = self._table.get(self._prefix + part)
+        part = part_of(field)
+        value = self._layer.get(self._prefix + part)
         if value is _ABSENT:
             raise KeyError(field)
         return value[1] if part[0] == _HASHED else value
 
     def get(self, field: Any, default: Any = None) -> Any:
-        part = self._table.part(field)
-        value = self._table.get(self._prefix + part)
+        part = part_of(field)
+        value = self._layer.get(self._prefix + part)
         if value is _ABSENT:
             return default
         return value[1] if part[0] == _HASHED else value
 
     def __setitem__(self, field: Any, value: Any) -> None:
-        part = self._table.part(field)
-        self._table.set(self._prefix + part, [field, value] if part[0] == _HASHED else value)
+        part = part_of(field)
+        self._layer.set(self._prefix + part, [field, value] if part[0] == _HASHED else value)
 
     def __delitem__(self, field: Any) -> None:
-        row = self._prefix + self._table.part(field)
-        if self._table.get(row) is _ABSENT:
+        row = self._prefix + part_of(field)
+        if self._layer.get(row) is _ABSENT:
             raise KeyError(field)
-        self._table.set(row, _ABSENT)
+        self._layer.set(row, _ABSENT)
 
     def __iter__(self) -> Iterator[Any]:
         at = len(self._prefix)
-        for row in self._table.rows(self._prefix):
-            yield self._table.get(row)[0] if row[at] == _HASHED else codec.unpack(row[at + 1 :])
+        for row in self._layer.rows(self._prefix):
+            yield self._layer.get(row)[0] if row[at] == _HASHED else codec.unpack(row[at + 1 :])
 
     def __len__(self) -> int:
-        return len(self._table.rows(self._prefix))
+        return len(self._layer.rows(self._prefix))
 
     def __repr__(self) -> str:
         return f"<cues.State {dict(self)!r}>"
+
+
+def part_of(value: Any) -> bytes:
+    """The part of the rows' keys that stands for a key or a field. Raises :class:`CodecError`."""
+    if type(value) is str and len(value) <= _PART_BYTES_MAX:
+        return _part_of_text(value)
+    return _part(codec.pack(value))
+
+
+@functools.lru_cache(10_000)
+def _part_of_text(text: str) -> bytes:
+    """Fields recur with every message, and often so do keys."""
+    return _part(codec.pack(text))
 
 
 def _part(packed: bytes) -> bytes:

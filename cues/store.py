@@ -19,7 +19,9 @@ forked child must not use it (it could write): its handles say so, and opening a
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import itertools
 import os
 import resource
 import struct
@@ -32,6 +34,7 @@ import lmdb
 
 from cues import clock, codec, datafile, locks, names, wakeup
 from cues.errors import (
+    AlreadyRunning,
     Closed,
     DurabilityMismatch,
     Forked,
@@ -59,6 +62,10 @@ MAP_BYTES_MIN: Final = 1 << 20
 DATABASES_MAX: Final = 256
 """Every open database costs every transaction, so a process keeps few."""
 WRITER_TIMEOUT_S: Final = 10.0
+_PIECE_BYTES: Final = 1 << 20
+"""Of a copy; memory that it takes."""
+_LMDB_LOCK: Final = 0
+"""The byte of ``lock.mdb`` that each process holds (shared) while it has the environment open."""
 
 
 class Environment:
@@ -366,6 +373,10 @@ class Store:
         """Make a named database inside a write transaction; open it with :meth:`database` after the commit."""
         self._shared.env.open_db(name, txn=txn, create=True)
 
+    def drop_database(self, txn: Any, name: bytes) -> None:
+        """Remove a named database, opened before; only where no other process has it open (:func:`alone`)."""
+        txn.drop(self._shared.databases.pop(name), delete=True)
+
     @staticmethod
     def rows(txn: Any, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
         """The rows of the unnamed database whose keys begin with ``prefix``."""
@@ -385,6 +396,18 @@ class Store:
             with self.view() as txn:
                 yield name, int(txn.stat(handle)["entries"])
 
+    def live(self) -> int:
+        """Bytes of the pages that hold something now, without the free ones: about what a compacted copy takes."""
+        found = [self._shared.env.stat()]
+        with self.view() as txn:
+            databases = [key for key, _ in txn.cursor() if b"\0" not in key]
+        for name in databases:
+            handle = self.database(name)
+            with self.view() as txn:
+                found.append(txn.stat(handle))
+        pages = sum(one["branch_pages"] + one["leaf_pages"] + one["overflow_pages"] for one in found)
+        return int(pages + 2) * int(found[0]["psize"])
+
     def info(self) -> dict[str, int]:
         """Sizes in bytes: ``map`` (the bound), ``used`` (pages ever used), ``disk`` (allocated blocks)."""
         self._check()
@@ -395,6 +418,51 @@ class Store:
             "used": (int(found["last_pgno"]) + 1) * datafile.PAGE_BYTES,
             "disk": disk,
         }
+
+    def dump(self, write: Callable[[bytes], object]) -> int:
+        """Hand a compacted copy of the data file to ``write``, in pieces; returns the number of its last transaction.
+
+        The copy is of one moment. What ``write`` raises ends it and is raised.
+        """
+        self._check()
+        env = self._shared.env
+        txnid = int(env.info()["last_txnid"])
+        errors: list[BaseException] = []
+        source, target = os.pipe()
+
+        def copy() -> None:
+            try:
+                env.copyfd(target, compact=True)
+            except BaseException as error:
+                errors.append(error)
+            finally:
+                os.close(target)
+
+        copier = threading.Thread(target=copy, name="cues dump")
+        copier.start()
+        try:
+            while piece := os.read(source, _PIECE_BYTES):
+                write(piece)
+        finally:
+            os.close(source)  # the copier then fails, if it is not done
+            copier.join()
+        if errors:
+            raise _translate(errors[0], self.path) from errors[0]
+        return txnid
+
+    def same(self, copy: Path, txnid: int) -> bool:
+        """Whether the file ``copy`` opens, ends with transaction ``txnid``, and has this store's rows and databases."""
+        env = lmdb.open(str(copy), subdir=False, readonly=True, create=False, max_dbs=0, lib_version=0, lock=False)
+        try:
+            with self.view() as ours, env.begin() as theirs:
+                pairs = itertools.zip_longest(ours.cursor(), theirs.cursor(), fillvalue=(b"", b""))
+                # The entry of a database says where its pages are, which is elsewhere in the copy.
+                rows = all(a == b if b"\0" in a[0] else a[0] == b[0] for a, b in pairs)
+                return rows and int(env.info()["last_txnid"]) == txnid
+        except lmdb.Error:
+            return False
+        finally:
+            env.close()
 
     def sync(self) -> None:
         """Make every commit so far durable, whatever the durability."""
@@ -588,8 +656,13 @@ def _open_environment(
         _open_beside(shared)
         suspect = _suspect(path)
         size = map_size or (found or {}).get("map_size") or MAP_BYTES
-        shared.env = _map(path, kept, size, map_size is None, readonly)
-        shared.file = _file(path)
+        while True:
+            before = _file(path)
+            shared.env = _map(path, kept, size, map_size is None, readonly)
+            shared.file = _file(path)
+            if is_new or shared.file == before:
+                break
+            shared.env.close()  # a compaction has put another file in its place
         if not readonly:
             assert shared.locks is not None
             assert shared.doorbells is not None
@@ -617,10 +690,94 @@ def _open_environment(
     return shared
 
 
-def _read_format(path: Path) -> dict[str, Any] | None:
+@contextlib.contextmanager
+def alone(path: str | os.PathLike[str]) -> Iterator[Store]:
+    """The store, while no process has it open, this one included: for what changes the data file as a whole.
+
+    Raises :class:`AlreadyRunning` naming a process that has it open, to write or to read. Who opens
+    it meanwhile, in this process any store, waits until the end. Commits are durable whatever the store's
+    durability. LMDB itself does no locking here, as ours is all there is:
+
+    1. the register of writers is held, and no writer is in it;
+    2. the byte of LMDB's lock file that every environment holds shared is held exclusively, which
+       also shows the readers that are outside a transaction.
+    """
+    place = Path(path)
+    with _opening:
+        key = _directory(place, readonly=True)
+        Store(place).close()  # as anybody would: what is foreign is refused, what is suspect is checked
+        shared = _environments.get(key)
+        if shared is not None:
+            raise StoreError(f"This process has the store {path} open itself.", "close it first.", path=str(path))
+        with contextlib.ExitStack() as held:
+            try:
+                held.enter_context(_held_alone(place, "locks", locks.REGISTER, locks.WRITERS, locks.WRITERS_END))
+                held.enter_context(_held_alone(place, "lock.mdb", _LMDB_LOCK, _LMDB_LOCK, _LMDB_LOCK + 1))
+                found = _read_format(place, lock=False)
+                assert found is not None  # it was opened above
+                shared = Environment(place.resolve(), key, found["durability"], readonly=False)
+                held.callback(shared.close, clean=False)
+                shared.id = found["id"]
+                shared.env = _map_alone(place, found["map_size"])
+            except (lmdb.Error, OSError) as error:
+                raise _translate(error, str(path)) from error
+            yield _handle(shared, _commit_alone)
+
+
+@contextlib.contextmanager
+def _held_alone(path: Path, file: str, offset: int, start: int, stop: int) -> Iterator[None]:
+    """Hold the lock at ``offset``; nobody else may hold one from ``start`` to ``stop``."""
+    opened = locks.open_locks(path / file)
+    mine = False
+    try:
+        mine = opened.try_lock(offset)
+        pid = opened.holder(start, stop) or (None if mine else opened.holder(offset))
+        if pid is not None or not mine:
+            raise AlreadyRunning(
+                f"The store {path} is open in process {pid or 'unknown'} ({locks.process_state(pid or 0)}).",
+                f"stop that one first (kill {pid})." if pid else "again.",
+                pid=pid or 0,
+            )
+        yield
+    finally:
+        if mine:
+            opened.unlock(offset)
+        opened.close()
+
+
+def _map_alone(path: Path, size: int) -> Any:
+    """Open LMDB without its locks, for commits that are durable; a map of what the file has where no more fits."""
+    for map_size in (size, (path / "data.mdb").stat().st_size + (64 << 20)):
+        try:
+            return lmdb.open(str(path), map_size=map_size, create=False, max_dbs=1 << 16, lib_version=0, lock=False)
+        except (lmdb.MemoryError, MemoryError) as error:
+            failed = error
+    raise failed
+
+
+def _commit_alone(shared: Environment) -> Callable[..., Any]:
+    def transact(pages: int, work: Callable[..., Any], *args: Any) -> Any:
+        with shared.env.begin(write=True) as txn:
+            return work(txn, *args)
+
+    return transact
+
+
+def _handle(shared: Environment, transact: Any = None) -> Store:
+    """A handle that is no user's: it is not counted, and rings nobody."""
+    handle = Store.__new__(Store)
+    handle.readonly = transact is None
+    handle.path = str(shared.path)
+    handle._closed, handle._shared, handle._tidy = False, shared, []
+    handle.ring = lambda mask: None
+    handle._transact = handle._refuse if transact is None else transact(shared)
+    return handle
+
+
+def _read_format(path: Path, lock: bool = True) -> dict[str, Any] | None:
     """The format record, read without any option that the record itself decides."""
     try:
-        env = lmdb.open(str(path), readonly=True, max_dbs=0, lib_version=0, create=False)
+        env = lmdb.open(str(path), readonly=True, max_dbs=0, lib_version=0, create=False, lock=lock)
     except (lmdb.Error, OSError) as error:
         raise _translate(error, str(path)) from error
     try:
@@ -748,11 +905,7 @@ def _check_suspect(shared: Environment, readonly: bool) -> None:
         log.warning("%s was written under another boot and not closed; cues check tells if it is whole", shared.path)
         return
     log.warning("%s was written under another boot and not closed; checking it", shared.path)
-    handle = Store.__new__(Store)
-    handle.readonly = True
-    handle.path = str(shared.path)
-    handle._closed, handle._shared, handle._tidy = False, shared, []
-    problems = handle.check()
+    problems = _handle(shared).check()
     if problems:
         raise StoreDamaged(
             f"The store {shared.path} was being written (durability 'process') when the machine went down, and"

@@ -104,10 +104,16 @@ class Taken:
         """The messages before one of them."""
         return Taken([s.before(offset) for s in self.slices], offset)
 
-    def anew(self) -> Taken:
-        """The same with the messages as they lie on the queues, to run the function once more."""
+    def restored(self, offset: int) -> list[dict[str, Any]]:
+        """The messages at ``offset``, put back as they lie on the queues: a call that failed may have changed them."""
         for piece in self.slices:
-            piece.messages = [piece.pristine(offset) for offset in range(self.count)]
+            piece.messages[offset] = piece.pristine(offset)
+        return [piece.messages[offset] for piece in self.slices]
+
+    def anew(self) -> Taken:
+        """The same with all messages as they lie on the queues, to run the function once more."""
+        for offset in range(self.count):
+            self.restored(offset)
         return self
 
 

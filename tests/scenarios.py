@@ -10,16 +10,17 @@ to a file beside the store, which like the outside world keeps what a killed pro
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import cues
-from cues import AnyOf, Graph, QueueOptions, Sink, Source, Stream, forwarder, testing, tries
+from cues import AnyOf, Graph, QueueOptions, Sink, Source, Stream, compaction, forwarder, testing, tries
 from cues.engine.assembly import assemble
 from cues.names import ERR_CAUSE, HASH, SNAPSHOT, TAILER_ID, TAILER_INDICES, TO_INDICES, TYPE, fork_parts
 from cues.queue import Queue
@@ -48,6 +49,8 @@ class Scenario:
     """What somebody else writes to the queue "out" between the goes."""
     purges: tuple[str, ...] = ()
     """Queues whose first messages are purged between the goes."""
+    compacts: bool = False
+    """Between the goes a queue is made, and removed again by compacting the store."""
     keep: tuple[int, int] | None = None
     """KEEP_MESSAGES and TRIM_MESSAGES of the try log, to see it trimmed."""
 
@@ -202,6 +205,31 @@ def summed(message: Message, process: Any) -> Message:
     return {"n": message["n"], "total": process.state["total"]}
 
 
+async def awaited(message: Message, process: Any) -> list[Message]:
+    """:func:`several`, letting go of the event loop in between."""
+    await asyncio.sleep(0)
+    return several(message, process)
+
+
+def looked_up(message: Message, process: Any) -> Message:
+    """Reads another queue as it goes, writes to another one, and looks without moving."""
+    tell(process, message["n"])
+    rate = process.tailers["rate"].read()
+    process.appenders["log"].write({"n": message["n"], "rate": rate and rate["n"]})
+    if message["n"] % 2:
+        process.appenders["log"].write_many([{"n": message["n"], "odd": True}])
+    ahead = process.tailers["rate"].peek()
+    return {"n": message["n"], "rate": rate and rate["n"], "ahead": ahead and ahead["n"]}
+
+
+def looked_up_picky(message: Message, process: Any) -> Message:
+    """Fails at some, when it has read and written already; and returns what cannot be encoded for one."""
+    found = looked_up(message, process)
+    if message["n"] % 3 == 1:
+        raise ValueError(f"not {message['n']}")
+    return {"n": Opaque()} if message["n"] == 3 else found
+
+
 def wanted(message: Message) -> bool:
     return message["n"] % 2 == 0
 
@@ -220,6 +248,8 @@ def abroad(*queues: str, **options: Any) -> dict[str, QueueOptions]:
 
 AB = {"a": numbers(0, 5), "b": [{"n": n} for n in (10, 12, 13, 15)]}
 IN = {"in": numbers(0, 7)}
+RATES = {"rates": numbers(100, 108), "in": numbers(0, 7)}
+"""The rates first: what a function reads by itself must be there whenever its input is."""
 
 SCENARIOS: dict[str, Scenario] = {
     "source": Scenario(graph(Source("in", counted, batch_size=3), Stream(several, "in", "out", batch_size=2)), goes=1),
@@ -262,6 +292,35 @@ SCENARIOS: dict[str, Scenario] = {
         graph(Stream(totals, "in", "out", key="key", batch_size=3)),
         {"in": [{"n": n, "key": n % 2} for n in range(7)]},
     ),
+    "concurrent calls": Scenario(graph(Stream(several, "in", "out", concurrency=3, batch_size=5)), IN),
+    "concurrent calls of a sink with an error step": Scenario(
+        graph(Sink(refused, "in", concurrency=3, batch_size=5, retries=1), errors="errors"), IN, repeats=True
+    ),
+    "async function": Scenario(graph(Stream(awaited, "in", "out", batch_size=3)), IN),
+    "concurrent calls of an async function": Scenario(
+        graph(Stream(awaited, "in", "out", concurrency=4, batch_size=5, side_effects=True)), IN, repeats=True
+    ),
+    "keyed state with concurrent calls": Scenario(
+        graph(Stream(totals, "in", "out", key="key", concurrency=3, batch_size=5)),
+        {"in": [{"n": n, "key": n % 2} for n in range(7)]},
+    ),
+    "imperative": Scenario(
+        graph(Stream(looked_up, "in", "out", tailers={"rate": "rates"}, appenders="log", batch_size=3)), RATES
+    ),
+    "imperative with an error step": Scenario(
+        graph(
+            Stream(looked_up_picky, "in", "out", tailers={"rate": "rates"}, appenders="log", batch_size=5, retries=1),
+            errors="errors",
+        ),
+        RATES,
+    ),
+    "imperative with side effects": Scenario(
+        graph(
+            Stream(looked_up, "in", "out", tailers={"rate": "rates"}, appenders="log", batch_size=3, side_effects=True)
+        ),
+        RATES,
+        repeats=True,
+    ),
     "error step": Scenario(graph(Stream(picky, "in", "out", batch_size=5, retries=1), errors="errors"), IN),
     "error step with side effects": Scenario(
         graph(Stream(picky, "in", "out", batch_size=5, side_effects=True), errors="errors"), IN, repeats=True
@@ -292,6 +351,7 @@ SCENARIOS: dict[str, Scenario] = {
         goes=1,
         repeats=True,
     ),
+    "compaction": Scenario(graph(Stream(totals, "in", "out", batch_size=2)), IN, goes=2, purges=("in",), compacts=True),
     "purge": Scenario(graph(Stream(totals, "in", "out", batch_size=2)), IN, purges=("in", "out")),
     # Across two stores.
     "source abroad": Scenario(
@@ -341,6 +401,11 @@ SCENARIOS: dict[str, Scenario] = {
         merges=("out",),
         repeats=True,
     ),
+    "alts to abroad": Scenario(
+        graph(Stream(tagged, AnyOf("a", "b"), "out", batch_size=2), queues=abroad("out")),
+        {"a": numbers(0, 5), "b": numbers(10, 15)},
+        merges=("out",),
+    ),
     "fork at home and abroad": Scenario(
         graph(Stream(parity, "in", {"even": "q0", "odd": "q1"}, batch_size=3), queues=abroad("q1")), IN
     ),
@@ -388,6 +453,20 @@ SCENARIOS: dict[str, Scenario] = {
 }
 
 
+PAIRINGS = (("process", "process"), ("process", "disk"), ("disk", "process"))
+"""Durabilities of the home store and of the other one, of which a power cut can take something back."""
+PAIRED = {
+    f"{name} ({home}, {other})": replace(scenario, durability=home, durability_abroad=other)
+    for name, scenario in SCENARIOS.items()
+    for home, other in PAIRINGS
+}
+"""Every scenario again under each pairing; the pair means nothing to those of one store."""
+
+
+def find(name: str) -> Scenario:
+    return SCENARIOS.get(name) or PAIRED[name]
+
+
 # --- in a child ---------------------------------------------------------------------------------
 
 
@@ -430,7 +509,7 @@ class Stores:
 
 def prepare(name: str, path: str) -> None:
     """Make the stores, their queues and the rows of the processors; nothing is fed or run."""
-    scenario = SCENARIOS[name]
+    scenario = find(name)
     _set(scenario, path)
     with Stores(scenario, path) as stores:
         assemble(stores.graph, stores.home).close()
@@ -438,7 +517,7 @@ def prepare(name: str, path: str) -> None:
 
 def drive(name: str, path: str) -> None:
     """Do what is left to do. Doing it twice is the same as doing it once."""
-    scenario = SCENARIOS[name]
+    scenario = find(name)
     _set(scenario, path)
     for go in range(1, scenario.goes + 1):
         with Stores(scenario, path) as stores:
@@ -462,6 +541,10 @@ def drive(name: str, path: str) -> None:
                     opened = stores.queue(queue)
                     if opened.first_index < 3 <= opened.last_index + 1:
                         opened.purge(before=3)
+                if scenario.compacts:
+                    stores.home.queue("gone").tailer("reader").close()
+        if scenario.compacts and go < scenario.goes:
+            compaction.compact(path, remove=["gone"])
 
 
 def crash(name: str, path: str, point: str, hit: int) -> None:
@@ -475,7 +558,7 @@ def sites(name: str, path: str) -> list[tuple[str, int]]:
 
 def examine(name: str, path: str) -> dict[str, Any]:
     """What is there in the end."""
-    scenario = SCENARIOS[name]
+    scenario = find(name)
     _set(scenario, path)
     with Stores(scenario, path) as stores:
         store = stores.home
@@ -530,7 +613,7 @@ def _in_child(function: Callable[..., Any], *arguments: Any) -> int:
 
 def pending(name: str, path: str) -> dict[str, Any]:
     """The snapshot that waits for its attempt: the tailer it chose, its messages, and what waits elsewhere."""
-    scenario = SCENARIOS[name]
+    scenario = find(name)
     _set(scenario, path)
     with Stores(scenario, path) as stores:
         store = stores.home

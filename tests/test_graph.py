@@ -174,7 +174,11 @@ def generator(message: Any) -> Any:
     yield message
 
 
-async def coroutine(message: Any) -> Any: ...
+async def coroutine(position: Any) -> Any: ...
+
+
+async def async_generator(message: Any) -> Any:
+    yield message
 
 
 def process_first(process: Any, message: Any) -> Any: ...
@@ -194,7 +198,8 @@ WRONG: list[tuple[str, Callable[[], Any], tuple[str, ...]]] = [
     ("a source that asks for more", lambda: Source("s", two), ("'s'", "b", "position")),
     ("a source with process first", lambda: Source("s", process_first), ("'s'", "'process'")),
     ("a generator that is no source", lambda: Stream(generator, "a", "c"), ("generator", "list")),
-    ("a coroutine", lambda: Stream(coroutine, "a", "c"), ("coroutine", "async")),
+    ("an async generator that is no source", lambda: Stream(async_generator, "a", "c"), ("async_generator", "list")),
+    ("a source that only waits", lambda: Source("s", coroutine), ("'s'", "async", "yield")),
     ("no function", lambda: Stream("price", "a", "c", id="x"), ("'x'", "str")),  # type: ignore[arg-type]
     ("one queue under two bindings", lambda: Stream(two, {"a": "q", "b": "q"}, "c"), ("two", "'q'", "'a'", "'b'")),
     ("no inputs", lambda: Sink(price, {}), ("price", "no inputs")),

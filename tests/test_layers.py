@@ -22,10 +22,10 @@ ORDER = [
     (0, "errors names codec clock faults events provenance batch hashes tries options"),
     (1, "locks wakeup datafile writers store"),
     (2, "log queue tailer state abroad fork ownership retention"),
-    (3, "processor taking runner delivery feed forwarder"),
-    (4, "topology plan graph draw"),
+    (3, "processor taking concurrency eventloop imperative runner delivery feed forwarder"),
+    (4, "topology plan compose graph draw"),
     (5, "engine engine.assembly engine.local"),
-    (6, "check testing metrics cli __main__"),
+    (6, "check compaction testing metrics cli __main__"),
 ]
 RANK = {module: place for place, module in enumerate(m for _, names in ORDER for m in names.split())}
 
@@ -110,6 +110,13 @@ def test_processors_use_only_public_names() -> None:
 
 def test_importing_cues_loads_neither_lmdb_nor_click() -> None:
     code = "import sys, cues; print([m for m in ('lmdb', 'click', 'msgpack', 'xxhash') if m in sys.modules])"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert out.stdout.strip() == "[]"
+
+
+def test_a_graph_without_async_functions_loads_no_asyncio() -> None:
+    """It takes as long to import as everything else together, and a restart waits for it."""
+    code = "import sys, cues.engine.local; print([m for m in ('asyncio', 'concurrent.futures') if m in sys.modules])"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout.strip() == "[]"
 

@@ -20,19 +20,23 @@ from cues import Graph, Stream, faults, testing
 Message = dict[str, Any]
 SEEDS = [int(os.environ["CUES_TEST_SEED"])] if "CUES_TEST_SEED" in os.environ else range(60)
 
+RATES = [{"n": 1000 * n} for n in range(1, 30)]
+"""What an imperative stage reads by itself, one a message that does not fail."""
+
 
 class Stage:
     """A stream from q<i> to q<i+1>, as a function for the graph and as one over a whole list."""
 
     def __init__(self, chance: random.Random, number: int) -> None:
         self.number = number
-        self.kind = chance.choice(["map", "some", "sum", "fork", "fail", "batch", "filter"])
+        self.kind = chance.choice(["map", "some", "sum", "fork", "fail", "batch", "filter", "look"])
         self.modulus = chance.randint(2, 5)
 
     def model(self, messages: list[Message]) -> tuple[list[Message], list[Message], list[Message]]:
         """What goes on, what goes aside, and what fails."""
         k, on, aside, failed = self.modulus, [], [], []
         sums: dict[int, int] = {}
+        rates = iter(RATES)
         for message in messages:
             n = message["n"]
             if self.kind in ("map", "batch"):
@@ -46,6 +50,12 @@ class Stage:
                 (aside if n % k == 0 else on).append(message)
             elif self.kind == "fail":
                 (failed if n % k == 0 else on).append(message)
+            elif self.kind == "look":
+                if n % k == 0:
+                    failed.append(message)  # and its rate is left for the next
+                else:
+                    on.append({"n": n + next(rates, {"n": 0})["n"]})
+                    aside.append(message)
             elif n % k:
                 on.append(message)
         return on, aside, failed
@@ -57,6 +67,7 @@ class Stage:
             "batch_size": chance.choice([1, 2, 3, 7, 1000]),
             "side_effects": chance.random() < 0.3,
             "retries": chance.choice([0, 0, 1]),
+            "concurrency": 1 if self.kind in ("batch", "look") else chance.choice([1, 1, 4]),
         }
         here, there = f"q{self.number}", f"q{self.number + 1}"
 
@@ -82,6 +93,14 @@ class Stage:
         def batched(messages: list[Message]) -> list[Message]:
             return [{"n": message["n"] + 1} for message in messages]
 
+        def looks(message: Message, process: Any) -> Message:
+            rate = process.tailers["rate"].read() or {"n": 0}
+            process.appenders["log"].write(message)
+            return {"n": fails(message)["n"] + rate["n"]}
+
+        if self.kind == "look":
+            by_itself = {"tailers": {"rate": f"rates{self.number}"}, "appenders": {"log": f"aside{self.number}"}}
+            return Stream(looks, here, there, **by_itself, **options)
         if self.kind == "fork":
             return Stream(forked, here, {"on": there, "aside": f"aside{self.number}"}, **options)
         if self.kind == "sum":
@@ -105,12 +124,15 @@ def test_a_random_graph_agrees_with_the_model(seed: int) -> None:
         return Graph("g", streams, errors="errors", queues={"*": {"metadata": chance.choice([True, False, ["t"]])}})
 
     with testing.temporary_store(chance.choice(["process", "process", "disk"])) as store:
+        for stage in stages:
+            if stage.kind == "look":
+                store.queue(f"rates{stage.number}").appender().write_many(RATES)
         fed = 0
         for _ in range(chance.randint(1, 6)):
             more = messages[fed : fed + chance.randint(0, 15)]
             store.queue("q0").appender().write_many(more)
             fed += len(more)
-            points = [point for point in faults.POINTS if not point.startswith(("append", "purge"))]
+            points = [point for point in faults.POINTS if not point.startswith(("append", "purge", "compact"))]
             point, hit = chance.choice(points), chance.randint(1, 12)
             with testing.crash(point, hit, how="raise"), contextlib.suppress(testing.Crashed):
                 testing.run_until_idle(graph(), store, seed=chance.randrange(100))
@@ -121,7 +143,7 @@ def test_a_random_graph_agrees_with_the_model(seed: int) -> None:
             series, aside, failed = stage.model(series)
             failures += [(f"g.s{stage.number}", message) for message in failed]
             testing.check_history(series, testing.messages(store, f"q{stage.number + 1}")).expect_exact()
-            if stage.kind == "fork":
+            if stage.kind in ("fork", "look"):
                 testing.check_history(aside, testing.messages(store, f"aside{stage.number}")).expect_exact()
         errors = [
             (error["err.proc/config"]["id"], message)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import cues
-from cues import Graph, Sink, retention, testing
+from cues import Graph, Sink, metrics, retention, testing
 
 HOUR = timedelta(hours=1)
 
@@ -118,3 +118,138 @@ def test_the_policy_survives_reopening_and_can_be_changed(tmp_path: Path) -> Non
         assert store.queue("q").options.retention == cues.Retention(age=864_000)
         store.queue("q", retention=cues.Retention(bytes="2GiB", read=True))
         assert store.queue("q").options.retention == cues.Retention(bytes=2 << 30, read=True)
+
+
+def test_a_policy_with_reading_and_a_count_says_when_it_passes_a_reader(
+    store: cues.Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What any part lets go goes: the count does not wait for the reader that "read" would wait for."""
+    queue = store.queue("q", retention=cues.Retention(read=True, count=5))
+    slow = queue.tailer("slow")
+    slow.to_index(1)
+    with caplog.at_level(logging.WARNING, "cues"):
+        for n in range(5):
+            queue.appender().write({"n": n})
+        assert not caplog.records
+        for n in range(5, 20):
+            queue.appender().write({"n": n})
+    assert numbers(queue) == [15, 16, 17, 18, 19]
+    assert [r.getMessage() for r in caplog.records] == ["retention of q lets go of messages that slow has not read"]
+    assert slow.read() == {"n": 15}
+
+
+@pytest.mark.parametrize("policy", [5, "1s", "40KB"], ids=["count", "age", "bytes"])
+def test_a_policy_that_passes_a_processor_says_so_and_it_goes_on_behind(
+    store: cues.Store, caplog: pytest.LogCaptureFixture, policy: Any
+) -> None:
+    """The processor stands at a commit, with nothing under way; what is left it takes once, in order."""
+    queue = store.queue("q", retention=policy)
+    taken: list[int] = []
+    graph = Graph("g", [Sink(lambda m: taken.append(m["n"]), "q", id="s")])
+    with testing.Clock(datetime(2026, 1, 1, tzinfo=UTC)) as clock:
+        queue.appender().write({"n": 0})
+        testing.run_until_idle(graph, store)
+        with caplog.at_level(logging.WARNING, "cues"):
+            for n in range(1, 200):
+                clock.advance(timedelta(milliseconds=200))
+                queue.appender().write({"n": n, "text": "x" * 1000})
+        left = numbers(queue)
+        assert 0 < len(left) < 100
+        assert [r.getMessage() for r in caplog.records] == ["retention of q lets go of messages that g.s has not read"]
+        testing.run_until_idle(graph, store)
+    assert taken == [0, *left]
+
+
+def test_by_reading_a_step_that_has_not_committed_is_waited_for(store: cues.Store) -> None:
+    """A sink dies in its function; another reader is far ahead, and nothing that the sink took may go."""
+    queue = store.queue("q", retention="read")
+    seen: list[int] = []
+    sink = Sink(lambda m: seen.append(m["n"]), "q", id="s", batch_size=4)
+    queue.appender().write_many([{"n": n} for n in range(4)])
+    with testing.crash("function.after", 3, how="raise"), pytest.raises(testing.Crashed):
+        testing.run_until_idle(Graph("g", [sink]), store)
+    ahead = queue.tailer("ahead")
+    for n in range(4, 30):
+        queue.appender().write({"n": n})
+        ahead.read_many(100)
+    assert queue.first_index == 1
+    seen.clear()
+    testing.run_until_idle(Graph("g", [sink]), store)
+    assert seen == list(range(30))
+    queue.appender().write({"n": 30})
+    assert queue.first_index == 31
+
+
+# --- clocks that step back --------------------------------------------------------------------------
+
+
+def test_a_clock_that_steps_back_loses_no_place_in_time(store: cues.Store) -> None:
+    """What is written while the clock is behind has the last time: seeks and purges by time stay exact."""
+    queue = store.queue("q")
+    ten = datetime(2026, 1, 1, 10, tzinfo=UTC)
+    with testing.Clock(ten) as clock:
+        queue.appender().write_many([{"n": n} for n in range(3)])  # 1 to 3, at ten
+        clock.set(ten - 2 * HOUR)
+        queue.appender().write({"n": 3})  # 4 and 5, as of ten
+        clock.advance(HOUR)
+        queue.appender().write_many([{"n": 4}])
+        clock.set(ten + HOUR)
+        queue.appender().write({"n": 5})  # 6, at eleven
+        tailer = queue.tailer()
+        for when, index in (
+            (ten - 3 * HOUR, 1),
+            (ten - HOUR, 1),
+            (ten, 1),
+            (ten + timedelta(microseconds=1), 6),
+            (ten + HOUR, 6),
+            (ten + 2 * HOUR, 7),
+        ):
+            tailer.to_time(when)
+            assert tailer.index == index, when
+        times = []
+        tailer.to_start()
+        for _ in tailer:
+            assert tailer.envelope is not None
+            times.append(tailer.envelope.time)
+        assert times == [ten] * 5 + [ten + HOUR]
+        clock.set(ten - 9 * HOUR)
+        assert queue.purge(before=ten) == 0
+        assert queue.purge(before=ten + HOUR) == 5
+        assert numbers(queue) == [5]
+
+
+def test_age_counts_from_the_time_that_was_written_down(store: cues.Store) -> None:
+    """While the clock is behind nothing is old, nothing goes too early; when it is right again what is old goes."""
+    queue = store.queue("q", retention="1h")
+    appender = queue.appender()
+    ten = datetime(2026, 1, 1, 10, tzinfo=UTC)
+    with testing.Clock(ten) as clock:
+        appender.write({"n": 0})
+        clock.set(ten - 48 * HOUR)
+        for n in range(1, 4):
+            appender.write({"n": n})  # as of ten
+            clock.advance(2 * HOUR)
+        assert numbers(queue) == [0, 1, 2, 3]
+        clock.set(ten + HOUR)
+        appender.write({"n": 4})
+        assert numbers(queue) == [0, 1, 2, 3, 4], "an hour old, not older"
+        clock.set(ten + HOUR + timedelta(seconds=1))
+        appender.write({"n": 5})
+        assert numbers(queue) == [4, 5]
+
+
+def test_a_lease_does_not_care_for_the_wall_clock(store: cues.Store) -> None:
+    """A graph runs on, and another start is refused, while the clock jumps a year back and forth."""
+    seen: list[int] = []
+    graph = Graph("g", [Sink(lambda m: seen.append(m["n"]), "q", id="s")])
+    start = datetime(2026, 1, 1, tzinfo=UTC)
+    with testing.Clock(start) as clock, graph.start(store=store) as running:
+        for n, days in enumerate((0, -365, 365, -1)):
+            clock.set(start + timedelta(days=days))
+            with pytest.raises(cues.AlreadyRunning):
+                graph.start(store=store, take_over=True)
+            running.send("q", {"n": n})
+            assert running.wait_idle(timeout=60)
+            (found,) = metrics.of_processors(store)
+            assert found.owner is not None and found.owner.lease_s > 0
+    assert seen == [0, 1, 2, 3]

@@ -28,6 +28,7 @@ COMMANDS: Final = {
     "tries": "The steps of a processor: snapshots and attempts.",
     "check": "Walk a store and name everything that is damaged.",
     "seek": "Move a processor's position.",
+    "compact": "Give free pages back to the file system, and remove queues.",
 }
 
 EPILOG: Final = """\

@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import sys
-import time
-
 import click
 
 from cues import check as checks
 from cues.cli import options
 from cues.cli import target as targets
-from cues.cli.live import Live
+from cues.cli.live import slowly
 from cues.cli.options import command, output_options, store_option
 from cues.cli.output import Output, count
-
-_SAY_AFTER_S = 1.0
-"""A check that is over by then needs no progress."""
 
 
 @command()
@@ -37,27 +30,13 @@ def check(target: str | None, store: str | None, output: str | None) -> int:
     found = targets.resolve(target, store)
     if not (found.path / "data.mdb").exists():
         found.open()  # raises, with what is there instead
-    began = time.monotonic()
-    if sys.stderr.isatty():
-        with Live() as live:
-            problems = checks.walk(
-                str(found.path),
-                lambda what, done, total: (
-                    live.draw([f"checking {what}: {done:,} of {total:,} records"])
-                    if time.monotonic() - began > _SAY_AFTER_S
-                    else None
-                ),
-            )
-    else:
-        said = began
-
-        def say(what: str, done: int, total: int) -> None:
-            nonlocal said
-            if time.monotonic() - said > _SAY_AFTER_S:
-                said = time.monotonic()
-                print(json.dumps({"type": "progress", "at": what, "done": done, "total": total}), file=sys.stderr)
-
-        problems = checks.walk(str(found.path), say)
+    with slowly() as say:
+        problems = checks.walk(
+            str(found.path),
+            lambda what, done, total: say(
+                f"checking {what}: {done:,} of {total:,} records", at=what, done=done, total=total
+            ),
+        )
     out = Output(output)
     name = targets.shown(found.path)
     for problem in problems:

@@ -17,7 +17,7 @@ from cues.cli.target import shown
 from cues.errors import AlreadyRunning, StoreDamaged, StoreForeign
 from cues.store import Store
 
-_FILES = ("data.mdb", "lock.mdb", "locks", "wake", "open")
+_FILES = ("data.mdb", "data.mdb.compact", "lock.mdb", "locks", "wake", "open")
 
 
 def clear(path: Path, yes: bool, is_open: bool = False) -> None:

@@ -6,13 +6,40 @@ put them back behind the next whole line; so a user's ``print`` inside a graph l
 
 from __future__ import annotations
 
+import contextlib
+import json
 import shutil
 import sys
 import threading
-from collections.abc import Sequence
-from typing import Any, TextIO
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final, TextIO
 
 from cues.cli.output import width
+
+_SAY_AFTER_S: Final = 1.0
+"""What is over by then needs no progress; what is not says so as often."""
+
+
+@contextlib.contextmanager
+def slowly() -> Iterator[Callable[..., None]]:
+    """How something goes, on stderr: call ``say(text, **facts)`` with every bit of progress.
+
+    A terminal shows the text, a pipe gets the facts as a JSON object a second.
+    """
+    said = time.monotonic()
+    if sys.stderr.isatty():
+        with Live() as live:
+            yield lambda text, **facts: live.draw([text]) if time.monotonic() - said > _SAY_AFTER_S else None
+        return
+
+    def say(text: str, **facts: Any) -> None:
+        nonlocal said
+        if time.monotonic() - said > _SAY_AFTER_S:
+            said = time.monotonic()
+            print(json.dumps({"type": "progress", **facts}), file=sys.stderr)
+
+    yield say
 
 
 class Live:

@@ -157,7 +157,7 @@ def measure(running: Running) -> list[dict[str, Any]]:
                 "taken": counters.taken,
                 "written": counters.written,
                 "failed": counters.failed,
-                "lag": sum(tailer.lag for tailer in metrics.tailers(running.store, worker.id)),
+                "lag": sum(tailer.lag or 0 for tailer in metrics.tailers(running.store, worker.id)),
                 "state": _state(worker),
             }
         )

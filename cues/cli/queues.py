@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import click
@@ -10,7 +11,9 @@ from cues import metrics
 from cues.cli import target as targets
 from cues.cli.options import command, option, output_options, store_option
 from cues.cli.output import Column, Output, ago, size
+from cues.graph import Graph
 from cues.metrics import QueueMetrics
+from cues.store import Store
 
 _COLUMNS = (
     Column("queue", "queue"),
@@ -44,11 +47,28 @@ def queues(target: str | None, store: str | None, everything: bool, output: str 
             rows = [metrics.of_queue(opened, targets.queue_of(found, known, "cues queues"))]
         else:
             rows = metrics.of_queues(opened, all=everything)
+            if found.file is not None:
+                rows += _elsewhere(found.file.graph)
     out = Output(output)
     if not rows and not out.json:
         print(f"The store {targets.shown(found.path)} has no queues yet.")
         return
     out.rows([_json(row) if out.json else _shown(row) for row in rows], _COLUMNS)
+
+
+def _elsewhere(graph: Graph) -> list[QueueMetrics]:
+    """The graph's queues in other stores, as far as they are there."""
+    rows = []
+    for name, options in graph.plan().queues.items():
+        if options.path is None:
+            continue
+        place = graph.place(options.path)
+        if (place / "data.mdb").exists():
+            with Store(place, readonly=True) as store:
+                if name in store.queues():
+                    row = metrics.of_queue(store, name)
+                    rows.append(replace(row, options=replace(row.options, path=targets.shown(place))))
+    return rows
 
 
 def _json(row: QueueMetrics) -> dict[str, Any]:

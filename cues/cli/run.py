@@ -89,7 +89,8 @@ def run(
     if durability is not None:
         file.graph.durability = durability
     declared = file.graph.store is not None and chosen is None
-    before = Before.of(path)
+    queues = file.graph.plan().queues
+    before = Before.of(path, {name: file.graph.place(o.path) for name, o in queues.items() if o.path is not None})
     progress = progress_for(file.graph.id, quiet=quiet, verbose=verbose)
     with progress, _LogsTo(progress), _Signals() as signals:
         running = local.start(

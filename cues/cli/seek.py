@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 from datetime import datetime
 
 import click
 
-from cues import metrics, ownership
+from cues import metrics, ownership, wakeup
 from cues.cli import place as places
 from cues.cli import target as targets
 from cues.cli.options import Failed, WrongUsage, command, confirm, option, output_options, store_option, yes_option
@@ -48,13 +49,13 @@ def seek(
                 f"{processor} is a source; where it goes on is its own position.", "cues run --fresh starts it over."
             )
         chosen = _chosen(processor, tailer, list(standing), where)
-        positions = {id: _index(opened, standing[id].queue, where) for id in chosen}
+        positions = {id: _index(opened, standing[id], where) for id in chosen}
         moves = ", ".join(
             f"{standing[id].queue} from {standing[id].position:,} to {index:,}" for id, index in positions.items()
         )
         confirm(f"{processor} goes on at another place: {moves}.", "Move it?", yes)
         row = ownership.seek(opened, processor, positions, again)
-        opened.ring(_masks(opened, processor, [one.queue for one in standing.values()]))
+        opened.ring(_masks([one.queue for one in standing.values()]))
     Output(output).say(
         f"{processor} moved: {moves}",
         processor=processor,
@@ -83,15 +84,17 @@ def _chosen(processor: str, tailer: str | None, known: list[str], where: places.
     )
 
 
-def _index(store: Store, queue: str, where: places.Place) -> int:
-    log = Log(store, queue)
-    with store.view() as txn:
-        return places.index_of(where, log, txn, log.row(txn), "--to")
+def _index(store: Store, standing: metrics.TailerMetrics, where: places.Place) -> int:
+    with contextlib.ExitStack() as closing:
+        other = closing.enter_context(Store(standing.store, readonly=True)) if standing.store else store
+        log = Log(other, standing.queue)
+        with other.view() as txn:
+            return places.index_of(where, log, txn, log.row(txn), "--to")
 
 
-def _masks(store: Store, processor: str, queues: list[str]) -> int:
+def _masks(queues: list[str]) -> int:
     """Who sleeps on one of the processor's queues shall look where it stands."""
     mask = 0
     for queue in queues:
-        mask |= Log(store, queue).mask
+        mask |= wakeup.mask_of(queue)
     return mask

@@ -6,6 +6,7 @@ import json
 import os
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, Final
 
 import click
@@ -45,6 +46,9 @@ def send(target: str, messages: tuple[str, ...], store: str | None, create: bool
     its number: the lines before it are sent, nothing of what follows is. Exit code 1 then.
     """
     found = targets.resolve(target, store)
+    if found.file is not None and not found.name:
+        source = found.file.graph.plan().source or ""
+        found = replace(found, path=targets.store_of_queue(found.file, source, store))
     given = _arguments(messages)
     with _open(found, create) as opened:
         queue = _queue(found, opened, create)
@@ -124,7 +128,7 @@ def _queue(found: targets.Target, store: Store, create: bool) -> Queue:
         name = found.name or plan.source or ""
         if name in plan.queues:
             asked = graph.queues.get(name) or graph.queues.get("*")
-            return store.queue(name, **(vars(asked) if asked else {}))
+            return store.queue(name, **(vars(asked.inside) if asked else {}))
         if not name or not create:
             known = [*plan.fed, *(queue for queue in plan.queues if queue not in plan.fed)]
             targets.queue_of(found, known, "cues send")

@@ -52,7 +52,11 @@ def status(target: str | None, store: str | None, output: str | None) -> int:
         processors.sort(key=lambda processor: place.get(processor.processor, len(place)))
     out = Output(output)
     if out.json:
-        out.rows([_store(seen), *map(_processor, processors)], ())
+        rows = [_store(seen)]
+        for processor in processors:
+            to = {one.store: one.waiting for one in seen.forwards if one.processor == processor.processor}
+            rows.append(_processor(processor, to))
+        out.rows(rows, ())
         return 0
     print(_headline(seen))
     missing = []
@@ -71,6 +75,9 @@ def status(target: str | None, store: str | None, output: str | None) -> int:
                 f"\nLast error of {processor.processor}, {ago(last.time)}: {last.type}: {last.text}"
                 f"\n  cues tail {found.text}#{last.queue} --from {last.index} -n 1"
             )
+    for forward in seen.forwards:
+        waits = "is not at hand" if forward.waiting is None else f"{forward.waiting:,} waiting"
+        print(f"\n{forward.processor} writes for {targets.shown(forward.store)}: {waits}")
     if missing:
         print(f"\nHas not run yet: {', '.join(missing)}")
     return 0
@@ -103,7 +110,14 @@ def _rows(processor: ProcessorMetrics) -> list[dict[str, Any]]:
         "owner": processor.owner.pid if processor.owner else None,
     }
     own["owner"] = str(own["owner"]) if own["owner"] else None
-    inputs = [{"queue": one.queue, "position": one.position, "lag": one.lag} for one in processor.tailers] or [{}]
+    inputs = [
+        {
+            "queue": f"{one.queue} of {targets.shown(one.store)}" if one.store else one.queue,
+            "position": one.position,
+            "lag": one.lag,
+        }
+        for one in processor.tailers
+    ] or [{}]
     return [own | inputs[0], *inputs[1:]]
 
 
@@ -119,7 +133,7 @@ def _store(seen: StoreMetrics) -> dict[str, Any]:
     }
 
 
-def _processor(processor: ProcessorMetrics) -> dict[str, Any]:
+def _processor(processor: ProcessorMetrics, forwards: dict[str, int | None]) -> dict[str, Any]:
     owner, last = processor.owner, processor.last_error
     return {
         "processor": processor.processor,
@@ -131,8 +145,15 @@ def _processor(processor: ProcessorMetrics) -> dict[str, Any]:
         "lag": processor.lag,
         "rate": processor.rate,
         "tailers": {
-            one.tailer: {"queue": one.queue, "position": one.position, "lag": one.lag} for one in processor.tailers
+            one.tailer: {
+                "queue": one.queue,
+                "position": one.position,
+                "lag": one.lag,
+                **({"store": targets.shown(one.store)} if one.store else {}),
+            }
+            for one in processor.tailers
         },
+        "forwards": {targets.shown(store): waiting for store, waiting in forwards.items()},
         "source_position": plain(processor.source_position),
         "last_step": processor.stepped,
         "errors": processor.errors,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -38,16 +39,19 @@ class Before:
     """By tailer id."""
 
     @staticmethod
-    def of(path: Path) -> Before:
-        """Of the store at ``path``; of one that is not there, or cannot be read, nothing."""
-        if not (path / "data.mdb").exists():
-            return Before()
-        try:
-            with Store(path, readonly=True) as store:
-                ends = {name: store.queue(name).last_index for name in store.queues()}
-                return Before(ends, _positions(store))
-        except CuesError:
-            return Before()  # the start will say why
+    def of(path: Path, elsewhere: Mapping[str, Path]) -> Before:
+        """Of the store at ``path``, and of queues in other stores; of what is not there, or cannot be read, nothing."""
+        ends: dict[str, int] = {}
+        positions: dict[str, int] = {}
+        for place in {path, *elsewhere.values()}:
+            if not (place / "data.mdb").exists():
+                continue
+            with contextlib.suppress(CuesError), Store(place, readonly=True) as store:  # the start will say why
+                here = [name for name in store.queues() if elsewhere.get(name, path) == place]
+                ends |= {name: store.queue(name).last_index for name in here}
+                if place == path:
+                    positions = _positions(store)
+        return Before(ends, positions)
 
 
 def _positions(store: Store) -> dict[str, int]:

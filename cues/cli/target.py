@@ -66,8 +66,17 @@ def resolve(target: str | None, store: str | None = None) -> Target:
         return Target(Path(chosen), None, name, chosen)
     if not Path(text).is_dir() and graphfile.is_file(text):
         file = graphfile.load(text)
-        return Target(store_of(file, store), file, name, text)
+        return Target(store_of_queue(file, name, store), file, name, text)
     return Target(Path(text), None, name, text)
+
+
+def store_of_queue(file: GraphFile, queue: str, store: str | None) -> Path:
+    """Where a queue of a graph lies: in the graph's store, unless its options have a path."""
+    graph = file.graph
+    options = graph.plan().queues.get(queue) if queue else None
+    if options is not None and options.path is not None:
+        return graph.place(options.path)
+    return store_of(file, store)
 
 
 def store_of(file: GraphFile, store: str | None) -> Path:

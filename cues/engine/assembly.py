@@ -73,6 +73,8 @@ class Assembly:
 
     def close(self) -> None:
         """Give the processors up, and the stores that were opened here."""
+        for delivery in self.deliveries:
+            delivery.close()
         try:
             for forwarder in self.forwarders:
                 with contextlib.suppress(CuesError):  # what is not tidied now is at the next close
@@ -112,7 +114,7 @@ def assemble(
         queues = _prepare(stores, plan, graph)
         claimants = []
         for node in plan.running:
-            logs = {names.tailer_id(node.id, port.queue): queues[port.queue].log for port in node.inputs}
+            logs = {names.tailer_id(node.id, port.queue): queues[port.queue].log for port in node.reads}
             claimants.append(Claimant(node.id, node.kind, logs))
         ownership = Ownership(opened, claimants, take_over)
         before = _topologies(opened, claimants)
@@ -127,7 +129,7 @@ def assemble(
             row = rows[node.id]
             reader = abroad.Reader(opened.id, node.id, row.epoch)
             marks: dict[str, abroad.LowWater] = {}
-            for place, tailer in enumerate(sorted(names.tailer_id(node.id, port.queue) for port in node.inputs)):
+            for place, tailer in enumerate(sorted(names.tailer_id(node.id, port.queue) for port in node.reads)):
                 queue = queues[tailer.removeprefix(node.id + ".")]
                 if queue.store.id != opened.id:
                     marks[tailer] = abroad.LowWater(queue, reader, holding=row.pending)
@@ -166,7 +168,10 @@ def assemble(
 def _open_others(stores: Stores, plan: Plan, graph: Graph, accept_topology: bool) -> None:
     """Open the stores of queues that have a ``path``; one that was exchanged for another is :class:`Diverged`."""
     home = stores.home
-    known = {os.path.realpath(place): id for id, places in abroad.places(home).items() for place in places}
+    known: dict[str, set[bytes]] = {}
+    for id, places in abroad.places(home).items():
+        for place in places:
+            known.setdefault(os.path.realpath(place), set()).add(id)
     by_path: dict[str, Store] = {os.path.realpath(home.path): home}
     for name, options in plan.queues.items():
         if options.path is None:
@@ -176,7 +181,7 @@ def _open_others(stores: Stores, plan: Plan, graph: Graph, accept_topology: bool
         expected = known.get(real)
         if real not in by_path:
             new = not (path / "data.mdb").exists()
-            if new and expected is not None and not accept_topology:
+            if new and expected and not accept_topology:
                 raise _exchanged(path, name, "is gone")
             other = Store(path, durability=graph.durability if new else None)
             if other.id == home.id:
@@ -185,7 +190,7 @@ def _open_others(stores: Stores, plan: Plan, graph: Graph, accept_topology: bool
             else:
                 stores.opened.append(other)
                 stores.others[other.id] = other
-            if expected is not None and other.id != expected and not accept_topology:
+            if expected and other.id not in expected and not accept_topology:
                 raise _exchanged(path, name, "is another one than the one that this graph has used")
             by_path[real] = other
         if by_path[real] is not home:
@@ -275,7 +280,7 @@ def _prepare(stores: Stores, plan: Plan, graph: Graph) -> dict[str, Queue]:
         wanted[stores.store_of(name)][name] = options.inside
     for node in plan.running:
         wanted[home][node.id] = TRY_LOG
-        targets = {stores.store_of(queue) for queue in (*(port.queue for port in node.outputs), node.errors) if queue}
+        targets = {stores.store_of(queue) for queue in (*(port.queue for port in node.writes), node.errors) if queue}
         for other in targets - {home}:
             wanted[home][names.fork_id(node.id, other.id)] = fork.OPTIONS
 
@@ -303,7 +308,7 @@ def _prepare(stores: Stores, plan: Plan, graph: Graph) -> dict[str, Queue]:
 
 def _begin_marks(home: Store, node: Node, queues: dict[str, Queue]) -> None:
     """Make the marks that are missing, before there are positions that need them."""
-    for port in node.inputs:
+    for port in node.reads:
         queue = queues[port.queue]
         if queue.store.id != home.id:
             abroad.LowWater(queue, abroad.Reader(home.id, node.id, 0)).begin(queue.first_index)

@@ -160,7 +160,8 @@ class Worker:
         if row is None:
             return True
         left = []
-        for one, position in zip(sorted(delivery.inputs, key=lambda i: i.tailer), row.positions):
+        for one in delivery.inputs:
+            position = delivery.position_in(row, one.tailer)
             log = log_row(one.log)
             left.append(log.next - max(position.next, log.first))  # what was purged is nobody's to take
         return not (any if delivery.node.mode == "alts" else all)(n > 0 for n in left)

@@ -1,0 +1,562 @@
+"""Queues in other stores: what a user sees of them, and what happens where they do not fit together.
+
+That nothing is lost or doubled whatever dies when is shown by test_crashes.py and test_power.py.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from forks import Forks
+
+import cues
+from cues import Graph, QueueOptions, Sink, Source, Stream, abroad, events, forwarder, names, testing
+from cues.engine.assembly import assemble
+from cues.errors import Diverged, ProcessorStopped, QueueNotFound, StoreNotFound, TopologyChanged
+from cues.forwarder import Forwarder
+
+Message = dict[str, Any]
+
+
+def numbers(stop: int, start: int = 0) -> list[Message]:
+    return [{"n": n} for n in range(start, stop)]
+
+
+def same(message: Message) -> Message:
+    return message
+
+
+def graph(tmp_path: Path, *processors: Any, queues: tuple[str, ...] = ("out",), id: str = "g", **options: Any) -> Graph:
+    """A graph whose home is ``home``, and whose ``queues`` lie in ``other``."""
+    elsewhere = {queue: QueueOptions(path=tmp_path / "other") for queue in queues}
+    return Graph(id, processors, store=tmp_path / id, queues={**elsewhere, **options.pop("more", {})}, **options)
+
+
+def read(path: Path, queue: str) -> list[Message]:
+    with cues.open(path, readonly=True) as store:
+        return testing.messages(store, queue)
+
+
+def feed(path: Path, queue: str, messages: list[Message]) -> None:
+    with cues.open(path) as store:
+        store.queue(queue).appender().write_many(messages)
+
+
+# --- what a user sees -----------------------------------------------------------------------------
+
+
+def test_a_running_graph_writes_to_and_reads_from_another_store(tmp_path: Path) -> None:
+    there = graph(tmp_path, Stream(same, "in", "out", id="go"), Stream(same, "out", "back", id="come"))
+    with there.start() as running:
+        for message in numbers(50):
+            running.send("in", message)
+        assert running.wait_idle(timeout=30)
+        assert running.messages("out") == running.messages("back") == numbers(50)
+    assert read(tmp_path / "other", "out") == numbers(50)
+    with cues.open(tmp_path / "g", readonly=True) as home:
+        assert "out" not in home.queues() and "back" in home.queues()
+
+
+def test_idle_means_that_everything_has_been_forwarded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A forwarder that is held up keeps the graph busy, though all its processors have nothing to take."""
+    let_go = threading.Event()
+    real = Forwarder.step
+    monkeypatch.setattr(Forwarder, "step", lambda self: let_go.wait(0.01) and real(self))
+    with graph(tmp_path, Stream(same, "in", "out")).start() as running:
+        running.send("in", {"n": 0})
+        assert not running.wait_idle(timeout=0.3)
+        assert running.counters()["g.same"].taken == 1 and running.messages("out") == []
+        let_go.set()
+        assert running.wait_idle(timeout=30)
+        assert running.messages("out") == [{"n": 0}]
+
+
+def test_relative_paths_are_beside_the_graph_file_or_in_the_current_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    made = Graph("g", [Stream(same, "in", "out")], queues={"out": QueueOptions(path="data/shared")})
+    testing.run_until_idle(made, tmp_path / "home")
+    assert (tmp_path / "data" / "shared" / "data.mdb").exists()
+    made.directory = tmp_path / "elsewhere"
+    testing.run_until_idle(made, tmp_path / "home2")
+    assert (tmp_path / "elsewhere" / "data" / "shared" / "data.mdb").exists()
+
+
+def test_a_path_that_is_the_graphs_own_store_changes_nothing(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "g")
+    made = Graph(
+        "g", [Stream(same, "in", "out")], store=tmp_path / "g", queues={"out": QueueOptions(path=tmp_path / "link")}
+    )
+    with quick_store(tmp_path / "g") as store:
+        store.queue("in").appender().write_many(numbers(3))
+        testing.run_until_idle(made, store)
+        assert testing.messages(store, "out") == numbers(3)
+        assert not [name for name in store.queues(all=True) if "fork" in name]
+
+
+def quick_store(path: Path) -> cues.Store:
+    return cues.open(path, durability="process")
+
+
+def test_the_path_is_the_graphs_and_not_the_queues(tmp_path: Path) -> None:
+    testing.run_until_idle(graph(tmp_path, Stream(same, "in", "out"), more={"in": QueueOptions(retention=5)}))
+    with cues.open(tmp_path / "other") as other:
+        assert other.queue("out").options == QueueOptions()
+    assert Graph.from_dict(graph(tmp_path, Source("out")).to_dict()).queues["out"].path == str(tmp_path / "other")
+
+
+def test_messages_abroad_carry_hash_and_provenance_like_those_at_home(tmp_path: Path) -> None:
+    made = graph(
+        tmp_path,
+        Stream(lambda m: {"home": m, "abroad": m}, "in", {"home": "near", "abroad": "out"}, id="both"),
+        more={"in": QueueOptions(metadata={"t", "time", "tx"})},
+    )
+    with quick_store(tmp_path / "g") as home:
+        home.queue("in").appender().write_many(numbers(5))
+        testing.run_until_idle(made, home)
+        near = [envelope(home, "near", index) for index in range(1, 6)]
+    with cues.open(tmp_path / "other") as other:
+        far = [envelope(other, "out", index) for index in range(1, 6)]
+    assert near == far and near[2][0] is not None
+    assert near[2][1]["q/queue"]["in"]["q/t"] == near[2][1]["tx/t"] == 3
+
+
+def envelope(store: cues.Store, queue: str, index: int) -> tuple[str | None, Message]:
+    tailer = store.queue(queue).tailer()
+    tailer.to_index(index)
+    tailer.read()
+    assert tailer.envelope is not None
+    return tailer.envelope.hash, tailer.envelope.metadata
+
+
+def test_the_attempt_names_the_fork_queue_and_its_message_carries_the_hash(tmp_path: Path) -> None:
+    with quick_store(tmp_path / "g") as home:
+        home.queue("in").appender().write_many(numbers(2))
+        testing.run_until_idle(graph(tmp_path, Stream(same, "in", "out")), home)
+        with cues.open(tmp_path / "other") as other:
+            fork = f"g.same.fork.{other.id.hex()}"
+        attempt = testing.messages(home, "g.same")[-1]
+        assert attempt["q.try/message-index"] == {fork: 1}
+        assert envelope(home, fork, 1)[0] == attempt["q/hash"]
+        assert not testing.check_attempts(home)
+        assert home.queue(fork).tailer().read() == {"q/type": "q.type.fork/step", "q.fork/counts": {"out": 2}}
+
+
+def test_a_message_larger_than_a_page_and_a_step_larger_than_a_forward(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(forwarder, "BYTES_MAX", 20_000)
+    large = [{"n": n, "body": os.urandom(5_000 * (n % 4))} for n in range(40)]
+    with quick_store(tmp_path / "g") as home:
+        home.queue("in").appender().write_many(large)
+        testing.run_until_idle(graph(tmp_path, Stream(same, "in", "out")), home)
+    assert read(tmp_path / "other", "out") == large
+
+
+def test_several_graphs_write_to_one_queue_and_another_reads_it(tmp_path: Path) -> None:
+    """A queue is the output of two graphs and the input of a third, each with a store of its own, all running."""
+    counts = {"a": 300, "b": 200}
+
+    def source(id: str) -> Callable[..., Any]:
+        def rows(position: int | None) -> Iterator[tuple[int, Message]]:
+            for n in range(position or 0, counts[id]):
+                yield n + 1, {"from": id, "n": n}
+
+        return rows
+
+    writers = [
+        graph(tmp_path, Source(f"rows-{id}", source(id)), Stream(same, f"rows-{id}", "out"), id=id) for id in "ab"
+    ]
+    reader = graph(tmp_path, Stream(same, "out", "all"), id="c")
+    with writers[0].start() as a, writers[1].start() as b, reader.start() as c:
+        for running in (a, b, c):
+            assert running.wait_idle(timeout=30)
+        assert c.wait_idle(timeout=30)
+        found = c.messages("all")
+    testing.check_history(
+        {id: [{"from": id, "n": n} for n in range(count)] for id, count in counts.items()}, found
+    ).expect_exact()
+
+
+def test_the_error_queue_may_be_shared_by_graphs_in_a_store_of_its_own(tmp_path: Path) -> None:
+    def fails(message: Message) -> Message:
+        raise ValueError(message["n"])
+
+    for id in ("a", "b"):
+        feed(tmp_path / id, "in", numbers(3))
+        testing.run_until_idle(graph(tmp_path, Stream(fails, "in", "out"), id=id, queues=("errors",), errors="errors"))
+    found = read(tmp_path / "other", "errors")
+    assert [m["err.proc/config"]["id"] for m in found] == ["a.fails"] * 3 + ["b.fails"] * 3
+
+
+def test_stores_that_differ_in_durability_say_what_holds_for_both(tmp_path: Path) -> None:
+    with cues.open(tmp_path / "other", durability="process"):
+        pass
+    report = testing.run_until_idle(graph(tmp_path, Stream(same, "in", "out")))
+    said = [event.text for event in report.events if "durability" in event.text]
+    assert len(said) == 1 and str(tmp_path / "other") in said[0]
+    report = testing.run_until_idle(graph(tmp_path, Stream(same, "in", "out"), id="h", durability="process"))
+    assert not [event for event in report.events if "durability" in event.text]
+
+
+# --- retention ------------------------------------------------------------------------------------
+
+
+def test_read_retention_waits_for_a_reader_whose_position_is_in_another_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(forwarder, "MARK_S", 0.0)
+    made = graph(
+        tmp_path,
+        Sink(lambda m: None, "out", id="save"),
+        more={"out": QueueOptions(path=tmp_path / "other", retention="read")},
+    )
+    testing.run_until_idle(made)
+    with cues.open(tmp_path / "other") as other:
+        out = other.queue("out")
+        for n in range(50):
+            out.appender().write({"n": n})
+        assert out.first_index == 1, "nobody has read it"
+        testing.run_until_idle(made)
+        out.appender().write({"n": 50})
+        assert out.first_index == 51, "it is past all but the last"
+
+
+def test_a_step_under_way_from_another_store_holds_back_every_policy(tmp_path: Path) -> None:
+    """The sink is killed in its function; until it has taken the messages again no policy lets go of them."""
+    made = graph(
+        tmp_path,
+        Sink(lambda m: None, "out", id="save"),
+        more={"out": QueueOptions(path=tmp_path / "other", retention=2)},
+    )
+    testing.run_until_idle(made)
+    with cues.open(tmp_path / "other") as other:
+        out = other.queue("out")
+        for n in range(3):
+            out.appender().write({"n": n})
+        with testing.crash("function.after", how="raise"), pytest.raises(testing.Crashed):
+            testing.run_until_idle(made)
+        first = out.first_index
+        for n in range(3, 30):
+            out.appender().write({"n": n})
+        assert out.first_index == first
+        report = testing.run_until_idle(made)
+        assert report.decisions == {"save": "rewind"}
+        out.appender().write({"n": 30})
+        assert out.first_index >= 29
+
+
+def test_a_reader_that_was_taken_over_does_not_move_its_followers_mark(tmp_path: Path) -> None:
+    with cues.open(tmp_path / "other") as other:
+        out = other.queue("out", retention="read")
+        old = abroad.LowWater(out, abroad.Reader(b"8bytes!!", "g.save", 1))
+        new = abroad.LowWater(out, abroad.Reader(b"8bytes!!", "g.save", 2))
+        new.publish(7)
+        old.publish(9)
+        with other.view() as txn:
+            ((processor, mark),) = abroad.marks(txn, out.log)
+        assert (processor, mark.epoch, mark.next) == ("g.save", 2, 7)
+
+
+def test_an_input_that_is_read_no_more_takes_its_mark_along(tmp_path: Path) -> None:
+    testing.run_until_idle(graph(tmp_path, Stream(lambda a: a, "out", "x", id="s")))
+    with cues.open(tmp_path / "other") as other:
+        assert marks(other, "out") == ["g.s"]
+        changed = graph(tmp_path, Stream(lambda a: a, "near", "out", id="s"))
+        with pytest.raises(TopologyChanged):
+            testing.run_until_idle(changed)
+        assert marks(other, "out") == ["g.s"]
+        testing.run_until_idle(changed, accept_topology=True)
+        assert marks(other, "out") == []
+
+
+def marks(store: cues.Store, queue: str) -> list[str]:
+    with store.view() as txn:
+        return [processor for processor, _ in abroad.marks(txn, store.queue(queue).log)]
+
+
+# --- positions ------------------------------------------------------------------------------------
+
+
+def test_a_queue_that_moved_to_another_store_stops_the_start(tmp_path: Path) -> None:
+    feed(tmp_path / "g", "out", numbers(3))
+    testing.run_until_idle(graph(tmp_path, Stream(same, "out", "x"), queues=()))
+    with pytest.raises(TopologyChanged, match=r"on a queue of another store: g\.same\.out"):
+        testing.run_until_idle(graph(tmp_path, Stream(same, "out", "x")))
+    feed(tmp_path / "other", "out", numbers(5, 3))
+    testing.run_until_idle(graph(tmp_path, Stream(same, "out", "x")), accept_topology=True)
+    assert read(tmp_path / "g", "x") == numbers(5)
+
+
+def test_seek_moves_a_position_on_a_queue_of_another_store(tmp_path: Path) -> None:
+    made = graph(tmp_path, Stream(same, "out", "x"))
+    feed(tmp_path / "other", "out", numbers(5))
+    testing.run_until_idle(made)
+    with cues.open(tmp_path / "g") as home:
+        from cues import ownership
+
+        ownership.seek(home, "g.same", {"g.same.out": 4})
+    testing.run_until_idle(made)
+    assert read(tmp_path / "g", "x") == [*numbers(5), *numbers(5, 3)]
+    shutil.rmtree(tmp_path / "other")
+    with cues.open(tmp_path / "g") as home, pytest.raises(StoreNotFound, match="other"):
+        ownership.seek(home, "g.same", {"g.same.out": 1})
+
+
+def test_a_purge_abroad_is_counted_and_the_rest_goes_on(tmp_path: Path) -> None:
+    feed(tmp_path / "other", "out", numbers(10))
+    made = graph(tmp_path, Stream(same, "out", "x", batch_size=3))
+    testing.run_until_idle(made, steps_max=1)
+    with cues.open(tmp_path / "other") as other:
+        other.queue("out").purge(before=8)
+    testing.run_until_idle(made)
+    assert read(tmp_path / "g", "x") == [*numbers(3), *numbers(10, 7)]
+
+
+# --- what does not fit together -------------------------------------------------------------------
+
+
+def ready(tmp_path: Path) -> Graph:
+    """A graph that has forwarded three messages."""
+    made = graph(tmp_path, Stream(same, "in", "out"))
+    feed(tmp_path / "g", "in", numbers(3))
+    testing.run_until_idle(made)
+    return made
+
+
+def test_another_store_that_is_gone_stops_the_start(tmp_path: Path) -> None:
+    made = ready(tmp_path)
+    shutil.rmtree(tmp_path / "other")
+    with pytest.raises(Diverged, match="is gone") as caught:
+        testing.run_until_idle(made)
+    assert "--accept-topology" in caught.value.hint and not (tmp_path / "other").exists()
+    feed(tmp_path / "g", "in", numbers(5, 3))
+    testing.run_until_idle(made, accept_topology=True)
+    assert read(tmp_path / "other", "out") == numbers(5, 3)
+    feed(tmp_path / "g", "in", numbers(6, 5))
+    testing.run_until_idle(made)
+    assert read(tmp_path / "other", "out") == numbers(6, 3)
+
+
+def test_another_store_that_was_made_anew_stops_the_start(tmp_path: Path) -> None:
+    made = ready(tmp_path)
+    shutil.rmtree(tmp_path / "other")
+    feed(tmp_path / "other", "out", numbers(1))
+    with pytest.raises(Diverged, match="another one than the one that this graph has used"):
+        testing.run_until_idle(made)
+
+
+def test_what_was_not_forwarded_is_forwarded_though_the_graph_writes_there_no_more(tmp_path: Path) -> None:
+    made = graph(tmp_path, Stream(same, "in", "out"))
+    feed(tmp_path / "g", "in", numbers(3))
+    with testing.crash("forward.read", how="raise"), pytest.raises(testing.Crashed):
+        testing.run_until_idle(made)
+    assert read(tmp_path / "other", "out") == []
+    testing.run_until_idle(graph(tmp_path, Stream(same, "in", "out"), queues=()))
+    assert read(tmp_path / "other", "out") == numbers(3)
+
+
+def copy_of(path: Path) -> Path:
+    """The store as it is now, to be put back later."""
+    kept = path.with_suffix(".kept")
+    shutil.copytree(path, kept, ignore=shutil.ignore_patterns("bells", "lock.mdb", "wake", "lease-*"))
+    return kept
+
+
+def put_back(path: Path, kept: Path) -> None:
+    shutil.rmtree(path)
+    kept.rename(path)
+
+
+def test_a_home_store_from_a_backup_is_refused_where_the_other_store_is_ahead(tmp_path: Path) -> None:
+    made = ready(tmp_path)
+    kept = copy_of(tmp_path / "g")
+    feed(tmp_path / "g", "in", numbers(5, 3))
+    testing.run_until_idle(made)
+    put_back(tmp_path / "g", kept)
+    with pytest.raises(Diverged, match="the fork queue ends before"):
+        testing.run_until_idle(made)
+
+
+def test_a_home_store_that_went_another_way_is_refused(tmp_path: Path) -> None:
+    """The same step at the same place is not enough: its record must be the one that was forwarded."""
+    made = ready(tmp_path)
+    kept = copy_of(tmp_path / "g")
+    feed(tmp_path / "g", "in", numbers(5, 3))
+    testing.run_until_idle(made)
+    put_back(tmp_path / "g", kept)
+    feed(tmp_path / "g", "in", numbers(5, 3))
+    shutil.move(tmp_path / "other", tmp_path / "aside")  # out of sight, so that home goes its way
+    with cues.open(tmp_path / "g") as home:
+        assembly_without_forwarding(made, home)
+    shutil.rmtree(tmp_path / "other", ignore_errors=True)
+    shutil.move(tmp_path / "aside", tmp_path / "other")
+    with pytest.raises(Diverged, match="which is another one here"):
+        testing.run_until_idle(made)
+
+
+def assembly_without_forwarding(made: Graph, home: cues.Store) -> None:
+    """One step of the graph, and nothing forwarded, over a copy of the other store."""
+    shutil.copytree(str(made.queues["out"].path).replace("other", "aside"), str(made.queues["out"].path))
+    real = Forwarder.compare
+    try:
+        Forwarder.compare = lambda self: None  # type: ignore[method-assign]
+        assembled = assemble(made, home)
+    finally:
+        Forwarder.compare = real  # type: ignore[method-assign]
+    for delivery in assembled.deliveries:
+        delivery.step()
+    assembled.forwarders.clear()
+    assembled.close()
+
+
+def test_another_store_from_a_backup_gets_what_it_lacks_as_long_as_it_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = ready(tmp_path)
+    kept = copy_of(tmp_path / "other")
+    feed(tmp_path / "g", "in", numbers(5, 3))
+    with monkeypatch.context() as patch:
+        patch.setattr(Forwarder, "tidy", lambda self: None)  # killed before: the fork queue keeps what it forwarded
+        testing.run_until_idle(made)
+    put_back(tmp_path / "other", kept)
+    testing.run_until_idle(made)
+    assert read(tmp_path / "other", "out") == numbers(5)
+
+
+def test_another_store_from_an_older_backup_is_refused(tmp_path: Path) -> None:
+    made = ready(tmp_path)
+    kept = copy_of(tmp_path / "other")
+    for n in range(3, 6):
+        feed(tmp_path / "g", "in", numbers(n + 1, n))
+        testing.run_until_idle(made)
+    put_back(tmp_path / "other", kept)
+    with pytest.raises(Diverged, match="were trimmed"):
+        testing.run_until_idle(made)
+
+
+# --- forwarders -----------------------------------------------------------------------------------
+
+
+def test_two_forwarders_of_the_same_queue_do_no_harm(tmp_path: Path) -> None:
+    """Two take the same steps; the one that commits second finds another row, and looks again."""
+    made = graph(tmp_path, Stream(same, "in", "out", batch_size=1))
+    with quick_store(tmp_path / "g") as home, cues.open(tmp_path / "other") as other:
+        home.queue("in").appender().write_many(numbers(200))
+        assembly = assemble(made, home)
+        processors = ["g.same"]
+        forwarders = [Forwarder(home, other, processors) for _ in range(3)]
+        (delivery,) = assembly.deliveries
+        done = threading.Event()
+
+        def forward(one: Forwarder) -> None:
+            while one.step() or not done.is_set():
+                time.sleep(0)
+
+        threads = [threading.Thread(target=forward, args=(one,)) for one in forwarders]
+        for thread in threads:
+            thread.start()
+        while delivery.step() == "committed":
+            pass
+        done.set()
+        for thread in threads:
+            thread.join()
+        assert testing.messages(other, "out") == numbers(200)
+        assert sum(one.forwarded for one in forwarders) == 200
+        assembly.close()
+
+
+def test_a_forwarder_that_cannot_write_stops_and_says_so_and_nothing_is_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with cues.open(tmp_path / "other", map_size=1 << 20):
+        pass
+    made = graph(tmp_path, Stream(same, "in", "out"))
+    heard: list[events.Event] = []
+    running = made.start()
+    running.bus.listeners.append(heard.append)
+    with pytest.raises(ProcessorStopped, match="not forwarded any more") as caught, running:
+        for n in range(60):
+            running.send("in", {"n": n, "body": os.urandom(50_000)})
+        running.wait_idle(timeout=60)
+    assert type(caught.value.__cause__).__name__ == "StoreFull"
+    assert [event for event in heard if isinstance(event, events.Stopped)]
+    forwarded = [message["n"] for message in read(tmp_path / "other", "out")]
+    assert forwarded == list(range(len(forwarded))) and len(forwarded) < 60
+    with cues.open(tmp_path / "other", map_size=1 << 26):
+        testing.run_until_idle(made)
+    assert [message["n"] for message in read(tmp_path / "other", "out")] == list(range(60))
+
+
+def test_the_fork_queue_stays_small_while_much_passes(tmp_path: Path) -> None:
+    made = graph(tmp_path, Stream(same, "in", "out", batch_size=100), durability="process")
+    with quick_store(tmp_path / "g") as home:
+        fork = None
+        for round in range(30):
+            home.queue("in").appender().write_many(numbers(1000))
+            testing.run_until_idle(made, home)
+            (fork,) = [home.queue(name) for name in home.queues(all=True) if names.fork_parts(name)]
+            assert len(fork) <= 2 * forwarder.TRIM_MESSAGES, round
+        assert fork is not None and fork.last_index > 30_000
+
+
+# --- ownership ------------------------------------------------------------------------------------
+
+
+def run_stopped(home: str, path: str) -> None:
+    """In a child: run the graph until a crash point stops the process; when it goes on, it goes on."""
+    made = graph(Path(path), Stream(same, "in", "out", batch_size=2))
+    testing.run_until_idle(made, home)
+
+
+@pytest.mark.parametrize("point", ["commit.before", "forward.read", "forward.synced", "forward.after", "trim.synced"])
+def test_a_process_that_was_stopped_and_taken_over_commits_nothing_in_either_store(
+    point: str, forks: Forks, tmp_path: Path
+) -> None:
+    made = graph(tmp_path, Stream(same, "in", "out", batch_size=2))
+    with cues.open(tmp_path / "g", durability="process") as home:
+        home.queue("in").appender().write_many(numbers(10))
+    pid = forks.start("test_two_stores:stop_at", str(tmp_path), point)
+    assert forks.wait(pid).stopped
+    for lease in (tmp_path / "g").glob("lease-*"):
+        lease.write_bytes(bytes(8))  # it has run out
+    testing.run_until_idle(made, take_over=True)
+    expected = numbers(10)
+    assert read(tmp_path / "other", "out") == expected
+    before = snapshot(tmp_path)
+    forks.kill(pid, signal.SIGCONT)
+    outcome = forks.wait(pid)
+    if point == "commit.before":
+        assert "Fenced" in outcome.error
+    assert read(tmp_path / "other", "out") == expected
+    assert snapshot(tmp_path) == before
+    with cues.open(tmp_path / "g") as home:
+        home.queue("in").appender().write_many(numbers(12, 10))
+    testing.run_until_idle(made)
+    assert read(tmp_path / "other", "out") == numbers(12)
+
+
+def snapshot(tmp_path: Path) -> dict[str, Any]:
+    with cues.open(tmp_path / "g") as home, cues.open(tmp_path / "other") as other:
+        return {"home": testing.contents(home), "other": testing.contents(other)["queues"]}
+
+
+def stop_at(path: str, point: str) -> None:
+    """In a child: run the graph, and be stopped at ``point``."""
+    forwarder.TRIM_MESSAGES = 2  # type: ignore[misc]
+    with testing.crash(point, 1, how="stop"):
+        testing.run_until_idle(graph(Path(path), Stream(same, "in", "out", batch_size=2)))
+
+
+def test_a_queue_of_another_store_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with graph(tmp_path, Stream(same, "in", "out")).start() as running, pytest.raises(QueueNotFound):
+        running.messages("outt")
