@@ -35,7 +35,7 @@ from cues.imperative import ByBinding, Imperative, ProcessAppender, ProcessTaile
 from cues.options import QueueOptions
 from cues.processor import Filter, Function, Node, filter_of, positional_order, wants_process
 from cues.provenance import Provenance
-from cues.state import Changes, Layer, State, Table, part_of
+from cues.state import Changes, Layer, State, Table, key_part
 from cues.taking import Slice, Taken
 
 if TYPE_CHECKING:
@@ -304,7 +304,7 @@ class Process:
             return offset
         message = self._now().slices[0].messages[offset]
         try:
-            return part_of(message.get(key) if isinstance(key, str) else key(message))
+            return key_part(message.get(key) if isinstance(key, str) else key(message))
         except Exception:
             return offset  # the call will fail of it, if it asks for the state at all
 

@@ -73,7 +73,7 @@ class Table:
         """The layer of calls that run one at a time."""
 
     def layer(self, key: bytes | None) -> Layer:
-        """A layer for a call beside others; it sees the state under ``key`` (see :func:`part_of`), or none."""
+        """A layer for a call beside others; it sees the state under ``key`` (see :func:`key_part`), or none."""
         return Layer(self._shared, key or b"")
 
     def view(self, key: Any) -> State:
@@ -237,7 +237,7 @@ class Layer:
 
     def view(self, key: Any) -> State:
         """The fields under ``key``."""
-        part = part_of(key)
+        part = key_part(key)
         if self._key is not None and part != self._key:
             raise CuesError(
                 f"The state of key {key!r} is not that of the message's own key; other calls may be using it now.",
@@ -304,25 +304,25 @@ class State(MutableMapping[Any, Any]):
     # A field too long for LMDB's key is found by its hash; its value is then [field, value].
 
     def __getitem__(self, field: Any) -> Any:
-        part = part_of(field)
+        part = key_part(field)
         value = self._layer.get(self._prefix + part)
         if value is _ABSENT:
             raise KeyError(field)
         return value[1] if part[0] == _HASHED else value
 
     def get(self, field: Any, default: Any = None) -> Any:
-        part = part_of(field)
+        part = key_part(field)
         value = self._layer.get(self._prefix + part)
         if value is _ABSENT:
             return default
         return value[1] if part[0] == _HASHED else value
 
     def __setitem__(self, field: Any, value: Any) -> None:
-        part = part_of(field)
+        part = key_part(field)
         self._layer.set(self._prefix + part, [field, value] if part[0] == _HASHED else value)
 
     def __delitem__(self, field: Any) -> None:
-        row = self._prefix + part_of(field)
+        row = self._prefix + key_part(field)
         if self._layer.get(row) is _ABSENT:
             raise KeyError(field)
         self._layer.set(row, _ABSENT)
@@ -339,7 +339,7 @@ class State(MutableMapping[Any, Any]):
         return f"<cues.State {dict(self)!r}>"
 
 
-def part_of(value: Any) -> bytes:
+def key_part(value: Any) -> bytes:
     """The part of the rows' keys that stands for a key or a field. Raises :class:`CodecError`."""
     if type(value) is str and len(value) <= _PART_BYTES_MAX:
         return _part_of_text(value)

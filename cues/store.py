@@ -698,7 +698,7 @@ def alone(path: str | os.PathLike[str]) -> Iterator[Store]:
     it meanwhile, in this process any store, waits until the end. Commits are durable whatever the store's
     durability. LMDB itself does no locking here, as ours is all there is:
 
-    1. the register of writers is held, and no writer is in it;
+    1. the register is held, and nobody in it who has the store open for writing;
     2. the byte of LMDB's lock file that every environment holds shared is held exclusively, which
        also shows the readers that are outside a transaction.
     """
@@ -711,7 +711,7 @@ def alone(path: str | os.PathLike[str]) -> Iterator[Store]:
             raise StoreError(f"This process has the store {path} open itself.", "close it first.", path=str(path))
         with contextlib.ExitStack() as held:
             try:
-                held.enter_context(_held_alone(place, "locks", locks.REGISTER, locks.WRITERS, locks.WRITERS_END))
+                held.enter_context(_held_alone(place, "locks", locks.REGISTER, locks.OPENED, locks.OPENED_END))
                 held.enter_context(_held_alone(place, "lock.mdb", _LMDB_LOCK, _LMDB_LOCK, _LMDB_LOCK + 1))
                 found = _read_format(place, lock=False)
                 assert found is not None  # it was opened above

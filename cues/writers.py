@@ -18,7 +18,8 @@ much as a whole small commit; so it is taken only when there is somebody to wait
 
 A process that only reads needs a transaction as well, an empty one, to open a database. It is a
 guest: it makes the others queue up for that moment, with the door closed (locks.REGISTER), so that
-nobody joins or leaves meanwhile and the word can be put back. A lone writer stays alone.
+nobody joins or leaves meanwhile and the word can be put back. A lone writer stays alone. Whoever may
+write some day holds another byte (locks.OPENED + pid), for those who delete or replace the store.
 
 Threads of one process are kept apart by a plain mutex.
 """
@@ -69,6 +70,9 @@ class Turnstile:
         self._holding = False
         self._looked = 0.0
         self.mutex = threading.Lock()
+        self._register()  # who deletes or replaces the store as a whole holds it
+        self._locks.try_lock(locks.OPENED + self._pid)
+        self._locks.unlock(locks.REGISTER)
 
     def transact(self, pages: int, work: Callable[..., Any], *args: Any) -> Any:
         """Run ``work(txn, …)`` in a write transaction with room for ``pages`` and commit it.
@@ -161,14 +165,18 @@ class Turnstile:
         try:
             self._register()
         except WriterStuck:
-            self._locks.unlock(locks.WRITERS + self._pid)
+            self._forget()
             return
         try:
             if self._alone():
                 when_alone()
         finally:
-            self._locks.unlock(locks.WRITERS + self._pid)
+            self._forget()
             self._locks.unlock(locks.REGISTER)
+
+    def _forget(self) -> None:
+        self._locks.unlock(locks.WRITERS + self._pid)
+        self._locks.unlock(locks.OPENED + self._pid)
 
     def _register(self) -> None:
         self._await(lambda: self._locks.try_lock(locks.REGISTER), lambda: self._locks.holder(locks.REGISTER))

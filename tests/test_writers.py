@@ -15,7 +15,9 @@ import pytest
 
 import cues
 from cues import locks, wakeup
-from cues.errors import WriterStuck
+from cues.cli import fresh
+from cues.errors import AlreadyRunning, WriterStuck
+from cues.store import alone
 
 DURABILITIES = ["process", "disk"]
 
@@ -240,6 +242,23 @@ def test_who_only_reads_is_a_guest(tmp_path: Path, durability: str) -> None:
         assert shared(store) == 0
         assert [m["n"] for m in queues["a"].tailer()] == list(range(count))
     assert not (tmp_path / "store" / "open").exists()
+
+
+def test_who_has_it_open_for_writing_is_known_before_it_writes(tmp_path: Path) -> None:
+    """Deleting or replacing a store under somebody who has not written yet would lose what they write later."""
+    path = tmp_path / "store"
+    with cues.open(path) as store:
+        store.queue("q")
+    with children.Child(WRITE, path) as child:
+        assert child.line() == "ready"
+        for use in (lambda: fresh._refuse_running(path), lambda: alone(path).__enter__()):
+            with pytest.raises(AlreadyRunning) as caught:
+                use()
+            assert caught.value.pid == child.pid
+        child.say("1")
+        assert child.line() == "1"
+        child.end()
+    fresh._refuse_running(path)
 
 
 def test_a_guest_that_dies_or_stops_holds_nobody_up_for_ever(tmp_path: Path) -> None:

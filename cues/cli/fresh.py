@@ -77,7 +77,7 @@ def _refuse_running(path: Path, register: locks.LockFile | None = None) -> None:
     except OSError:
         return
     try:
-        pid = opened.holder(locks.WRITERS, locks.WRITERS_END)
+        pid = opened.holder(locks.OPENED, locks.OPENED_END)
     finally:
         if register is None:
             opened.close()
