@@ -687,7 +687,10 @@ class Delivery:
         messages = {s.binding: [s.pristine(o) for o in range(start, stop)] for s in taken.slices}
         record = error_message(self.node, messages, failure)
         came = taken.provenance().slice(start, stop).spread(1)
-        pages = batches.build([record], batches.OWN_BYTES_MAX, digest, came, reserved=True)
+        try:
+            pages = batches.build([record], batches.OWN_BYTES_MAX, digest, came, reserved=True)
+        except CuesError:  # several inputs' q/meta together may fit no page, which may be what failed
+            pages = batches.build([record], batches.OWN_BYTES_MAX, digest, reserved=True)
         appends = self._at_home([(self.errors, pages)], digest)
         return Part(start, stop, digest, self._taking(taken, start, stop), failure, appends, 1)
 
