@@ -116,13 +116,20 @@ def save(messages: list[Message], process: Any) -> None:
 def expected(total: int) -> tuple[dict[str, list[Message]], dict[int, int]]:
     """What must be on the queues in the end, and the counts by key, computed without Cues."""
     counts = dict.fromkeys(range(KEYS), 0)
-    queues: dict[str, list[Message]] = {"numbers": [{"n": n} for n in range(total)], "even": [], "odd": [], "errors": []}
+    queues: dict[str, list[Message]] = {
+        "numbers": [{"n": n} for n in range(total)],
+        "even": [],
+        "odd": [],
+        "errors": [],
+    }
     for n in range(total):
         if n % 11 == 0:
             queues["errors"].append({"n": n})
             continue
         counts[n % KEYS] += 1
-        queues["odd" if n % 2 else "even"] += [{"n": n, "count": counts[n % KEYS], "part": part} for part in range(n % 3)]
+        queues["odd" if n % 2 else "even"] += [
+            {"n": n, "count": counts[n % KEYS], "part": part} for part in range(n % 3)
+        ]
     return queues, counts
 
 

@@ -5,9 +5,9 @@ append time, the first index that is left, the stored positions of named tailers
 graph must have made of the messages that its positions say are done. After every rule the store is
 read whole and must be equal.
 
-    left ──▸ fold (keyed state, fan-out, errors) ──▸ even ──▸ join (side effects) ──▸ pairs ──▸ save
-    right ──────────────────────────────────────────────────▸                                   ▴
-                                                  └▸ odd ───────────────────────────────────────┘
+    left ──▸ fold (keyed state, fan-out, errors) ──▸ odd, even
+    even and right ──▸ join (side effects) ──▸ pairs
+    any of odd, pairs, kept ──▸ save
 
 A crash is what ``kill -9`` leaves: in the middle of a transaction the files are copied as they are
 in that instant, and the machine goes on with the copy.
@@ -26,7 +26,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import pytest
 from hypothesis import strategies as st
@@ -38,31 +38,34 @@ from cues.clock import to_datetime, to_ns
 from cues.errors import CodecError, InvalidArgument, StoreReadOnly
 from cues.log import KEY
 
+R = TypeVar("R")
+
 Message = dict[str, Any]
 Direction = Literal["forward", "backward"]
 
 MAP_BYTES = 4 << 20
 START = datetime(2026, 1, 1, tzinfo=UTC)
 FED = ("left", "right", "kept")
-"""Queues that the rules write to; the graph reads the first two."""
+"""Queues that the rules write to and give options."""
 MADE = ("even", "odd", "pairs", "errors")
 """Queues that the graph writes to."""
 TAILERS = {
     "fold": {"g.fold.left": "left"},
     "join": {"g.join.even": "even", "g.join.right": "right"},
-    "save": {"g.save.odd": "odd", "g.save.pairs": "pairs"},
+    "save": {"g.save.odd": "odd", "g.save.pairs": "pairs", "g.save.kept": "kept"},
 }
+APPEND_POINTS = ["append.before", "append.inside", "append.after"]
 RUN_POINTS = [point for point in faults.POINTS if not point.startswith(("append", "purge"))]
+KEYS = 3
+SHARED = ("kept", "r1")
 READERS = [
     ("left", None),
     ("left", "r1"),
-    ("left", "r1"),
-    ("kept", "r1"),
     ("kept", None),
-    ("kept", None),
+    SHARED,
+    SHARED,
     ("right", "r2"),
-    ("even", None),
-    ("errors", "r1"),
+    ("errors", None),
 ]
 """Queue and name of the tailers that the rules use; two that have one name share a position."""
 CHECK_EVERY = 6
@@ -135,7 +138,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.numbers = 0
         self.rules = 0
         self.logs: dict[str, Log] = {}
-        self.readers: dict[int, Reader] = {}
+        self.readers: list[Reader] = []
         self.positions: dict[str, int] = {}
         """By tailer id, as the processors' rows have them; empty before the graph's first run."""
         self.pending: dict[str, bool] = {}
@@ -158,7 +161,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     def open(self) -> None:
         self.store = Store(self.path, durability=self.durability, map_size=MAP_BYTES)
-        self.readers = {}
+        self.readers = []
 
     @rule(how=st.sampled_from(["closed", "read only", "killed"]))
     def end_this_life(self, how: str) -> None:
@@ -192,8 +195,10 @@ class StoreMachine(RuleBasedStateMachine):
         self.lives += 1
         self.open()
 
-    def crashes(self, point: str, hit: int, work: Callable[[], object]) -> bool:
-        """Do ``work`` and die when it comes to ``point`` for the ``hit``-th time; whether it came there."""
+    def lives_through(self, point: str | None, work: Callable[[], R], hit: int = 1) -> R | None:
+        """What ``work`` returns; None when it came to ``point`` for the ``hit``-th time and died there."""
+        if point is None:
+            return work()
 
         def die(name: str) -> None:
             self.copy()
@@ -202,13 +207,12 @@ class StoreMachine(RuleBasedStateMachine):
         faults.disarm()
         faults.arm(point, hit, die)
         try:
-            work()
+            return work()
         except testing.Crashed:
             self.go_on_with_the_copy()
-            return True
+            return None
         finally:
             faults.disarm()
-        return False
 
     # --- time ---------------------------------------------------------------------------------
 
@@ -247,15 +251,22 @@ class StoreMachine(RuleBasedStateMachine):
         self.numbers += len(sizes)
         return found
 
-    @rule(queue=st.sampled_from(FED), size=SIZES)
-    def write(self, queue: str, size: int) -> None:
-        log = self.log(queue)
-        (message,) = self.new([size])
-        assert self.store.queue(queue).appender().write(dict(message)) == log.next
-        self.appended(queue, [message])
+    @rule(queue=st.sampled_from(FED), size=SIZES, dies=st.sampled_from([None] * 12 + APPEND_POINTS))
+    def write(self, queue: str, size: int, dies: str | None) -> None:
+        log, appender = self.log(queue), self.store.queue(queue).appender()
+        messages = self.new([size])
+        if self.lives_through(dies, lambda: appender.write(dict(messages[0]))) == log.next or dies == "append.after":
+            self.appended(queue, messages)
+        else:
+            assert dies
 
-    @rule(queue=st.sampled_from(FED), sizes=st.lists(SIZES, max_size=8), broken=st.sampled_from([False, False, True]))
-    def write_many(self, queue: str, sizes: list[int], broken: bool) -> None:
+    @rule(
+        queue=st.sampled_from(FED),
+        sizes=st.lists(SIZES, max_size=8),
+        broken=st.sampled_from([False, False, False, True]),
+        dies=st.sampled_from([None] * 12 + APPEND_POINTS),
+    )
+    def write_many(self, queue: str, sizes: list[int], broken: bool, dies: str | None) -> None:
         log, appender = self.log(queue), self.store.queue(queue).appender()
         messages = self.new(sizes)
         copies = [dict(m) for m in messages]
@@ -263,23 +274,9 @@ class StoreMachine(RuleBasedStateMachine):
             with pytest.raises(CodecError):
                 appender.write_many([*copies, {"n": object()}, *copies])
             return
-        assert appender.write_many(copies) == range(log.next, log.next + len(messages))
-        if messages:
-            self.appended(queue, messages)
-
-    @rule(
-        queue=st.sampled_from(FED),
-        sizes=st.lists(SIZES, min_size=1, max_size=4),
-        point=st.sampled_from(["append.before", "append.inside", "append.after"]),
-    )
-    def die_in_a_write(self, queue: str, sizes: list[int], point: str) -> None:
-        self.log(queue)
-        messages = self.new(sizes)
-        appender = self.store.queue(queue).appender()
-        copies = [dict(m) for m in messages]
-        alone = len(copies) == 1
-        assert self.crashes(point, 1, lambda: appender.write(copies[0]) if alone else appender.write_many(copies))
-        if point == "append.after":
+        written = self.lives_through(dies if messages else None, lambda: appender.write_many(copies))
+        assert written in (None, range(log.next, log.next + len(messages)))
+        if messages and (written or dies == "append.after"):
             self.appended(queue, messages)
 
     def appended(self, queue: str, messages: list[Message]) -> None:
@@ -316,40 +313,41 @@ class StoreMachine(RuleBasedStateMachine):
         queue=st.sampled_from(FED + MADE),
         how=st.sampled_from(["index", "index", "time", "all"]),
         place=PLACES,
-        dies=st.sampled_from([False, False, True]),
+        dies=st.sampled_from([None, None, None, "purge.inside"]),
     )
-    def purge(self, queue: str, how: str, place: int, dies: bool) -> None:
+    def purge(self, queue: str, how: str, place: int, dies: str | None) -> None:
         """A death in it changes nothing: the front moves in a commit of its own before space is given back."""
         if queue not in self.logs:
             return
+        watching = [number for number, one in enumerate(READERS) if one == (queue, None)]
+        for number in watching:  # and so stands inside a batch perhaps
+            self.read_once(number, 1, "read", "forward")
         log, found = self.logs[queue], self.store.queue(queue)
         when = self.clock.now + timedelta(seconds=20 * place)
         before = {"index": log.some_index(place), "time": log.at_time(to_ns(when)), "all": log.next}[how]
-        dropped: list[int] = []
-
-        def purge() -> None:
-            dropped.append(found.delete() if how == "all" else found.purge(before=when if how == "time" else before))
-
-        if dies:
-            self.crashes("purge.inside", 1, purge)
-        else:
-            purge()
-        assert dropped in ([], [max(0, before - log.first)])
+        dropped = self.lives_through(
+            dies, lambda: found.delete() if how == "all" else found.purge(before=when if how == "time" else before)
+        )
+        assert dropped in (None, max(0, before - log.first))
         log.purge(before)
+        for number in watching:
+            self.read_once(number, 1, "read", "forward")
 
     # --- tailers ------------------------------------------------------------------------------
 
     def reader(self, number: int) -> Reader:
-        """One of the tailers; opened when it is used for the first time in this life."""
-        if number not in self.readers:
-            queue, name = READERS[number]
-            log = self.log(queue)
-            tailer = self.store.queue(queue).tailer(name, meta=number % 2 == 0)
-            stored = log.readers.get(name) if name else None
-            index = log.first if stored is None else stored
-            assert (tailer.index, tailer.last_read_index, tailer.envelope) == (index, None, None)
-            self.readers[number] = Reader(tailer, log, name, index, stored)
+        """One of the tailers; all are opened when one is used for the first time in this life."""
+        if not self.readers:
+            self.readers = [self.opened(number % 2 == 0, *one) for number, one in enumerate(READERS)]
         return self.readers[number]
+
+    def opened(self, meta: bool, queue: str, name: str | None) -> Reader:
+        log = self.log(queue)
+        tailer = self.store.queue(queue).tailer(name, meta=meta)
+        stored = log.readers.get(name) if name else None
+        index = log.first if stored is None else stored
+        assert (tailer.index, tailer.last_read_index, tailer.envelope) == (index, None, None)
+        return Reader(tailer, log, name, index, stored)
 
     @rule(
         number=st.integers(0, len(READERS) - 1),
@@ -358,6 +356,14 @@ class StoreMachine(RuleBasedStateMachine):
         direction=st.sampled_from(["forward", "forward", "backward"]),
     )
     def read(self, number: int, n: int, how: str, direction: Direction) -> None:
+        self.read_once(number, n, how, direction)
+
+    @rule(turns=st.lists(st.sampled_from([number for number, one in enumerate(READERS) if one == SHARED]), max_size=8))
+    def two_tailers_of_one_name_read(self, turns: list[int]) -> None:
+        for number in turns:
+            self.read_once(number, 1, "read", "forward")
+
+    def read_once(self, number: int, n: int, how: str, direction: Direction) -> None:
         reader = self.reader(number)
         tailer, log = reader.tailer, reader.log
         tailer.direction = direction
@@ -469,25 +475,31 @@ class StoreMachine(RuleBasedStateMachine):
         return Graph(
             "g",
             [
-                Stream(fold, "left", {"odd": "odd", "even": "even"}, key=lambda m: m["n"] % 3, batch_size=3),
+                Stream(fold, "left", {"odd": "odd", "even": "even"}, key=lambda m: m["n"] % KEYS, batch_size=3),
                 Stream(join, {"even": "even", "right": "right"}, "pairs", side_effects=True, batch_size=2),
-                Sink(save, AnyOf("odd", "pairs"), batch_size=2),
+                Sink(save, AnyOf("odd", "pairs", "kept"), batch_size=2),
             ],
             errors="errors",
         )
 
-    @rule(steps=st.sampled_from([None, None, 1, 2, 5]), seed=st.none() | st.integers(0, 5))
-    def run(self, steps: int | None, seed: int | None) -> None:
-        testing.run_until_idle(self.graph(), self.store, steps_max=steps, seed=seed)
+    @rule(
+        steps=st.sampled_from([None, None, 1, 2, 5]),
+        seed=st.none() | st.integers(0, 5),
+        dies=st.sampled_from([None] * len(RUN_POINTS) + RUN_POINTS),
+        hit=st.sampled_from([1, 1, 2, 3, 5]),
+        more=st.integers(0, 4),
+    )
+    def run(self, steps: int | None, seed: int | None, dies: str | None, hit: int, more: int) -> None:
+        for queue in FED:
+            if more:
+                log, messages = self.log(queue), self.new([0] * more)
+                assert self.store.queue(queue).appender().write_many([dict(m) for m in messages])[0] == log.next
+                self.appended(queue, messages)
+        report = self.lives_through(
+            dies, lambda: testing.run_until_idle(self.graph(), self.store, steps_max=steps, seed=seed), hit
+        )
         self.follow_graph()
-        if steps is None:
-            self.expect_idle()
-
-    @rule(point=st.sampled_from(RUN_POINTS), hit=st.integers(1, 4))
-    def die_in_a_run(self, point: str, hit: int) -> None:
-        crashed = self.crashes(point, hit, lambda: testing.run_until_idle(self.graph(), self.store))
-        self.follow_graph()
-        if not crashed:
+        if report is not None and steps is None:
             self.expect_idle()
 
     @precondition(lambda self: self.positions)
@@ -503,7 +515,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     def follow_graph(self) -> None:
         """Let the model do what the processors' positions say was done, and see that the sink was told of it."""
-        for queue in ("left", "right", *MADE):
+        for queue in (*FED, *MADE):
             self.logs.setdefault(queue, Log())
         contents = {}
         for processor, tailers in TAILERS.items():
@@ -521,7 +533,7 @@ class StoreMachine(RuleBasedStateMachine):
             if message["n"] % 5 == 0:
                 self.logs["errors"].append([message], self.now_ns)
                 continue
-            key = message["n"] % 3
+            key = message["n"] % KEYS
             self.state[key] += 1
             for queue, messages in folded(message, self.state[key]).items():
                 if messages:
@@ -561,8 +573,8 @@ class StoreMachine(RuleBasedStateMachine):
             for tailer, queue in tailers.items():
                 log = self.logs[queue]
                 left[tailer] = log.next - max(self.positions[tailer], log.first)
-        assert left["g.fold.left"] == left["g.save.odd"] == left["g.save.pairs"] == 0, left
-        assert min(left["g.join.even"], left["g.join.right"]) == 0, left
+        assert min(left.pop("g.join.even"), left.pop("g.join.right")) == 0, left
+        assert not any(left.values()), left
 
     # --- what always holds --------------------------------------------------------------------
 
@@ -587,8 +599,8 @@ class StoreMachine(RuleBasedStateMachine):
                 assert tailer.read() is not None and tailer.envelope is not None
                 assert (tailer.envelope.index, tailer.envelope.time) == (index, to_datetime(log.times_ns[index - 1]))
             assert log.times_ns == sorted(log.times_ns)
-        for key, count in self.state.items():
-            assert testing.state(store, "g.fold", key) == {"count": count}
+        for key in range(KEYS):
+            assert testing.state(store, "g.fold", key) == ({"count": self.state[key]} if self.state[key] else {})
 
     def expect_whole(self) -> None:
         problems = self.store.check()
