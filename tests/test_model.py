@@ -25,7 +25,7 @@ from cues.state import Table
 from cues.store import Store
 from cues.tailer import Tailer
 
-EXAMPLES = 120
+EXAMPLES = 100
 EXAMPLES_LONG = 4000
 EXAMPLES_CONTROL = 200
 """Most of what a control may take; it ends when the machine has found it."""
@@ -65,27 +65,30 @@ Patch = pytest.MonkeyPatch
 
 
 def lost_append(patch: Patch) -> None:
-    """A small append is acknowledged and not written where it would be the fifth of its queue."""
+    """A small append is acknowledged and not written where it would be the third of its queue."""
     real = Log.append_plain
 
     def append(self: Log, txn: Any, body: bytes) -> Any:
         row = self.row(txn)
-        return (row.next, row.version) if row.next == 5 else real(self, txn, body)
+        return (row.next, row.version) if row.next == 3 else real(self, txn, body)
 
     patch.setattr(Log, "append_plain", append)
 
 
 def next_index_from_the_last_key(patch: Patch) -> None:
     """An emptied queue begins again at 1."""
-    real = Log.append_plain
 
-    def append(self: Log, txn: Any, body: bytes) -> Any:
-        row, cursor = self.row(txn), txn.cursor(self.database)
-        if not cursor.last():
-            txn.put(self.key, pack_row(row._replace(first=1, next=1)))
-        return real(self, txn, body)
+    def behind_the_last_key(real: Callable[..., Any]) -> Callable[..., Any]:
+        def append(self: Log, txn: Any, what: Any) -> Any:
+            row, cursor = self.row(txn), txn.cursor(self.database)
+            if not cursor.last():
+                txn.put(self.key, pack_row(row._replace(first=1, next=1)))
+            return real(self, txn, what)
 
-    patch.setattr(Log, "append_plain", append)
+        return append
+
+    patch.setattr(Log, "append", behind_the_last_key(Log.append))
+    patch.setattr(Log, "append_plain", behind_the_last_key(Log.append_plain))
 
 
 def purge_off_by_one(patch: Patch) -> None:
