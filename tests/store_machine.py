@@ -611,7 +611,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         try:
-            if hasattr(self, "store"):
+            if hasattr(self, "store") and not self.store.closed:
                 self.expect_whole()
         finally:
             faults.disarm()

@@ -33,9 +33,10 @@ KILLS = 100
 KILLS_LONG = 2000
 MARGIN = 1500
 """Numbers that the source makes after the last kill, beyond all that it can have made by then."""
-PAUSE_S_MAX = 0.6
-"""Between two kills at most: starting takes 0.3 s, so most kills meet a process at work and some one that starts."""
+PAUSE_S_MAX = 2.0
+"""Between two kills at most, however slowly processes start here."""
 STOP_S_MAX = 0.3
+WARM_UP_S_MAX = 60
 
 
 class Stages:
@@ -46,6 +47,7 @@ class Stages:
         self.variables = variables
         self.running: dict[str, subprocess.Popen[bytes]] = {}
         self.kills = 0
+        self.pause_s = PAUSE_S_MAX
         root.mkdir(exist_ok=True)
 
     def start(self, stage: str, *options: str, **variables: str) -> subprocess.Popen[bytes]:
@@ -59,6 +61,20 @@ class Stages:
                 stderr=log,
             )
         return self.running[stage]
+
+    def warm_up(self) -> None:
+        """Start all, and wait until something has come through to the table.
+
+        Pauses between kills are then up to twice as long as that took: most kills meet a process at
+        work, and some one that starts.
+        """
+        begun = time.monotonic()
+        for stage in STAGES:
+            self.start(stage)
+        while not layout(self.root).table.exists():
+            assert time.monotonic() - begun < WARM_UP_S_MAX, [self.said(stage) for stage in STAGES]
+            time.sleep(0.01)
+        self.pause_s = min(PAUSE_S_MAX, 2 * (time.monotonic() - begun))
 
     def kill(self, *stages: str) -> None:
         """SIGKILL, to all of them before any is waited for."""
@@ -79,7 +95,7 @@ class Stages:
             for stage in STAGES:
                 if stage not in self.running:
                     self.start(stage)
-            time.sleep(chance.uniform(0, PAUSE_S_MAX))
+            time.sleep(chance.uniform(0, self.pause_s))
             victims = chance.sample(STAGES, chance.choice([1, 1, 1, 2, 3]))
             if chance.random() < 0.2:
                 self.running[victims[0]].send_signal(signal.SIGSTOP)
@@ -168,6 +184,7 @@ def seeded() -> random.Random:
 
 def kill_and_compare(root: Path, kills: int, checked: Any) -> None:
     with stages(root) as running:
+        running.warm_up()
         running.kill_at_random(kills, seeded())
         assert running.kills >= kills
         assert running.made() > 10 * kills, "nothing was at work when it was killed"
@@ -184,6 +201,7 @@ def test_negative_control_positions_in_a_transaction_of_their_own(tmp_path: Path
     """Positions written before the outputs lose messages, positions written after them double some."""
     chance = seeded()
     with stages(tmp_path / "run", CUES_TEST_BREAK=order) as running:
+        running.warm_up()
         for _ in range(KILLS // 10):
             running.kill_at_random(10, chance)
             if wrong_already(running.root, running.made()):

@@ -27,7 +27,7 @@ from cues.tailer import Tailer
 
 EXAMPLES = 100
 EXAMPLES_LONG = 4000
-EXAMPLES_CONTROL = 200
+EXAMPLES_CONTROL = 400
 """Most of what a control may take; it ends when the machine has found it."""
 RULES = 50
 
