@@ -238,7 +238,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(
         queue=st.sampled_from(FED),
-        retention=st.sampled_from([None, 1, 3, 20, "read", "60s"]),
+        retention=st.sampled_from([None, 1, 1, 3, 20, "read", "60s"]),
         metadata=st.sampled_from([False, True, frozenset({"t"}), frozenset()]),
     )
     def change_options(self, queue: str, retention: Any, metadata: Any) -> None:
