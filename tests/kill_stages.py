@@ -6,7 +6,8 @@
               even, odd ──▸ save ──▸ a SQLite table, transactional
 
 The source goes on until the file ``count`` says how many there are to be. CUES_TEST_ROOT is the
-directory of it all; CUES_TEST_FAST drops the pauses, CUES_TEST_BREAK breaks commits (broken_commits.py).
+directory of it all. CUES_TEST_STORES gives each stage a store of its own, CUES_TEST_FAST drops the pauses,
+CUES_TEST_BREAK breaks commits (broken_commits.py).
 """
 
 from __future__ import annotations
@@ -42,14 +43,25 @@ class Layout(NamedTuple):
 
 
 def layout(root: Path) -> Layout:
-    """All stages in one store."""
-    store = root / "store"
+    """All stages in one store; with CUES_TEST_STORES each in its own, and what the second writes in a fourth."""
+    several = bool(os.environ.get("CUES_TEST_STORES"))
+    stores = {stage: root / (stage if several else "store") for stage in STAGES}
+    between = root / "between" if several else stores["second"]
+    queues = {"numbers": stores["first"], "merged": stores["third"]}
     return Layout(
-        stores=dict.fromkeys(STAGES, store),
-        queues=dict.fromkeys(("numbers", "even", "odd", "errors", "merged"), store),
+        stores=stores,
+        queues={**queues, **dict.fromkeys(("even", "odd", "errors"), between)},
         table=root / "table.db",
         count=root / "count",
     )
+
+
+QUEUES = {
+    "first": ("numbers",),
+    "second": ("numbers", "even", "odd", "errors"),
+    "third": ("even", "odd", "merged"),
+}
+"""What each stage names."""
 
 
 ROOT = Path(os.environ.get("CUES_TEST_ROOT", "."))
@@ -59,7 +71,10 @@ db = sql.SQLite(where.table, "create table if not exists saved (n integer, count
 
 
 def made(stage: str, **options: Any) -> cues.Graph:
-    return cues.Graph(stage, store=where.stores[stage], durability="process", **options)
+    home = where.stores[stage]
+    elsewhere = {queue: where.queues[queue] for queue in QUEUES[stage] if where.queues[queue] != home}
+    queues = {queue: cues.QueueOptions(path=path) for queue, path in elsewhere.items()}
+    return cues.Graph(stage, store=home, durability="process", queues=queues, **options)
 
 
 def pause(seconds: float) -> None:

@@ -196,6 +196,14 @@ def test_a_hundred_random_kills_of_three_processes_change_nothing(tmp_path: Path
     kill_and_compare(tmp_path / "run", KILLS, checked)
 
 
+def test_a_hundred_random_kills_across_four_stores_change_nothing(
+    tmp_path: Path, checked: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same with a store for each stage, and one between: forwarders and readers abroad are killed as well."""
+    monkeypatch.setenv("CUES_TEST_STORES", "1")
+    kill_and_compare(tmp_path / "run", KILLS, checked)
+
+
 @pytest.mark.parametrize("order", ["before", "after"])
 def test_negative_control_positions_in_a_transaction_of_their_own(tmp_path: Path, order: str) -> None:
     """Positions written before the outputs lose messages, positions written after them double some."""
