@@ -24,6 +24,7 @@ import traceback
 from bisect import bisect_left
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field
+from types import CoroutineType
 from typing import TYPE_CHECKING, Any, Final
 
 from cues import batch as batches
@@ -689,6 +690,7 @@ class Runner:
         """Sort what the calls returned by output binding."""
         bindings = self._bindings
         if not bindings:
+            self._check_awaited(next((result for result in results if result is not _NOTHING), None))
             return Results({}, failures, ran=len(results))
         if not failures and set(map(type, results)) == {dict}:
             if self._node.returns_messages:
@@ -746,7 +748,8 @@ class Runner:
             return {}
         if not self._bindings:
             if self._node.kind == "sink":
-                return {}  # what a sink returns means nothing
+                self._check_awaited(result)
+                return {}  # what else a sink returns means nothing
             raise ReturnError(
                 f"{self._node.id} returned {type(result).__name__} and has no outputs to put it into.",
                 "process.appenders[…].write(message), and return None; or outputs.",
@@ -770,6 +773,15 @@ class Runner:
             if value is not None:
                 found[binding] = self._messages(value, f" for {binding!r}")
         return found
+
+    def _check_awaited(self, result: Any) -> None:
+        """Refuse a coroutine: a sink that returns one has done nothing, and would never be missed."""
+        if isinstance(result, CoroutineType):
+            result.close()
+            raise ReturnError(
+                f"{self._node.id} returned a coroutine, and is no `async def` that Cues would know to await.",
+                "async def around it: async def f(message): return await g(message).",
+            )
 
     def _messages(self, value: Any, where: str) -> list[Any]:
         if isinstance(value, dict):
