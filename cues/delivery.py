@@ -28,14 +28,17 @@ from cues import codec, events, faults, fork, names, tries
 from cues.abroad import LowWater
 from cues.batch import Page
 from cues.errors import CuesError, Diverged, ProcessorStopped, QueueNotFound
+from cues.failure import Failure, error_message, words
 from cues.hashes import Hasher
 from cues.imperative import Imperative, ProcessAppender, ProcessTailer
 from cues.log import Log
 from cues.options import QueueOptions
 from cues.ownership import NO_SEAL, Position, ProcessorRow, fenced
+from cues.process import Process
 from cues.processor import Node
 from cues.queue import Queue
-from cues.runner import Failure, Pause, Process, Results, Runner, error_message, words
+from cues.results import Results
+from cues.runner import Pause, Runner
 from cues.state import Table
 from cues.taking import Input, Slice, Taken
 

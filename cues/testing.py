@@ -39,10 +39,10 @@ from cues.delivery import Delivery
 from cues.engine.assembly import Assembly, assemble
 from cues.errors import CodecError, Fenced, InvalidArgument, ProcessorStopped
 from cues.events import Counters, Event, Recovered
+from cues.failure import words
 from cues.feed import SourceDelivery
 from cues.hashes import delivery_hash
 from cues.ownership import read_row, read_topology
-from cues.runner import words
 from cues.state import Table
 from cues.store import Store
 
