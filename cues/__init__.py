@@ -51,11 +51,12 @@ if TYPE_CHECKING:
         Unsupported,
         WriterStuck,
     )
+    from cues.failure import error_context
     from cues.graph import Graph, merge
     from cues.options import QueueOptions, Retention
+    from cues.process import Delivery, Process
     from cues.processor import AllOf, AnyOf, Retry, Sink, Source, Stream
     from cues.queue import Appender, Queue
-    from cues.runner import Delivery, Process, error_context
     from cues.store import Store
     from cues.store import Store as open
     from cues.tailer import Envelope, Tailer, alts
@@ -136,9 +137,9 @@ _HOMES = {
     "Stream": "processor",
     "Appender": "queue",
     "Queue": "queue",
-    "Delivery": "runner",
-    "Process": "runner",
-    "error_context": "runner",
+    "Delivery": "process",
+    "Process": "process",
+    "error_context": "failure",
     "Store": "store",
     "Envelope": "tailer",
     "Tailer": "tailer",

@@ -28,14 +28,17 @@ from cues import codec, events, faults, fork, names, tries
 from cues.abroad import LowWater
 from cues.batch import Page
 from cues.errors import CuesError, Diverged, ProcessorStopped, QueueNotFound
+from cues.failure import Failure, error_message, words
 from cues.hashes import Hasher
 from cues.imperative import Imperative, ProcessAppender, ProcessTailer
 from cues.log import Log
 from cues.options import QueueOptions
 from cues.ownership import NO_SEAL, Position, ProcessorRow, fenced
+from cues.process import Process
 from cues.processor import Node
 from cues.queue import Queue
-from cues.runner import Failure, Pause, Process, Results, Runner, error_message, words
+from cues.results import Results
+from cues.runner import Pause, Runner
 from cues.state import Table
 from cues.taking import Input, Slice, Taken
 
@@ -687,7 +690,10 @@ class Delivery:
         messages = {s.binding: [s.pristine(o) for o in range(start, stop)] for s in taken.slices}
         record = error_message(self.node, messages, failure)
         came = taken.provenance().slice(start, stop).spread(1)
-        pages = batches.build([record], batches.OWN_BYTES_MAX, digest, came, reserved=True)
+        try:
+            pages = batches.build([record], batches.OWN_BYTES_MAX, digest, came, reserved=True)
+        except CuesError:  # several inputs' q/meta together may fit no page, which may be what failed
+            pages = batches.build([record], batches.OWN_BYTES_MAX, digest, reserved=True)
         appends = self._at_home([(self.errors, pages)], digest)
         return Part(start, stop, digest, self._taking(taken, start, stop), failure, appends, 1)
 

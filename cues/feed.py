@@ -24,8 +24,8 @@ from cues import codec, events, faults, tries
 from cues.concurrency import Closed
 from cues.delivery import Delivery, Outcome, Part
 from cues.errors import CodecError, CuesError, PositionRequired, ReturnError
+from cues.failure import Failure, error_message, words
 from cues.processor import position_count, wants_process
-from cues.runner import Failure, error_message, words
 
 if TYPE_CHECKING:
     from cues.batch import Page

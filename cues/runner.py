@@ -15,323 +15,28 @@ the messages, so the step commits what it would have committed with one call at 
 
 from __future__ import annotations
 
-import contextlib
-import copy
 import functools
 import itertools
 import threading
-import traceback
-from bisect import bisect_left
-from collections.abc import Callable, Hashable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Hashable
+from types import CoroutineType
 from typing import TYPE_CHECKING, Any, Final
 
 from cues import batch as batches
-from cues import codec, concurrency, events, faults, names
+from cues import concurrency, events, faults
 from cues.concurrency import Schedule, Threads
-from cues.errors import CodecError, CuesError, Diverged, Fenced, ReturnError
-from cues.hashes import Hasher
-from cues.imperative import ByBinding, Imperative, ProcessAppender, ProcessTailer
+from cues.errors import Diverged, Fenced, ReturnError
+from cues.failure import Failure, short
+from cues.imperative import Imperative
 from cues.options import QueueOptions
+from cues.process import Process
 from cues.processor import Filter, Function, Node, filter_of, positional_order, wants_process
-from cues.provenance import Provenance
-from cues.state import Changes, Layer, State, Table, key_part
-from cues.taking import Slice, Taken
+from cues.results import Output, Results
+from cues.state import Changes, Layer, Table
+from cues.taking import Taken
 
 if TYPE_CHECKING:
     from cues.eventloop import Loop
-
-_OURS: Final = (__name__, concurrency.__name__, "cues.eventloop")
-"""Modules whose frames lead to the user's function."""
-TRACE_CHARACTERS_MAX: Final = 20_000
-"""A longer traceback keeps its end, where the error is."""
-
-
-@contextlib.contextmanager
-def error_context(**facts: Any) -> Iterator[None]:
-    """Add ``facts`` to the error message of whatever fails inside the block."""
-    try:
-        yield
-    except Exception as error:
-        known = getattr(error, "__cues_context__", {})  # of a block inside this one
-        with contextlib.suppress(AttributeError):
-            error.__cues_context__ = {**facts, **known}  # type: ignore[attr-defined]
-        raise
-
-
-@dataclass
-class Failure:
-    """A message (batch function: all of them) that failed for good."""
-
-    error: BaseException
-    attempts: int
-
-
-@dataclass(slots=True)
-class Output:
-    """What goes to one binding, with the offset of the taken message that each came from.
-
-    Several bindings may hold the same items: they are packed for each queue, and changed by nobody.
-    """
-
-    items: list[dict[str, Any] | bytes] = field(default_factory=list)
-    origins: list[int] | None = None
-    """None: item j came from message j."""
-
-    def between(self, start: int, stop: int) -> Output:
-        """The items that came from the messages ``start`` to ``stop``."""
-        if self.origins is None:
-            return Output(self.items[start:stop])
-        low, high = bisect_left(self.origins, start), bisect_left(self.origins, stop)
-        return Output(self.items[low:high], self.origins[low:high])
-
-    def without(self, offset: int) -> Output:
-        """The items that did not come from the message at ``offset``."""
-        origins = self.origins if self.origins is not None else range(len(self.items))
-        left = [(item, origin) for item, origin in zip(self.items, origins) if origin != offset]
-        return Output([item for item, _ in left], [origin for _, origin in left])
-
-
-@dataclass(slots=True)
-class Results:
-    """What came of a step's messages."""
-
-    outputs: dict[str, Output]
-    failures: dict[int, Failure] = field(default_factory=dict)
-    """By offset; a failed message has no outputs. For a batch function the key is 0."""
-    ran: int = 0
-    """How many messages the function was called for and returned."""
-    writes: dict[str, Output] = field(default_factory=dict)
-    """What the function wrote through appenders, by their bindings."""
-
-    def before(self, offset: int) -> Results:
-        """What came of the messages before ``offset``, none of which failed."""
-        return Results(
-            {b: output.between(0, offset) for b, output in self.outputs.items()},
-            writes={b: output.between(0, offset) for b, output in self.writes.items()},
-        )
-
-    def fail(self, offset: int, failure: Failure) -> None:
-        """The message at ``offset`` turned out to have failed."""
-        self.failures[offset] = failure
-        self.outputs = {b: output.without(offset) for b, output in self.outputs.items()}
-        self.writes = {b: output.without(offset) for b, output in self.writes.items()}
-
-
-class Delivery:
-    """What a sink can make its effects exact with; of a message function, this message's own.
-
-    hash          32 hex digits: the same on every retry of the same messages, never the same for others
-    generation    raised by a seek that asks for delivery again
-    start, end    dicts by tailer id: what is delivered are the messages [start, end)
-    epoch         of this owner; a lower one than the target has seen is a stopped owner that went on
-    store         16 hex digits: the id of the store that the positions are in; indices and epochs of
-                  another store mean nothing beside them
-    """
-
-    __slots__ = ("_digest", "end", "epoch", "generation", "start", "store")
-
-    def __init__(
-        self,
-        digest: bytes,
-        generation: int,
-        start: dict[str, int],
-        end: dict[str, int],
-        epoch: int,
-        store: str = "",
-    ) -> None:
-        self._digest = digest
-        self.store = store
-        self.generation = generation
-        self.start = start
-        self.end = end
-        self.epoch = epoch
-
-    @property
-    def hash(self) -> str:
-        return self._digest.hex()
-
-    def __repr__(self) -> str:
-        return f"<cues.Delivery {self.hash} generation {self.generation} {self.start} to {self.end}>"
-
-
-class Process:
-    """What a function sees of its processor, as the argument ``process``.
-
-    id, opts, system      as the graph was declared
-    binding               the input that the message came from (with AnyOf)
-    index, indices        place of the message, or of each message of a batch, on its queue
-                          (a join: dict by binding)
-    metadata              of the message; of the batch's last message in a batch function
-    state                 mutable mapping, of the message's key (option ``key``) or of the processor
-    delivery              :class:`Delivery`; ``delivery_hash`` for short
-    tailers, appenders    by binding: what an imperative function reads and writes by itself
-    stopping              True when the graph drains: a source that never ends should return
-    """
-
-    def __init__(
-        self,
-        node: Node,
-        system: Any,
-        hasher: Hasher,
-        epoch: int,
-        store_id: str,
-        state: Layer | None,
-        stopping: Callable[[], bool],
-        imperative: Imperative,
-    ) -> None:
-        self.id = node.id
-        self.opts = node.options.opts
-        self.system = system
-        self._node = node
-        self._hasher = hasher
-        self._epoch = epoch
-        self._store_id = store_id
-        self._layer = state
-        self._key = node.options.key
-        self._stopping = stopping
-        self._imperative = imperative
-        self._taken: Taken | None = None
-        self._offset = 0
-        self._provenance: list[Provenance] = []
-        """Of what was taken, once somebody asked; calls that run at once share it."""
-        self._chosen: list[int] | None = None
-
-    def renew(self, hasher: Hasher, epoch: int) -> None:
-        """Another generation or epoch (a seek)."""
-        self._hasher = hasher
-        self._epoch = epoch
-
-    def begin(self, taken: Taken) -> None:
-        """A step begins."""
-        self._taken, self._provenance, self._chosen, self._offset = taken, [], None, 0
-
-    def end(self) -> None:
-        """There is no message any more."""
-        self._taken = None
-
-    def beside(self, offset: int, state: Layer) -> Process:
-        """What the call of the message at ``offset`` sees while others run; the processor's own state is nobody's."""
-        view = copy.copy(self)
-        view._offset, view._layer = offset, None if self._key is None else state
-        return view
-
-    @property
-    def stopping(self) -> bool:
-        return self._stopping()
-
-    @property
-    def binding(self) -> str:
-        return self._now().slices[0].binding
-
-    @property
-    def index(self) -> Any:
-        return self._by_binding(lambda s: s.start + self._offset)
-
-    @property
-    def indices(self) -> Any:
-        chosen = self._chosen
-        if chosen is None:
-            return self._by_binding(lambda s: list(range(s.start, s.stop)))
-        return self._by_binding(lambda s: [s.start + offset for offset in chosen])
-
-    @property
-    def metadata(self) -> dict[str, Any]:
-        taken = self._now()
-        if not self._provenance:
-            self._provenance.append(taken.provenance())
-        offset = taken.count - 1 if self._node.options.batch else self._offset
-        found = self._provenance[0].at(offset)
-        carried = taken.slices[0]
-        index = carried.start + offset
-        for batch in carried.batches:
-            if batch.first <= index < batch.next and batch.head.hash:
-                found[names.HASH] = batch.head.hash.hex()
-        return found
-
-    @property
-    def state(self) -> State:
-        key = self._key
-        if key is None:
-            return self._states().view(None)
-        if self._node.options.batch:
-            raise CuesError(
-                f"{self.id} is a batch function with key=, so its messages have many keys.", "process.state_of(key)."
-            )
-        # Of a join the first input's message decides.
-        message = self._now().slices[0].messages[self._offset]
-        return self._states().view(message.get(key) if isinstance(key, str) else key(message))
-
-    def state_of(self, key: Any) -> State:
-        """The state of one key."""
-        return self._states().view(key)
-
-    @property
-    def delivery(self) -> Delivery:
-        taken = self._now()
-        if self._node.options.batch:
-            start, stop, known = 0, taken.count, taken.hash
-        else:
-            start, stop, known = self._offset, self._offset + 1, None
-        ranges = taken.ranges(start, stop)
-        return Delivery(
-            known or self._hasher.digest(ranges),
-            self._hasher.generation,
-            {tailer: low for tailer, _, low, _ in ranges},
-            {tailer: high for tailer, _, _, high in ranges},
-            self._epoch,
-            self._store_id,
-        )
-
-    @property
-    def tailers(self) -> ByBinding[ProcessTailer]:
-        self._now()
-        return self._imperative.tailers
-
-    @property
-    def appenders(self) -> ByBinding[ProcessAppender]:
-        self._now()
-        return self._imperative.appenders
-
-    @property
-    def delivery_hash(self) -> str:
-        return self.delivery.hash
-
-    def lane(self, offset: int) -> Hashable:
-        """What the calls of messages have in common that must not run at once: the packed key."""
-        key = self._key
-        if key is None:
-            return offset
-        message = self._now().slices[0].messages[offset]
-        try:
-            return key_part(message.get(key) if isinstance(key, str) else key(message))
-        except Exception:
-            return offset  # the call will fail of it, if it asks for the state at all
-
-    def _states(self) -> Layer:
-        if self._layer is None:
-            if self._node.kind == "source":
-                raise CuesError(f"{self.id} is a source; its state is its position.", "yield position, message.")
-            raise CuesError(
-                f"{self.id} runs up to {self._node.options.concurrency} calls at once; they would race for the"
-                " processor's state.",
-                "key=… (calls of one key run one after another), or concurrency=1.",
-            )
-        return self._layer
-
-    def _now(self) -> Taken:
-        if self._taken is None:
-            raise CuesError(f"{self.id}: there is no message now.", "use process inside the function.")
-        return self._taken
-
-    def _by_binding(self, of: Callable[[Slice], Any]) -> Any:
-        slices = self._now().slices
-        if self._node.mode == "join":
-            return {s.binding: of(s) for s in slices}
-        return of(slices[0])
-
-    def __repr__(self) -> str:
-        return f"<cues.Process {self.id}>"
 
 
 class Interrupted(Exception):
@@ -541,7 +246,7 @@ class Runner:
         self._emit(
             events.Retrying(
                 self._node.id,
-                f"attempt {attempt} of {self._retry.attempts} failed ({_short(error)}); again in {wait_s:g} s",
+                f"attempt {attempt} of {self._retry.attempts} failed ({short(error)}); again in {wait_s:g} s",
                 30,
                 attempt=attempt,
                 wait_s=wait_s,
@@ -689,6 +394,7 @@ class Runner:
         """Sort what the calls returned by output binding."""
         bindings = self._bindings
         if not bindings:
+            self._check_awaited(next((result for result in results if result is not _NOTHING), None))
             return Results({}, failures, ran=len(results))
         if not failures and set(map(type, results)) == {dict}:
             if self._node.returns_messages:
@@ -746,7 +452,8 @@ class Runner:
             return {}
         if not self._bindings:
             if self._node.kind == "sink":
-                return {}  # what a sink returns means nothing
+                self._check_awaited(result)
+                return {}  # what else a sink returns means nothing
             raise ReturnError(
                 f"{self._node.id} returned {type(result).__name__} and has no outputs to put it into.",
                 "process.appenders[…].write(message), and return None; or outputs.",
@@ -770,6 +477,15 @@ class Runner:
             if value is not None:
                 found[binding] = self._messages(value, f" for {binding!r}")
         return found
+
+    def _check_awaited(self, result: Any) -> None:
+        """Refuse a coroutine: a sink that returns one has done nothing, and would never be missed."""
+        if isinstance(result, CoroutineType):
+            result.close()
+            raise ReturnError(
+                f"{self._node.id} returned a coroutine, and is no `async def` that Cues would know to await.",
+                "async def around it: async def f(message): return await g(message).",
+            )
 
     def _messages(self, value: Any, where: str) -> list[Any]:
         if isinstance(value, dict):
@@ -821,71 +537,3 @@ class _Encoded:
 
     def __init__(self, items: dict[str, list[Any]]) -> None:
         self.items = items
-
-
-# --- error messages -----------------------------------------------------------------------------
-
-
-def error_message(node: Node, messages: dict[str, list[dict[str, Any]]], failure: Failure) -> dict[str, Any]:
-    """The message for the error queue: configuration, input messages, chain of causes, context."""
-    context: dict[str, Any] = {}
-    for error in chain(failure.error):
-        context = {**getattr(error, "__cues_context__", {}), **context}
-    return {
-        names.TYPE: names.PROCESSOR_ERROR,
-        names.ERR_CONFIG: {**node.config(), "attempt": failure.attempts},
-        names.ERR_MESSAGES: messages,
-        names.ERR_CAUSE: causes(failure.error),
-        names.ERR_CONTEXT: {str(k): _plain(v) for k, v in context.items()},
-    }
-
-
-def causes(error: BaseException | None) -> list[dict[str, str]]:
-    """The chain of an exception, outermost first: type, message, traceback."""
-    found: list[dict[str, str]] = []
-    for one in chain(error):
-        trace = one.__traceback__
-        while trace is not None and trace.tb_next is not None and trace.tb_frame.f_globals["__name__"] in _OURS:
-            trace = trace.tb_next  # how we came to call the function says nothing about what failed in it
-        lines = traceback.format_exception(type(one), one, trace, chain=False)
-        found.append(
-            {
-                "type": f"{type(one).__module__}.{type(one).__qualname__}".removeprefix("builtins."),
-                "message": _text(words(one)),
-                "trace": _text("".join(lines))[-TRACE_CHARACTERS_MAX:],
-            }
-        )
-    return found
-
-
-def chain(error: BaseException | None) -> Iterator[BaseException]:
-    """An exception and what it came from, outermost first."""
-    seen: set[int] = set()
-    while error is not None and id(error) not in seen:
-        seen.add(id(error))
-        yield error
-        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
-
-
-def words(error: BaseException) -> str:
-    """``str(error)``, whatever the user's exception does there."""
-    try:
-        return str(error)
-    except Exception as another:
-        return f"<its text raised {type(another).__name__}>"
-
-
-def _plain(value: Any) -> Any:
-    try:
-        codec.pack(value)
-    except CodecError:
-        return repr(value)
-    return value
-
-
-def _text(value: str) -> str:
-    return value.encode("utf-8", "replace").decode()
-
-
-def _short(error: BaseException) -> str:
-    return f"{type(error).__name__}: {words(error)}"[:200]

@@ -22,11 +22,12 @@ thing run in a process of its own with ``how="kill"``, or with ``CUES_FAULT=comm
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import random
 import tempfile
 from bisect import bisect_left
-from collections import deque
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -36,12 +37,12 @@ from cues import clock as clocks
 from cues import codec, faults, names
 from cues.delivery import Delivery
 from cues.engine.assembly import Assembly, assemble
-from cues.errors import Fenced, InvalidArgument, ProcessorStopped
+from cues.errors import CodecError, Fenced, InvalidArgument, ProcessorStopped
 from cues.events import Counters, Event, Recovered
+from cues.failure import words
 from cues.feed import SourceDelivery
 from cues.hashes import delivery_hash
 from cues.ownership import read_row, read_topology
-from cues.runner import words
 from cues.state import Table
 from cues.store import Store
 
@@ -451,49 +452,58 @@ def check_history(
     the name of a field or a function, is what identifies a message in both; by default all of it.
     With ``ordered=False`` any order will do.
 
-    A message that is expected n times may be found n times. Of a message that came twice the first
-    one counts for the order. Takes O(n log n) time and keeps all messages in memory.
+    A message that is expected n times may be found n times. Of a message that came more often the
+    first ones count for the order. Takes O(n log n) time, more only where equal messages are out of
+    order, and keeps all messages in memory.
     """
     streams = dict(expected) if isinstance(expected, Mapping) else {None: expected}
     identify = _identifier(key)
-    places: dict[Any, deque[tuple[Any, int]]] = {}
     wanted: dict[Any, list[Any]] = {}
+    places: dict[Any, list[int]] = {}
+    stream_of: dict[Any, Any] = {}
     for stream, series in streams.items():
         wanted[stream] = list(series)
         for place, message in enumerate(wanted[stream]):
-            known = places.setdefault(identify(message), deque())
-            if known and known[0][0] != stream:
+            identity = identify(message)
+            if stream_of.setdefault(identity, stream) != stream:
                 raise InvalidArgument(
-                    f"The streams {known[0][0]!r} and {stream!r} both expect {str(message)[:100]}.",
+                    f"The streams {stream_of[identity]!r} and {stream!r} both expect {str(message)[:100]}.",
                     "key= with something that tells them apart.",
                 )
-            known.append((stream, place))
-    came: dict[Any, list[tuple[int, int, Any]]] = {stream: [] for stream in wanted}
+            places.setdefault(identity, []).append(place)
+    came: dict[Any, list[tuple[Any, int, Any]]] = {stream: [] for stream in wanted}
+    times: Counter[Any] = Counter()
     duplicated: list[Finding] = []
     unexpected: list[Finding] = []
     total = 0
-    last_stream: dict[Any, Any] = {}
     for at, message in enumerate(found):
         total += 1
         identity = identify(message)
-        known = places.get(identity, deque())
-        if known:
-            stream, place = known.popleft()
-            last_stream[identity] = stream
-            came[stream].append((place, at, message))
-        elif identity in last_stream:
-            duplicated.append(Finding(at, message, last_stream[identity]))
-        else:
+        if identity not in places:
             unexpected.append(Finding(at, message))
-    lost = [
-        Finding(place, wanted[stream][place], stream)
-        for stream, place in sorted((where for left in places.values() for where in left), key=lambda w: w[1])
-    ]
+        elif times[identity] == len(places[identity]):
+            duplicated.append(Finding(at, message, stream_of[identity]))
+        else:
+            came[stream_of[identity]].append((identity, at, message))
+            times[identity] += 1
     reordered: list[Finding] = []
-    if ordered:
-        for stream, series in came.items():
-            kept = _longest_rise([place for place, _, _ in series])
-            reordered += [Finding(at, m, stream) for i, (_, at, m) in enumerate(series) if i not in kept]
+    taken: set[tuple[Any, int]] = set()
+    elsewhere: Counter[Any] = Counter()
+    for stream, series in came.items():
+        stands = _in_order([one[0] for one in series], places)
+        for (identity, at, message), stand in zip(series, stands):
+            if stand is not None:
+                taken.add((stream, stand))
+            else:
+                elsewhere[identity] += 1
+                if ordered:
+                    reordered.append(Finding(at, message, stream))
+    lost: list[Finding] = []
+    for identity, where in places.items():
+        stream = stream_of[identity]
+        free = [place for place in where if (stream, place) not in taken]
+        lost += [Finding(place, wanted[stream][place], stream) for place in free[elsewhere[identity] :]]
+    lost.sort(key=lambda finding: finding.place)
     return History(
         sum(map(len, wanted.values())), total, tuple(lost), tuple(duplicated), tuple(reordered), tuple(unexpected)
     )
@@ -523,10 +533,10 @@ def check_hashes(calls: Iterable[tuple[Any, str]]) -> list[str]:
 def check_attempts(store: Store) -> list[str]:
     """Judge the try logs of all processors by what they say themselves.
 
-    Every attempt must carry the hash of the snapshot before it, that hash must be the one computed
-    anew from the ranges in the snapshot, and the message that an attempt names must, if it was not
-    purged, carry it too. Returns what does not hold, one sentence each. A generation raised by a
-    seek makes what is in the log from before it look wrong.
+    Every attempt must have a snapshot of its own before it and carry its hash, that hash must be the one
+    computed anew from the ranges in the snapshot, and the message that an attempt names must, if it was
+    not purged, be there and carry it too. Returns what does not hold, one sentence each. A generation
+    raised by a seek makes what is in the log from before it look wrong.
     """
     problems: list[str] = []
     for processor in _processors(store):
@@ -535,8 +545,10 @@ def check_attempts(store: Store) -> list[str]:
         assert row is not None and topology is not None
         identities = {tailer: position.identity for tailer, position in zip(topology.tailers, row.positions)}
         pending: str | None = None
+        attempted = False
         for record in messages(store, processor):
             if record[names.TYPE] == names.SNAPSHOT:
+                attempted = False
                 start, end = record[names.TAILER_INDICES], record[names.TO_INDICES]
                 if any(tailer not in identities for tailer in start):
                     pending = None  # of an input that is no longer read
@@ -550,16 +562,53 @@ def check_attempts(store: Store) -> list[str]:
             if pending is None:
                 continue
             where = f"{processor}: the attempt {record[names.HASH]}"
+            if attempted:
+                problems.append(f"{where} is the second one of its snapshot")
+            attempted = True
             if record[names.HASH] != pending:
                 problems.append(f"{where} follows a snapshot whose ranges have the hash {pending}")
             for queue, index in record.get(names.MESSAGE_INDEX, {}).items():
-                tailer = store.queue(queue).tailer()
-                if index < tailer.index:
-                    continue
-                tailer.to_index(index)
-                if tailer.read() is None or tailer.envelope is None or tailer.envelope.hash != record[names.HASH]:
-                    problems.append(f"{where} names message {index} of {queue}, which carries another hash")
+                wrong = _wrong_at(store, queue, index, record[names.HASH])
+                if wrong:
+                    problems.append(f"{where} names message {index} of {queue}, {wrong}")
     return problems
+
+
+def _wrong_at(store: Store, queue: str, index: int, hash: str) -> str:
+    """What does not hold of a message that must carry ``hash`` unless it was purged; empty when all does."""
+    if queue not in store.queues(all=True):
+        return "a queue that is not there"
+    found = store.queue(queue)
+    if index < found.first_index:
+        return ""
+    if index > found.last_index:
+        return "which is not there"
+    tailer = found.tailer()
+    tailer.to_index(index)
+    tailer.read()
+    return "" if tailer.envelope is not None and tailer.envelope.hash == hash else "which carries another hash"
+
+
+def _in_order(identities: Sequence[Any], places: Mapping[Any, Sequence[int]]) -> list[int | None]:
+    """The expected place of each found message, in rising order; None for the fewest that are in the way.
+
+    Equal messages are expected at several places. The first found at the first place, and so on, is
+    right where nothing is out of order; otherwise every way to place them is tried at once.
+    """
+    times: Counter[Any] = Counter()
+    first: list[int] = []
+    for identity in identities:
+        first.append(places[identity][times[identity]])
+        times[identity] += 1
+    if all(a < b for a, b in itertools.pairwise(first)):
+        return list(first)
+    # Falling places of one message: at most one of them is part of a rise.
+    choices = [(item, place) for item, identity in enumerate(identities) for place in reversed(places[identity])]
+    stands: list[int | None] = [None] * len(identities)
+    for choice in _longest_rise([place for _, place in choices]):
+        item, place = choices[choice]
+        stands[item] = place
+    return stands
 
 
 def _longest_rise(places: Sequence[int]) -> set[int]:
@@ -600,8 +649,18 @@ def _frozen(value: Any) -> Any:
         return (type(value).__name__, tuple(_frozen(item) for item in value))
     if isinstance(value, (set, frozenset)):
         return ("set", frozenset(_frozen(item) for item in value))
+    if isinstance(value, float) and value != value:  # NaN; but a message equals itself
+        return ("nan",)
     try:
         hash(value)
     except TypeError:
-        return ("repr", repr(value))
+        return _packed(value)
     return value
+
+
+def _packed(value: Any) -> Any:
+    """What has no hash, as bytes: the repr of a long array leaves most of it out."""
+    try:
+        return ("packed", codec.pack(value))
+    except CodecError:
+        return ("repr", repr(value))

@@ -47,6 +47,10 @@ class Child:
         assert self._process.returncode == 0, f"the child ended with {self._process.returncode}:\n{errors}"
         return out.strip()
 
+    def errors(self) -> str:
+        """Wait until it ends, however; returns what it wrote to its standard error."""
+        return self._process.communicate(timeout=LINE_TIMEOUT_S * 2)[1]
+
     def returncode(self) -> int:
         """Wait until it ends, however."""
         self._process.communicate(timeout=LINE_TIMEOUT_S * 2)

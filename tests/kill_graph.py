@@ -1,7 +1,6 @@
 """The graph that the kill loop kills: a source, two streams, a sink; slow unless CUES_TEST_FAST is set.
 
-CUES_TEST_BREAK takes its atomic commit apart, for the negative controls: the positions of a step are
-then written in a transaction of their own, "before" or "after" its outputs.
+CUES_TEST_BREAK takes its atomic commit apart, for the negative controls (broken_commits.py).
 """
 
 from __future__ import annotations
@@ -11,9 +10,9 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+import broken_commits
+
 import cues
-from cues.delivery import Delivery, Part
-from cues.ownership import ProcessorRow
 
 COUNT = 6000
 _SLOW = not os.environ.get("CUES_TEST_FAST")
@@ -70,26 +69,4 @@ def expected() -> dict[str, list[Any]]:
     }
 
 
-_commit_parts, _write_step = Delivery._commit_parts, Delivery._write_step
-_GAP_S = 0.002
-
-
-def _positions_before(self: Delivery, parts: list[Part], row: ProcessorRow) -> None:
-    packed = row.pack()
-    self.store.commit(lambda txn: txn.put(self._row_key, packed))
-    self._expected = packed
-    time.sleep(_GAP_S)
-    _commit_parts(self, parts, row)
-
-
-def _positions_after(self: Delivery, parts: list[Part], row: ProcessorRow) -> None:
-    old, packed = self._expected, row.pack()
-    self._write_step = lambda txn, parts, row: _write_step(self, txn, parts, old)  # type: ignore[method-assign]
-    _commit_parts(self, parts, row)
-    time.sleep(_GAP_S)
-    self.store.commit(lambda txn: txn.put(self._row_key, packed))
-
-
-_BROKEN = {"before": _positions_before, "after": _positions_after}
-if os.environ.get("CUES_TEST_BREAK"):
-    Delivery._commit_parts = _BROKEN[os.environ["CUES_TEST_BREAK"]]  # type: ignore[method-assign]
+broken_commits.break_commits()

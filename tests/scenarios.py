@@ -440,6 +440,21 @@ SCENARIOS: dict[str, Scenario] = {
         {"in": [{"n": 1, "left": 3}, {"n": 2, "left": 2}]},
         goes=1,
     ),
+    "imperative abroad": Scenario(
+        graph(
+            Stream(looked_up, "in", "out", tailers={"rate": "rates"}, appenders="log", batch_size=3),
+            queues=abroad("rates", "log"),
+        ),
+        RATES,
+    ),
+    "concurrent calls abroad": Scenario(
+        graph(
+            Stream(totals, "in", "out", key="key", concurrency=3, batch_size=5, side_effects=True),
+            queues=abroad("in", "out", retention=100),
+        ),
+        {"in": [{"n": n, "key": n % 2} for n in range(7)]},
+        repeats=True,
+    ),
     "another writer abroad": Scenario(
         graph(Stream(tagged, "in", "out", batch_size=2), queues=abroad("out")),
         IN,

@@ -188,6 +188,20 @@ def test_objects_and_partials_that_are_async_are_awaited(store: Store) -> None:
     assert numbers(store, "x") == [2, 4] and numbers(store, "y") == [10, 20]
 
 
+@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning")
+@pytest.mark.parametrize("options", [{}, {"concurrency": 2}, {"batch": True}])
+def test_a_sink_that_returns_a_coroutine_is_told_that_nobody_awaits_it(store: Store, options: dict[str, Any]) -> None:
+    """It does nothing, and what a sink returns means nothing: nobody would notice."""
+
+    async def never(message: Message) -> None:
+        raise AssertionError
+
+    feed(store, a=[1, 2])
+    with pytest.raises(ProcessorStopped, match=r"returned a coroutine.*async def"):
+        run(store, Sink(lambda message: never(message), "a", id="s", **options))
+    assert testing.contents(store)["positions"] == {"g.s.a": 1}
+
+
 # --- what a call sees ---------------------------------------------------------------------------
 
 

@@ -53,6 +53,24 @@ def test_word_count(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_shared_queue(tmp_path: Path) -> None:
+    printed = run(sys.executable, str(EXAMPLES / "shared_queue.py"), cwd=tmp_path)
+    assert printed.splitlines() == ["sensor 0: 37 °C", "sensor 1: 38 °C", "sensor 2: 39 °C"]
+    assert list(tmp_path.iterdir()) == []
+
+
+@cli
+def test_shared_queue_in_two_processes(tmp_path: Path) -> None:
+    shutil.copy(EXAMPLES / "shared_queue.py", tmp_path)
+    run(*CUES, "run", "shared_queue.py:collect", cwd=tmp_path)
+    run(*CUES, "run", "shared_queue.py:report", "--idle-exit", "0.5", cwd=tmp_path)
+    found = run(*CUES, "tail", "shared_queue.py:report#records", "-n", "all", cwd=tmp_path)
+    records = {m["sensor"]: m["celsius"] for m in map(json.loads, found.splitlines())}
+    assert records == {0: 37, 1: 38, 2: 39}
+    shown = run(*CUES, "show", "shared_queue.py:collect", cwd=tmp_path)
+    assert "→ readings @data/shared" in shown and "written twice" in shown
+
+
 def test_crash_me(tmp_path: Path) -> None:
     printed = run(sys.executable, str(EXAMPLES / "crash_me.py"), cwd=tmp_path)
     assert printed.count("killed after") >= 10

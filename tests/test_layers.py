@@ -22,7 +22,7 @@ ORDER = [
     (0, "errors names codec clock faults events provenance batch hashes tries options"),
     (1, "locks wakeup datafile writers store"),
     (2, "log queue tailer state abroad fork ownership retention"),
-    (3, "processor taking concurrency eventloop imperative runner delivery feed forwarder"),
+    (3, "processor taking concurrency eventloop imperative failure results process runner delivery feed forwarder"),
     (4, "topology plan compose graph draw"),
     (5, "engine engine.assembly engine.local"),
     (6, "check compaction testing metrics cli __main__"),

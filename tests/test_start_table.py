@@ -14,14 +14,12 @@ import pytest
 
 import cues
 from cues import AnyOf, Graph, Sink, Source, Store, Stream, names, ownership, testing
-from cues.delivery import Decision, Delivery
 from cues.engine.assembly import assemble
 from cues.errors import Diverged, ProcessorStopped, TopologyChanged
 from cues.hashes import delivery_hash
 from cues.log import Row, pack_row
 from cues.names import HASH, TYPE
-from cues.ownership import NO_SEAL, Position, ProcessorRow, read_row
-from cues.taking import Slice
+from cues.ownership import Position, ProcessorRow, read_row
 
 Message = dict[str, Any]
 
@@ -360,46 +358,6 @@ def replace(store: Store, queue: str, messages: list[Message]) -> None:
 
     store.commit(empty)
     store.queue(queue).appender().write_many(messages)
-
-
-@pytest.mark.damages_stores
-@pytest.mark.parametrize("sealed", [True, False], ids=["sealed", "negative control: position without seal"])
-def test_an_input_that_was_replaced_is_refused(store: Store, monkeypatch: pytest.MonkeyPatch, sealed: bool) -> None:
-    """The first three messages were processed, then others stand in their place and the next three are others, too."""
-    sink = Sink(Seen(), "a", id="s")
-    if not sealed:
-        monkeypatch.setattr(Slice, "seal", lambda self: NO_SEAL)
-    feed(store, a=range(3))
-    run(store, sink)
-    replace(store, "a", [{"n": n} for n in range(100, 106)])
-    if sealed:
-        assert "another message" in refused(store, sink)
-    else:
-        assert run(store, sink).decisions == {"s": "resume"}  # 100 to 102 are lost, and nobody is told
-
-
-@pytest.mark.parametrize("broken", [False, True], ids=["as it is", "negative control: rewind on a missing message"])
-def test_a_purged_output_is_not_written_again(store: Store, monkeypatch: pytest.MonkeyPatch, broken: bool) -> None:
-    """A recovery that takes a missing output for a step that did not commit does the step again after every purge."""
-    real = Delivery._decide
-
-    def decide(self: Delivery, txn: Any, snapshot: Any, attempt: Any, positions: Any, *rest: Any) -> Any:
-        if any(index < store.queue(queue).log.row(txn).first for queue, index in attempt.indices.items()):
-            for tailer, index in snapshot.start.items():
-                positions[tailer] = Position(positions[tailer].identity, index, NO_SEAL)
-            return Decision("rewind", "the message is not there")
-        return real(self, txn, snapshot, attempt, positions, *rest)
-
-    stream = Stream(lambda m: m, "a", "out", id="s")
-    feed(store, a=range(3))
-    run(store, stream)
-    written = numbers(store, "out")
-    store.queue("out").purge(before=4)
-    if broken:
-        monkeypatch.setattr(Delivery, "_decide", decide)
-    run(store, stream)
-    history = testing.check_history(range(3), written + numbers(store, "out"))
-    assert bool(history.duplicated) == broken and not history.lost
 
 
 # --- topology -----------------------------------------------------------------------------------

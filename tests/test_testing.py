@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 import cues
-from cues import Graph, Source, Stream, clock, faults, testing, tries
+from cues import Graph, Source, Stream, batch, clock, faults, testing, tries
 from cues.errors import InvalidArgument, ProcessorStopped
 
 
@@ -51,6 +54,99 @@ def test_histories_by_name(expected: str, found: str, wrong: dict[str, list[str]
     }
 
 
+def judged_naively(expected: list[int], found: list[int]) -> dict[str, Counter[int]]:
+    """The judgement by counting, and by trying every way to leave messages out of the order."""
+    wanted, came = Counter(expected), Counter(found)
+    known = Counter({message: count for message, count in came.items() if message in wanted})
+    seen: Counter[int] = Counter()
+    first = []
+    for message in found:
+        seen[message] += 1
+        if seen[message] <= wanted[message]:
+            first.append(message)
+    kept = max(
+        len(some)
+        for size in range(len(first) + 1)
+        for some in itertools.combinations(first, size)
+        if is_inside(some, expected)
+    )
+    return {
+        "lost": wanted - came,
+        "duplicated": known - wanted,
+        "unexpected": came - known,
+        "reordered": Counter({0: len(first) - kept}),
+    }
+
+
+def is_inside(some: Sequence[int], series: Iterable[int]) -> bool:
+    """Whether ``some`` are in ``series``, in that order."""
+    rest = iter(series)
+    return all(message in rest for message in some)
+
+
+@given(st.lists(st.integers(0, 3), max_size=7), st.lists(st.integers(0, 4), max_size=8))
+@example([0, 1, 0], [1, 0])  # the first 0 is lost, and nothing is out of order
+@example([1, 0, 2, 0], [0, 1, 0, 2])  # one 0 is, not two messages
+def test_any_history_is_classified_as_counting_does(expected: list[int], found: list[int]) -> None:
+    """Any two series, with messages that are expected, lost and found several times."""
+    history = testing.check_history(expected, found)
+    naive = judged_naively(expected, found)
+    for kind in ("lost", "duplicated", "unexpected"):
+        assert Counter(finding.message for finding in getattr(history, kind)) == naive[kind], kind
+    assert len(history.reordered) == naive["reordered"][0]
+    assert history.exact == (expected == found)
+    assert (history.expected, history.found) == (len(expected), len(found))
+    # Every finding is at its place, and what is found wrong is all that is wrong.
+    assert all(expected[f.place] == f.message for f in history.lost)
+    wrong = [*history.duplicated, *history.unexpected, *history.reordered]
+    assert all(found[f.place] == f.message for f in wrong) and len({f.place for f in wrong}) == len(wrong)
+    right = [message for at, message in enumerate(found) if at not in {f.place for f in wrong}]
+    assert is_inside(right, expected)
+    if not history.reordered:
+        lost = {f.place for f in history.lost}
+        assert right == [message for place, message in enumerate(expected) if place not in lost]
+    assert testing.check_history(expected, found, ordered=False).reordered == ()
+
+
+@given(st.data(), st.lists(st.integers(1, 6), min_size=1, max_size=3))
+def test_what_was_done_to_a_history_is_found_and_nothing_else(data: st.DataObject, sizes: list[int]) -> None:
+    """Streams are mixed; messages are taken out, moved to the front, repeated, and foreign ones put in."""
+    streams = {name: [(name, n) for n in range(size)] for name, size in enumerate(sizes)}
+    left = {name: list(series) for name, series in streams.items()}
+    mixed: list[Any] = []
+    while any(left.values()):
+        mixed.append(left[data.draw(st.sampled_from([name for name in left if left[name]]))].pop(0))
+    assert testing.check_history(streams, mixed).exact
+    lost = set(data.draw(st.lists(st.sampled_from(mixed), max_size=2)))
+    found = [message for message in mixed if message not in lost]
+    moved = []
+    if len(found) > 1 and data.draw(st.booleans()):
+        message = data.draw(st.sampled_from(found))
+        others = [one for one in found if one[0] == message[0] and one < message]
+        if others:  # to the front: it alone is out of order, unless two would do as well
+            found.remove(message)
+            found.insert(found.index(others[0]), message)
+            moved = [message] if len(others) > 1 else [message, others[0]]
+    duplicated, unexpected = [], []
+    for number in range(data.draw(st.integers(0, 2))):
+        at = data.draw(st.integers(0, len(found)))
+        found.insert(at, ("foreign", number))
+        unexpected.append(("foreign", number))
+    known = [message for message in found if message not in unexpected]
+    for message in data.draw(st.lists(st.sampled_from(known), max_size=3)) if known else []:
+        found.insert(data.draw(st.integers(found.index(message) + 1, len(found))), message)
+        duplicated.append(message)
+    history = testing.check_history(streams, found)
+    assert {f.message for f in history.lost} == lost and len(history.lost) == len(lost)
+    assert Counter(f.message for f in history.duplicated) == Counter(duplicated)
+    assert {f.message for f in history.unexpected} == set(unexpected)
+    assert len(history.reordered) == bool(moved) and all(f.message in moved for f in history.reordered)
+    for finding in (*history.lost, *history.duplicated, *history.reordered):
+        assert finding.stream == finding.message[0]
+    assert history.at_least_once == (not lost and not moved and not unexpected)
+    assert history.at_most_once == (not duplicated and not moved and not unexpected)
+
+
 @given(st.permutations(range(7)), st.lists(st.integers(0, 9), max_size=5))
 def test_any_disorder_is_found_and_no_more_than_there_is(order: list[int], more: list[int]) -> None:
     history = testing.check_history(range(7), order + more)
@@ -81,8 +177,19 @@ def test_keys_identify_messages() -> None:
     assert not testing.check_history([{"n": 1}, {"n": 2}], found)
     nested: Any = {"a": [1, {"b": {1, 2}, "c": (1, [2])}], "d": bytearray(b"x")}
     assert testing.check_history([nested], [nested])
+    assert testing.check_history([{"n": float("nan")}], [{"n": float("nan")}])
     with pytest.raises(InvalidArgument, match="key="):
         testing.check_history({"a": [1], "b": [1]}, [1, 1])
+
+
+def test_arrays_are_compared_whole() -> None:
+    """The repr of a long one leaves most of it out."""
+    numpy = pytest.importorskip("numpy")
+    long, other = numpy.zeros(5000), numpy.zeros(5000)
+    other[2500] = 1
+    assert repr(long) == repr(other)
+    assert testing.check_history([{"a": long}], [{"a": long.copy()}])
+    assert not testing.check_history([{"a": long}], [{"a": other}])
 
 
 def test_the_report_of_a_long_history_is_short() -> None:
@@ -108,6 +215,23 @@ def test_attempts_that_do_not_hold_are_found(tmp_path: Path) -> None:
         store.commit(lambda txn: log.append(txn, pages))
         assert len(testing.check_attempts(store)) == 2
         assert store.check()
+
+
+@pytest.mark.damages_stores
+def test_attempts_that_name_what_is_not_there_are_found(tmp_path: Path) -> None:
+    """Behind the end of a queue, on no queue at all, and a second attempt of one snapshot."""
+    with cues.open(tmp_path / "store") as store:
+        store.queue("a").appender().write_many([{"n": n} for n in range(3)])
+        testing.run_until_idle(Graph("g", [Stream(lambda m: m, "a", "out", id="s", side_effects=True)]), store)
+        assert testing.check_attempts(store) == []
+        log = store.queue("g.s").log
+        (attempt,) = [record for record in testing.messages(store, "g.s") if "attempt" in record["q/type"]]
+        forged = {**attempt, "q.try/message-index": {"out": 9, "nowhere": 1}}
+        pages = batch.build([forged], batch.OWN_BYTES_MAX, reserved=True)
+        store.commit(lambda txn: log.append(txn, pages))
+        second, there, queue = testing.check_attempts(store)
+        assert "second" in second and "9 of out, which is not there" in there and "nowhere, a queue" in queue
+        assert "nowhere" not in store.queues()
 
 
 def test_the_clock_stands_advances_and_is_set(tmp_path: Path) -> None:

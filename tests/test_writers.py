@@ -140,6 +140,84 @@ def test_a_writer_stopped_inside_a_transaction_is_named(tmp_path: Path, durabili
         assert [m["n"] for m in store.queue("q").tailer()] == [1, 2, 3]
 
 
+STEP = """
+import sys, cues
+from cues import Graph, Sink, Source, Stream, testing
+with cues.open(sys.argv[1]) as store:
+    stream = Stream(lambda message: message, "q", "out", id="s")
+    sink = Sink(lambda message: None, "q", id="s")
+    testing.run_until_idle(Graph("other", [Source("q"), {"stream": stream, "sink": sink}[sys.argv[2]]]), store)
+"""
+OPEN = """
+import sys, cues
+try:
+    cues.open(sys.argv[1], writer_timeout_s=0.2)
+except cues.WriterStuck as error:
+    print(error.pid, error.state)
+"""
+SEND = """
+import sys
+from cues.store import Store
+Store.__init__.__kwdefaults__["writer_timeout_s"] = 0.2
+from cues.cli import app
+print(app.run(["send", sys.argv[1] + "#q", '{"n": 3}']))
+"""
+
+
+@pytest.mark.parametrize(
+    ("kind", "point"), [("stream", "commit.inside"), ("sink", "snapshot.inside"), ("sink", "claim.inside")]
+)
+@pytest.mark.parametrize("durability", DURABILITIES)
+def test_a_process_stopped_inside_a_commit_of_its_graph_is_named_to_all_who_wait(
+    tmp_path: Path, durability: str, kind: str, point: str
+) -> None:
+    """SIGSTOP in a step's commit, a sink's snapshot or a start's claim of one process.
+
+    An appender, a processor of another graph, ``cues send`` and whoever opens the store hear its pid
+    and state; what they were about to write is not written, and is when the process goes on.
+    """
+    path = tmp_path / "store"
+    begun, go_on = threading.Event(), threading.Event()
+
+    def slow(message: Any) -> Any:
+        begun.set()
+        assert go_on.wait(30)
+        return message
+
+    graph = cues.Graph("mine", [cues.Source("q"), cues.Stream(slow, "q", "mine")])
+    with cues.open(path, durability=durability, writer_timeout_s=0.2) as store:
+        appender = store.queue("q").appender()
+        appender.write({"n": 1})
+        running = graph.start(store=store)
+        assert begun.wait(30)
+        with children.Child(STEP, path, kind, CUES_FAULT=f"{point}:1:stop") as child:
+            stopped(child)
+            go_on.set()
+            with pytest.raises(cues.ProcessorStopped, match=rf"process {child.pid} \(stopped\)") as refused:
+                running.wait_idle(timeout=30)
+            assert isinstance(refused.value.__cause__, WriterStuck)
+            found = [refused.value.__cause__]
+            with pytest.raises(WriterStuck) as caught:
+                appender.write({"n": 2})
+            found.append(caught.value)
+            assert {(error.pid, error.state) for error in found} == {(child.pid, "stopped")}
+            assert children.run(OPEN, path) == f"{child.pid} stopped"
+            with children.Child(SEND, path) as send:
+                assert send.line() == "1", "the exit code"
+                said = send.errors()
+            assert f"process {child.pid} (stopped)" in said and f"kill -CONT {child.pid}" in said
+            child.signal(signal.SIGCONT)
+            child.end()
+        running.close()
+        assert appender.write({"n": 2}) == 2
+        assert children.run(SEND, path).splitlines()[-1] == "0"
+        with graph.start(store=store) as again:
+            assert again.wait_idle(timeout=30)
+        assert (
+            [m["n"] for m in store.queue("mine").tailer()] == [m["n"] for m in store.queue("q").tailer()] == [1, 2, 3]
+        )
+
+
 @pytest.mark.parametrize("durability", DURABILITIES)
 def test_a_named_tailer_loses_nothing_to_a_stuck_writer(tmp_path: Path, durability: str) -> None:
     path = tmp_path / "store"

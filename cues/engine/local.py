@@ -23,11 +23,12 @@ from cues import events, faults, wakeup
 from cues.delivery import Delivery
 from cues.engine.assembly import Assembly, assemble
 from cues.errors import Closed, Fenced, InvalidArgument, ProcessorStopped, QueueNotFound
+from cues.failure import words
 from cues.feed import SourceDelivery
 from cues.forwarder import Forwarder
 from cues.log import Log, Row
 from cues.ownership import LEASE_BEAT_S, ProcessorRow, read_row
-from cues.runner import Interrupted, words
+from cues.runner import Interrupted
 
 if TYPE_CHECKING:
     from cues.graph import Graph

@@ -1,0 +1,43 @@
+"""Commits taken apart on purpose, for negative controls: the positions of a step in a transaction of their own.
+
+``before`` its outputs loses messages when the process is killed in between, ``after`` them doubles some.
+A graph file calls :func:`break_commits` with what CUES_TEST_BREAK says.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+
+from cues.delivery import Delivery, Part
+from cues.ownership import ProcessorRow
+
+GAP_S = 0.002
+"""Between the two transactions: long enough for a random kill to hit it now and then."""
+
+_commit_parts, _write_step = Delivery._commit_parts, Delivery._write_step
+
+
+def _positions_before(self: Delivery, parts: list[Part], row: ProcessorRow) -> None:
+    packed = row.pack()
+    self.store.commit(lambda txn: txn.put(self._row_key, packed))
+    self._expected = packed
+    time.sleep(GAP_S)
+    _commit_parts(self, parts, row)
+
+
+def _positions_after(self: Delivery, parts: list[Part], row: ProcessorRow) -> None:
+    old, packed = self._expected, row.pack()
+    self._write_step = lambda txn, parts, row: _write_step(self, txn, parts, old)  # type: ignore[method-assign]
+    _commit_parts(self, parts, row)
+    time.sleep(GAP_S)
+    self.store.commit(lambda txn: txn.put(self._row_key, packed))
+
+
+BROKEN = {"before": _positions_before, "after": _positions_after}
+
+
+def break_commits(order: str = os.environ.get("CUES_TEST_BREAK", "")) -> None:
+    """Take the commits of this process apart; the empty string leaves them whole."""
+    if order:
+        Delivery._commit_parts = BROKEN[order]  # type: ignore[method-assign]
