@@ -151,7 +151,7 @@ with cues.open(sys.argv[1]) as store:
 OPEN = """
 import sys, cues
 try:
-    cues.open(sys.argv[1], writer_timeout_s=0.2)
+    cues.open(sys.argv[1], writer_timeout_s=0.2).queue("q")
 except cues.WriterStuck as error:
     print(error.pid, error.state)
 """
@@ -173,7 +173,7 @@ def test_a_process_stopped_inside_a_commit_of_its_graph_is_named_to_all_who_wait
 ) -> None:
     """SIGSTOP in a step's commit, a sink's snapshot or a start's claim of one process.
 
-    An appender, a processor of another graph, ``cues send`` and whoever opens the store hear its pid
+    An appender, a processor of another graph, ``cues send`` and whoever opens a queue hear its pid
     and state; what they were about to write is not written, and is when the process goes on.
     """
     path = tmp_path / "store"
