@@ -6,9 +6,8 @@
 3. Whole record batches go, at most 1,000 a commit.
 
 Known readers are the processors that ever read the queue, in this store and in others (abroad.py),
-and its named tailers. Only the policy
-"read" waits for them; the others let go of what somebody has not read yet, and say so, once a
-reader and process.
+and its named tailers. Only the policy "read" waits for them; the others let go of what somebody has
+not read yet, and say so, once a reader and process.
 """
 
 from __future__ import annotations

@@ -172,7 +172,7 @@ class Table:
 
     def committed(self) -> None:
         """The step's commit is done; what it only read is in memory too, and is bounded here."""
-        if not self._cache:
+        if not self._cache and not self._step:
             return
         for row, packed in self._step.items():
             self._remember(row, packed)
