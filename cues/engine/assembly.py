@@ -29,7 +29,7 @@ from cues.ownership import Claimant, Ownership, ProcessorRow, Topology, read_top
 from cues.plan import Plan
 from cues.processor import Node
 from cues.queue import Queue, create_queue
-from cues.runner import Pause
+from cues.runner import Pause, Runner
 from cues.store import Store
 
 TRY_LOG = QueueOptions(metadata=False)
@@ -101,6 +101,7 @@ def assemble(
     pause: Pause = lambda seconds: False,
     stopping: Callable[[], bool] = lambda: False,
     emit: Callable[[events.Event], None] = lambda event: None,
+    runner: Callable[..., Runner] = Runner,
 ) -> Assembly:
     """Do the five moves. Raises before anything of the graph ran, and leaves nothing locked then."""
     plan = graph.plan()
@@ -145,6 +146,7 @@ def assemble(
                 pause=pause,
                 stopping=stopping,
                 emit=emit,
+                runner=runner,
             )
             delivery.recover()
             deliveries.append(delivery)
