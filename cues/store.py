@@ -93,6 +93,8 @@ class Environment:
         self.leading = threading.Lock()
         """Held by the thread that commits for all that wait."""
         self.waiting: list[_Member] = []
+        self.led = 0
+        """Number of the transaction that the leading thread has begun for all; 0 before."""
 
     def close(self, clean: bool) -> None:
         """The last handle is gone."""
@@ -201,6 +203,10 @@ class Store:
         """64 random bits drawn when the store was made."""
         return self._shared.id
 
+    def same_as(self, other: Store) -> bool:
+        """Whether this is another handle on the same files; a copy has the same id and is not."""
+        return self._shared is other._shared
+
     @property
     def map_size(self) -> int:
         """The bound on the store's size, in bytes."""
@@ -255,12 +261,25 @@ class Store:
         """
         try:
             return self._transact(pages + datafile.COMMIT_PAGES, work, *args)  # type: ignore[no-any-return]
-        except lmdb.Error as error:
+        except (lmdb.Error, OSError) as error:
             self._check()
             raise _translate(error, self.path) from error
         except ValueError:
             self._check()  # the shared words were let go when another thread closed the store
             raise
+
+    def check_file(self) -> None:
+        """Raise :class:`StoreNotFound` when the files were deleted or exchanged since the store was opened.
+
+        What is written then goes to a file that nobody finds any more.
+        """
+        self._check()
+        if _file(self._shared.path) != self._shared.file:
+            raise StoreNotFound(
+                f"The store {self.path} was deleted, or another was put in its place, while it was open.",
+                "start again with the store that belongs there.",
+                path=self.path,
+            )
 
     def _refuse(self, *_: Any) -> Any:
         """In the place of a transaction where there can be none."""
@@ -282,13 +301,19 @@ class Store:
             if not me.done:
                 with shared.guard:
                     members, shared.waiting = shared.waiting, []
+                shared.led = 0
                 try:
                     turnstile.transact(sum(member.pages for member in members), self._run_members, members)
                 except Exception as error:
                     for member in members:
                         member.error = member.error or error
-                except BaseException:
-                    # A Ctrl-C reached this thread. Nothing was written; the others commit again.
+                except BaseException as error:
+                    # A Ctrl-C reached this thread, most likely while it waited for the disk: the handler runs when
+                    # the commit is done. Only where it is not do the others commit again.
+                    if shared.led and getattr(error, "last_txnid", shared.led) >= shared.led:
+                        for member in members:
+                            member.done = True
+                        raise
                     with shared.guard:
                         shared.waiting[:0] = [member.anew() for member in members if member is not me]
                     raise
@@ -299,6 +324,7 @@ class Store:
         return me.result
 
     def _run_members(self, txn: Any, members: list[_Member]) -> None:
+        self._shared.led = int(txn.id())
         if len(members) == 1:
             members[0].result = members[0].work(txn, *members[0].args)
             return
@@ -675,9 +701,12 @@ def _open_environment(
                 shared.doorbells,
                 timeout_s,
                 shared.join,
+                lambda: int(shared.env.info()["last_txnid"]),
             )
             shared.env.reader_check()  # slots of killed readers would pin pages
             found = found or _write_format(shared, kept, size)
+            if found["map_size"] < (map_size or 0):
+                found = _write_size(shared, map_size or 0)
         assert found is not None
         shared.id = found["id"]
         if suspect:
@@ -825,6 +854,20 @@ def _write_format(shared: Environment, durability: str, size: int) -> dict[str, 
     return record
 
 
+def _write_size(shared: Environment, size: int) -> dict[str, Any]:
+    """Keep a larger bound, for those who open the store without saying one."""
+    assert shared.turnstile is not None
+
+    def write(txn: Any) -> dict[str, Any]:
+        record: dict[str, Any] = codec.unpack(txn.get(names.FORMAT_KEY))
+        record["map_size"] = max(record["map_size"], size)
+        txn.put(names.FORMAT_KEY, codec.pack(record))
+        return record
+
+    found: dict[str, Any] = shared.turnstile.transact(datafile.COMMIT_PAGES, write)
+    return found
+
+
 def _map(path: Path, durability: str, size: int, is_default: bool, readonly: bool) -> Any:
     """Open LMDB. Where the address space is limited a default map shrinks to what fits."""
     # Without posix_fallocate a full disk could not be told from a SIGBUS, so no writable map there.
@@ -941,7 +984,11 @@ def _translate(error: BaseException, path: str) -> BaseException:
             path=path,
         )
     if isinstance(error, lmdb.ReadonlyError):
-        return StoreReadOnly(f"The store {path} is read-only.", "open it writable.", path=path)
+        return StoreReadOnly(
+            f"The store {path} is open, or lies, read-only.",
+            "open it writable; permission to write its files.",
+            path=path,
+        )
     if isinstance(error, lmdb.MapResizedError):
         return StoreFull(
             f"The store {path} has grown beyond the map of this process: another one opened it with a larger map_size.",
@@ -974,14 +1021,18 @@ def _translate(error: BaseException, path: str) -> BaseException:
         or (isinstance(error, lmdb.Error) and ("Permission denied" in text or "Read-only file system" in text))
     ):
         return StoreReadOnly(
-            f"The store {path} cannot be written ({text}).",
-            "readonly=True, or the permissions of the directory.",
+            f"This user may not write the store {path} ({text}).",
+            "permission to write its directory and files; cues.open(path, readonly=True) to look at it.",
             path=path,
         )
     if number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) or (
         isinstance(error, lmdb.Error) and ("No space left" in text or "File too large" in text)
     ):
         return StoreFull(f"The disk of the store {path} is full; nothing was written.", "free space.", path=path)
+    if isinstance(error, FileNotFoundError):
+        return StoreNotFound(
+            f"The files of the store {path} are gone ({text}).", "the store that belongs there.", path=path
+        )
     if isinstance(error, (lmdb.Error, OSError)):
         return StoreError(f"The store {path} failed: {error}.", f"cues check {path}.", path=path)
     return error

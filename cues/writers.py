@@ -55,9 +55,10 @@ class Turnstile:
         doorbells: Doorbells,
         timeout_s: float,
         on_join: Callable[[bool], None],
+        last_txnid: Callable[[], int],
     ) -> None:
         """``on_join(first)`` is called once, before the first write, with nobody else joining or leaving;
-        ``first`` says that no other process is a writer."""
+        ``first`` says that no other process is a writer. ``last_txnid`` gives the number of the last commit."""
         self._path = path
         self._begin = begin
         self._allocate = allocate
@@ -65,6 +66,7 @@ class Turnstile:
         self._words: Any = doorbells.words  # Any: another process changes them between two looks
         self._timeout_s = timeout_s
         self._on_join = on_join
+        self._last_txnid = last_txnid
         self._joined = False
         self._pid = os.getpid()
         self._holding = False
@@ -106,7 +108,9 @@ class Turnstile:
                 result = work(txn, *args)
                 txn.commit()
                 return result
-            except BaseException:
+            except BaseException as error:
+                if not isinstance(error, Exception):  # a Ctrl-C, which may come when the commit is done
+                    error.__dict__["last_txnid"] = self._last_txnid()
                 txn.abort()
                 raise
             finally:
