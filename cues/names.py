@@ -118,6 +118,8 @@ def fork_parts(queue: str) -> tuple[str, bytes] | None:
 FORMAT_KEY: Final = b"\0cues"
 PRODUCERS: Final = b"\0producer\0"
 """What the keys of all rows of what was forwarded begin with."""
+SOURCES: Final = b"\0source\0"
+"""What the keys of all positions of writers from outside begin with."""
 
 
 def queue_key(queue: str) -> bytes:
@@ -168,6 +170,11 @@ def low_water_key(log: str, store: bytes, processor: str) -> bytes:
 def low_water_prefix(log: str) -> bytes:
     """What the keys of all such readers of a log begin with."""
     return b"\0low\0" + log.encode() + b"\0"
+
+
+def source_key(writer: str) -> bytes:
+    """Key of how far a writer from outside (a Spark query, say) has brought its source into the store."""
+    return SOURCES + writer.encode()
 
 
 def log_database(queue: str, partition: int) -> bytes:
