@@ -27,8 +27,8 @@ ORDER = [
     (5, "engine engine.assembly engine.local"),
     (
         5,
-        "spark spark.java spark.session spark.options spark.place spark.columns spark.position spark.checkpoint"
-        " spark.reading spark.staging spark.writing spark.datasource",
+        "spark.java spark.options spark.place spark.columns spark.position spark.checkpoint"
+        " spark.reading spark.staging spark.writing spark.datasource spark.session spark",
     ),
     (6, "check compaction testing metrics cli __main__"),
 ]

@@ -32,8 +32,8 @@ _LOG_SETTINGS: Final = """\
 rootLogger.level = error
 rootLogger.appenderRef.stderr.ref = stderr
 # The same level as the root's, or Spark announces that it sets another.
-logger.repl.name = org.apache.spark.repl.Main
-logger.repl.level = error
+logger.gateway.name = org.apache.spark.api.python.PythonGatewayServer
+logger.gateway.level = error
 appender.stderr.type = Console
 appender.stderr.name = stderr
 appender.stderr.target = SYSTEM_ERR
@@ -57,14 +57,14 @@ def session(
     the settings of one that is made here. Raises :class:`Unsupported` where pyspark is missing or
     too old, and :class:`JavaNotFound`, before Spark is touched.
     """
-    from cues.spark import register
-
     mine = None
     found = spark or active()
     if found is None:
         found = mine = start(master, name, conf)
     try:
-        register(found)
+        from cues.spark.datasource import source_for
+
+        found.dataSource.register(source_for(found))
         yield found
     finally:
         if mine is not None:
