@@ -164,10 +164,11 @@ class _Reading:
         assert isinstance(partition, IndexRange)
         columns = Columns(self._schema, self.options)
         with self.pinned.opened() as queue:
-            for batches in self._batches(queue, partition.start, partition.stop):
-                yield columns.arrow(batches, partition.start, partition.stop)
+            for at, batches in self._batches(queue, partition.start, partition.stop):
+                yield columns.arrow(batches, at, partition.stop)
 
-    def _batches(self, queue: Queue, start: int, stop: int) -> Iterator[list[Batch]]:
+    def _batches(self, queue: Queue, start: int, stop: int) -> Iterator[tuple[int, list[Batch]]]:
+        """Record batches, and the index of the first message in them that is asked for and not purged."""
         at = start
         while at < stop:
             with queue.store.view() as txn:
@@ -184,7 +185,7 @@ class _Reading:
                     )
                 return
             batches = queue.log.batches(raws)
-            yield batches
+            yield at, batches
             at = batches[-1].next
 
     def lost(self, start: int, first: int) -> int:
