@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 pytest.importorskip("pyspark", reason="pyspark is not installed (pip install 'cues-streams[test]')")
 
 import spark_graphs
+import test_flights
 from spark_graphs import GRAPHS
 
 TESTS = Path(__file__).parent
@@ -147,6 +148,13 @@ def test_what_cannot_travel_to_an_executor_is_named(spark: SparkSession, tmp_pat
     ):
         running.send("in", {"n": 1})
         running.wait_idle(timeout=60)
+
+
+def test_january_on_spark_equals_an_independent_computation(spark: SparkSession, tmp_path: Path) -> None:
+    with test_flights.example(tmp_path) as flights:
+        run(flights.graph, tmp_path / "store", engine="spark", spark=spark)
+    results = test_flights.results_of(tmp_path, testing.Report())
+    test_flights.expect(results, test_flights.expected_flights(test_flights.DATA))
 
 
 DRIVER = """
