@@ -1,4 +1,4 @@
-"""Exactly once from queue to queue through Spark: kill -9 of driver, Java and workers at exact points, and lost checkpoints.
+"""Exactly once from queue to queue through Spark: kill -9 of everything at exact points, and lost checkpoints.
 
 The driver is a process of its own. Its writer arms a crash point for one batch; when the commit comes to
 it, everything up to the driver is killed at once, as when the machine's process group goes. What is left
@@ -8,6 +8,7 @@ test, or the test would see nothing.
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
 from pathlib import Path
@@ -41,6 +42,12 @@ root, point, batch, delivery, size = sys.argv[1:]
 driver = os.getpid()
 
 
+def stop(name):
+    with open(f"{root}/stopped", "w") as test:  # a FIFO
+        test.write(str(os.getpid()))
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
 def kill_all(name):
     # From the driver down: nobody is left who could notice and tidy up.
     family, pid = [], os.getpid()
@@ -54,7 +61,7 @@ def kill_all(name):
 class Dying(StreamWriter):
     def commit(self, messages, batchId):
         if batchId == int(batch):
-            faults.arm(point, 1, kill_all)
+            faults.arm(point, 1, stop if os.path.exists(f"{root}/stopped") else kill_all)
         super().commit(messages, batchId)
 
 
@@ -99,12 +106,18 @@ def commits(root: Path) -> set[str]:
     return {file.name for file in (root / "checkpoint" / "commits").glob("[0-9]*")}
 
 
-def go_on(spark: SparkSession, root: Path, size: int = 1000, delivery: str = "exactly-once", **reader: Any) -> None:
-    source = spark.readStream.format("cues").option("maxMessagesPerTrigger", size).options(**reader)
-    sink = source.load(f"{root / 's'}#in").writeStream.format("cues").option("id", "copy").option("delivery", delivery)
-    query = (
-        sink.option("checkpointLocation", str(root / "checkpoint")).trigger(availableNow=True).start(f"{root}/o#out")
-    )
+def go_on(
+    spark: SparkSession,
+    root: Path,
+    size: int = 1000,
+    delivery: str = "exactly-once",
+    checkpoint: str = "checkpoint",
+    **reader: Any,
+) -> None:
+    source = spark.readStream.format("cues").options(maxMessagesPerTrigger=size, **reader).load(f"{root / 's'}#in")
+    settings = {"id": "copy", "delivery": delivery, "checkpointLocation": str(root / checkpoint)}
+    sink = source.writeStream.format("cues").options(**settings).trigger(availableNow=True)
+    query = sink.start(f"{root / 'o'}#out")
     assert query.awaitTermination(120)
 
 
@@ -135,14 +148,12 @@ def test_a_driver_killed_before_and_after_the_stores_commit_and_its_checkpoint_d
     fill(tmp_path, 1500)
     shutil.rmtree(tmp_path / "checkpoint")
     shutil.copytree(tmp_path / "stale", tmp_path / "checkpoint")
-    go_on(
-        spark, tmp_path, size=1300, **resume
-    )  # batches from 1000 on are planned anew, up to the position and behind it
+    go_on(spark, tmp_path, size=1300, **resume)  # from 1000 on all is planned anew, up to the position and behind it
     assert result(tmp_path) == list(range(8000))
 
     fill(tmp_path, 10)
     shutil.rmtree(tmp_path / "checkpoint")
-    with pytest.raises(PySparkException, match="does not follow what the writer 'copy' has written.*resumeFrom"):
+    with pytest.raises(PySparkException, match=r"does not follow what the writer 'copy' has written.*resumeFrom"):
         go_on(spark, tmp_path, size=3000)  # nobody says where to begin: two batches are skipped, the third straddles
     assert result(tmp_path) == list(range(8000))
 
@@ -155,6 +166,23 @@ def test_a_driver_killed_in_its_first_batch_begins_where_it_began(spark: SparkSe
     fill(tmp_path, 500)
     go_on(spark, tmp_path, startingPosition="latest")
     assert result(tmp_path) == list(range(1500))
+
+
+def test_a_driver_that_is_continued_after_others_went_on_writes_nothing(spark: SparkSession, tmp_path: Path) -> None:
+    """A zombie: stopped before its commit. Meanwhile another driver goes on from a copy of its checkpoint."""
+    fill(tmp_path, 3000)
+    os.mkfifo(tmp_path / "stopped")
+    with Child(DRIVER, tmp_path, "append.before", 1, "exactly-once", 1000) as child:
+        assert child.line() == "query"
+        worker = int((tmp_path / "stopped").read_text())
+        shutil.copytree(tmp_path / "checkpoint", tmp_path / "copy")
+        go_on(spark, tmp_path, checkpoint="copy")
+        assert result(tmp_path) == list(range(3000))
+        fill(tmp_path, 500)
+        go_on(spark, tmp_path, checkpoint="copy")
+        os.kill(worker, signal.SIGCONT)
+        assert child.returncode() == 0  # what it has is skipped: batch 1, and batch 2 of the same range
+    assert result(tmp_path) == list(range(3500))
 
 
 def test_control_a_writer_without_a_position_writes_twice(spark: SparkSession, tmp_path: Path) -> None:

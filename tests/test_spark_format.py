@@ -163,7 +163,7 @@ def test_a_write_that_fails_in_one_task_writes_nothing(spark: SparkSession, tmp_
 @pytest.mark.parametrize(
     ("select", "options", "error"),
     [
-        ("value, 1 as x", {}, "select\\('value'\\)"),
+        ("value; 1 as x", {}, "select\\('value'\\)"),
         ("1 as x", {"encode": "value"}, "needs a column 'value' of type binary"),
         ("cast(null as binary) as value", {}, "value is NULL"),
         ("cast('\\u0001' as binary) as value", {}, "msgpack of a int, not of a dict"),
@@ -177,7 +177,7 @@ def test_rows_that_are_no_messages_are_refused_with_the_reason(
 ) -> None:
     with cues.open(tmp_path / "s", durability="process") as store:
         store.queue("q", max_message_bytes=1000).appender().write({"x": 1})
-    table = load(spark, f"{tmp_path / 's'}#q").selectExpr(*[select] if "," not in select else select.split(", "))
+    table = load(spark, f"{tmp_path / 's'}#q").selectExpr(*select.split("; "))
     with pytest.raises(PySparkException, match=error):
         table.write.format("cues").options(**options).mode("append").save(f"{tmp_path / 's'}#q")
     assert contents(tmp_path / "s", "q") == [{"x": 1}]
@@ -360,9 +360,7 @@ def test_windows_that_close_without_new_messages_are_written(spark: SparkSession
     assert found == [{"at": minutes[0], "count": 2}, {"at": minutes[2], "count": 1}]
 
 
-def test_other_sources_are_exact_beside_their_checkpoint_and_refused_without(
-    spark: SparkSession, tmp_path: Path
-) -> None:
+def test_other_sources_are_exact_beside_their_checkpoint_only(spark: SparkSession, tmp_path: Path) -> None:
     """Files: an offset is a line of the checkpoint's own log, and means nothing without it."""
     (tmp_path / "files").mkdir()
 
