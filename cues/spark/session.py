@@ -13,6 +13,7 @@ Not guaranteed: silence. Java itself prints a line about incubator modules befor
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import sys
 import tempfile
@@ -106,6 +107,8 @@ def start(master: str | None = None, name: str = "cues", conf: Mapping[str, str]
             chosen[_JAVA_OPTIONS] = f"{options} {chosen.get(_JAVA_OPTIONS, '')}".strip()
         for key, value in chosen.items():
             builder = builder.config(key, value)
+        # pyspark logs each error that it raises, with a page of Java's stack, beside raising it.
+        logging.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL)
         return builder.getOrCreate()
 
 
