@@ -36,6 +36,8 @@ from cues.errors import GraphError, InvalidArgument
 from cues.options import QueueOptions
 from cues.plan import REST, Plan
 from cues.processor import (
+    FRAME,
+    FRAME_SIZE,
     STRATEGIES,
     AllOf,
     AnyOf,
@@ -174,6 +176,17 @@ class Graph:
             return fn
 
         return declare
+
+    def frame(self, inputs: str, outputs: str, fields: str | None = None, **options: Any) -> Callable[[F], F]:
+        """Declare the function below as a stage for Spark: from DataFrame to DataFrame.
+
+        It is called with the messages of a step as columns ``index``, ``time``, ``hash`` and ``value`` (msgpack),
+        and those that ``fields`` declares (``"origin string, delay double"``); each row of what it returns is
+        a message. A step takes what is there, up to ``batch_size`` (50,000). On the embedded engine a graph
+        with such a stage is refused.
+        """
+        options.setdefault("batch_size", FRAME_SIZE)
+        return self.stream(inputs, outputs, batch=FRAME, fields=fields, **options)
 
     def broadcast(
         self,

@@ -99,6 +99,44 @@ def test_both_engines_leave_the_same(name: str, spark: SparkSession, tmp_path: P
     )
 
 
+def sums(frame: Any, process: Any) -> Any:
+    from pyspark.sql import functions as F
+
+    found = frame.groupBy((frame.n % 3).alias("rest")).agg(F.sum("n").alias("total"), F.max("index").alias("last"))
+    return found.withColumn("hash", F.lit(process.delivery_hash)).orderBy("rest")
+
+
+def test_a_stage_from_dataframe_to_dataframe(spark: SparkSession, tmp_path: Path) -> None:
+    """Its rows are messages of the step, under the step's hash; it fails as a whole, and is refused elsewhere."""
+    made = Graph("g", [Source("in", spark_graphs.numbers, batch_size=500)], errors="errors", durability="process")
+    made.frame("in", "out", fields="n long", id="sums")(sums)
+    made.frame("out", "failed", id="fails")(lambda frame: frame.select("no_such_column"))
+    run(made, tmp_path / "store", engine="spark", spark=spark)
+    with cues.open(tmp_path / "store") as store:
+        found = testing.messages(store, "out")
+        everything = sum(message["total"] for message in found)
+        assert everything == sum(range(spark_graphs.COUNT))
+        assert max(message["last"] for message in found) == spark_graphs.COUNT
+        tailer = store.queue("out").tailer()
+        for message in tailer:
+            assert tailer.envelope is not None and tailer.envelope.hash == message["hash"]
+        errors = testing.messages(store, "errors")
+        assert sum(len(m["err.proc/messages"]["out"]) for m in errors) == len(found)
+        assert "no_such_column" in errors[0]["err/cause"][0]["message"]
+        assert testing.check_attempts(store) == []
+    with pytest.raises(GraphError, match=r"g\.sums is written for Spark"):
+        made.start(store=tmp_path / "store")
+
+
+def test_what_a_frame_cannot_have_is_said_where_it_is_declared() -> None:
+    made = Graph("g")
+    for options in ({"key": "n"}, {"where": len}, {"side_effects": True}, {"strategy": "at-most-once"}):
+        with pytest.raises(GraphError, match="The frame 'f'"):
+            made.frame("a", "b", id="f", **options)(lambda frame: frame)
+    with pytest.raises(GraphError, match="one queue in"):
+        made.frame({"a": "a"}, "b", id="f")(lambda a: a)  # type: ignore[arg-type]
+
+
 def test_the_engines_take_turns_on_one_store(spark: SparkSession, tmp_path: Path) -> None:
     made = Graph("g", [Stream(spark_graphs.counted, "in", "out", key="n")], durability="process")
     for round in range(4):

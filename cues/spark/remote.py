@@ -27,14 +27,14 @@ from typing import Any, Final, NamedTuple
 import xxhash
 
 from cues import batch as batches
-from cues import events
-from cues.errors import CuesError, Diverged, Fenced, GraphError
+from cues import events, faults
+from cues.errors import CuesError, Diverged, Fenced, GraphError, ReturnError
 from cues.failure import Failure, words
 from cues.hashes import Hasher
 from cues.imperative import Imperative
 from cues.options import QueueOptions
 from cues.process import Process
-from cues.processor import Node
+from cues.processor import FRAME, Node
 from cues.results import Output, Results
 from cues.runner import Runner
 from cues.state import Layer, Table
@@ -245,6 +245,7 @@ class SparkRunner(Runner):
 
     def __init__(self, session: Any, system: Any, *arguments: Any, **keywords: Any) -> None:
         super().__init__(*arguments, **keywords)
+        self._session = session
         self._context = session.sparkContext
         self._system = system
         self._group = f"cues {self._node.id} {id(self)}"
@@ -268,6 +269,30 @@ class SparkRunner(Runner):
         super().close()
         if not self._local:
             self._context.cancelJobGroup(self._group)
+
+    def _call_batch(self, taken: Taken) -> Any:
+        """Of a frame, its DataFrame of the step's range; the rows of what it returns are messages."""
+        if self._node.options.batch != FRAME:
+            return super()._call_batch(taken)
+        from cues.spark.columns import Encoder
+
+        (piece,) = taken.slices
+        queue = piece.one.queue
+        reader = self._session.read.format("cues")
+        reader = reader.option("startingPosition", piece.start).option("endingPosition", piece.stop)
+        if self._node.options.fields:
+            reader = reader.option("fields", self._node.options.fields)
+        given = reader.load(f"{os.path.abspath(queue.store.path)}#{queue.id}")
+        faults.point("function.before")
+        result = self._invoke(taken, [given], self._process)
+        if not hasattr(result, "toArrow"):
+            raise ReturnError(
+                f"{self._node.id} returned {type(result).__name__}; a frame returns a DataFrame.", "the DataFrame."
+            )
+        encoder = Encoder(result.schema)
+        found = [message for rows in result.toArrow().to_batches() for message in encoder.messages(rows)]
+        faults.point("function.after")
+        return found
 
     def _on_executors(self, taken: Taken) -> Results | None:
         """What came of the step; None where the driver has to do it."""
@@ -346,6 +371,8 @@ def why_local(node: Node) -> str | None:
         return "executors repeat what failed"
     if node.options.key is not None:
         return "its state is in the driver's store"
+    if node.options.batch == FRAME:
+        return "it makes a plan, which executors carry out"
     return None
 
 
