@@ -33,7 +33,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -592,6 +592,25 @@ def start(child: Child) -> Sample:
 
 
 @contextmanager
+def cues_command(room: Room, *arguments: str) -> Iterator[Work]:
+    """A command as a user gives it, from its spawn to its end."""
+
+    def work() -> Sample:
+        command = [sys.executable, "-m", "cues", *(argument.format(store=room.shared) for argument in arguments)]
+        spawned = time.monotonic_ns()
+        with subprocess.Popen(command, stdout=subprocess.PIPE) as child:
+            assert child.stdout is not None
+            said = child.stdout.read()
+            _, status, used = os.wait4(child.pid, 0)
+            took = time.monotonic_ns() - spawned
+            child.returncode = os.waitstatus_to_exitcode(status)
+        assert said and child.returncode == 0, command
+        return Sample(took / 1e6, (used.ru_utime + used.ru_stime) * 1e3)
+
+    yield work
+
+
+@contextmanager
 def cues_memory(room: Room, part: int = 1) -> Iterator[Work]:
     def work() -> Sample:
         with Child("memory_graph", room.path, room.count // part, room.durability) as child:
@@ -607,9 +626,14 @@ AGE = 300_000
 """Messages that came before an aged row, and mostly went: enough for a list of thousands of free pages."""
 
 
-def of(contender: Any, **options: Any) -> Contender:
+def of(contender: Any, *arguments: str, **options: Any) -> Contender:
     """A contender in one of its forms."""
-    return functools.partial(contender, **options)
+
+    def form(room: Room) -> AbstractContextManager[Work]:
+        found: AbstractContextManager[Work] = contender(room, *arguments, **options)
+        return found
+
+    return form
 
 
 ROWS = [
@@ -711,6 +735,20 @@ ROWS = [
         {"process": 1_000_000, "disk": 1_000_000},
         {"import alone": Plus(20)},
         columns=("ms", "own MB"),
+        prepare=restart_prepare,
+        count_min=20_000,
+    ),
+    Row(
+        "look",
+        "a command, spawn to end, on a store with so many messages behind a kill -9",
+        {
+            "Cues: cues status": of(cues_command, "status", "{store}"),
+            "cues tail": of(cues_command, "tail", "{store}#in"),
+            "its help alone": of(cues_command, "status", "--help"),
+        },
+        {"process": 1_000_000, "disk": 1_000_000},
+        {"its help alone": Plus(100)},
+        columns=("ms", "CPU ms"),
         prepare=restart_prepare,
         count_min=20_000,
     ),

@@ -19,7 +19,7 @@ import struct
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -60,12 +60,12 @@ def places(home: Store) -> dict[bytes, list[Path]]:
 
 
 @contextmanager
-def opened(home: Store, id: bytes) -> Iterator[Store]:
-    """Another store by its id, read-only. Raises :class:`StoreNotFound` where it is not where it was."""
+def opened(home: Store, id: bytes, readonly: bool = True) -> Iterator[Store]:
+    """Another store by its id. Raises :class:`StoreNotFound` where it is not where it was."""
     found = places(home).get(id, [])
     for place in found:
         if (place / "data.mdb").exists():
-            with type(home)(place, readonly=True) as store:
+            with type(home)(place, readonly=readonly) as store:
                 if store.id == id:
                     yield store
                     return
@@ -159,15 +159,6 @@ class Mark(NamedTuple):
         return Mark(epoch, next, bool(pending))
 
 
-def marks(txn: Any, log: Log) -> list[tuple[str, Mark]]:
-    """The marks on a log, with the processor that each is of."""
-    prefix = names.low_water_prefix(log.id)
-    return [
-        (key[len(prefix) :].decode().partition("/")[2], Mark.unpack(value))
-        for key, value in type(log.store).rows(txn, prefix)
-    ]
-
-
 @dataclass(frozen=True)
 class Reader:
     """A processor as the other store knows it."""
@@ -176,6 +167,17 @@ class Reader:
     """Id of the store that its position lies in."""
     processor: str
     epoch: int
+
+
+def marks(txn: Any, log: Log) -> list[tuple[Reader, Mark]]:
+    """The marks on a log, with the reader that each is of."""
+    prefix = names.low_water_prefix(log.id)
+    found = []
+    for key, value in type(log.store).rows(txn, prefix):
+        home, _, processor = key[len(prefix) :].decode().partition("/")
+        mark = Mark.unpack(value)
+        found.append((Reader(bytes.fromhex(home), processor, mark.epoch), mark))
+    return found
 
 
 class LowWater:
@@ -194,6 +196,20 @@ class LowWater:
             raw = txn.get(self._key)
         self._written = None if raw is None else Mark.unpack(raw)
 
+    def renew(self, epoch: int) -> None:
+        """The reader's epoch was raised (a seek, which has written a mark of its own)."""
+        with self._guard:
+            self.reader = replace(self.reader, epoch=epoch)
+            self._holding = False
+            with self.queue.store.view() as txn:
+                raw = txn.get(self._key)
+            self._written = None if raw is None else Mark.unpack(raw)
+
+    @property
+    def epoch(self) -> int | None:
+        """Of the mark that is there; None where there is none."""
+        return None if self._written is None else self._written.epoch
+
     def begin(self, index: int) -> None:
         """Make the mark, at the start of the reader's first step, if there is none."""
         if self._written is None:
@@ -208,7 +224,8 @@ class LowWater:
         with self._guard:
             self._holding = True
             written = self._written
-            if self.queue._options.retention is not None and (written is None or not written.pending):
+            held = written is not None and written.pending and written.next <= start
+            if self.queue.options.retention is not None and not held:
                 self._write(Mark(self.reader.epoch, min(start, written.next) if written else start, True))
 
     def release(self) -> None:
@@ -237,6 +254,39 @@ class LowWater:
             faults.point("mark.inside")
 
 
+def lower_mark(store: Store, log_id: str, reader: Reader, index: int) -> None:
+    """A reader goes back to ``index``, under a new epoch: what is there must be kept again."""
+    key = names.low_water_key(log_id, reader.home, reader.processor)
+
+    def put(txn: Any) -> None:
+        raw = txn.get(key)
+        pending = raw is not None and Mark.unpack(raw).pending
+        txn.put(key, Mark(reader.epoch, index, pending).pack())
+
+    store.commit(put)
+
+
 def drop_mark(store: Store, log_id: str, reader: Reader) -> None:
     """Forget a reader that reads no more."""
     store.commit(lambda txn: txn.delete(names.low_water_key(log_id, reader.home, reader.processor)))
+
+
+def forget(store: Store, processor: str = "", home: bytes = b"") -> list[str]:
+    """Forget a processor of other stores, or all of one other store, that is gone for good: what it read and forwarded.
+
+    Returns their ids, behind that of their store. One that comes back reads on, and what it forwards
+    next is refused.
+    """
+
+    def drop(txn: Any) -> set[str]:
+        found: dict[bytes, str] = {}
+        for prefix in (names.LOW_WATERS, names.PRODUCERS):
+            for key, _ in store.rows(txn, prefix):
+                whose = key[len(prefix) :].rpartition(b"\0")[2].decode()
+                if (processor and whose.endswith(f"/{processor}")) or (home and whose.startswith(f"{home.hex()}/")):
+                    found[key] = whose
+        for key in found:
+            txn.delete(key)
+        return set(found.values())
+
+    return sorted(store.commit(drop))

@@ -239,12 +239,17 @@ def pack_one(message: dict[str, Any], limit_bytes: int, strips: bool) -> bytes |
 
     A message with ``q/meta`` comes back as it is: its metadata is not part of its body.
     """
-    body = _pack_array([message], 0)
+    if not isinstance(message, dict):
+        raise _at(0, _not_a_dict(message))
+    try:
+        body = codec.pack(message)
+    except CodecError as error:
+        raise _at(0, error) from None
     if b"q/" in body and _extract([message], 0, 1, None) is not None:
         build([message], limit_bytes, strips=strips)
         return message
-    _check_size(len(body) - 1, 0, limit_bytes)
-    return body[1:]
+    _check_size(len(body), 0, limit_bytes)
+    return body
 
 
 def _check_sizes(messages: Sequence[Any], start: int, limit_bytes: int) -> None:

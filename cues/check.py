@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any, Final
 from cues import abroad, batch, codec, fork, names, outside, ownership, provenance, state
 from cues.batch import Batch
 from cues.errors import CodecError, CuesError, StoreDamaged, StoreError
+from cues.forwarder import Forwarder
 from cues.log import KEY, Log, Row, row_intact, unpack_row
 from cues.options import QueueOptions
 from cues.ownership import NO_SEAL, ProcessorRow, Topology
@@ -65,6 +66,41 @@ def _problems(store: Store, progress: Progress) -> Iterator[str]:
             yield problem
     except CuesError as error:
         yield f"The walk of {walker.at} ended early: {error.message}"
+
+
+def check_others(store: Store) -> list[str]:
+    """What does not fit between a store and the others that its processors read from and write to.
+
+    What the next start would refuse, without one: stores that are gone or were exchanged, fork queues and
+    positions of another history. Changes nothing.
+    """
+    found: list[str] = []
+    with abroad.Others(store) as others:
+        for id, places in abroad.places(store).items():
+            if others.get(id) is None:
+                found.append(f"The store {id.hex()}, which was at {places[0]}, is not there, or is another one.")
+        for queue in store.queues(all=True):
+            parts = names.fork_parts(queue)
+            other = others.get(parts[1]) if parts else None
+            if parts and other is not None:
+                try:
+                    Forwarder(store, other, [parts[0]]).compare()
+                except CuesError as error:
+                    found.append(error.message)
+        prefix = names.topology_key("")
+        with store.view() as txn:
+            known = [(key[len(prefix) :].decode(), Topology.unpack(raw)) for key, raw in store.rows(txn, prefix)]
+        for processor, topology in known:
+            with store.view() as txn:
+                row = ownership.read_row(txn, processor)
+            for tailer, queue, id, position in zip(
+                topology.tailers, topology.queues, topology.stores, row.positions if row else ()
+            ):
+                other = others.get(id) if id else None
+                if other is not None and queue in other.queues():
+                    with other.view() as txn:
+                        found += _place(Log(other, queue), txn, f"Tailer {tailer}", *position)
+    return found
 
 
 class _Walker:
@@ -241,7 +277,7 @@ class _Walker:
                         next = Log(self.store, queue).row(txn).next
                     if last >= next:
                         yield f"{who} says that it reached {last} of queue {queue}, which ends before {next}."
-        for key, raw in self._rows(b"\0low\0").items():
+        for key, raw in self._rows(names.LOW_WATERS).items():
             if not abroad.intact(raw):
                 yield f"The low-water mark {key.decode('utf-8', 'replace')!r} is damaged (its checksum fails)."
         for queue in queues:
@@ -289,19 +325,7 @@ class _Walker:
             if txn.get(names.queue_key(queue)) is None:
                 yield f"{who} stands on queue {queue}, which is not there."
             return  # a damaged queue was named already
-        log = Log(self.store, queue)
-        row = log.row(txn)
-        if identity != row.identity:
-            yield f"{who} means a queue {queue} with identity {identity.hex()}, which has {row.identity.hex()}."
-        elif not 1 <= index <= row.next:
-            yield f"{who} stands at {index}, but queue {queue} ends before {row.next}."
-        elif seal != NO_SEAL:
-            found = log.seal_before(txn, row, index)
-            if found not in (NO_SEAL, seal):
-                yield (
-                    f"{who} stands at {index} of queue {queue} behind a batch with checksum {seal.hex()},"
-                    f" but the batch there has {found.hex()}."
-                )
+        yield from _place(Log(self.store, queue), txn, who, identity, index, seal)
 
     # --- tries ---
 
@@ -477,6 +501,22 @@ class _LogWalk:
             yield f"{name} has no records, but should hold the messages {row.first} to {row.next - 1}."
         elif row.time_ns < self._time_ns:
             yield f"{name} was appended to last before its last record."
+
+
+def _place(log: Log, txn: Any, who: str, identity: bytes, index: int, seal: bytes) -> Iterator[str]:
+    """What is wrong with a position on a log."""
+    row = log.row(txn)
+    if identity != row.identity:
+        yield f"{who} means a queue {log.id} with identity {identity.hex()}, which has {row.identity.hex()}."
+    elif not 1 <= index <= row.next:
+        yield f"{who} stands at {index}, but queue {log.id} ends before {row.next}."
+    elif seal != NO_SEAL:
+        found = log.seal_before(txn, row, index)
+        if found not in (NO_SEAL, seal):
+            yield (
+                f"{who} stands at {index} of queue {log.id} behind a batch with checksum {seal.hex()},"
+                f" but the batch there has {found.hex()}."
+            )
 
 
 # --- single values ----------------------------------------------------------------------------------

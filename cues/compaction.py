@@ -170,13 +170,13 @@ def _check_removable(txn: Any, store: Store, queue: str, tails: Sequence[Log]) -
         if queue in ProducerRow.unpack(raw).ends:
             raise QueueInUse(
                 f"The processor {key.decode().partition('/')[2]!r} of another store forwards to the queue {queue!r}.",
-                "nothing, as long as that store may come back: what it forwards next would go to a queue made anew.",
+                "--forget, if that store is gone for good: what it forwards next is refused then.",
                 queue=queue,
             )
     for key, _ in Store.rows(txn, names.low_water_prefix(queue)):
         raise QueueInUse(
             f"The processor {key.decode().rpartition('/')[2]!r} of another store reads the queue {queue!r}.",
-            "a start of its graph without that input (--accept-topology) takes its mark away.",
+            "a start of its graph without that input (--accept-topology); --forget, if its store is gone for good.",
             queue=queue,
         )
     for log in tails:

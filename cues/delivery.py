@@ -169,6 +169,15 @@ class Delivery:
         for one in self._readers:
             with one.queue.store.view() as txn:
                 self._check_position(txn, one, positions[one.tailer])
+                gone = one.log.row(txn).first - positions[one.tailer].next
+            if gone > 0:
+                self._emit(
+                    events.Event(
+                        self.node.id,
+                        f"{gone:,} messages of {one.queue.id} were purged before it took them",
+                        logging.WARNING,
+                    )
+                )
         with self.store.view() as txn:
             decision = self._decide(txn, snapshot, attempt, positions, written)
         self.state.forget()
@@ -326,6 +335,12 @@ class Delivery:
         self._owned(row, row.pack())
         self.hasher = Hasher(self.node.id, row.generation)
         self.process.renew(self.hasher, row.epoch)
+        for mark in self.marks.values():
+            mark.renew(row.epoch)
+
+    def owns(self, row: ProcessorRow) -> bool:
+        """Whether a row that was read is of this owner, wherever its positions are."""
+        return row.owner == self._row.owner
 
     def moved(self) -> bool:
         """Whether somebody else wrote this processor's row since the last commit: a seek, or a takeover."""

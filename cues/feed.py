@@ -203,6 +203,12 @@ class SourceDelivery(Delivery):
         self.feed.abandon()
         super().close()
 
+    def adopt(self, row: ProcessorRow) -> None:
+        """As of any delivery; what the generator has yielded beyond the row is dropped, and it begins anew there."""
+        super().adopt(row)
+        self.feed.abandon()
+        self.feed = Feed(self)
+
     @property
     def position(self) -> tuple[Any, int]:
         """The committed position, and the count of bare messages committed."""

@@ -66,6 +66,12 @@ def read(log: Log, index: int, bytes_max: int) -> list[Step]:
     with log.store.view() as txn:
         row = log.row(txn)
         raws = log.read(txn, row, index, row.next - index, bytes_max)
+    if raws and raws[0][0] != index:
+        raise StoreDamaged(
+            f"The fork queue {log.id} begins at {raws[0][0]} where a step at {index} was to be forwarded.",
+            f"cues check {log.store.path}, and a backup.",
+            path=log.store.path,
+        )
     found = _steps(log, raws)
     if raws and not found:
         length = step_length(log, log.batches(raws[:1])[0])

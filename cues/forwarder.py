@@ -23,7 +23,7 @@ Not guaranteed: that messages of several home stores come in any order between t
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -68,10 +68,21 @@ class _Fork:
 
 
 class Forwarder:
-    """Everything that goes from one home store to one other store. Used by one thread at a time."""
+    """Everything that goes from one home store to one other store.
 
-    def __init__(self, home: Store, other: Store, processors: Iterable[str], marks: Sequence[Marked] = ()) -> None:
-        """``processors`` are those that have a fork queue for the other store."""
+    One thread at a time forwards; others may ask (:meth:`ready`, :meth:`done`, :meth:`waiting`).
+    """
+
+    def __init__(
+        self,
+        home: Store,
+        other: Store,
+        processors: Iterable[str],
+        marks: Sequence[Marked] = (),
+        queues: Mapping[str, Queue] | None = None,
+    ) -> None:
+        """``processors`` are those that have a fork queue for the other store. ``queues`` are handles on queues
+        there, which follow changed options when they are appended to."""
         self.home = home
         self.other = other
         self.forwarded = 0
@@ -79,7 +90,7 @@ class Forwarder:
         self._forks = [_Fork(home, other, processor) for processor in processors]
         self._marks = marks
         self._marked_at = time.monotonic()
-        self._queues: dict[str, Queue] = {}
+        self._queues: dict[str, Queue] = dict(queues or {})
         self.mask = 0
         """The fork queues, for whoever sleeps until there is something to forward."""
         for one in self._forks:
@@ -98,33 +109,42 @@ class Forwarder:
 
     def _behind(self, one: _Fork, raw: bytes | None) -> int:
         """The index behind the step that a producer row names, which must be the same step on both sides."""
-        known = one.known
-        if known is not None and known[0] == raw:
-            return known[1]
+        while True:
+            known = one.known
+            if known is not None and known[0] == raw:
+                return known[1]
+            behind = self._compared(one, raw)
+            if isinstance(behind, int):
+                one.known = (raw, behind)
+                return behind
+            # Between the look there and the look here somebody may have forwarded and trimmed.
+            before, raw = raw, self._row(one)
+            if raw == before:
+                raise behind
+
+    def _compared(self, one: _Fork, raw: bytes | None) -> int | Diverged:
+        """What :meth:`_behind` says of a row that is looked at for the first time."""
         row = None if raw is None else ProducerRow.unpack(raw)
         with self.home.view() as txn:
             log_row = one.log.row(txn)
             found = one.log.read(txn, log_row, row.at, 1) if row and log_row.first <= row.at else []
         if row is None:
             if log_row.first > 1:
-                raise self._diverged(one, f"knows of no step, but those before {log_row.first} were trimmed")
-            behind = 1
-        elif row.at >= log_row.next:
-            raise self._diverged(one, f"got the step at {row.at}, but the fork queue ends before {log_row.next}")
-        elif row.at < log_row.first:
-            raise self._diverged(one, f"got steps up to {row.at}, but those before {log_row.first} were trimmed")
-        else:
-            (head,) = one.log.batches(found)
-            if (head.first, head.head.hash, head.seal) != (row.at, row.hash, row.seal):
-                raise self._diverged(one, f"got a step {row.hash.hex()} at {row.at}, which is another one here")
-            behind = head.first + fork.step_length(one.log, head)
-        one.known = (raw, behind)
-        return behind
+                return self._diverged(one, f"knows of no step, but those before {log_row.first} were trimmed")
+            return 1
+        if row.at >= log_row.next:
+            return self._diverged(one, f"got the step at {row.at}, but the fork queue ends before {log_row.next}")
+        if row.at < log_row.first:
+            return self._diverged(one, f"got steps up to {row.at}, but those before {log_row.first} were trimmed")
+        (head,) = one.log.batches(found)
+        if (head.first, head.head.hash, head.seal) != (row.at, row.hash, row.seal):
+            return self._diverged(one, f"got a step {row.hash.hex()} at {row.at}, which is another one here")
+        return head.first + fork.step_length(one.log, head)
 
     def _diverged(self, one: _Fork, what: str) -> Diverged:
         return Diverged(
             f"The store {self.other.path} {what}: {self.home.path} and it hold different histories of {one.processor}.",
-            "copies of both stores of the same moment, or --fresh to start over.",
+            "copies of both stores of the same moment. (--fresh starts over, and writes to the other store once more.)",
             processor=one.processor,
         )
 
@@ -148,6 +168,7 @@ class Forwarder:
             return False
         if faults.active:
             faults.point("forward.read")
+        self.other.check_file()
         # 3. Sync.
         self._settle()
         if faults.active:
@@ -205,29 +226,35 @@ class Forwarder:
             self.other.sync()
         if faults.active:
             faults.point("trim.synced")
-        while self.home.commit(self._drop, one, index):
-            pass
+        while True:
+            deleted, one.first = self.home.commit(self._drop, one, index)
+            if not deleted or one.first >= index:
+                return
 
-    def _drop(self, txn: Any, one: _Fork, index: int) -> bool:
+    def _drop(self, txn: Any, one: _Fork, index: int) -> tuple[int, int]:
         row = one.log.row(txn)
         deleted, front = one.log.delete_before(txn, row, index)
         one.log.move_front(txn, row, max(front, row.first))
-        one.first = front
         if faults.active:
             faults.point("trim.inside")
-        return deleted > 0 and front < index
+        return deleted, front
 
     # --- marks --------------------------------------------------------------------------------
 
-    def _publish(self) -> None:
-        """Write the low-water marks that are behind their positions."""
+    def _publish(self, at_rest: bool = False) -> None:
+        """Write the low-water marks that are behind their positions; ``at_rest``: no step is under way any more."""
         self._marked_at = time.monotonic()
         behind: list[tuple[LowWater, int]] = []
         with self.home.view() as txn:
             for marked in self._marks:
-                row = read_row(txn, marked.mark.reader.processor)
-                if row is not None and marked.mark.outdated(row.positions[marked.place].next):
-                    behind.append((marked.mark, row.positions[marked.place].next))
+                mark = marked.mark
+                row = read_row(txn, mark.reader.processor)
+                if row is None or row.epoch != mark.reader.epoch:
+                    continue  # another owner's, or moved by a seek, which has written a mark itself
+                if at_rest and not row.pending:
+                    mark.release()
+                if mark.outdated(row.positions[marked.place].next):
+                    behind.append((mark, row.positions[marked.place].next))
         if behind:
             self._settle()
             for mark, index in behind:
@@ -254,14 +281,18 @@ class Forwarder:
         return MARK_S if self._marks else None
 
     def waiting(self) -> int:
-        """How many messages wait to be forwarded (with one more a step)."""
-        with self.home.view() as txn:
-            ends = self.ends(txn)
-        return sum(max(0, end - self._behind(one, self._row(one))) for one, end in zip(self._forks, ends))
+        """How many messages wait to be forwarded. Reads them."""
+        found = 0
+        for one in self._forks:
+            at = self._behind(one, self._row(one))
+            while steps := fork.read(one.log, at, BYTES_MAX):
+                found += sum(step.next - step.index - 1 for step in steps)
+                at = steps[-1].next
+        return found
 
     def tidy(self) -> None:
         """Before the stores are closed: write the marks, and trim what has been forwarded."""
-        self._publish()
+        self._publish(at_rest=True)
         for one in self._forks:
             raw = self._row(one)
             if raw is not None and ProducerRow.unpack(raw).at > one.first:

@@ -26,14 +26,17 @@ from typing import Final
 import xxhash
 
 REGISTER: Final = 0
-"""Held while a process joins or leaves the writers of a store."""
+"""Held while a process opens a store for writing, joins its writers, or leaves."""
 WRITER: Final = 1
 """Held around a write transaction while several processes write."""
 SLOTS: Final = 1 << 12
 """The doorbell slots, one byte each."""
 WRITERS: Final = 1 << 24
-"""Process p, while it has the store open for writing, holds byte WRITERS + p."""
+"""Process p, from its first write to a store until it closes it, holds byte WRITERS + p."""
 WRITERS_END: Final = WRITERS + (1 << 24)
+OPENED: Final = WRITERS_END
+"""Process p, while it has the store open for writing, whether it writes or not, holds byte OPENED + p."""
+OPENED_END: Final = OPENED + (1 << 24)
 _NAMED: Final = 1 << 40
 """Names lie between here and the end of the range that a 64-bit off_t can name."""
 

@@ -9,6 +9,7 @@ row and never derived from the last key: a log whose messages were all purged go
 
 from __future__ import annotations
 
+import itertools
 import struct
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -234,19 +235,20 @@ class Log:
         Returns how many, and the first index of what is left. The row is the caller's to write.
         """
         cursor = txn.cursor(self.database)
-        alive = cursor.first()
-        front = KEY.unpack(cursor.key()[:8])[0] if alive else row.next
-        deleted = 0
-        while deleted < most and front < index:
-            behind = self._following(cursor, row.next)
-            if behind > index:
-                break
-            cursor.set_key(KEY.pack(front))
-            alive = cursor.delete()
-            while alive and len(cursor.key()) == 12:
-                alive = cursor.delete()
-            front = behind
-            deleted += 1
+        front, deleted, going, records = row.next, 0, 0, 0
+        keys = itertools.chain(cursor.iternext(values=False), (KEY.pack(row.next),))
+        for entries, key in enumerate(keys):
+            if len(key) == 8:  # a record begins: those before it end here
+                start: int = KEY.unpack(key)[0]
+                if records and start > index:
+                    break
+                front, deleted, going = start, records, entries
+                if start >= index or records == most:
+                    break
+                records += 1
+        cursor.first()
+        for _ in range(going):  # it stands on the next one then
+            cursor.delete()
         return deleted, front
 
     def move_front(self, txn: Any, row: Row, index: int) -> None:

@@ -83,7 +83,19 @@ class ForwardMetrics:
     store: str
     """Path of the other store; its id if nobody knows where it is."""
     waiting: int | None
-    """Messages on the fork queue that are not there yet, and one more a step; None where it is not at hand."""
+    """Messages on the fork queue that are not there yet; None where it is not at hand, or has another history."""
+
+
+@dataclass(frozen=True)
+class ReaderMetrics:
+    """A processor of another store that reads a queue of this one."""
+
+    processor: str
+    store: str
+    """Id of the store that its position lies in."""
+    queue: str
+    position: int
+    """What is before has been read, and durably so; it lags a second behind."""
 
 
 @dataclass(frozen=True)
@@ -144,6 +156,7 @@ class StoreMetrics:
     queues: tuple[QueueMetrics, ...]
     processors: tuple[ProcessorMetrics, ...]
     forwards: tuple[ForwardMetrics, ...]
+    readers: tuple[ReaderMetrics, ...]
 
 
 def of_store(store: Store) -> StoreMetrics:
@@ -158,6 +171,7 @@ def of_store(store: Store) -> StoreMetrics:
         tuple(of_queues(store)),
         tuple(of_processors(store)),
         tuple(of_forwards(store)),
+        tuple(of_readers(store)),
     )
 
 
@@ -224,7 +238,7 @@ def tailers(store: Store, processor: str) -> list[TailerMetrics]:
                 with other.view() as txn:  # behind the position's own: so there is never less than was taken
                     ends = log.row(txn)
                 at = max(at, ends.first)
-                lag = ends.next - at
+                lag = ends.next - at if at <= ends.next else None  # another history; the next start says how
             where = "" if not id else other.path if other is not None else id.hex()
             found.append(TailerMetrics(tailer, queue, at, lag, where))
     return found
@@ -245,6 +259,23 @@ def of_forwards(store: Store) -> list[ForwardMetrics]:
                 with contextlib.suppress(CuesError):  # they contradict each other: the next start says how
                     waiting = Forwarder(store, other, [processor]).waiting()
             found.append(ForwardMetrics(processor, id.hex() if other is None else other.path, waiting))
+    return found
+
+
+def producers(store: Store) -> list[str]:
+    """The processors of other stores that have forwarded to this one."""
+    with store.view() as txn:
+        return [key.decode().rpartition("/")[2] for key, _ in store.rows(txn, names.PRODUCERS)]
+
+
+def of_readers(store: Store) -> list[ReaderMetrics]:
+    """Who reads this store's queues from positions in other stores."""
+    found = []
+    for queue in store.queues():
+        log = Log(store, queue)
+        with store.view() as txn:
+            known = abroad.marks(txn, log)
+        found += [ReaderMetrics(who.processor, who.home.hex(), queue, mark.next) for who, mark in known]
     return found
 
 
@@ -351,9 +382,20 @@ class _Failures:
 def _failures(store: Store) -> dict[str, _Failures]:
     """By processor: how many of its error messages are there, and the last.
 
-    An error queue is known by what lies at its end; the store does not say which one is.
+    An error queue is known by what lies at its end; the store does not say which one is. It may lie in
+    another store.
     """
     found: dict[str, _Failures] = {}
+    _count_failures(store, found)
+    with abroad.Others(store) as others:
+        for id in abroad.places(store):
+            other = others.get(id)
+            if other is not None:
+                _count_failures(other, found)
+    return found
+
+
+def _count_failures(store: Store, found: dict[str, _Failures]) -> None:
     for name in store.queues():
         for index, time_ns, message in _backwards(store, name):
             if message.get(names.TYPE) != names.PROCESSOR_ERROR:
@@ -365,7 +407,6 @@ def _failures(store: Store) -> dict[str, _Failures]:
             if known.last is None or time > known.last.time:
                 cause = (message.get(names.ERR_CAUSE) or [{}])[0]
                 known.last = LastError(name, index, time, str(cause.get("type")), str(cause.get("message")))
-    return found
 
 
 def _backwards(store: Store, queue: str) -> Iterable[tuple[int, int, dict[str, Any]]]:

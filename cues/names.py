@@ -116,6 +116,8 @@ def fork_parts(queue: str) -> tuple[str, bytes] | None:
 # their own. They begin with a NUL, which the names of databases never hold.
 
 FORMAT_KEY: Final = b"\0cues"
+LOW_WATERS: Final = b"\0low\0"
+"""What the keys of all low-water marks begin with."""
 PRODUCERS: Final = b"\0producer\0"
 """What the keys of all rows of what was forwarded begin with."""
 SOURCES: Final = b"\0source\0"
@@ -169,7 +171,7 @@ def low_water_key(log: str, store: bytes, processor: str) -> bytes:
 
 def low_water_prefix(log: str) -> bytes:
     """What the keys of all such readers of a log begin with."""
-    return b"\0low\0" + log.encode() + b"\0"
+    return LOW_WATERS + log.encode() + b"\0"
 
 
 def source_key(writer: str) -> bytes:

@@ -78,7 +78,7 @@ class QueueOptions:
     partitions          number of logs; fixed when the queue is made
     path                directory of another store that the queue lies in, made when it is missing
                         (graphs only); relative ones are beside the graph file under ``cues run``, else
-                        under the current directory. What is written there is committed at home first
+                        under the current directory; ~ is your home. What is written there is committed at home first
     """
 
     metadata: frozenset[str] | bool = frozenset()
@@ -104,7 +104,9 @@ class QueueOptions:
             raise InvalidArgument(
                 f"partitions={partitions!r}: partitioned queues are not in this version.", "partitions=1."
             )
-        if path is not None and (not isinstance(path, (str, os.PathLike)) or not os.fspath(path)):
+        if path is not None and (
+            not isinstance(path, (str, os.PathLike)) or not os.fspath(path) or "\0" in os.fspath(path)
+        ):
             raise InvalidArgument(f"path is {path!r}.", "the directory of a store, such as 'data/shared'.")
 
     @property

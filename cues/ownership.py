@@ -247,8 +247,10 @@ class Ownership:
                     self._missing.remove(offset)
                     self._locked.append(offset)
 
-    def claim(self, accept_topology: bool = False) -> dict[str, ProcessorRow]:
+    def claim(self, accept_topology: bool = False, above: int = 0) -> dict[str, ProcessorRow]:
         """Raise the epoch of every processor, in one transaction; from then on older owners are fenced.
+
+        Epochs are higher than ``above`` as well: what other stores know of these processors' owners.
 
         Raises :class:`TopologyChanged` where the inputs are not those that have positions.
         """
@@ -259,18 +261,20 @@ class Ownership:
                 with log.store.view() as txn:
                     row = log.row(txn)
                 starts[tailer] = Position(row.identity, row.first, NO_SEAL)
-        rows = self.store.commit(self._claim, accept_topology, starts)
+        rows = self.store.commit(self._claim, accept_topology, starts, above)
         for owner in self._followed:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(self._lease_path(owner))
         faults.point("claim.after")
         return rows
 
-    def _claim(self, txn: Any, accept_topology: bool, starts: dict[str, Position]) -> dict[str, ProcessorRow]:
+    def _claim(
+        self, txn: Any, accept_topology: bool, starts: dict[str, Position], above: int
+    ) -> dict[str, ProcessorRow]:
         rows: dict[str, ProcessorRow] = {}
         for claimant in self.claimants:
             topology = claimant.topology(self.store)
-            rows[claimant.processor] = row = self._claimed(txn, claimant, topology, accept_topology, starts)
+            rows[claimant.processor] = row = self._claimed(txn, claimant, topology, accept_topology, starts, above)
             txn.put(names.processor_key(claimant.processor), row.pack())
             txn.put(names.topology_key(claimant.processor), topology.pack())
             for queue, store in zip(topology.queues, topology.stores):
@@ -280,7 +284,13 @@ class Ownership:
         return rows
 
     def _claimed(
-        self, txn: Any, claimant: Claimant, topology: Topology, accept_topology: bool, starts: dict[str, Position]
+        self,
+        txn: Any,
+        claimant: Claimant,
+        topology: Topology,
+        accept_topology: bool,
+        starts: dict[str, Position],
+        above: int,
     ) -> ProcessorRow:
         old = read_row(txn, claimant.processor)
         known: dict[str, Position] = {}
@@ -299,7 +309,7 @@ class Ownership:
         positions = [known.get(tailer, starts[tailer]) for tailer in topology.tailers]
         return ProcessorRow(
             self.owner,
-            (old.epoch if old else 0) + 1,
+            max(old.epoch if old else 0, above) + 1,
             old.generation if old else 0,
             os.getpid(),
             boot(),
@@ -380,13 +390,20 @@ def seek(store: Store, processor: str, positions: dict[str, int], again: bool = 
         raise InvalidArgument(
             f"{processor} has no tailer {', '.join(sorted(unknown))}.", f"one of {', '.join(topology.tailers)}."
         )
+    with store.view() as txn:
+        before = read_row(txn, processor)
+    assert before is not None
     with contextlib.ExitStack() as opened:
         targets = {}
         for tailer, index in positions.items():
             at = topology.tailers.index(tailer)
             where = topology.stores[at]
-            other = opened.enter_context(abroad.opened(store, where)) if where else store
+            other = opened.enter_context(abroad.opened(store, where, readonly=False)) if where else store
             targets[at] = _target(Log(other, topology.queues[at]), tailer, index)
+            if where and index < before.positions[at].next:
+                # First, so that what is sought is kept there: a mark that is too low costs only room.
+                reader = abroad.Reader(store.id, processor, before.epoch + 1)
+                abroad.lower_mark(other, topology.queues[at], reader, targets[at].next)
 
     def move(txn: Any) -> ProcessorRow:
         row = read_row(txn, processor)

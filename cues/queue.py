@@ -20,7 +20,15 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from cues import batch, clock, codec, faults, names
-from cues.errors import Closed, CuesError, InvalidArgument, MessageTooLarge, QueueNotFound, QueueOptionsError
+from cues.errors import (
+    Closed,
+    CuesError,
+    InvalidArgument,
+    MessageTooLarge,
+    QueueNotFound,
+    QueueOptionsError,
+    StoreDamaged,
+)
 from cues.log import DELETE_BATCHES_MAX, Log, Row, pack_row
 from cues.options import QueueOptions, check_names
 
@@ -112,7 +120,8 @@ class Queue:
     def _not_a_try_log(self, verb: str) -> None:
         # A record at its end that is none, or a snapshot that is gone, would mislead recovery.
         if "." in self.id:
-            raise InvalidArgument(f"{self.id!r} is a try log, which only its processor {verb}.", "a queue of your own.")
+            kind = "fork queue" if names.fork_parts(self.id) else "try log"
+            raise InvalidArgument(f"{self.id!r} is a {kind}, which only its processor {verb}.", "a queue of your own.")
 
     def _purge(self, place: Callable[[Any, Row], int]) -> int:
         self.check()
@@ -144,7 +153,7 @@ class Queue:
     def follow_options(self, txn: Any, row: Row) -> QueueOptions:
         """The options in force in this transaction."""
         if row.version != self._version:
-            found = codec.unpack(txn.get(names.queue_key(self.id)))
+            found = _record(self.store, self.id, txn.get(names.queue_key(self.id)))
             self._options = QueueOptions.from_dict(found["options"])
             self._version = row.version
         return self._options
@@ -345,10 +354,25 @@ def open_queue(store: Store, id: str, options: Mapping[str, Any]) -> Queue:
         store.commit(create_queue, store, id, QueueOptions(**options))
         with store.view() as txn:
             raw = txn.get(key)
-    queue = _handle(store, id, codec.unpack(raw))
+    queue = _handle(store, id, _record(store, id, raw))
     if options:
         _change(queue, options)
     return queue
+
+
+def _record(store: Store, id: str, raw: bytes) -> dict[str, Any]:
+    """A queue's record, which has no checksum; raises :class:`StoreDamaged` where it cannot be read."""
+    try:
+        found: dict[str, Any] = codec.unpack(raw)
+        QueueOptions.from_dict(found["options"])
+        assert isinstance(found["version"], int) and isinstance(found["identity"], bytes)
+    except Exception as error:
+        raise StoreDamaged(
+            f"The record of queue {id!r} cannot be read ({type(error).__name__}: {error}).",
+            f"cues check {store.path}, and a backup.",
+            path=store.path,
+        ) from None
+    return found
 
 
 def _handle(store: Store, id: str, record: dict[str, Any]) -> Queue:
@@ -380,6 +404,7 @@ def create_queue(txn: Any, store: Store, id: str, options: QueueOptions) -> None
 
 
 def _change(queue: Queue, options: Mapping[str, Any]) -> None:
+    queue._not_a_try_log("changes")
     new = queue.options.changed(options)
     for name in _FIXED:
         if getattr(new, name) != getattr(queue.options, name):

@@ -83,7 +83,7 @@ def wanted(txn: Any, log: Log, row: Row, policy: Retention) -> int:
 def readers(txn: Any, log: Log) -> list[Reader]:
     """Everybody who has a position on the log in this store, or a mark here for one that lies in another."""
     found = [Reader(*one) for one in readers_of(txn, log.id)]
-    found += [Reader(processor, mark.next, mark.pending) for processor, mark in abroad.marks(txn, log)]
+    found += [Reader(who.processor, mark.next, mark.pending) for who, mark in abroad.marks(txn, log)]
     prefix = names.reader_key(log.queue, log.partition, "")
     store: type[Store] = type(log.store)
     for key, value in store.rows(txn, prefix):

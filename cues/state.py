@@ -22,6 +22,7 @@ has more than 200 bytes (then the value begins with the field).
 
 from __future__ import annotations
 
+import functools
 import struct
 import threading
 from collections.abc import Iterable, Iterator, MutableMapping
@@ -236,7 +237,7 @@ class Layer:
 
     def view(self, key: Any) -> State:
         """The fields under ``key``."""
-        part = _part(codec.pack(key))
+        part = key_part(key)
         if self._key is not None and part != self._key:
             raise CuesError(
                 f"The state of key {key!r} is not that of the message's own key; other calls may be using it now.",
@@ -303,25 +304,25 @@ class State(MutableMapping[Any, Any]):
     # A field too long for LMDB's key is found by its hash; its value is then [field, value].
 
     def __getitem__(self, field: Any) -> Any:
-        part = _part(codec.pack(field))
+        part = key_part(field)
         value = self._layer.get(self._prefix + part)
         if value is _ABSENT:
             raise KeyError(field)
         return value[1] if part[0] == _HASHED else value
 
     def get(self, field: Any, default: Any = None) -> Any:
-        part = _part(codec.pack(field))
+        part = key_part(field)
         value = self._layer.get(self._prefix + part)
         if value is _ABSENT:
             return default
         return value[1] if part[0] == _HASHED else value
 
     def __setitem__(self, field: Any, value: Any) -> None:
-        part = _part(codec.pack(field))
+        part = key_part(field)
         self._layer.set(self._prefix + part, [field, value] if part[0] == _HASHED else value)
 
     def __delitem__(self, field: Any) -> None:
-        row = self._prefix + _part(codec.pack(field))
+        row = self._prefix + key_part(field)
         if self._layer.get(row) is _ABSENT:
             raise KeyError(field)
         self._layer.set(row, _ABSENT)
@@ -338,9 +339,17 @@ class State(MutableMapping[Any, Any]):
         return f"<cues.State {dict(self)!r}>"
 
 
-def key_part(key: Any) -> bytes:
-    """The part of the rows' keys that stands for ``key``. Raises :class:`CodecError`."""
-    return _part(codec.pack(key))
+def key_part(value: Any) -> bytes:
+    """The part of the rows' keys that stands for a key or a field. Raises :class:`CodecError`."""
+    if type(value) is str and len(value) <= _PART_BYTES_MAX:
+        return _part_of_text(value)
+    return _part(codec.pack(value))
+
+
+@functools.lru_cache(10_000)
+def _part_of_text(text: str) -> bytes:
+    """Fields recur with every message, and often so do keys."""
+    return _part(codec.pack(text))
 
 
 def _part(packed: bytes) -> bytes:

@@ -93,6 +93,8 @@ class Environment:
         self.leading = threading.Lock()
         """Held by the thread that commits for all that wait."""
         self.waiting: list[_Member] = []
+        self.led = 0
+        """Number of the transaction that the leading thread has begun for all; 0 before."""
 
     def close(self, clean: bool) -> None:
         """The last handle is gone."""
@@ -108,8 +110,20 @@ class Environment:
             self.locks.close()
 
     def _mark_clean(self) -> None:
-        self.env.sync(True)
-        (self.path / "open").unlink(missing_ok=True)
+        mark = self.path / "open"
+        if mark.exists():
+            self.env.sync(True)
+            mark.unlink(missing_ok=True)
+
+    def join(self, first: bool) -> None:
+        """Before this process's first write."""
+        if first:
+            self.allocation.forget()  # what the word says may be of another boot
+        if self.durability == "process":
+            try:
+                _mark_open(self.path)
+            except OSError as error:
+                raise _translate(error, str(self.path)) from error
 
 
 class _Member:
@@ -189,6 +203,10 @@ class Store:
         """64 random bits drawn when the store was made."""
         return self._shared.id
 
+    def same_as(self, other: Store) -> bool:
+        """Whether this is another handle on the same files; a copy has the same id and is not."""
+        return self._shared is other._shared
+
     @property
     def map_size(self) -> int:
         """The bound on the store's size, in bytes."""
@@ -243,12 +261,25 @@ class Store:
         """
         try:
             return self._transact(pages + datafile.COMMIT_PAGES, work, *args)  # type: ignore[no-any-return]
-        except lmdb.Error as error:
+        except (lmdb.Error, OSError) as error:
             self._check()
             raise _translate(error, self.path) from error
         except ValueError:
             self._check()  # the shared words were let go when another thread closed the store
             raise
+
+    def check_file(self) -> None:
+        """Raise :class:`StoreNotFound` when the files were deleted or exchanged since the store was opened.
+
+        What is written then goes to a file that nobody finds any more.
+        """
+        self._check()
+        if _file(self._shared.path) != self._shared.file:
+            raise StoreNotFound(
+                f"The store {self.path} was deleted, or another was put in its place, while it was open.",
+                "start again with the store that belongs there.",
+                path=self.path,
+            )
 
     def _refuse(self, *_: Any) -> Any:
         """In the place of a transaction where there can be none."""
@@ -270,13 +301,19 @@ class Store:
             if not me.done:
                 with shared.guard:
                     members, shared.waiting = shared.waiting, []
+                shared.led = 0
                 try:
                     turnstile.transact(sum(member.pages for member in members), self._run_members, members)
                 except Exception as error:
                     for member in members:
                         member.error = member.error or error
-                except BaseException:
-                    # A Ctrl-C reached this thread. Nothing was written; the others commit again.
+                except BaseException as error:
+                    # A Ctrl-C reached this thread, most likely while it waited for the disk: the handler runs when
+                    # the commit is done. Only where it is not do the others commit again.
+                    if shared.led and getattr(error, "last_txnid", shared.led) >= shared.led:
+                        for member in members:
+                            member.done = True
+                        raise
                     with shared.guard:
                         shared.waiting[:0] = [member.anew() for member in members if member is not me]
                     raise
@@ -287,6 +324,7 @@ class Store:
         return me.result
 
     def _run_members(self, txn: Any, members: list[_Member]) -> None:
+        self._shared.led = int(txn.id())
         if len(members) == 1:
             members[0].result = members[0].work(txn, *members[0].args)
             return
@@ -355,7 +393,7 @@ class Store:
             return env.open_db(name, create=False)
         # py-lmdb ends a read transaction in a way that forgets the handles opened in it, and without
         # a transaction it takes LMDB's writer lock past the turnstile; so, an empty write transaction.
-        return turnstile.transact(0, lambda txn: env.open_db(name, txn=txn, create=False))
+        return turnstile.visit(lambda txn: env.open_db(name, txn=txn, create=False))
 
     def create_database(self, txn: Any, name: bytes) -> None:
         """Make a named database inside a write transaction; open it with :meth:`database` after the commit."""
@@ -656,18 +694,23 @@ def _open_environment(
             assert shared.doorbells is not None
             shared.allocation = datafile.Allocation(path, shared.env.info, shared.doorbells.words)
             shared.turnstile = Turnstile(
-                str(path), shared.env.begin, shared.allocation.ensure, shared.locks, shared.doorbells, timeout_s
+                str(path),
+                shared.env.begin,
+                shared.allocation.ensure,
+                shared.locks,
+                shared.doorbells,
+                timeout_s,
+                shared.join,
+                lambda: int(shared.env.info()["last_txnid"]),
             )
             shared.env.reader_check()  # slots of killed readers would pin pages
-            if shared.turnstile.came_first:
-                shared.allocation.forget()  # what the word says may be of another boot
-            found = _write_format(shared, kept, size)
+            found = found or _write_format(shared, kept, size)
+            if found["map_size"] < (map_size or 0):
+                found = _write_size(shared, map_size or 0)
         assert found is not None
         shared.id = found["id"]
         if suspect:
             _check_suspect(shared, readonly)
-        if kept == "process" and not readonly:
-            _mark_open(path)  # behind the check: one that was killed in the middle must be made again
     except BaseException as error:
         shared.close(clean=False)
         if isinstance(error, (lmdb.Error, OSError)):
@@ -684,7 +727,7 @@ def alone(path: str | os.PathLike[str]) -> Iterator[Store]:
     it meanwhile, in this process any store, waits until the end. Commits are durable whatever the store's
     durability. LMDB itself does no locking here, as ours is all there is:
 
-    1. the register of writers is held, and no writer is in it;
+    1. the register is held, and nobody in it who has the store open for writing;
     2. the byte of LMDB's lock file that every environment holds shared is held exclusively, which
        also shows the readers that are outside a transaction.
     """
@@ -697,7 +740,7 @@ def alone(path: str | os.PathLike[str]) -> Iterator[Store]:
             raise StoreError(f"This process has the store {path} open itself.", "close it first.", path=str(path))
         with contextlib.ExitStack() as held:
             try:
-                held.enter_context(_held_alone(place, "locks", locks.REGISTER, locks.WRITERS, locks.WRITERS_END))
+                held.enter_context(_held_alone(place, "locks", locks.REGISTER, locks.OPENED, locks.OPENED_END))
                 held.enter_context(_held_alone(place, "lock.mdb", _LMDB_LOCK, _LMDB_LOCK, _LMDB_LOCK + 1))
                 found = _read_format(place, lock=False)
                 assert found is not None  # it was opened above
@@ -805,10 +848,24 @@ def _write_format(shared: Environment, durability: str, size: int) -> dict[str, 
             txn.put(names.FORMAT_KEY, raw)
         return bytes(raw)
 
-    record: dict[str, Any] = codec.unpack(shared.turnstile.transact(0, read_or_write))
+    record: dict[str, Any] = codec.unpack(shared.turnstile.transact(datafile.COMMIT_PAGES, read_or_write))
     if record["durability"] != durability:
         raise _mismatch(str(shared.path), record["durability"], durability)
     return record
+
+
+def _write_size(shared: Environment, size: int) -> dict[str, Any]:
+    """Keep a larger bound, for those who open the store without saying one."""
+    assert shared.turnstile is not None
+
+    def write(txn: Any) -> dict[str, Any]:
+        record: dict[str, Any] = codec.unpack(txn.get(names.FORMAT_KEY))
+        record["map_size"] = max(record["map_size"], size)
+        txn.put(names.FORMAT_KEY, codec.pack(record))
+        return record
+
+    found: dict[str, Any] = shared.turnstile.transact(datafile.COMMIT_PAGES, write)
+    return found
 
 
 def _map(path: Path, durability: str, size: int, is_default: bool, readonly: bool) -> Any:
@@ -927,7 +984,11 @@ def _translate(error: BaseException, path: str) -> BaseException:
             path=path,
         )
     if isinstance(error, lmdb.ReadonlyError):
-        return StoreReadOnly(f"The store {path} is read-only.", "open it writable.", path=path)
+        return StoreReadOnly(
+            f"The store {path} is open, or lies, read-only.",
+            "open it writable; permission to write its files.",
+            path=path,
+        )
     if isinstance(error, lmdb.MapResizedError):
         return StoreFull(
             f"The store {path} has grown beyond the map of this process: another one opened it with a larger map_size.",
@@ -960,14 +1021,18 @@ def _translate(error: BaseException, path: str) -> BaseException:
         or (isinstance(error, lmdb.Error) and ("Permission denied" in text or "Read-only file system" in text))
     ):
         return StoreReadOnly(
-            f"The store {path} cannot be written ({text}).",
-            "readonly=True, or the permissions of the directory.",
+            f"This user may not write the store {path} ({text}).",
+            "permission to write its directory and files; cues.open(path, readonly=True) to look at it.",
             path=path,
         )
     if number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) or (
         isinstance(error, lmdb.Error) and ("No space left" in text or "File too large" in text)
     ):
         return StoreFull(f"The disk of the store {path} is full; nothing was written.", "free space.", path=path)
+    if isinstance(error, FileNotFoundError):
+        return StoreNotFound(
+            f"The files of the store {path} are gone ({text}).", "the store that belongs there.", path=path
+        )
     if isinstance(error, (lmdb.Error, OSError)):
         return StoreError(f"The store {path} failed: {error}.", f"cues check {path}.", path=path)
     return error

@@ -3,7 +3,7 @@
     t = q.tailer()              from the start, the position ends with the object
     t = q.tailer("reader-1")    the position is in the store, under that name
 
-A tailer reads record batches, one short transaction each, and hands out their messages one by one.
+A tailer copies record batches out in short transactions and hands out their messages one by one.
 A named tailer moves its position in the store before a read returns, by compare and set: readers of
 one name, in any process, share the queue, each message to one of them. Reading moves on; what makes
 *processing* exact is a graph (its positions move with the outputs), not a named tailer.
@@ -28,10 +28,14 @@ from cues.errors import BatchDamaged, Closed, ConcurrentUse, InvalidArgument
 from cues.queue import check_index
 
 if TYPE_CHECKING:
+    from cues.log import Raw
     from cues.queue import Queue
 
 POSITION: Final = struct.Struct(">8sQ8s")
 """Queue identity, index to be read next, seal (checksum of the batch that holds the message before)."""
+
+AHEAD_BYTES_MAX: Final = 256 << 10
+"""What read_many copies out of one transaction at most."""
 
 Direction = Literal["forward", "backward"]
 
@@ -67,7 +71,11 @@ class Tailer:
         self._closed = False
         self._busy = threading.Lock()
         self._batch: Batch | None = None
-        self._messages: list[dict[str, Any] | None] = []
+        self._messages: list[dict[str, Any]] = []
+        self._kept_from = self._kept_to = 0
+        """Offsets of the messages that nobody was given yet; the dicts of others the reader may have changed."""
+        self._ahead: list[Raw] = []
+        """Records copied out in the same transaction, the next one last."""
         self._first = 0
         self._low = 0
         """The first message of the batch that is there: a purge may have ended inside it."""
@@ -253,7 +261,7 @@ class Tailer:
     def _take_ahead(self, n: int) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = []
         try:
-            while len(found) < n and self._ready():
+            while len(found) < n and self._ready(n - len(found)):
                 found += self._take(n - len(found))
         except BatchDamaged:
             if not found:
@@ -263,6 +271,7 @@ class Tailer:
     def _go_back(self, index: int, last: tuple[Batch, int] | None) -> None:
         self._index, self._last = index, last
         self._batch = None
+        self._ahead.clear()
 
     def _take(self, n: int) -> list[dict[str, Any]]:
         """Hand out up to ``n`` messages of the batch that the tailer stands in."""
@@ -272,27 +281,38 @@ class Tailer:
             n = 1
         start = self._cursor() - self._first
         stop = min(start + n, len(self._messages))
+        if start < self._kept_from or stop > self._kept_to:
+            self._decode(batch)
         taken = self._messages[start:stop]
-        if None in taken:  # handed out before: the reader may have changed them
-            self._messages = list(batch.messages())
-            taken = self._messages[start:stop]
-        self._messages[start:stop] = [None] * (stop - start)
         self._last = (batch, stop - 1)
-        self._index = self._first + (start if self._direction == "backward" else stop)
+        if self._direction == "backward":
+            self._kept_to = start
+            self._index = self._first + start
+        else:
+            self._kept_from = stop
+            self._index = self._first + stop
         if self._meta:
-            return [self._with_meta(m, batch, start + i) for i, m in enumerate(taken)]  # type: ignore[arg-type]
-        return taken  # type: ignore[return-value]
+            return [self._with_meta(m, batch, start + i) for i, m in enumerate(taken)]
+        return taken
+
+    def _decode(self, batch: Batch) -> None:
+        self._messages = batch.messages()
+        self._kept_from, self._kept_to = 0, len(self._messages)
 
     def _cursor(self) -> int:
         """The index of the message that is handed out next."""
         return self._index - 1 if self._direction == "backward" else self._index
 
-    def _ready(self) -> bool:
-        """Have the batch decoded that holds the next message; False at the end."""
+    def _ready(self, n: int = 1) -> bool:
+        """Have the batch decoded that holds the next message, and those of ``n`` at hand; False at the end."""
         purges = self._store.purges()
         fresh = self._batch is not None and purges == self._purges and purges >= 0
         if fresh and self._low <= self._cursor() < self._first + len(self._messages):
             return True
+        if fresh and self._ahead and self._ahead[-1][0] == self._index and self._direction == "forward":
+            self._open(self._ahead.pop())
+            return True
+        self._ahead.clear()
         with self._store.view() as txn:
             row = self._log.row(txn)
             if self._direction == "backward":
@@ -300,19 +320,24 @@ class Tailer:
                 raws = self._log.read_before(txn, row, self._index)
             else:
                 self._index = max(self._index, row.first)
-                raws = self._log.read(txn, row, self._index, 1)
+                raws = self._log.read(txn, row, self._index, n, AHEAD_BYTES_MAX)
             self._kept = self.queue.follow_options(txn, row).kept
         if not raws:
             return False
         batch = self._batch
         if batch is None or batch.seal != raws[0][1][:8] or batch.first != raws[0][0]:
-            batch = self._log.batches(raws)[0]
-            self._messages = list(batch.messages())
-            self._batch = batch
-            self._first = batch.first
+            batch = self._open(raws[0])
+        self._ahead = raws[:0:-1]
         self._low = max(batch.first, row.first)
         self._purges = purges
         return True
+
+    def _open(self, raw: Raw) -> Batch:
+        batch = self._log.batches([raw])[0]
+        self._decode(batch)
+        self._batch = batch
+        self._first = self._low = batch.first
+        return batch
 
     def _with_meta(self, message: dict[str, Any], batch: Batch, offset: int) -> dict[str, Any]:
         return {**message, names.META: self._metadata(batch, offset)}

@@ -6,15 +6,20 @@ for ever and nobody can say who it is. So an outer lock with a deadline stands b
 lock, because that tells its holder's pid and dies with it. It costs two system calls, 1.8 µs, as
 much as a whole small commit; so it is taken only when there is somebody to wait for:
 
-1. A process that opens a store for writing holds a lock byte of its own (locks.WRITERS + pid).
-   When it finds another process's, it sets the word SHARED_WRITERS, waits until BUSY_WRITER is 0
-   (with a deadline), and only then begins transactions.
+1. A process joins the writers of a store at its first write: it holds a lock byte of its own from
+   then on (locks.WRITERS + pid). When it finds another process's, it sets the word SHARED_WRITERS,
+   waits until BUSY_WRITER is 0 (with a deadline), and only then begins transactions.
 2. A writer that is alone sets BUSY_WRITER to its pid, begins, and looks at SHARED_WRITERS: still 0,
    then nobody can have been let in behind it. (Beginning locks a mutex, a full barrier, so the two
    words cannot be seen in the wrong order.) Otherwise it lets go and queues up.
 3. While SHARED_WRITERS is set, every writer takes the lock byte WRITER first, trying until its
    deadline, and then raises WriterStuck with the holder's pid and state.
 4. Now and then a writer looks whether the others are gone and clears SHARED_WRITERS.
+
+A process that only reads needs a transaction as well, an empty one, to open a database. It is a
+guest: it makes the others queue up for that moment, with the door closed (locks.REGISTER), so that
+nobody joins or leaves meanwhile and the word can be put back. A lone writer stays alone. Whoever may
+write some day holds another byte (locks.OPENED + pid), for those who delete or replace the store.
 
 Threads of one process are kept apart by a plain mutex.
 """
@@ -49,19 +54,27 @@ class Turnstile:
         lock_file: locks.LockFile,
         doorbells: Doorbells,
         timeout_s: float,
+        on_join: Callable[[bool], None],
+        last_txnid: Callable[[], int],
     ) -> None:
+        """``on_join(first)`` is called once, before the first write, with nobody else joining or leaving;
+        ``first`` says that no other process is a writer. ``last_txnid`` gives the number of the last commit."""
         self._path = path
         self._begin = begin
         self._allocate = allocate
         self._locks = lock_file
         self._words: Any = doorbells.words  # Any: another process changes them between two looks
         self._timeout_s = timeout_s
+        self._on_join = on_join
+        self._last_txnid = last_txnid
+        self._joined = False
         self._pid = os.getpid()
         self._holding = False
         self._looked = 0.0
-        self.came_first = True
         self.mutex = threading.Lock()
-        self._join()
+        self._register()  # who deletes or replaces the store as a whole holds it
+        self._locks.try_lock(locks.OPENED + self._pid)
+        self._locks.unlock(locks.REGISTER)
 
     def transact(self, pages: int, work: Callable[..., Any], *args: Any) -> Any:
         """Run ``work(txn, …)`` in a write transaction with room for ``pages`` and commit it.
@@ -71,6 +84,8 @@ class Turnstile:
         """
         words = self._words
         with self.mutex:
+            if not self._joined:
+                self._join()
             if words[SHARED_WRITERS]:
                 txn = self._queue_up()
             else:
@@ -93,7 +108,9 @@ class Turnstile:
                 result = work(txn, *args)
                 txn.commit()
                 return result
-            except BaseException:
+            except BaseException as error:
+                if not isinstance(error, Exception):  # a Ctrl-C, which may come when the commit is done
+                    error.__dict__["last_txnid"] = self._last_txnid()
                 txn.abort()
                 raise
             finally:
@@ -101,6 +118,36 @@ class Turnstile:
                     self._let_go()
                 else:
                     words[BUSY_WRITER] = 0
+
+    def visit(self, look: Callable[..., Any], *args: Any) -> Any:
+        """Run ``look(txn, …)``, which writes nothing, in a write transaction; does not make a writer of its process.
+
+        Raises :class:`WriterStuck` at the deadline.
+        """
+        with self.mutex:
+            if not self._joined:
+                return self._look_as_guest(look, *args)
+        return self.transact(0, look, *args)
+
+    def _look_as_guest(self, look: Callable[..., Any], *args: Any) -> Any:
+        words = self._words
+        self._register()
+        shared = words[SHARED_WRITERS]
+        try:
+            self._share()
+            txn = self._queue_up()
+            try:
+                result = look(txn, *args)
+                txn.commit()  # of nothing, but it keeps the handles that were opened
+                return result
+            except BaseException:
+                txn.abort()
+                raise
+            finally:
+                self._let_go()
+        finally:
+            words[SHARED_WRITERS] = shared
+            self._locks.unlock(locks.REGISTER)
 
     def _queue_up(self) -> Any:
         self._await(lambda: self._locks.try_lock(locks.WRITER), lambda: self._locks.holder(locks.WRITER))
@@ -122,32 +169,44 @@ class Turnstile:
         try:
             self._register()
         except WriterStuck:
-            self._locks.unlock(locks.WRITERS + self._pid)
+            self._forget()
             return
         try:
-            if self._locks.holder(locks.WRITERS, locks.WRITERS_END) is None:
+            if self._alone():
                 when_alone()
         finally:
-            self._locks.unlock(locks.WRITERS + self._pid)
+            self._forget()
             self._locks.unlock(locks.REGISTER)
+
+    def _forget(self) -> None:
+        self._locks.unlock(locks.WRITERS + self._pid)
+        self._locks.unlock(locks.OPENED + self._pid)
 
     def _register(self) -> None:
         self._await(lambda: self._locks.try_lock(locks.REGISTER), lambda: self._locks.holder(locks.REGISTER))
 
     def _join(self) -> None:
-        words = self._words
         self._register()
         try:
-            other = self._locks.holder(locks.WRITERS, locks.WRITERS_END)
-            if other is None:
-                words[SHARED_WRITERS] = words[BUSY_WRITER] = 0
+            alone = self._alone()
+            if alone:
+                self._words[SHARED_WRITERS] = self._words[BUSY_WRITER] = 0
             else:
-                self.came_first = False
-                words[SHARED_WRITERS] = 1
-                self._await(self._nobody_busy, lambda: words[BUSY_WRITER])
+                self._share()
+            self._on_join(alone)
             self._locks.try_lock(locks.WRITERS + self._pid)
+            self._joined = True
         finally:
             self._locks.unlock(locks.REGISTER)
+
+    def _alone(self) -> bool:
+        """Whether no other process is a writer; for certain only while this one holds REGISTER."""
+        return self._locks.holder(locks.WRITERS, locks.WRITERS_END) is None
+
+    def _share(self) -> None:
+        """Make every writer queue up, and wait for one that began before it could see that."""
+        self._words[SHARED_WRITERS] = 1
+        self._await(self._nobody_busy, lambda: self._words[BUSY_WRITER])
 
     def _nobody_busy(self) -> bool:
         pid = self._words[BUSY_WRITER]
@@ -157,7 +216,7 @@ class Turnstile:
     def _look_again(self) -> None:
         self._looked = time.monotonic()
         if self._locks.try_lock(locks.REGISTER):
-            if self._locks.holder(locks.WRITERS, locks.WRITERS_END) is None:
+            if self._alone():
                 self._words[SHARED_WRITERS] = 0
             self._locks.unlock(locks.REGISTER)
 

@@ -646,3 +646,41 @@ def test_ages_and_sizes_are_read_as_people_write_them() -> None:
     assert options._bytes("2GiB") == 2 << 30
     assert options._bytes("500MB") == 500 * 10**6
     assert cues.Retention.of("1_000") == cues.Retention(count=1000)
+
+
+class Undone(Exception):
+    """Ends a transaction that is to leave nothing."""
+
+
+def test_whole_batches_go_and_no_part_of_one(tmp_path: Path) -> None:
+    """Against a model: batches in order, of which those go that end before the index, as many as one commit may."""
+    seed = random.randrange(1 << 30)
+    print(f"seed {seed}")
+    draw = random.Random(seed)
+    for name in range(30):
+        with cues.open(tmp_path / str(name), durability="process") as store:
+            queue = store.queue("q")
+            appender = queue.appender()
+            for _ in range(draw.randrange(8)):
+                size = draw.choice((1, 1, 9_000))  # of several pages
+                appender.write_many([{"x": bytes(size)} for _ in range(draw.randrange(1, 5))])
+            if queue.last_index and draw.random() < 0.3:
+                queue.purge(before=draw.randrange(1, queue.last_index + 2))
+            log = queue.log
+            with store.view() as txn:
+                row = log.row(txn)
+                batches = log.batches(log.read(txn, row, row.first, row.next))
+            for _ in range(10):
+                index, most = draw.randrange(1, row.next + 1), draw.choice((1, 2, 1000))
+                gone = [one for one in batches if one.next <= index][:most]
+                left = [one.first for one in batches[len(gone) :]]
+
+                def delete(txn: Any) -> None:
+                    assert log.delete_before(txn, row, index, most) == (len(gone), ([*left, row.next])[0])
+                    keys = [key for key, _ in txn.cursor(log.database)]
+                    assert [int.from_bytes(key, "big") for key in keys if len(key) == 8] == left
+                    assert all(int.from_bytes(key[:8], "big") in left for key in keys)
+                    raise Undone
+
+                with pytest.raises(Undone):
+                    store.commit(delete)

@@ -433,19 +433,24 @@ def test_a_flipped_bit_in_a_batch_is_found_and_its_neighbours_are_read(tmp_path:
 def test_open_stands_while_a_process_store_is_written_and_no_longer(tmp_path: Path) -> None:
     path = make(tmp_path / "store", "process")
     assert not (path / "open").exists()
-    with cues.open(path):
+    write = "cues.open(sys.argv[1]).queue('q').appender().write({'n': 0})"
+    with cues.open(path) as store:
+        assert len(store.queue("q")) == 100
+        assert not (path / "open").exists(), "reading is not writing"
+        store.queue("q").appender().write({"n": 100})
         assert (path / "open").read_text() == clock.boot_id()
         with cues.open(path, readonly=True):
             pass
         assert (path / "open").exists()
-        code = "import sys, cues; cues.open(sys.argv[1]).close()"
+        code = f"import sys, cues; s = cues.open(sys.argv[1]); {write}; s.close()"
         children.run(code, path)
         assert (path / "open").exists(), "another process is not the last"
     assert not (path / "open").exists()
-    with cues.open(make(tmp_path / "disk", "disk")):
+    with cues.open(make(tmp_path / "disk", "disk")) as store:
+        store.queue("q").appender().write({"n": 100})
         assert not (tmp_path / "disk" / "open").exists()
-    with children.Child("import sys, os, cues; s = cues.open(sys.argv[1]); os.kill(os.getpid(), 9)", path) as child:
-        child.returncode()
+    with children.Child(f"import sys, os, cues; {write}; os.kill(os.getpid(), 9)", path) as child:
+        assert child.returncode() == -9
     assert (path / "open").exists()
     cues.open(path).close()
     assert not (path / "open").exists()
@@ -835,3 +840,48 @@ def test_a_ctrl_c_in_the_thread_that_commits_for_others_is_its_own(
             thread.join(20)
         assert len(interrupted) == 1 and len(written) == 2
         assert sorted(m["n"] for m in store.queue("q").tailer()) == sorted(written)
+
+
+CTRL_C = """
+import collections, os, signal, sys, threading
+import cues
+store = cues.open(sys.argv[1], durability="disk")
+appender = store.queue("q").appender()
+for attempt in range(60):
+    stop = threading.Event()
+    def write(who):
+        number = 0
+        while not stop.is_set():
+            appender.write({"id": f"{attempt} {who} {number}"})
+            number += 1
+    threads = [threading.Thread(target=write, args=(who,)) for who in range(6)]
+    for thread in threads:
+        thread.start()
+    threading.Timer(0.02, os.kill, (os.getpid(), signal.SIGINT)).start()
+    try:
+        while True:
+            appender.write({"id": "interrupted"})
+    except KeyboardInterrupt:
+        pass
+    stop.set()
+    for thread in threads:
+        thread.join()
+times = collections.Counter(m["id"] for m in store.queue("q").tailer() if m["id"] != "interrupted")
+print(len(times), sum(1 for n in times.values() if n > 1))
+"""
+
+
+def test_a_ctrl_c_while_threads_share_a_commit_doubles_nobodys_messages(tmp_path: Path) -> None:
+    """The signal comes while the thread that commits for all waits for the disk; its handler runs behind the commit."""
+    with children.Child(CTRL_C, tmp_path / "store") as child:
+        written, doubled = map(int, child.end().split())
+    assert written > 100 and doubled == 0
+
+
+def test_a_larger_map_size_is_kept_for_those_who_say_none(tmp_path: Path) -> None:
+    with cues.open(tmp_path / "store", map_size=2 << 20):
+        pass
+    with cues.open(tmp_path / "store", map_size=8 << 20):
+        pass
+    with cues.open(tmp_path / "store") as store:
+        assert store.map_size == 8 << 20

@@ -18,7 +18,7 @@ import pytest
 from forks import Forks
 
 import cues
-from cues import Graph, QueueOptions, Sink, Source, Stream, abroad, events, forwarder, names, testing
+from cues import Graph, QueueOptions, Sink, Source, Stream, abroad, events, forwarder, names, ownership, testing
 from cues.engine.assembly import assemble
 from cues.errors import Diverged, ProcessorStopped, QueueNotFound, StoreNotFound, TopologyChanged
 from cues.forwarder import Forwarder
@@ -263,8 +263,8 @@ def test_a_reader_that_was_taken_over_does_not_move_its_followers_mark(tmp_path:
         new.publish(7)
         old.publish(9)
         with other.view() as txn:
-            ((processor, mark),) = abroad.marks(txn, out.log)
-        assert (processor, mark.epoch, mark.next) == ("g.save", 2, 7)
+            ((reader, mark),) = abroad.marks(txn, out.log)
+        assert (reader.processor, mark.epoch, mark.next) == ("g.save", 2, 7)
 
 
 def test_an_input_that_is_read_no_more_takes_its_mark_along(tmp_path: Path) -> None:
@@ -281,7 +281,110 @@ def test_an_input_that_is_read_no_more_takes_its_mark_along(tmp_path: Path) -> N
 
 def marks(store: cues.Store, queue: str) -> list[str]:
     with store.view() as txn:
-        return [processor for processor, _ in abroad.marks(txn, store.queue(queue).log)]
+        return [reader.processor for reader, _ in abroad.marks(txn, store.queue(queue).log)]
+
+
+def reader_of(tmp_path: Path, fn: Callable[[Message], None] = lambda m: None) -> Graph:
+    """A sink of a queue in another store, which keeps what somebody has not read."""
+    return graph(
+        tmp_path, Sink(fn, "out", id="s"), more={"out": QueueOptions(path=tmp_path / "other", retention="read")}
+    )
+
+
+def test_a_seek_back_keeps_what_was_sought_in_the_other_store(tmp_path: Path) -> None:
+    """Though another reader goes on and retention by reading is at work, before the graph runs again."""
+    seen: list[int] = []
+    made = reader_of(tmp_path, lambda m: seen.append(m["n"]))
+    fast = graph(tmp_path, Sink(lambda m: None, "out", id="f"), id="fast")
+    testing.run_until_idle(made)
+    testing.run_until_idle(fast)
+    for n in range(5):
+        feed(tmp_path / "other", "out", [{"n": n}])
+    with cues.open(tmp_path / "other") as other:
+        other.queue("slow-reader-keeps-them")  # nothing to do with it
+        tailer = other.queue("out").tailer("slow")
+        testing.run_until_idle(made)
+        testing.run_until_idle(fast)
+        with cues.open(tmp_path / "g") as home:
+            ownership.seek(home, "g.s", {"g.s.out": 1})
+        tailer.to_end()
+        for n in range(5, 8):
+            feed(tmp_path / "other", "out", [{"n": n}])
+            testing.run_until_idle(fast)
+    testing.run_until_idle(made)
+    assert seen == [*range(5), *range(8)]
+
+
+def test_a_home_store_that_was_put_back_can_still_hold_what_it_reads(tmp_path: Path) -> None:
+    """Its epochs are lower than what the other store has seen; claimed above them, its marks count again."""
+    made = reader_of(tmp_path)
+    for n in range(5):
+        feed(tmp_path / "other", "out", [{"n": n}])
+    testing.run_until_idle(made)
+    kept = copy_of(tmp_path / "g")
+    for n in range(5, 9):
+        feed(tmp_path / "other", "out", [{"n": n}])
+        testing.run_until_idle(made)
+    put_back(tmp_path / "g", kept)
+    testing.run_until_idle(made, steps_max=0)
+    with cues.open(tmp_path / "other") as other, other.view() as txn:
+        ((_, mark),) = abroad.marks(txn, other.queue("out").log)
+    with cues.open(tmp_path / "g") as home:
+        assert mark.next == testing.contents(home)["positions"]["g.s.out"]
+
+
+def test_a_graph_that_was_closed_holds_nothing_back(tmp_path: Path) -> None:
+    """Closed right behind a commit, before an idle look at the queue."""
+    made = graph(
+        tmp_path, Sink(lambda m: None, "out", id="s"), more={"out": QueueOptions(path=tmp_path / "other", retention=2)}
+    )
+    feed(tmp_path / "other", "out", numbers(3))
+    testing.run_until_idle(made, steps_max=1)
+    with cues.open(tmp_path / "other") as other:
+        out = other.queue("out")
+        for n in range(3, 20):
+            out.appender().write({"n": n})
+        assert len(out) <= 3
+
+
+def test_a_start_that_is_refused_leaves_no_mark(tmp_path: Path) -> None:
+    testing.run_until_idle(graph(tmp_path, Stream(same, "near", "x", id="s"), queues=()))
+    with pytest.raises(TopologyChanged):
+        testing.run_until_idle(graph(tmp_path, Stream(same, "out", "x", id="s")))
+    with cues.open(tmp_path / "other") as other:
+        assert marks(other, "out") == []
+
+
+def test_a_mark_goes_with_its_input_though_the_graph_names_the_store_no_more(tmp_path: Path) -> None:
+    testing.run_until_idle(graph(tmp_path, Stream(same, "out", "x", id="s")))
+    testing.run_until_idle(graph(tmp_path, Stream(same, "near", "x", id="s"), queues=()), accept_topology=True)
+    with cues.open(tmp_path / "other") as other:
+        assert marks(other, "out") == []
+
+
+def test_holding_further_back_lowers_a_mark_that_is_held_already(tmp_path: Path) -> None:
+    with cues.open(tmp_path / "other") as other:
+        out = other.queue("out", retention=5)
+        mark = abroad.LowWater(out, abroad.Reader(b"8bytes!!", "g.s", 1))
+        mark.hold(100)
+        mark.publish(100)
+        mark.release()
+        mark.hold(1)
+        with other.view() as txn:
+            assert [found for _, found in abroad.marks(txn, out.log)] == [abroad.Mark(1, 1, True)]
+
+
+def test_a_processor_of_a_store_that_is_gone_can_be_forgotten(tmp_path: Path) -> None:
+    made = reader_of(tmp_path)
+    feed(tmp_path / "other", "out", numbers(3))
+    testing.run_until_idle(made)
+    with cues.open(tmp_path / "g") as home:
+        id = home.id.hex()
+    shutil.rmtree(tmp_path / "g")
+    with cues.open(tmp_path / "other") as other:
+        assert marks(other, "out") == ["g.s"]
+        assert abroad.forget(other, "g.s") == [f"{id}/g.s"]
+        assert marks(other, "out") == []
 
 
 # --- positions ------------------------------------------------------------------------------------
@@ -302,8 +405,6 @@ def test_seek_moves_a_position_on_a_queue_of_another_store(tmp_path: Path) -> No
     feed(tmp_path / "other", "out", numbers(5))
     testing.run_until_idle(made)
     with cues.open(tmp_path / "g") as home:
-        from cues import ownership
-
         ownership.seek(home, "g.same", {"g.same.out": 4})
     testing.run_until_idle(made)
     assert read(tmp_path / "g", "x") == [*numbers(5), *numbers(5, 3)]
@@ -444,7 +545,103 @@ def test_another_store_from_an_older_backup_is_refused(tmp_path: Path) -> None:
         testing.run_until_idle(made)
 
 
+def test_a_copy_of_the_home_store_is_no_other_store(tmp_path: Path) -> None:
+    """``cp -r`` keeps the id; taken for the home store, messages would go to the wrong one without a word."""
+    made = graph(tmp_path, Stream(same, "in", "out"), queues=())
+    testing.run_until_idle(made)
+    shutil.copytree(tmp_path / "g", tmp_path / "other", ignore=shutil.ignore_patterns("lock.mdb", "wake", "bells"))
+    with pytest.raises(Diverged, match="is a copy of"):
+        testing.run_until_idle(graph(tmp_path, Stream(same, "in", "out")))
+
+
+def test_two_copies_of_one_store_are_not_two_stores(tmp_path: Path) -> None:
+    feed(tmp_path / "other", "a", numbers(1))
+    shutil.copytree(tmp_path / "other", tmp_path / "twin", ignore=shutil.ignore_patterns("lock.mdb", "wake", "bells"))
+    twins = {"a": QueueOptions(path=tmp_path / "other"), "b": QueueOptions(path=tmp_path / "twin")}
+    with pytest.raises(Diverged, match="is a copy of"):
+        testing.run_until_idle(graph(tmp_path, Stream(same, "a", "b"), queues=(), more=twins))
+
+
+def test_what_a_graph_does_not_say_of_a_shared_queue_stays(tmp_path: Path) -> None:
+    there = {"out": QueueOptions(path=tmp_path / "other", retention=100, metadata={"t"}, max_message_bytes=1000)}
+    testing.run_until_idle(graph(tmp_path, Stream(same, "in", "out"), more=there, id="a"))
+    report = testing.run_until_idle(graph(tmp_path, Sink(lambda m: None, "out", id="s"), id="b"))
+    with cues.open(tmp_path / "other") as other:
+        assert other.queue("out").options == there["out"].inside
+    assert not [event for event in report.events if "changed for all" in event.text]
+    longer = {"out": QueueOptions(path=tmp_path / "other", retention=200)}
+    report = testing.run_until_idle(graph(tmp_path, Sink(lambda m: None, "out", id="s"), more=longer, id="b"))
+    assert [event for event in report.events if "retention from {'count': 100} to {'count': 200}" in event.text]
+
+
+def test_a_running_graph_follows_the_options_of_its_outputs_abroad(tmp_path: Path) -> None:
+    small = {"out": QueueOptions(path=tmp_path / "other", max_message_bytes=200)}
+    made = graph(tmp_path, Stream(same, "in", "out"), more=small, errors="errors")
+    with made.start() as running, cues.open(tmp_path / "other") as other:
+        running.send("in", {"n": 0, "body": "x" * 500})
+        running.wait_idle(timeout=30)
+        other.queue("out", max_message_bytes=10_000)
+        for n in (1, 2):  # the first append tells of the change
+            running.send("in", {"n": n, "body": "x" * 50 * n})
+            running.wait_idle(timeout=30)
+        running.send("in", {"n": 3, "body": "x" * 500})
+        running.wait_idle(timeout=30)
+        assert [m["n"] for m in running.messages("out")] == [1, 2, 3]
+        assert len(running.messages("errors")) == 1
+
+
+def test_a_fork_queue_takes_no_options(tmp_path: Path) -> None:
+    ready(tmp_path)
+    with cues.open(tmp_path / "g") as home:
+        (fork,) = [name for name in home.queues(all=True) if names.fork_parts(name)]
+        with pytest.raises(cues.InvalidArgument, match="is a fork queue"):
+            home.queue(fork, retention=1)
+
+
+def test_check_names_what_the_next_start_would_refuse(tmp_path: Path) -> None:
+    from cues.check import check_others
+
+    made = ready(tmp_path)
+    kept = copy_of(tmp_path / "g")
+    with cues.open(tmp_path / "g") as home:
+        assert check_others(home) == []
+    feed(tmp_path / "g", "in", numbers(5, 3))
+    testing.run_until_idle(made)
+    put_back(tmp_path / "g", kept)
+    with cues.open(tmp_path / "g") as home:
+        (problem,) = check_others(home)
+        assert "the fork queue ends before" in problem
+        shutil.rmtree(tmp_path / "other")
+        (problem,) = check_others(home)
+        assert "is not there" in problem
+
+
 # --- forwarders -----------------------------------------------------------------------------------
+
+
+def test_a_look_beside_a_forwarder_that_trims_is_not_mistaken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between the look at the producer row and that at the fork queue the step may be forwarded and trimmed."""
+    made = ready(tmp_path)
+    monkeypatch.setattr(forwarder, "TRIM_MESSAGES", 0)
+    feed(tmp_path / "g", "in", numbers(9, 3))
+    with cues.open(tmp_path / "g") as home, cues.open(tmp_path / "other") as other:
+        assembly = assemble(made, home)
+        (delivery,), (works,) = assembly.deliveries, assembly.forwarders
+        looks = Forwarder(home, other, ["g.same"])
+        real = looks._row
+
+        def row(one: Any) -> bytes | None:
+            found = real(one)
+            monkeypatch.setattr(looks, "_row", real)
+            delivery.step()
+            works.step()
+            return found
+
+        monkeypatch.setattr(looks, "_row", row)
+        with home.view() as txn:
+            ends = looks.ends(txn)
+        assert looks.done(ends)
+        assembly.close()
 
 
 def test_two_forwarders_of_the_same_queue_do_no_harm(tmp_path: Path) -> None:

@@ -15,7 +15,9 @@ import pytest
 
 import cues
 from cues import locks, wakeup
-from cues.errors import WriterStuck
+from cues.cli import fresh
+from cues.errors import AlreadyRunning, WriterStuck
+from cues.store import alone
 
 DURABILITIES = ["process", "disk"]
 
@@ -43,18 +45,19 @@ def stopped(child: children.Child) -> None:
 
 
 def test_a_lone_writer_takes_no_lock_and_two_take_turns(tmp_path: Path) -> None:
-    """The word that says so goes up when a second process comes, and down again when it is gone."""
+    """The word that says so goes up when a second process writes, and down again when it is gone."""
     with cues.open(tmp_path / "store", durability="process") as store:
         appender = store.queue("q").appender()
         assert appender.write({"n": 1}) == 1
         assert shared(store) == 0
         with children.Child(WRITE, store.path) as other:
             assert other.line() == "ready"
-            assert shared(store) == 1
+            assert shared(store) == 0, "it has opened the queue, and written nothing"
             for n in range(2, 40, 2):
                 other.say(str(n))
                 assert appender.write({"n": n}) in (n, n + 1)
                 assert other.line() in (str(n), str(n + 1))
+                assert shared(store) == 1
             other.end()
         turnstile = store._shared.turnstile
         assert turnstile is not None
@@ -112,6 +115,8 @@ def test_a_writer_stopped_inside_a_transaction_is_named(tmp_path: Path, durabili
         store.queue("q").appender().write({"n": 1})
     mine = cues.open(path, writer_timeout_s=0.2) if first == "shared" else None
     queue = mine.queue("q") if mine is not None else None
+    if queue is not None:
+        queue.purge(before=1)  # a write: it is one of the writers from here on
     code = "import sys, cues\nwith cues.open(sys.argv[1]) as s: s.queue('q').appender().write({'n': 2})"
     with children.Child(code, path, CUES_FAULT="append.inside:1:stop") as child:
         stopped(child)
@@ -119,7 +124,8 @@ def test_a_writer_stopped_inside_a_transaction_is_named(tmp_path: Path, durabili
             if queue is not None:
                 queue.appender().write({"n": 3})
             else:
-                cues.open(path, writer_timeout_s=0.2)
+                with cues.open(path, writer_timeout_s=0.2) as other:
+                    other.queue("q")
         error = caught.value
         assert (error.pid, error.state) == (child.pid, "stopped")
         assert 0.2 <= error.waited_s < 5
@@ -144,8 +150,9 @@ with cues.open(sys.argv[1]) as store:
 """
 OPEN = """
 import sys, cues
+store = cues.open(sys.argv[1], writer_timeout_s=0.2)
 try:
-    cues.open(sys.argv[1], writer_timeout_s=0.2)
+    store.queue("new")
 except cues.WriterStuck as error:
     print(error.pid, error.state)
 """
@@ -167,7 +174,7 @@ def test_a_process_stopped_inside_a_commit_of_its_graph_is_named_to_all_who_wait
 ) -> None:
     """SIGSTOP in a step's commit, a sink's snapshot or a start's claim of one process.
 
-    An appender, a processor of another graph, ``cues send`` and whoever opens the store hear its pid
+    An appender, a processor of another graph, ``cues send`` and whoever makes a queue hear its pid
     and state; what they were about to write is not written, and is when the process goes on.
     """
     path = tmp_path / "store"
@@ -269,12 +276,99 @@ from cues.locks import LockFile, REGISTER
 real = LockFile.try_lock
 LockFile.try_lock = lambda self, at: (real(self, at), at == REGISTER and os.kill(os.getpid(), 9))[0]
 cues.writers.Turnstile._await = lambda self, attempt, holder: attempt()
-cues.store.Store(sys.argv[1])
+cues.store.Store(sys.argv[1]).queue("q")
 """
     with children.Child(code, path) as child:
         assert child.returncode() == -9
     with cues.open(path, writer_timeout_s=1) as store:
         assert store.queue("q").appender().write({"n": 1}) == 1
+
+
+READ = """
+import sys, cues
+with cues.open(sys.argv[1]) as store:
+    for name in sys.argv[2:]:
+        print([message["n"] for message in store.queue(name).tailer().read_many(1)])
+"""
+
+
+@pytest.mark.parametrize("durability", DURABILITIES)
+def test_who_only_reads_is_a_guest(tmp_path: Path, durability: str) -> None:
+    """Opening a queue takes a write transaction. It makes a writer queue up for that moment and no longer,
+    and the writer's clean close is its own, whoever read meanwhile."""
+    with cues.open(tmp_path / "store", durability=durability) as store:
+        queues = {name: store.queue(name) for name in "abc"}
+        appender = queues["a"].appender()
+        appender.write({"n": 0})
+        done = threading.Event()
+        count = 1
+
+        def write() -> None:
+            nonlocal count
+            while not done.is_set():
+                appender.write({"n": count})
+                count += 1
+
+        writing = threading.Thread(target=write)
+        writing.start()
+        try:
+            for _ in range(3):
+                found = children.run(READ, store.path, *"bca").splitlines()
+                assert found == ["[]", "[]", "[0]"]
+        finally:
+            done.set()
+            writing.join()
+        assert shared(store) == 0
+        assert [m["n"] for m in queues["a"].tailer()] == list(range(count))
+    assert not (tmp_path / "store" / "open").exists()
+
+
+def test_who_has_it_open_for_writing_is_known_before_it_writes(tmp_path: Path) -> None:
+    """Deleting or replacing a store under somebody who has not written yet would lose what they write later."""
+    path = tmp_path / "store"
+    with cues.open(path) as store:
+        store.queue("q")
+    with children.Child(WRITE, path) as child:
+        assert child.line() == "ready"
+        for use in (lambda: fresh._refuse_running(path), lambda: alone(path).__enter__()):
+            with pytest.raises(AlreadyRunning) as caught:
+                use()
+            assert caught.value.pid == child.pid
+        child.say("1")
+        assert child.line() == "1"
+        child.end()
+    fresh._refuse_running(path)
+
+
+def test_a_guest_that_dies_or_stops_holds_nobody_up_for_ever(tmp_path: Path) -> None:
+    path = tmp_path / "store"
+    code = """
+import sys, os, signal, cues
+from cues.writers import Turnstile
+queue_up = Turnstile._queue_up
+Turnstile._queue_up = lambda self: (queue_up(self), os.kill(os.getpid(), int(sys.argv[2])))[0]
+cues.open(sys.argv[1]).queue("q")
+"""
+    with cues.open(path, durability="process", writer_timeout_s=0.2) as store:
+        appender = store.queue("q").appender()
+        appender.write({"n": 1})
+        with children.Child(code, path, int(signal.SIGSTOP)) as guest:
+            stopped(guest)
+            with pytest.raises(WriterStuck) as caught:
+                appender.write({"n": 2})
+            assert caught.value.pid == guest.pid
+            guest.signal(signal.SIGCONT)
+            guest.end()
+        assert shared(store) == 0, "put back by the guest"
+        assert appender.write({"n": 2}) == 2
+        with children.Child(code, path, int(signal.SIGKILL)) as guest:
+            assert guest.returncode() == -9
+        assert shared(store) == 1
+        turnstile = store._shared.turnstile
+        assert turnstile is not None
+        turnstile._looked = 0.0
+        assert appender.write({"n": 3}) == 3
+        assert shared(store) == 0, "found out by the writer"
 
 
 def test_the_last_to_leave_marks_the_store_clean_and_nobody_who_comes_loses_the_mark(tmp_path: Path) -> None:
@@ -283,6 +377,7 @@ def test_the_last_to_leave_marks_the_store_clean_and_nobody_who_comes_loses_the_
     store = cues.open(path, durability="process")
     turnstile = store._shared.turnstile
     assert turnstile is not None
+    assert (path / "open").exists()
     seen = []
     real = turnstile._locks.holder
 

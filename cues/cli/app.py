@@ -124,3 +124,8 @@ def run(arguments: Sequence[str] | None = None) -> int:
     except CuesError as error:
         options.report(error.message, error.hint, before=getattr(error, "trace", ""))
         return options.FAILED
+    except OSError as error:
+        if error.filename is None:
+            raise
+        options.report(f"{error.filename}: {error.strerror}.", "the permissions of that place, or another path.")
+        return options.FAILED

@@ -19,9 +19,9 @@ from cues.cli.output import Output, count
 def check(target: str | None, store: str | None, output: str | None) -> int:
     """Walk a store and name everything that is damaged; exit code 1 when something is.
 
-    Structure, checksums, order, and whether positions, try logs and state agree with the queues. The store is
-    only read; its graph may run meanwhile. What is whole stays readable: `cues tail` goes on behind a
-    damaged batch.
+    Structure, checksums, order, and whether positions, try logs and state agree with the queues; and whether
+    the other stores that its processors use fit. The store is only read; its graph may run meanwhile. What
+    is whole stays readable: `cues tail` goes on behind a damaged batch.
 
     \b
       cues check graph.py
@@ -37,6 +37,9 @@ def check(target: str | None, store: str | None, output: str | None) -> int:
                 f"checking {what}: {done:,} of {total:,} records", at=what, done=done, total=total
             ),
         )
+    if not problems:
+        with found.open() as opened:
+            problems = checks.check_others(opened)
     out = Output(output)
     name = targets.shown(found.path)
     for problem in problems:

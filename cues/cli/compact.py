@@ -4,22 +4,36 @@ from __future__ import annotations
 
 import click
 
-from cues import compaction
+from cues import abroad, compaction, metrics
 from cues.cli import target as targets
 from cues.cli.live import slowly
 from cues.cli.options import WrongUsage, command, confirm, option, output_options, store_option, yes_option
 from cues.cli.output import Output, count, size
+from cues.cli.target import nearest, shown
+from cues.store import Store
 
 
 @command()
 @click.argument("target", metavar="[GRAPH | STORE]", required=False)
 @store_option
 @option("--remove", metavar="QUEUE", multiple=True, help="Remove this queue, which must be empty; can be repeated.")
+@option(
+    "--forget",
+    metavar="GRAPH.PROCESSOR",
+    multiple=True,
+    help="Forget this processor of another store, which is gone for good; can be repeated.",
+)
 @option("--dry-run", is_flag=True, help="Only say what would go.")
 @yes_option
 @output_options
 def compact(
-    target: str | None, store: str | None, remove: tuple[str, ...], dry_run: bool, yes: bool, output: str | None
+    target: str | None,
+    store: str | None,
+    remove: tuple[str, ...],
+    forget: tuple[str, ...],
+    dry_run: bool,
+    yes: bool,
+    output: str | None,
 ) -> None:
     """Rewrite a store without its free pages, while nobody has it open.
 
@@ -28,7 +42,8 @@ def compact(
     what is in use; kill -9 at any instant leaves the store as it was, or compacted.
 
     With --remove an empty queue goes for good, with its named readers. One that a processor reads, or that
-    a try log still names, is refused.
+    a try log still names, is refused. With --forget goes what a processor of another store has left here: where
+    it reads, for which retention waits, and what it forwarded. `cues status` lists them.
 
     \b
       cues compact graph.py
@@ -41,10 +56,16 @@ def compact(
         raise WrongUsage("A store is compacted as a whole.", f"cues compact {found.text} --remove {found.name}")
     with found.open() as opened:
         done = compaction.look(opened, remove)
+        _check_known(opened, forget)
     if not dry_run:
         if done.removed:
             what = ", ".join(done.removed)
             confirm(f"{count(len(done.removed), 'queue')} of {name} will be removed for good: {what}.", "Remove?", yes)
+        if forget:
+            confirm(f"{name} will know nothing of {', '.join(forget)} any more.", "Forget?", yes)
+            with found.open(readonly=False) as opened:
+                for processor in forget:
+                    abroad.forget(opened, processor)
         with slowly() as say:
             done = compaction.compact(
                 found.path,
@@ -52,6 +73,8 @@ def compact(
                 lambda copied, total: say(f"copied {size(copied)} of {size(total)}", copied=copied, total=total),
             )
     removed = f"{'would remove' if dry_run else 'removed'} {', '.join(done.removed)}; " if done.removed else ""
+    if forget:
+        removed += f"{'would forget' if dry_run else 'forgot'} {', '.join(forget)}; "
     sizes = f"{size(done.before)}, {'about ' if dry_run else ''}{size(done.after)} {'then' if dry_run else 'now'}"
     Output(output).say(
         f"{name}: {removed}{sizes}",
@@ -59,5 +82,17 @@ def compact(
         before=done.before,
         after=done.after,
         removed=list(done.removed),
+        forgotten=list(forget),
         dry_run=dry_run,
     )
+
+
+def _check_known(store: Store, forget: tuple[str, ...]) -> None:
+    known = sorted({reader.processor for reader in metrics.of_readers(store)} | set(metrics.producers(store)))
+    for processor in forget:
+        if processor not in known:
+            raise WrongUsage(
+                f"{shown(store.path)} knows no processor {processor!r} of another store; it knows"
+                f" {', '.join(known) or 'none'}.",
+                f"--forget {nearest(processor, known)}" if known else "cues status lists them.",
+            )

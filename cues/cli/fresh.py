@@ -8,20 +8,23 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
-from cues import locks, metrics
+from cues import abroad, locks, metrics
 from cues.cli.options import Failed, confirm
 from cues.cli.output import count, size
 from cues.cli.target import shown
-from cues.errors import AlreadyRunning, StoreDamaged, StoreForeign
+from cues.errors import AlreadyRunning, CuesError, StoreDamaged, StoreForeign
 from cues.store import Store
 
 _FILES = ("data.mdb", "data.mdb.compact", "lock.mdb", "locks", "wake", "open")
 
 
-def clear(path: Path, yes: bool, is_open: bool = False) -> None:
+def clear(path: Path, yes: bool, is_open: bool = False, elsewhere: Mapping[str, Path] | None = None) -> None:
     """Ask, and delete the store at ``path``; where there is none there is nothing to do.
+
+    ``elsewhere`` are the graph's queues in other stores, which stay.
 
     ``is_open``: this process has it open itself (``Graph(store=cues.open(…))``), so it must stay.
     """
@@ -36,7 +39,12 @@ def clear(path: Path, yes: bool, is_open: bool = False) -> None:
         return
     what = _describe(path)
     _refuse_running(path)
-    confirm(f"--fresh deletes the store {shown(path)}: {what}. What sinks wrote elsewhere stays.", "Delete it?", yes)
+    stays = "What sinks wrote elsewhere stays."
+    if elsewhere:
+        queues = ", ".join(f"{name} in {shown(place)}" for name, place in elsewhere.items())
+        stays = f"{queues} stay as they are: what is written there again is there twice. {stays}"
+    confirm(f"--fresh deletes the store {shown(path)}: {what}. {stays}", "Delete it?", yes)
+    _forget(path)
     try:
         register = locks.open_locks(path / "locks")
     except OSError as error:
@@ -77,7 +85,7 @@ def _refuse_running(path: Path, register: locks.LockFile | None = None) -> None:
     except OSError:
         return
     try:
-        pid = opened.holder(locks.WRITERS, locks.WRITERS_END)
+        pid = opened.holder(locks.OPENED, locks.OPENED_END)
     finally:
         if register is None:
             opened.close()
@@ -87,6 +95,14 @@ def _refuse_running(path: Path, register: locks.LockFile | None = None) -> None:
             f"stop that one first (kill {pid}).",
             pid=pid,
         )
+
+
+def _forget(path: Path) -> None:
+    """Take back what the store has left in others: they would keep messages for its readers for ever."""
+    with contextlib.suppress(CuesError), Store(path, readonly=True) as store:
+        for id in abroad.places(store):
+            with contextlib.suppress(CuesError), abroad.opened(store, id, readonly=False) as other:
+                abroad.forget(other, home=store.id)
 
 
 def _delete(path: Path) -> None:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
 import click
 
 from cues import metrics
 from cues.cli import target as targets
 from cues.cli.options import command, option, output_options, store_option
-from cues.cli.output import Column, Output, ago, size
+from cues.cli.output import Column, Output, ago, duration, size
 from cues.graph import Graph
 from cues.metrics import QueueMetrics
 from cues.store import Store
@@ -56,6 +57,15 @@ def queues(target: str | None, store: str | None, everything: bool, output: str 
     out.rows([_json(row) if out.json else _shown(row) for row in rows], _COLUMNS)
 
 
+_KEPT: Final[dict[str, Callable[[Any], str]]] = {
+    "count": lambda value: f"{value:,} messages",
+    "age": lambda value: f"those of the last {duration(value)}",
+    "bytes": lambda value: f"about {size(value)}",
+    "read": lambda value: "what somebody has not read",
+}
+"""What a retention policy keeps, in words."""
+
+
 def _elsewhere(graph: Graph) -> list[QueueMetrics]:
     """The graph's queues in other stores, as far as they are there."""
     rows = []
@@ -89,7 +99,7 @@ def _shown(row: QueueMetrics) -> dict[str, Any]:
     retention = options.pop("retention", None)
     words = [f"{name}={','.join(value) if isinstance(value, list) else value}" for name, value in options.items()]
     if retention:
-        kept = [f"{value:,} messages" if name == "count" else f"{name} {value}" for name, value in retention.items()]
+        kept = [_KEPT[name](value) for name, value in retention.items()]
         words.append(f"keeps {', '.join(kept)}")
     return {
         "queue": row.queue,

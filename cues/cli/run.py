@@ -84,13 +84,15 @@ def run(
     file = graphfile.load(graph)
     chosen = store if options.given("store") else None
     path = target.store_of(file, chosen)
+    queues = file.graph.plan().queues
+    elsewhere = {name: file.graph.place(o.path) for name, o in queues.items() if o.path is not None}
     if fresh:
-        fresh_start.clear(path, yes, is_open=isinstance(file.graph.store, Store) and not chosen)
+        is_open = isinstance(file.graph.store, Store) and not chosen
+        fresh_start.clear(path, yes, is_open, elsewhere)
     if durability is not None:
         file.graph.durability = durability
     declared = file.graph.store is not None and chosen is None
-    queues = file.graph.plan().queues
-    before = Before.of(path, {name: file.graph.place(o.path) for name, o in queues.items() if o.path is not None})
+    before = Before.of(path, elsewhere)
     progress = progress_for(file.graph.id, quiet=quiet, verbose=verbose)
     with progress, _LogsTo(progress), _Signals() as signals:
         running = local.start(
@@ -154,7 +156,9 @@ class _Session:
                     self._in_background("drained", self.running.drain)
                 else:
                     self._signals = max(2, self._signals)
-                    self.progress.say("Stopping behind the steps under way.")
+                    self.progress.say(
+                        "Stopping behind the steps under way. Ctrl-C again ends at once, which loses nothing."
+                    )
                     self.running.halt()
                     return "stopped" if stopped else "aborted"
             elif news == "failed":

@@ -12,6 +12,7 @@ from cues.cli import place as places
 from cues.cli import target as targets
 from cues.cli.options import Failed, WrongUsage, command, confirm, option, output_options, store_option, yes_option
 from cues.cli.output import Output
+from cues.errors import StoreNotFound
 from cues.log import Log
 from cues.store import Store
 
@@ -86,6 +87,13 @@ def _chosen(processor: str, tailer: str | None, known: list[str], where: places.
 
 def _index(store: Store, standing: metrics.TailerMetrics, where: places.Place) -> int:
     with contextlib.ExitStack() as closing:
+        if standing.store and standing.lag is None:
+            raise StoreNotFound(
+                f"The store of queue {standing.queue!r} is not where it was ({targets.shown(standing.store)}), or is"
+                " another one.",
+                "the store that was there.",
+                path=standing.store,
+            )
         other = closing.enter_context(Store(standing.store, readonly=True)) if standing.store else store
         log = Log(other, standing.queue)
         with other.view() as txn:

@@ -11,11 +11,12 @@ from typing import Any, Final
 
 import click
 
+from cues import abroad
 from cues.cli import options
 from cues.cli import target as targets
 from cues.cli.options import Failed, WrongUsage, command, option, output_options, store_option
 from cues.cli.output import Output, count, from_json
-from cues.errors import CuesError, QueueNotFound
+from cues.errors import CuesError, QueueNotFound, StoreNotFound
 from cues.queue import Appender, Queue
 from cues.store import Store
 
@@ -106,10 +107,27 @@ def _message(text: str | bytes) -> dict[str, Any]:
 
 def _open(found: targets.Target, create: bool) -> Store:
     if found.file is not None:
+        _refuse_lost(found, create)
         return found.open(readonly=False, durability=None if _there(found) else found.file.graph.durability)
     if not create and not _there(found):
         found.open()  # raises, with what is there instead
     return found.open(readonly=False)
+
+
+def _refuse_lost(found: targets.Target, create: bool) -> None:
+    """A store of a queue that the graph has used, and that is gone, is not made anew behind its back."""
+    assert found.file is not None
+    home = targets.store_of(found.file, None)
+    if create or _there(found) or home == found.path or not (home / "data.mdb").exists():
+        return
+    with Store(home, readonly=True) as store:
+        known = {place.resolve() for places in abroad.places(store).values() for place in places}
+    if found.path.resolve() in known:
+        raise StoreNotFound(
+            f"The store {targets.shown(found.path)}, which the graph has used, is gone.",
+            "the store that was there, or --create to make another.",
+            path=str(found.path),
+        )
 
 
 def _there(found: targets.Target) -> bool:

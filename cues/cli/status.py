@@ -10,7 +10,7 @@ from cues import draw, metrics
 from cues.cli import target as targets
 from cues.cli.options import command, output_options, store_option
 from cues.cli.output import Column, Output, ago, count, plain, size
-from cues.metrics import ProcessorMetrics, StoreMetrics
+from cues.metrics import ForwardMetrics, ProcessorMetrics, StoreMetrics
 
 _COLUMNS = (
     Column("processor", "processor"),
@@ -75,12 +75,27 @@ def status(target: str | None, store: str | None, output: str | None) -> int:
                 f"\nLast error of {processor.processor}, {ago(last.time)}: {last.type}: {last.text}"
                 f"\n  cues tail {found.text}#{last.queue} --from {last.index} -n 1"
             )
-    for forward in seen.forwards:
-        waits = "is not at hand" if forward.waiting is None else f"{forward.waiting:,} waiting"
-        print(f"\n{forward.processor} writes for {targets.shown(forward.store)}: {waits}")
+    abroad = [line for forward in seen.forwards if (line := _forward(forward))]
+    abroad += [
+        f"{reader.processor} of the store {reader.store} reads {reader.queue}, at {reader.position:,}"
+        for reader in seen.readers
+    ]
+    if abroad:
+        print("\n" + "\n".join(abroad))
     if missing:
         print(f"\nHas not run yet: {', '.join(missing)}")
     return 0
+
+
+def _forward(forward: ForwardMetrics) -> str:
+    """What a processor writes for another store, if there is anything to say."""
+    if forward.waiting is None:
+        return f"{forward.processor} writes for {targets.shown(forward.store)}, which is not there, or is another one"
+    if forward.waiting:
+        return (
+            f"{forward.processor} writes for {targets.shown(forward.store)}: {count(forward.waiting, 'message')} wait"
+        )
+    return ""
 
 
 def _headline(seen: StoreMetrics) -> str:
@@ -130,6 +145,10 @@ def _store(seen: StoreMetrics) -> dict[str, Any]:
         "used_bytes": seen.used_bytes,
         "disk_bytes": seen.disk_bytes,
         "map_bytes": seen.map_bytes,
+        "readers": [
+            {"processor": one.processor, "store": one.store, "queue": one.queue, "position": one.position}
+            for one in seen.readers
+        ],
     }
 
 

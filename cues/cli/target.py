@@ -41,6 +41,9 @@ class Target:
         return Store(self.path, durability=durability, readonly=readonly)
 
     def _missing(self) -> StoreNotFound:
+        if self.file is not None and self.name and self.path != store_of(self.file, None):
+            message = f"There is no store at {shown(self.path)}, in which queue {self.name!r} of the graph lies."
+            return StoreNotFound(message, f"cues run {self.text}, or the store that was there.", path=str(self.path))
         if self.file is not None:
             hint = f"cues run {self.text}."
             message = f"The graph {self.file.graph.id!r} has not run yet: there is no store at {shown(self.path)}."

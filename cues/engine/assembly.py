@@ -20,14 +20,13 @@ from typing import Any
 
 from cues import abroad, events, fork, names
 from cues.delivery import Delivery
-from cues.errors import CuesError, Diverged
+from cues.errors import CuesError, Diverged, StoreError
 from cues.feed import SourceDelivery
 from cues.forwarder import Forwarder, Marked
 from cues.graph import Graph
 from cues.options import QueueOptions
 from cues.ownership import Claimant, Ownership, ProcessorRow, Topology, read_topology
 from cues.plan import Plan
-from cues.processor import Node
 from cues.queue import Queue, create_queue
 from cues.runner import Pause
 from cues.store import Store
@@ -111,16 +110,20 @@ def assemble(
         _open_others(stores, plan, graph, accept_topology)
         left_over = _left_over(stores, plan, accept_topology, emit)
         _say_durability(stores, plan, emit)
-        queues = _prepare(stores, plan, graph)
+        queues = _prepare(stores, plan, graph, emit)
         claimants = []
         for node in plan.running:
             logs = {names.tailer_id(node.id, port.queue): queues[port.queue].log for port in node.reads}
             claimants.append(Claimant(node.id, node.kind, logs))
         ownership = Ownership(opened, claimants, take_over)
         before = _topologies(opened, claimants)
-        for node in plan.running:
-            _begin_marks(opened, node, queues)
-        rows: dict[str, ProcessorRow] = ownership.claim(accept_topology)
+        begun, epoch = _begin_marks(opened, plan, queues)
+        try:
+            rows: dict[str, ProcessorRow] = ownership.claim(accept_topology, above=epoch)
+        except BaseException:
+            for queue, reader in begun:
+                abroad.drop_mark(queue.store, queue.log.id, reader)
+            raise
         _drop_marks(stores, claimants, before)
         deliveries: list[Delivery] = []
         marked: dict[bytes, list[Marked]] = {id: [] for id in stores.others}
@@ -151,7 +154,8 @@ def assemble(
         forwarders = []
         for id, other in stores.others.items():
             forked = {delivery.node.id for delivery in deliveries if id in delivery.forks}
-            forwarder = Forwarder(opened, other, sorted(forked | left_over.get(id, set())), marked[id])
+            there = {name: queue for name, queue in abroad_queues.items() if queue.store is other}
+            forwarder = Forwarder(opened, other, sorted(forked | left_over.get(id, set())), marked[id], there)
             forwarder.compare()
             forwarders.append(forwarder)
     except BaseException:
@@ -182,26 +186,39 @@ def _open_others(stores: Stores, plan: Plan, graph: Graph, accept_topology: bool
         if real not in by_path:
             new = not (path / "data.mdb").exists()
             if new and expected and not accept_topology:
-                raise _exchanged(path, name, "is gone")
+                raise _exchanged(path, f"in which queue {name!r} lies", "is gone")
             other = Store(path, durability=graph.durability if new else None)
-            if other.id == home.id:
-                other.close()
+            stores.opened.append(other)
+            if other.same_as(home):
                 other = home
             else:
-                stores.opened.append(other)
-                stores.others[other.id] = other
+                twin = home if other.id == home.id else stores.others.get(other.id)
+                if twin is not None and not other.same_as(twin):
+                    raise _copied(path, name, twin)
+                other = stores.others.setdefault(other.id, other)
             if expected and other.id not in expected and not accept_topology:
-                raise _exchanged(path, name, "is another one than the one that this graph has used")
+                raise _exchanged(
+                    path, f"in which queue {name!r} lies", "is another one than the one that this graph has used"
+                )
             by_path[real] = other
         if by_path[real] is not home:
             stores.of_queue[name] = by_path[real]
 
 
-def _exchanged(path: Path, queue: str, what: str) -> Diverged:
+def _copied(path: Path, queue: str, twin: Store) -> Diverged:
     return Diverged(
-        f"The store {path}, in which queue {queue!r} lies, {what}.",
-        "the store that was there; or --accept-topology to go on with a new one: what it had not been"
-        " forwarded yet goes to no other.",
+        f"The store {path}, in which queue {queue!r} lies, is a copy of {twin.path}: both have the id {twin.id.hex()},"
+        " and one id is one store.",
+        f"the path {twin.path}, or a store of its own.",
+        processor="",
+    )
+
+
+def _exchanged(path: Path, use: str, what: str) -> Diverged:
+    return Diverged(
+        f"The store {path}, {use}, {what}.",
+        "the store that was there; or --accept-topology to go on without it: what had not been forwarded to it"
+        " is given up.",
         processor="",
     )
 
@@ -233,11 +250,12 @@ def _left_over(
             else:
                 where = str(places[id][0]) if id in places else id.hex()
                 if not accept_topology:
-                    raise _exchanged(Path(where), queue, "is gone")
+                    raise _exchanged(Path(where), f"for which {processor} has written messages", "is gone")
                 emit(
                     events.Event(
                         processor,
-                        f"{len(opened)} records for the store {where} are dropped, forwarded or not: it is gone",
+                        f"what had not been forwarded to the store {where} is given up, as far as it is among the last"
+                        f" {len(opened):,} messages: the store is gone",
                         logging.WARNING,
                     )
                 )
@@ -272,7 +290,7 @@ def _say_durability(stores: Stores, plan: Plan, emit: Callable[[events.Event], N
         )
 
 
-def _prepare(stores: Stores, plan: Plan, graph: Graph) -> dict[str, Queue]:
+def _prepare(stores: Stores, plan: Plan, graph: Graph, emit: Callable[[events.Event], None]) -> dict[str, Queue]:
     """Have every queue, try log and fork queue, with the options that the graph gives."""
     home = stores.home
     wanted: dict[Store, dict[str, QueueOptions]] = {one: {} for one in (home, *stores.others.values())}
@@ -299,19 +317,51 @@ def _prepare(stores: Stores, plan: Plan, graph: Graph) -> dict[str, Queue]:
     for name in plan.queues:
         # Options that the graph gives hold from now on; without any the queue stays as it is.
         given = graph.queues.get(name) or graph.queues.get("*")
-        opened[name] = stores.store_of(name).queue(name, **(vars(given.inside) if given else {}))
+        store = stores.store_of(name)
+        if store is home:
+            opened[name] = home.queue(name, **(vars(given.inside) if given else {}))
+        else:
+            opened[name] = _shared_queue(store, name, given.inside if given else QueueOptions(), emit)
     return opened
+
+
+def _shared_queue(store: Store, name: str, given: QueueOptions, emit: Callable[[events.Event], None]) -> Queue:
+    """A queue of another store, which other graphs may use as well: what this one leaves unsaid stays as it is."""
+    queue = store.queue(name)
+    before = queue.options
+    said = {option: getattr(given, option) for option in given.to_dict()}
+    changed = [option for option, value in said.items() if getattr(before, option) != value]
+    if changed:
+        queue = store.queue(name, **said)
+        was, now = before.to_dict(), queue.options.to_dict()
+        what = ", ".join(f"{option} from {was.get(option, 'the default')} to {now[option]}" for option in changed)
+        emit(events.Event("", f"queue {name} of {store.path} is changed for all who use it: {what}", logging.WARNING))
+    return queue
 
 
 # --- low-water marks ----------------------------------------------------------------------------
 
 
-def _begin_marks(home: Store, node: Node, queues: dict[str, Queue]) -> None:
-    """Make the marks that are missing, before there are positions that need them."""
-    for port in node.reads:
-        queue = queues[port.queue]
-        if queue.store.id != home.id:
-            abroad.LowWater(queue, abroad.Reader(home.id, node.id, 0)).begin(queue.first_index)
+def _begin_marks(home: Store, plan: Plan, queues: dict[str, Queue]) -> tuple[list[tuple[Queue, abroad.Reader]], int]:
+    """Make the marks that are missing, before there are positions that need them.
+
+    Returns those made, and the highest epoch of those that were there: a home store that was put back
+    has a lower one, and its owner could not write its marks.
+    """
+    begun: list[tuple[Queue, abroad.Reader]] = []
+    highest = 0
+    for node in plan.running:
+        reader = abroad.Reader(home.id, node.id, 0)
+        for port in node.reads:
+            queue = queues[port.queue]
+            if queue.store is home:
+                continue
+            mark = abroad.LowWater(queue, reader)
+            if mark.epoch is None:
+                mark.begin(queue.first_index)
+                begun.append((queue, reader))
+            highest = max(highest, mark.epoch or 0)
+    return begun, highest
 
 
 def _topologies(home: Store, claimants: list[Claimant]) -> dict[str, Topology | None]:
@@ -320,9 +370,15 @@ def _topologies(home: Store, claimants: list[Claimant]) -> dict[str, Topology | 
 
 
 def _drop_marks(stores: Stores, claimants: list[Claimant], before: dict[str, Topology | None]) -> None:
-    """Take away the marks of inputs that are read no more, where their store is at hand."""
+    """Take away the marks of inputs that are read no more, also in stores that the graph names no more."""
     for claimant in claimants:
         old, now = before[claimant.processor], claimant.topology(stores.home)
         for tailer, queue, id in zip(old.tailers, old.queues, old.stores) if old else ():
-            if id in stores.others and now.places.get(tailer) != id:
-                abroad.drop_mark(stores.others[id], queue, abroad.Reader(stores.home.id, claimant.processor, 0))
+            if not id or now.places.get(tailer) == id:
+                continue
+            reader = abroad.Reader(stores.home.id, claimant.processor, 0)
+            if id in stores.others:
+                abroad.drop_mark(stores.others[id], queue, reader)
+            else:
+                with contextlib.suppress(StoreError), abroad.opened(stores.home, id, readonly=False) as other:
+                    abroad.drop_mark(other, queue, reader)

@@ -128,10 +128,12 @@ class Worker:
             self.delivery.adopt(row)
             try:
                 self.delivery.recover()
-                return
+                break
             except Fenced as fence:  # moved once more meanwhile
                 if fence.reason != "seek":
                     raise
+        if isinstance(self.delivery, SourceDelivery):
+            self._pull()
 
     def _stop(self, error: BaseException) -> None:
         if not isinstance(error, (ProcessorStopped, Fenced)):
@@ -158,7 +160,7 @@ class Worker:
             if not feed.empty or feed.error is not None:
                 return False
             return feed.ended or feed.closed or time.monotonic() - feed.pulled_at > QUIET_S
-        if row is None:
+        if row is None or not delivery.owns(row):
             return True
         left = []
         for one in delivery.inputs:
@@ -391,7 +393,7 @@ class Running:
     def drain(self, timeout: float | None = None) -> bool:
         """Stop the sources, let the rest finish what is there, and stop; False when ``timeout`` came first.
 
-        Processors that stopped at an error leave what they did not take.
+        Processors that stopped at an error leave what they did not take, forwarders what they did not forward.
         """
         self._draining.set()
         for worker in self.workers:

@@ -1,0 +1,277 @@
+"""Long runs: what must not grow with the messages that have passed, or lie on the queues.
+
+Each test has a bounded size, and ten million messages with ``pytest -m long``. Nothing here looks at a
+clock: memory is the process's own (resident, less the pages of the file that it maps), disk is the
+number of pages that the file ever used, and the work of a command is the number of calls it makes.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import children
+import pytest
+
+import cues
+from cues import cli, metrics
+
+TEN_MILLION = 10_000_000
+MB = 1 << 20
+
+
+def sizes(bounded: int) -> list[Any]:
+    long = pytest.param(TEN_MILLION, marks=[pytest.mark.long, pytest.mark.timeout(3600)], id="long")
+    return [pytest.param(bounded, id="bounded"), long]
+
+
+# --- messages that pass -----------------------------------------------------------------------------
+
+PASS = """
+import json, sys, time
+import cues
+from cues import Graph, QueueOptions, Sink, Source, Stream
+
+path, count = sys.argv[1], int(sys.argv[2])
+
+def own_kb():
+    with open("/proc/self/status") as file:
+        return next(int(line.split()[1]) for line in file if line.startswith("RssAnon:"))
+
+def numbers(position):
+    for number in range(position or 0, count):
+        while number - seen > 10_000:  # what waits on the queues is bounded, so what they hold is too
+            time.sleep(0.001)
+        yield number + 1, {"id": number, "text": f"message {number}", "bytes": bytes(number % 300)}
+
+def double(message):
+    return {**message, "double": message["id"] * 2}
+
+own, used = [], []
+seen = 0
+
+def take(message):
+    global seen
+    seen += 1
+    assert message["double"] == 2 * message["id"]
+    if message["id"] % (count // 20) == 0:
+        own.append(own_kb())
+        used.append(store.info()["used"])
+
+queues = {
+    "in": QueueOptions(metadata=True, retention="read"),
+    "out": QueueOptions(metadata=True, retention="read"),
+}
+processors = [Source("in", numbers), Stream(double, "in", "out"), Sink(take, "out")]
+with cues.open(path, durability="process") as store:
+    with Graph("passing", processors, store=store, queues=queues).start() as running:
+        running.wait_done()
+    print(json.dumps({"own_kb": own, "used": used, "first": store.queue("out").first_index}))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc says what memory is a process's own")
+@pytest.mark.parametrize("count", sizes(200_000))
+def test_memory_and_file_stay_flat_while_messages_pass(tmp_path: Path, count: int, checked: Any) -> None:
+    """Source, stream and sink in one process, on queues that let go of what was read.
+
+    At most 10,000 messages (about 2 MB) are on their way; what twenty looks find in the second half is no
+    more than in the first, but for noise.
+    """
+    with children.Child(PASS, tmp_path / "store", count) as child:
+        found = json.loads(child.line())
+        child.end()
+    own, used = found["own_kb"], found["used"]
+    assert len(own) == 20
+    assert max(own[10:]) * 1024 <= max(own[2:10]) * 1024 + 8 * MB, own
+    assert max(used) <= 16 * MB, used
+    assert found["first"] > count - 20_000, "it was let go"
+    checked(tmp_path / "store")
+
+
+# --- a file under retention ---------------------------------------------------------------------------
+
+
+def message(number: int, draw: random.Random) -> dict[str, Any]:
+    """Mostly small; now and then one that takes several pages."""
+    size = draw.randrange(200) if draw.random() < 0.98 else draw.randrange(20_000)
+    return {"id": number, "x": bytes(size)}
+
+
+POLICIES: dict[str, Any] = {
+    "count": {"passing": 1_000},
+    "bytes": {"passing": "1MB"},
+    "read": {"passing": "read"},
+    "two lifetimes": {"passing": 500, "staying": 3_000},
+    "bytes beside a slow one": {"passing": "300KB", "staying": "1MB"},
+}
+
+
+@pytest.mark.parametrize("count", sizes(150_000))
+@pytest.mark.parametrize("policy", POLICIES)
+def test_the_file_is_bounded_while_many_times_its_size_passes(tmp_path: Path, policy: str, count: int) -> None:
+    """Messages of very different sizes leave holes; they are used again, so that the file stops growing.
+
+    A second queue that lives longer lies between the holes of the first.
+    """
+    seed = random.randrange(1 << 30)
+    print(f"seed {seed}")
+    draw = random.Random(seed)
+    used: list[int] = []
+    passed = 0
+    with cues.open(tmp_path / "store", durability="process") as store:
+        kept = POLICIES[policy]
+        queues = [store.queue(name, retention=kept[name]) for name in kept]
+        appenders = [queue.appender() for queue in queues]
+        reader = queues[0].tailer("reader") if kept["passing"] == "read" else None
+        number = 0
+        while number < count:
+            size = draw.choice((1, 10, 200))
+            messages = [message(number + i, draw) for i in range(size)]
+            passed += sum(len(one["x"]) + 20 for one in messages)
+            appenders[0].write_many(messages)
+            for appender in appenders[1:]:
+                appender.write_many(messages[: max(1, size // 5)])
+            if reader is not None:
+                reader.read_many(size)
+            if number * 20 // count != (number + size) * 20 // count:
+                used.append(store.info()["used"])
+            number += size
+        live = sum(metrics.of_queue(store, name).bytes for name in kept)
+    assert used[-1] <= 3 * live + MB, (used, live)
+    assert max(used[14:]) <= max(used[:14]) * 1.15 + 256 * 1024, used
+    assert passed > 3 * used[-1]
+
+
+# --- much that lies there -----------------------------------------------------------------------------
+
+
+def fill(path: Path, count: int) -> None:
+    """A queue of ``count`` messages, and a graph that was killed in the middle of them."""
+    with cues.open(path, durability="process") as store:
+        write_many = store.queue("in", metadata=True).appender().write_many
+        for start in range(0, count, 10):  # a record for every ten
+            write_many([{"id": i} for i in range(start, start + 10)])
+    with children.Child(KILLED, path, count) as child:
+        assert child.returncode() == -signal.SIGKILL
+
+
+GRAPH = """
+import os, signal, sys
+from cues import Graph, Sink, Source, Stream
+
+def build(path, on_message):
+    def double(message):
+        on_message(message)
+        return {"id": message["id"], "double": message["id"] * 2}
+    return Graph("much", [Source("in"), Stream(double, "in", "out", batch_size=10)], store=path)
+"""
+
+KILLED = (
+    GRAPH
+    + """
+def die(message):
+    if message["id"] == int(sys.argv[2]) - 3_000:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+build(sys.argv[1], die).run()
+"""
+)
+
+
+def calls(work: Callable[[], Any]) -> int:
+    """How many calls, of Python and of C functions, ``work`` makes: each step of a cursor is one."""
+    made = 0
+
+    def count(frame: Any, event: str, argument: Any) -> None:
+        nonlocal made
+        made += event in ("call", "c_call")
+
+    sys.setprofile(count)
+    try:
+        work()
+    finally:
+        sys.setprofile(None)
+    return made
+
+
+@pytest.fixture(scope="module", params=[pytest.param(500_000, id="bounded"), *sizes(0)[1:]])
+def stores(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, int]]:
+    """A store with few messages and one with many, each left by a graph that was killed."""
+    made = {}
+    for name, count in (("few", 20_000), ("many", request.param)):
+        made[name] = tmp_path_factory.mktemp("much") / "store", count
+        fill(*made[name])
+    return made
+
+
+def commanded(arguments: list[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(arguments)
+    assert ended.value.code == 0
+
+
+LOOKS = {
+    "status": ["status", "{store}", "--json"],
+    "queues": ["queues", "{store}"],
+    "tail": ["tail", "{store}#in"],
+    "tail of outputs": ["tail", "{store}#out", "-n", "3"],
+    "tail from the middle": ["tail", "{store}#in", "--from", "5000", "-n", "2"],
+    "tries": ["tries", "{store}#much.double"],
+}
+
+
+@pytest.mark.parametrize("look", LOOKS)
+def test_who_looks_at_a_store_does_not_walk_it(
+    look: str,
+    stores: dict[str, tuple[Path, int]],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """However many messages there are, a command makes about as many calls."""
+    monkeypatch.setattr(metrics, "WINDOW_S", 86_400.0)  # both stores were written in the time that rates are about
+    made = {}
+    for name, (path, count) in stores.items():
+        arguments = [argument.format(store=path) for argument in LOOKS[look]]
+        commanded(arguments)  # once, so that imports do not count
+        out = capsys.readouterr().out
+        made[name] = calls(lambda: commanded(arguments))
+        assert capsys.readouterr().out
+        if look == "tail":
+            assert json.loads(out.splitlines()[-1])["id"] == count - 1
+    assert made["many"] < made["few"] * 1.1 + 500, made
+
+
+def test_a_start_reads_a_constant_number_of_records(stores: dict[str, tuple[Path, int]], tmp_path: Path) -> None:
+    """Behind ``kill -9``, however long the queues are, a start makes as many calls until its processors run."""
+    made = {}
+    for name, (path, count) in stores.items():
+        names: dict[str, Any] = {}
+        exec(GRAPH, names)
+        seen: list[int] = []
+        graph = names["build"](str(path), lambda message: seen.append(message["id"]))
+        with graph.start() as running:  # once, so that imports do not count; to the end
+            assert running.wait_idle(60)
+        first = seen[0]
+        assert count - 4_000 <= first <= count - 3_000, "it goes on where the killed one was"
+        assert [*range(first, count)] == seen
+        assert [m["id"] for m in _from(path, "out", count - 10)] == [*range(count - 10, count)]
+
+        def start() -> None:
+            with graph.start():
+                pass
+
+        made[name] = calls(start)
+    assert made["many"] < made["few"] * 1.1 + 500, made
+
+
+def _from(path: Path, queue: str, offset: int) -> list[dict[str, Any]]:
+    with cues.open(path, readonly=True) as store:
+        tailer = store.queue(queue).tailer()
+        tailer.to_index(offset + 1)
+        return tailer.read_many(100)
