@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import xxhash
 from conftest import problems_of
 
 import cues
@@ -115,3 +116,12 @@ def test_the_check_knows_the_row_and_sees_its_damage(tmp_path: Path) -> None:
     with cues.open(tmp_path / "s") as store:
         store.commit(lambda txn: txn.put(names.source_key("loader"), row.pack()[:-1] + b"x"))
     assert problems_of(tmp_path / "s") == ["The position of writer 'loader' is damaged (its checksum fails)."]
+
+
+def test_the_bytes_of_the_row_are_those_of_the_format_page() -> None:
+    """Three keys in this order, and a checksum; written once by hand."""
+    body = "83 a5 7175657565 a6 6f7264657273 a4 6e657874 03 a8 706f736974696f6e 92 a5 72616e6765 64"
+    raw = SourceRow("orders", 3, ["range", 100]).pack()
+    assert raw[:-8] == bytes.fromhex(body.replace(" ", ""))
+    assert raw[-8:] == xxhash.xxh3_64_digest(raw[:-8])
+    assert names.source_key("loader") == b"\0source\0loader"

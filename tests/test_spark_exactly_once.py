@@ -8,14 +8,17 @@ test, or the test would see nothing.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
+import socket
+import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from children import Child
+from children import Child, run
 
 import cues
 from cues import outside
@@ -204,3 +207,43 @@ def test_a_driver_killed_at_every_point_of_every_batch(
     die(tmp_path, point, batch)
     go_on(spark, tmp_path)
     assert result(tmp_path) == list(range(3000))
+
+
+@pytest.mark.long
+def test_executors_of_their_own_on_the_drivers_machine_read_and_write(tmp_path: Path) -> None:
+    """A standalone cluster: what a local session hides (whether everything reaches the executors) shows here."""
+    fill(tmp_path, 30_000)
+    from pyspark.find_spark_home import _find_spark_home
+
+    from cues.spark import java
+
+    spark_class = f"{_find_spark_home()}/bin/spark-class"
+    environment = {**os.environ, "JAVA_HOME": str(java.find().home), "SPARK_LOCAL_IP": "127.0.0.1"}
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    package = "org.apache.spark.deploy"
+    roles = {
+        "master": [f"{package}.master.Master", "--port", str(port), "--webui-port", "0"],
+        "worker": [f"{package}.worker.Worker", "--cores", "2", "--memory", "1g", "--webui-port", "0"],
+    }
+    roles["worker"] += ["--work-dir", str(tmp_path / "work"), f"spark://127.0.0.1:{port}"]
+    code = (
+        "import sys, cues.spark\n"
+        "root, master = sys.argv[1:]\n"
+        "conf = {'spark.driver.bindAddress': '127.0.0.1', 'spark.driver.host': '127.0.0.1', 'spark.ui.enabled': 'false'}\n"
+        "with cues.spark.session(master, conf=conf | {'spark.executor.memory': '512m'}) as spark:\n"
+        "    table = spark.read.format('cues').option('partitions', 3).load(f'{root}/s#in')\n"
+        "    table.write.format('cues').mode('append').save(f'{root}/o#out')\n"
+        "    print(spark.sparkContext.master)"
+    )
+    with contextlib.ExitStack() as running:
+        for role, arguments in roles.items():
+            command = [spark_class, arguments[0], "--host", "127.0.0.1", *arguments[1:]]
+            with (tmp_path / role).open("w") as log:
+                process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
+            running.callback(process.wait)
+            running.callback(process.kill)
+        assert run(code, tmp_path, f"spark://127.0.0.1:{port}").endswith(f":{port}")
+    assert result(tmp_path) == list(range(30_000))
+    assert list((tmp_path / "o" / "staged").iterdir()) == []
