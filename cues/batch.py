@@ -29,6 +29,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+import msgpack
 import xxhash
 
 from cues import codec, names, provenance
@@ -387,6 +388,25 @@ class Batch:
         if self._body is not None:
             return codec.unpack(self._body)  # type: ignore[no-any-return]
         return codec.unpack(memoryview(self.value)[self.head.body_at :])  # type: ignore[no-any-return]
+
+    def body(self) -> memoryview:
+        """The msgpack array of the messages."""
+        return memoryview(self.value)[self.head.body_at :] if self._body is None else memoryview(self._body)
+
+    def cuts(self) -> list[int]:
+        """Where each message begins in :meth:`body`, and where the last ends: one more than there are messages.
+
+        Nothing is decoded; msgpack steps over a message five times faster than it makes one.
+        """
+        walker = msgpack.Unpacker(max_buffer_size=0)
+        walker.feed(self.body())
+        walker.read_array_header()
+        skip, tell = walker.skip, walker.tell
+        found = [tell()]
+        for _ in range(self.head.count):
+            skip()
+            found.append(tell())
+        return found
 
     def provenance(self, queue: str, kept: frozenset[str], start: int = 0, stop: int | None = None) -> Provenance:
         """Where the messages came from, with the step onto ``queue``, which keeps ``kept`` of it.

@@ -5,6 +5,7 @@
     logs       every record batch: keys grow, checksum, header, body, times; no index is missing
     rows       checksums; positions inside their queues, behind the batches that they remember
     others     what is kept about other stores; every step on a fork queue is whole
+    outside    positions of writers from outside: checksums, and not beyond their queue
     tries      every attempt names messages that carry its hash
     state      every piece of every row: checksum, number, completeness
 
@@ -26,7 +27,7 @@ import sys
 from collections.abc import Callable, Generator, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
-from cues import abroad, batch, codec, fork, names, ownership, provenance, state
+from cues import abroad, batch, codec, fork, names, outside, ownership, provenance, state
 from cues.batch import Batch
 from cues.errors import CodecError, CuesError, StoreDamaged, StoreError
 from cues.forwarder import Forwarder
@@ -124,6 +125,7 @@ class _Walker:
         yield from self._processors(queues)
         yield from self._readers(queues)
         yield from self._others(queues)
+        yield from self._outside(queues)
         for name in self._entries:
             kind, _, owner = name.decode("utf-8", "replace").partition(":")
             if kind == "state":
@@ -141,7 +143,7 @@ class _Walker:
 
     def _key_order(self) -> Iterator[str]:
         """Every row of the unnamed database is of a known kind and stands where a search finds it."""
-        kinds = ("queue", "row", "proc", "topo", "sub", "reader", "store", "producer", "low")
+        kinds = ("queue", "row", "proc", "topo", "sub", "reader", "store", "producer", "low", "source")
         prefixes = tuple(b"\0%b\0" % kind.encode() for kind in kinds)
         last = None
         unfound: list[bytes] = []
@@ -281,6 +283,23 @@ class _Walker:
         for queue in queues:
             if names.fork_parts(queue) is not None:
                 yield from self._fork(queue)
+
+    def _outside(self, queues: list[str]) -> Iterator[str]:
+        """The positions of writers from outside."""
+        for key, raw in self._rows(names.SOURCES).items():
+            who = f"The position of writer {key.decode('utf-8', 'replace')!r}"
+            if not outside.intact(raw):
+                yield f"{who} is damaged (its checksum fails)."
+                continue
+            found = outside.SourceRow.unpack(raw)
+            if found.queue in queues:
+                with self.store.view() as txn:
+                    next = Log(self.store, found.queue).row(txn).next
+                if found.next > next:
+                    yield (
+                        f"{who} says that it wrote up to {found.next - 1} of queue {found.queue},"
+                        f" which ends before {next}."
+                    )
 
     def _fork(self, queue: str) -> Iterator[str]:
         """Every step on a fork queue is whole."""

@@ -169,6 +169,18 @@ def unpack(data: bytes | memoryview) -> Any:
     return msgpack.unpackb(data, ext_hook=_ext_hook, strict_map_key=False)
 
 
+def unpack_known(data: bytes | memoryview) -> Any:
+    """Decode like :func:`unpack`, but leave an extension that cannot be decoded here as ``msgpack.ExtType``."""
+    return msgpack.unpackb(data, ext_hook=_known_or_raw, strict_map_key=False)
+
+
+def _known_or_raw(code: int, data: bytes) -> Any:
+    try:
+        return _ext_hook(code, data)
+    except Exception:  # whatever a user's decoder raises
+        return msgpack.ExtType(code, data)
+
+
 def register(type: type, code: int, encode: Encoder, decode: Decoder) -> None:
     """Teach the codec a type: ``encode(value) -> bytes`` and ``decode(bytes) -> value``.
 

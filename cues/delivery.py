@@ -86,8 +86,10 @@ class Delivery:
         pause: Pause = lambda seconds: False,
         stopping: Callable[[], bool] = lambda: False,
         emit: Callable[[events.Event], None] = lambda event: None,
+        runner: Callable[..., Runner] = Runner,
     ) -> None:
-        """``queues`` are those of other stores, ``marks`` the low-water marks there by tailer id."""
+        """``queues`` are those of other stores, ``marks`` the low-water marks there by tailer id; ``runner``
+        makes what calls the function, of the arguments of :class:`Runner`."""
         self.store = store
         abroad = queues or {}
 
@@ -133,7 +135,7 @@ class Delivery:
         state = None if node.kind == "source" else self.state.call  # a source's state is its position
         self.process = Process(node, system, self.hasher, row.epoch, store.id.hex(), state, stopping, self.imperative)
         self.runner = (
-            Runner(
+            runner(
                 node,
                 self.process,
                 self.state,
@@ -403,7 +405,8 @@ class Delivery:
     def _take(self) -> Taken | None:
         if self._pending is not None:
             return self._take_again(*self._pending)
-        size = self.node.options.batch_size
+        assert self.runner is not None
+        size = self.runner.step_messages
         mode = self.node.mode
         if mode == "alts":
             for turn in range(len(self.inputs)):

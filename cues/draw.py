@@ -17,7 +17,7 @@ from collections import Counter
 from typing import Any
 
 from cues.plan import Plan
-from cues.processor import Node, Port, function_name
+from cues.processor import FRAME, Node, Port, function_name
 
 _JOINED = " + "
 _ANY = " | "
@@ -209,7 +209,9 @@ def _manner(plan: Plan, node: Node) -> list[str]:
     found = []
     if node.returns_messages and len(node.outputs) > 1:
         found.append("the same to each output")
-    if options.batch:
+    if options.batch == FRAME:
+        found.append(f"a DataFrame of up to {options.batch_size:,}, on Spark only")
+    elif options.batch:
         found.append(f"in batches of up to {options.batch_size:,}")
     if options.concurrency > 1:
         found.append(f"up to {options.concurrency} calls at once")

@@ -29,8 +29,11 @@
     ├── AlreadyRunning             another process, or this one, runs the graph
     ├── Fenced                     a commit under an epoch that is no longer the owner's; nothing was written
     ├── Diverged                   the store contradicts its own delivery log; the start is refused
+    ├── PositionMismatch           a write from outside that does not follow the position kept for its source
+    ├── MessagesPurged             messages that should be read were purged before
     ├── ProcessorStopped           a processor stopped at an error; its cause is the user's exception
     └── Unsupported                this platform, or this engine, cannot do that
+        └── JavaNotFound           Spark needs Java, and none that is new enough was found
 
 Every error carries its facts as attributes, survives pickling, and its text ends with what to try
 (the part after "Try:"; :attr:`CuesError.hint` on its own).
@@ -242,6 +245,26 @@ class Diverged(CuesError):
     processor: str
 
 
+class PositionMismatch(CuesError):
+    """Raised by a write whose source position does not follow the one that the store keeps; nothing was written.
+
+    ``source`` is the writer's id, ``kept`` the position in the store (None when there is none) and
+    ``found`` what the write was about.
+    """
+
+    source: str
+    kept: Any
+    found: Any
+
+
+class MessagesPurged(CuesError):
+    """Raised by reading a range whose front was purged: the messages ``first`` to ``last`` of ``queue`` are gone."""
+
+    queue: str
+    first: int
+    last: int
+
+
 class ProcessorStopped(CuesError):
     """Raised by waiting for a graph in which a processor stopped; ``__cause__`` is the user's exception.
 
@@ -253,3 +276,12 @@ class ProcessorStopped(CuesError):
 
 class Unsupported(CuesError):
     """Raised for what this platform or engine cannot do."""
+
+
+class JavaNotFound(Unsupported):
+    """Raised before Spark is touched where no Java is that it can run on.
+
+    ``looked`` says, for each place, what was found there.
+    """
+
+    looked: list[str]

@@ -43,19 +43,29 @@ class Failure:
 
     error: BaseException
     attempts: int
+    told: dict[str, Any] | None = None
+    """Causes and context as plain data, where the function ran elsewhere: a traceback does not travel."""
+
+    def account(self) -> dict[str, Any]:
+        """What an error message says of it: the chain of causes, and the context."""
+        if self.told is not None:
+            return self.told
+        context: dict[str, Any] = {}
+        for error in chain(self.error):
+            context = {**getattr(error, "__cues_context__", {}), **context}
+        return {
+            names.ERR_CAUSE: causes(self.error),
+            names.ERR_CONTEXT: {str(k): _plain(v) for k, v in context.items()},
+        }
 
 
 def error_message(node: Node, messages: dict[str, list[dict[str, Any]]], failure: Failure) -> dict[str, Any]:
     """The message for the error queue: configuration, input messages, chain of causes, context."""
-    context: dict[str, Any] = {}
-    for error in chain(failure.error):
-        context = {**getattr(error, "__cues_context__", {}), **context}
     return {
         names.TYPE: names.PROCESSOR_ERROR,
         names.ERR_CONFIG: {**node.config(), "attempt": failure.attempts},
         names.ERR_MESSAGES: messages,
-        names.ERR_CAUSE: causes(failure.error),
-        names.ERR_CONTEXT: {str(k): _plain(v) for k, v in context.items()},
+        **failure.account(),
     }
 
 

@@ -32,10 +32,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from cues import compose, names, plan
-from cues.errors import GraphError
+from cues.errors import GraphError, InvalidArgument
 from cues.options import QueueOptions
 from cues.plan import REST, Plan
 from cues.processor import (
+    FRAME,
+    FRAME_SIZE,
     STRATEGIES,
     AllOf,
     AnyOf,
@@ -52,6 +54,9 @@ from cues.topology import Topology
 if TYPE_CHECKING:
     from cues.engine.local import Running
     from cues.store import Store
+
+ENGINES = {"embedded": "cues.engine.local", "spark": "cues.spark.engine"}
+"""The module that starts a graph, by the name of the engine."""
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -171,6 +176,17 @@ class Graph:
             return fn
 
         return declare
+
+    def frame(self, inputs: str, outputs: str, fields: str | None = None, **options: Any) -> Callable[[F], F]:
+        """Declare the function below as a stage for Spark: from DataFrame to DataFrame.
+
+        It is called with the messages of a step as columns ``index``, ``time``, ``hash`` and ``value`` (msgpack),
+        and those that ``fields`` declares (``"origin string, delay double"``); each row of what it returns is
+        a message. A step takes what is there, up to ``batch_size`` (50,000). On the embedded engine a graph
+        with such a stage is refused.
+        """
+        options.setdefault("batch_size", FRAME_SIZE)
+        return self.stream(inputs, outputs, batch=FRAME, fields=fields, **options)
 
     def broadcast(
         self,
@@ -353,16 +369,25 @@ class Graph:
     def start(
         self,
         *,
+        engine: str = "embedded",
         store: str | os.PathLike[str] | Store | None = None,
         accept_topology: bool = False,
         take_over: bool = False,
+        **options: Any,
     ) -> Running:
         """Start the graph in threads of this process; returns a :class:`Running`, a context manager.
 
+        With ``engine="spark"`` its functions run on Spark's executors: ``spark`` is a session of yours, which
+        is never stopped, ``master`` the URL of a cluster for one that is made (default ``local[*]``).
+
         Raises :class:`AlreadyRunning`, :class:`TopologyChanged`, :class:`Diverged` before anything ran.
         """
-        engine = importlib.import_module("cues.engine.local")
-        return engine.start(self, store=store, accept_topology=accept_topology, take_over=take_over)  # type: ignore[no-any-return]
+        if engine not in ENGINES:
+            raise InvalidArgument(f"There is no engine {engine!r}.", f"{' or '.join(map(repr, ENGINES))}.")
+        loaded = importlib.import_module(ENGINES[engine])
+        return loaded.start(  # type: ignore[no-any-return]
+            self, store=store, accept_topology=accept_topology, take_over=take_over, **options
+        )
 
     def run(self, **options: Any) -> None:
         """Run until every source has ended and every queue is drained, as ``cues run`` does."""

@@ -120,6 +120,8 @@ LOW_WATERS: Final = b"\0low\0"
 """What the keys of all low-water marks begin with."""
 PRODUCERS: Final = b"\0producer\0"
 """What the keys of all rows of what was forwarded begin with."""
+SOURCES: Final = b"\0source\0"
+"""What the keys of all positions of writers from outside begin with."""
 
 
 def queue_key(queue: str) -> bytes:
@@ -170,6 +172,11 @@ def low_water_key(log: str, store: bytes, processor: str) -> bytes:
 def low_water_prefix(log: str) -> bytes:
     """What the keys of all such readers of a log begin with."""
     return LOW_WATERS + log.encode() + b"\0"
+
+
+def source_key(writer: str) -> bytes:
+    """Key of how far a writer from outside (a Spark query, say) has brought its source into the store."""
+    return SOURCES + writer.encode()
 
 
 def log_database(queue: str, partition: int) -> bytes:

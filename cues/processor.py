@@ -22,6 +22,10 @@ from cues.errors import CodecError, GraphError, InvalidName
 Function = Callable[..., Any]
 Kind = Literal["source", "stream", "sink"]
 STRATEGIES: Final = ("exactly-once", "at-most-once")
+FRAME: Final = "frame"
+"""The value of ``batch`` of a stage that is a function from DataFrame to DataFrame (:meth:`Graph.frame`)."""
+FRAME_SIZE: Final = 50_000
+"""Most messages of one DataFrame by default: each is a Spark job of half a second."""
 BATCH_SIZE: Final = 1000
 """Most messages of one step by default; a step takes what is there and never waits for more."""
 
@@ -98,7 +102,8 @@ class Options:
     errors: str | None = INHERIT
     strategy: str | None = None
     retries: int | Retry = 0
-    batch: bool = False
+    batch: bool | str = False
+    fields: str | None = None
     batch_size: int = BATCH_SIZE
     key: str | Function | None = None
     instances: int = 1
@@ -166,8 +171,10 @@ class Processor:
         if found.retry.attempts < 1:
             raise _wrong(id, f"{where} makes {found.retry.attempts} attempts.", "attempts=1 or more.")
         check_retries(id, self.kind, found.strategy, found)
-        if not isinstance(found.batch, bool):
+        if not isinstance(found.batch, bool) and found.batch != FRAME:
             raise _wrong(id, f"{where} has batch={found.batch!r}.", "True (lists of messages) or False.")
+        if found.fields is not None and (not isinstance(found.fields, str) or found.batch != FRAME):
+            raise _wrong(id, f"{where} has fields={found.fields!r}.", "@graph.frame(…, fields='name type, …').")
         if not isinstance(found.batch_size, int) or isinstance(found.batch_size, bool) or found.batch_size < 1:
             raise _wrong(id, f"{where} has batch_size={found.batch_size!r}.", "a count of messages from 1.")
         if not isinstance(found.concurrency, int) or isinstance(found.concurrency, bool) or found.concurrency < 1:
@@ -270,6 +277,7 @@ class Stream(Processor):
         _check_parameters(self, fn)
         _check_filters(self)
         _check_imperative(self, fn)
+        _check_frame(self)
 
 
 class Sink(Processor):
@@ -675,6 +683,25 @@ def _check_parameters(processor: Processor, fn: Function) -> None:
             " message and, if it asks, `process`.",
             "process.opts, process.system, or a dict of inputs for a join.",
         )
+
+
+def _check_frame(processor: Processor) -> None:
+    """What a stage for Spark cannot have besides its DataFrames."""
+    options = processor.options
+    if options.batch != FRAME:
+        return
+    if not isinstance(processor.inputs, str) or not isinstance(processor.outputs, str):
+        raise _wrong(
+            processor.id,
+            f"The frame {processor.id!r} goes from {processor.inputs!r} to {processor.outputs!r}.",
+            "one queue in, one queue out.",
+        )
+    unfit = ("types", "topics", "where", "key", "tailers", "appenders", "side_effects")
+    for name in unfit:
+        if name in options.given():
+            raise _wrong(processor.id, f"The frame {processor.id!r} has {name}=.", "that inside the DataFrame.")
+    if options.strategy == "at-most-once":
+        raise _wrong(processor.id, f"The frame {processor.id!r} is at-most-once.", "exactly-once, which it is anyway.")
 
 
 def _check_filters(processor: Processor) -> None:

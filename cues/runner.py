@@ -88,6 +88,8 @@ class Runner:
         # encoded as soon as it returns: an output that cannot be encoded is then its own failure.
         self._eager = node.imperative or ((node.side_effects or node.at_most_once) and bool(node.outputs))
         self._bindings = [port.binding for port in node.outputs]
+        self.step_messages = node.options.batch_size
+        """Most messages of one step; of a message function it changes nothing but the speed."""
         self._retrying = threading.Lock()
         self._width = 1 if node.options.batch else node.options.concurrency
         self._threads = Threads(self._width, f"cues {node.id} call")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from forks import Forks
@@ -14,6 +15,9 @@ from forks import Forks
 import cues
 from cues import faults
 from cues.store import Store
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -65,3 +69,13 @@ def forks() -> Iterator[Forks]:
     found = Forks()
     yield found
     found.close()
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[SparkSession]:
+    """One session for all tests; a start takes longer than most of them."""
+    pytest.importorskip("pyspark", reason="pyspark is not installed (pip install 'cues-streams[test]')")
+    import cues.spark
+
+    with cues.spark.session("local[2]", conf={"spark.driver.memory": "1g"}) as found:
+        yield found

@@ -11,6 +11,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 CORE = Path(__file__).resolve().parent.parent / "benchmarks" / "core.py"
 
 
@@ -43,3 +45,18 @@ def test_an_unknown_row_is_refused_with_those_that_there_are() -> None:
     found = subprocess.run([sys.executable, str(CORE), "--only", "nothing"], capture_output=True, text=True, timeout=60)
     assert found.returncode == 2
     assert "there are append-one" in found.stderr
+
+
+@pytest.mark.long
+def test_reading_with_spark_runs_and_every_contender_reads_the_same() -> None:
+    pytest.importorskip("pyspark", reason="pyspark is not installed (pip install 'cues-streams[test]')")
+    found = subprocess.run(
+        [sys.executable, str(CORE.parent / "spark.py"), "--quick", "--json"],
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    assert found.returncode == 0, found.stderr
+    lines = [json.loads(line) for line in found.stdout.splitlines()]
+    assert {line["row"] for line in lines} == {"value rows", "naive", "columns", "embedded"}
+    assert all(math.isfinite(line["messages_per_s"]) for line in lines)

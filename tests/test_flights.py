@@ -180,7 +180,13 @@ def example(out: Path, **env: str) -> Iterator[ModuleType]:
 def run(where: Path, seed: int | None = None, **env: str) -> Results:
     with example(where, **env) as flights, cues.open(where / "store", durability="process") as store:
         report = testing.run_until_idle(flights.graph, store, seed=seed)
-        queues = {name: testing.messages(store, name) for name in store.queues() if "." not in name}
+    return results_of(where, report)
+
+
+def results_of(where: Path, report: testing.Report) -> Results:
+    """What a run left in ``where``."""
+    with cues.open(where / "store") as store:
+        queues = {name: testing.messages(store, name) for name in store.queues()}
     page = next(where.glob("report*.html")).read_text()
     with contextlib.closing(sqlite3.connect(next(where.glob("*.db")))) as db:
         rows = db.execute("select * from flights").fetchall()

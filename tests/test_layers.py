@@ -21,10 +21,16 @@ PROCESSORS = ROOT.parent / "processors"
 ORDER = [
     (0, "errors names codec clock faults events provenance batch hashes tries options"),
     (1, "locks wakeup datafile writers store"),
-    (2, "log queue tailer state abroad fork ownership retention"),
+    (2, "log queue tailer state abroad outside fork ownership retention"),
     (3, "processor taking concurrency eventloop imperative failure results process runner delivery feed forwarder"),
     (4, "topology plan compose graph draw"),
     (5, "engine engine.assembly engine.local"),
+    (
+        5,
+        "spark.java spark.options spark.place spark.columns spark.position spark.checkpoint"
+        " spark.reading spark.staging spark.writing spark.datasource spark.session spark"
+        " spark.remote spark.engine",
+    ),
     (6, "check compaction testing metrics cli __main__"),
 ]
 RANK = {module: place for place, module in enumerate(m for _, names in ORDER for m in names.split())}

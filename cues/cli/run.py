@@ -27,9 +27,9 @@ from cues.cli.options import command, option, output_options, store_option, yes_
 from cues.cli.output import Output
 from cues.cli.progress import Progress, progress_for
 from cues.cli.summary import Before, Ending, Summary
-from cues.engine import local
 from cues.engine.local import Running
 from cues.errors import CuesError, ProcessorStopped
+from cues.graph import ENGINES
 from cues.store import Store
 
 ABORT_WAIT_S: Final = 2.0
@@ -46,6 +46,14 @@ ABORT_WAIT_S: Final = 2.0
 @option("--accept-topology", is_flag=True, help="Let inputs that are new begin at the start of their queue.")
 @option("--take-over", is_flag=True, help="Take the graph from a process that no longer answers.")
 @option("--durability", type=click.Choice(("disk", "process")), help="Of a store that is made; the default is disk.")
+@option(
+    "--engine",
+    type=click.Choice(tuple(ENGINES)),
+    default="embedded",
+    show_default=True,
+    help="What calls the functions: this process, or Spark's executors.",
+)
+@option("--master", metavar="URL", help="Spark's cluster.  [default: local[*]]")
 @option("--quiet", "-q", is_flag=True, help="No progress, only what is wrong.")
 @option("--verbose", "-v", is_flag=True, help="Also say where each processor starts, and why.")
 @yes_option
@@ -58,6 +66,8 @@ def run(
     accept_topology: bool,
     take_over: bool,
     durability: str | None,
+    engine: str,
+    master: str | None,
     quiet: bool,
     verbose: bool,
     yes: bool,
@@ -75,6 +85,7 @@ def run(
       cues run 'graph.py:make("x")'        the one that a function returns
       cues run graph.py --idle-exit 5      a graph fed by send, until it had nothing to do for 5 s
       cues run graph.py --fresh --yes      from the beginning
+      cues run graph.py --engine spark     its functions on Spark's executors; queues and positions stay here
 
     Progress goes to stderr: a table on a terminal, one JSON object a second in a pipe. The summary goes to
     stdout. The exit code is 1 when an error stopped a processor, 130 after Ctrl-C.
@@ -91,16 +102,23 @@ def run(
         fresh_start.clear(path, yes, is_open, elsewhere)
     if durability is not None:
         file.graph.durability = durability
+    on_spark: dict[str, Any] = {}
+    if engine == "spark":
+        _say_start(file.graph.id, quiet)
+        on_spark["master"] = master
+    elif master is not None:
+        raise options.WrongUsage(f"--master {master} is Spark's.", "--engine spark.")
     declared = file.graph.store is not None and chosen is None
     before = Before.of(path, elsewhere)
     progress = progress_for(file.graph.id, quiet=quiet, verbose=verbose)
     with progress, _LogsTo(progress), _Signals() as signals:
-        running = local.start(
-            file.graph,
+        running = file.graph.start(
+            engine=engine,
             store=None if declared else path,
             accept_topology=accept_topology,
             take_over=take_over,
             listeners=(progress.event,),
+            **on_spark,
         )
         session = _Session(running, progress, signals, idle_exit, Summary(running, graph, before))
         ending = session.watch()
@@ -114,6 +132,12 @@ def run(
         sys.stderr.flush()
         os._exit(code)
     return code
+
+
+def _say_start(graph: str, quiet: bool) -> None:
+    """A session takes longer to start than most runs of the embedded engine take."""
+    if not quiet and sys.stderr.isatty():
+        options.note(f"{graph}: starting Spark, which takes some 10 s.")
 
 
 class _Session:

@@ -8,13 +8,16 @@ from cues import draw
 from cues.cli import graphfile
 from cues.cli.options import WrongUsage, command, option, output_options
 from cues.cli.output import Output
+from cues.graph import ENGINES
+from cues.plan import Plan
 
 
 @command()
 @click.argument("graph", metavar="GRAPH")
 @option("--format", type=click.Choice(("text", "mermaid")), default="text", show_default=True, help="How to draw it.")
+@option("--engine", type=click.Choice(tuple(ENGINES)), default="embedded", help="Say where functions run on it.")
 @output_options
-def show(graph: str, format: str, output: str | None) -> None:
+def show(graph: str, format: str, engine: str, output: str | None) -> None:
     """Draw a graph: what each processor reads and writes, and what is guaranteed of it.
 
     Nothing is opened or run; the graph is checked as a run would check it.
@@ -23,12 +26,29 @@ def show(graph: str, format: str, output: str | None) -> None:
       cues show graph.py
       cues show graph.py --format mermaid > graph.mmd
       cues show graph.py --json | jq .guarantee
+      cues show graph.py --engine spark
     """
     if not graphfile.is_file(graph):
         raise WrongUsage(f"{graph} is not a graph file; a store does not hold the graph.", "cues show graph.py")
     plan = graphfile.load(graph).graph.plan()
+    places = _places(plan) if engine == "spark" else {}
     if output == "json":
-        Output(output).rows(draw.describe(plan), ())
+        rows = draw.describe(plan)
+        for row in rows:
+            row |= {"place": places[row["processor"]]} if row["processor"] in places else {}
+        Output(output).rows(rows, ())
     else:
         # A picture is a picture, in a pipe too.
         print(draw.mermaid(plan) if format == "mermaid" else draw.text(plan))
+        if places:
+            print("\nOn Spark:")
+            for processor, where in places.items():
+                print(f"  {processor.partition('.')[2]}: {where}")
+
+
+def _places(plan: Plan) -> dict[str, str]:
+    """Where Spark would call each processor's function; refuses what it cannot run."""
+    from cues.spark import engine
+
+    engine.check(plan)
+    return {node.id: engine.place(node) for node in plan.running}

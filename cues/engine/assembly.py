@@ -20,15 +20,16 @@ from typing import Any
 
 from cues import abroad, events, fork, names
 from cues.delivery import Delivery
-from cues.errors import CuesError, Diverged, StoreError
+from cues.errors import CuesError, Diverged, GraphError, StoreError
 from cues.feed import SourceDelivery
 from cues.forwarder import Forwarder, Marked
 from cues.graph import Graph
 from cues.options import QueueOptions
 from cues.ownership import Claimant, Ownership, ProcessorRow, Topology, read_topology
 from cues.plan import Plan
+from cues.processor import FRAME
 from cues.queue import Queue, create_queue
-from cues.runner import Pause
+from cues.runner import Pause, Runner
 from cues.store import Store
 
 TRY_LOG = QueueOptions(metadata=False)
@@ -100,9 +101,12 @@ def assemble(
     pause: Pause = lambda seconds: False,
     stopping: Callable[[], bool] = lambda: False,
     emit: Callable[[events.Event], None] = lambda event: None,
+    runner: Callable[..., Runner] = Runner,
 ) -> Assembly:
     """Do the five moves. Raises before anything of the graph ran, and leaves nothing locked then."""
     plan = graph.plan()
+    if runner is Runner:
+        _refuse_frames(plan)
     opened, owned = open_store(graph, store)
     stores = Stores(opened, [opened] if owned else [])
     ownership = None
@@ -148,6 +152,7 @@ def assemble(
                 pause=pause,
                 stopping=stopping,
                 emit=emit,
+                runner=runner,
             )
             delivery.recover()
             deliveries.append(delivery)
@@ -164,6 +169,17 @@ def assemble(
         stores.close()
         raise
     return Assembly(plan, stores, ownership, deliveries, forwarders, queues)
+
+
+def _refuse_frames(plan: Plan) -> None:
+    for node in plan.running:
+        if node.options.batch == FRAME:
+            raise GraphError(
+                f"{node.id} is written for Spark, from DataFrame to DataFrame (graph.frame), and this is the embedded"
+                " engine.",
+                "cues run --engine spark; or a stream for both engines.",
+                processor=node.name,
+            )
 
 
 # --- stores and queues --------------------------------------------------------------------------

@@ -1,0 +1,122 @@
+"""What Spark's checkpoint says of a batch: from which offset of each source to which.
+
+    <checkpoint>/metadata            {"id": …}, drawn when the checkpoint is made
+    <checkpoint>/offsets/<batch>     written before the batch begins, and never changed
+
+    v1
+    {"batchWatermarkMs": …, "batchTimestampMs": …, "conf": …}
+    <offset of source 1, JSON, or "-" for none>
+    …
+
+Spark hands a sink nothing but a batch number, which means something else after a checkpoint was lost. The
+offset record freezes what a batch reads, so it is what a commit is keyed by. The layout is Spark's own
+(the same from 2.1 to 4.3); another version in its first line is refused.
+
+An offset of a queue says by itself where its batch begins:
+
+    {"cues": "9f6c…", "from": 1, "to": 5001}        identity of the queue, from, to (exclusive)
+
+for Spark keeps no start for the first batch: it asks the source again after a restart, and a source that
+starts at the latest message would answer something else by then.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+from urllib.parse import unquote, urlparse
+
+import xxhash
+
+from cues.errors import Unsupported
+from cues.spark.position import Checkpoint, Part, Queues, QueueSpan
+
+_VERSION: Final = "v1"
+
+
+class Offset(NamedTuple):
+    """An offset of a queue of Cues, which is the part of it that a batch reads."""
+
+    identity: bytes
+    start: int
+    end: int
+    """Exclusive."""
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"cues": self.identity.hex(), "from": self.start, "to": self.end}
+
+    @staticmethod
+    def of(offset: Any) -> Offset | None:
+        """An offset as Spark gives it back; None where it is of another source."""
+        if not isinstance(offset, dict) or set(offset) != {"cues", "from", "to"}:
+            return None
+        return Offset(bytes.fromhex(offset["cues"]), offset["from"], offset["to"])
+
+
+class Record(NamedTuple):
+    """One offset record."""
+
+    offsets: tuple[str, ...]
+    """One JSON text for each source; ``"-"`` for one without."""
+    checksum: bytes
+
+
+def part_of(checkpoint: str, batch: int) -> Part:
+    """What the batch of that number is about. :class:`Unsupported` where the checkpoint cannot be read."""
+    record = read_record(checkpoint, batch)
+    if record is None:
+        raise Unsupported(
+            f"The checkpoint {checkpoint} has no offset record for batch {batch}, so nobody knows what it is about.",
+            "a micro-batch trigger (processingTime or availableNow); other triggers write their offsets later.",
+        )
+    before = read_record(checkpoint, batch - 1) if batch > 0 else None
+    offsets = [_parsed(text) for text in record.offsets]
+    if offsets and all(offset is not None for offset in offsets):
+        spans = []
+        for at, offset in enumerate(offsets):
+            assert offset is not None
+            last = _parsed(before.offsets[at]) if before is not None else None
+            spans.append(QueueSpan(offset.identity, last.end if last else offset.start, offset.end))
+        return Queues(tuple(spans), record.checksum, batch == 0)
+    id = json.loads(_read(checkpoint, "metadata") or b"{}").get("id", "")
+    return Checkpoint(id, batch, record.checksum, before.offsets if before else None, record.offsets)
+
+
+def read_record(checkpoint: str, batch: int) -> Record | None:
+    """The offset record of a batch; None where there is none."""
+    raw = _read(checkpoint, f"offsets/{batch}")
+    if raw is None:
+        return None
+    lines = raw.decode().splitlines()
+    if lines[0] != _VERSION:
+        raise Unsupported(
+            f"The checkpoint {checkpoint} has offset records of format {lines[0]!r}; this version reads {_VERSION!r}.",
+            "a newer Cues, or a pyspark between 4.2 and 4.3.",
+        )
+    return Record(tuple(lines[2:]), xxhash.xxh3_64_digest(raw))
+
+
+def _parsed(text: str) -> Offset | None:
+    try:
+        return Offset.of(json.loads(text))
+    except ValueError:
+        return None
+
+
+def _read(checkpoint: str, name: str) -> bytes | None:
+    """A file of the checkpoint, wherever it lies; None where it is not there."""
+    found = urlparse(checkpoint)
+    if found.scheme in ("", "file"):
+        try:
+            return (Path(unquote(found.path) if found.scheme else checkpoint) / name).read_bytes()
+        except FileNotFoundError:
+            return None
+    from pyarrow import fs
+
+    system, path = fs.FileSystem.from_uri(checkpoint)
+    try:
+        with system.open_input_stream(f"{path}/{name}") as file:
+            return bytes(file.read())
+    except FileNotFoundError:
+        return None

@@ -1,0 +1,63 @@
+"""The format ``cues``: what Spark calls.
+
+    spark.read.format("cues").load("data/flights#enriched")
+    spark.readStream.format("cues").option("maxMessagesPerTrigger", 10_000).load("data/flights#enriched")
+    df.write.format("cues").mode("append").save("data/out#priced")
+    df.writeStream.format("cues").option("id", "priced").option("checkpointLocation", …).start("data/out#priced")
+
+Spark makes these objects in Python processes of its own beside the driver, and sends the readers and
+writers that they give to its executors.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from pyspark.sql import types as T
+from pyspark.sql.datasource import DataSource
+
+from cues.spark.options import READ, READ_STREAM, ReadOptions, WriteOptions
+from cues.spark.reading import ROW, QueueReader, QueueStream
+from cues.spark.writing import BatchWriter, StreamWriter
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+class CuesSource(DataSource):
+    """Queues as a data source; see the module and docs/spark.md for the options."""
+
+    parallelism: int = os.cpu_count() or 2
+    """Tasks that run at once; :func:`source_for` asks the session."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "cues"
+
+    def schema(self) -> str:
+        """The row, and behind it the columns of the option ``fields``."""
+        own = ", ".join(f"`{field.name}` {field.dataType.simpleString()}" for field in ROW.fields)
+        fields = self.options.get("fields")
+        return f"{own}, {fields}" if fields else own
+
+    def reader(self, schema: T.StructType) -> QueueReader:
+        return QueueReader(schema, ReadOptions.of(self.options, READ), self.parallelism)
+
+    def streamReader(self, schema: T.StructType) -> QueueStream:
+        return QueueStream(schema, ReadOptions.of(self.options, READ_STREAM), self.parallelism)
+
+    def writer(self, schema: T.StructType, overwrite: bool) -> BatchWriter:
+        return BatchWriter(schema, WriteOptions.of_batch(self.options), overwrite)
+
+    def streamWriter(self, schema: T.StructType, overwrite: bool) -> StreamWriter:
+        return StreamWriter(schema, WriteOptions.of_stream(self.options), overwrite)
+
+
+def source_for(spark: SparkSession) -> type[CuesSource]:
+    """The data source for one session: it knows how many tasks run there at once."""
+
+    class Registered(CuesSource):  # inside a function, so that it travels by value, with this number
+        parallelism = spark.sparkContext.defaultParallelism
+
+    return Registered

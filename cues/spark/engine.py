@@ -1,0 +1,135 @@
+"""A graph on Spark: the embedded engine, whose functions executors call.
+
+    graph.start(engine="spark")                     a session of its own
+    graph.start(engine="spark", spark=session)      the user's, never stopped
+
+The driver is what a process of the embedded engine is: it owns the processors, takes, commits, recovers,
+and the stores are those of the graph; so the engines can take turns on one store. Executors read the
+queues from these stores, and must see them under the same paths.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from cues import events
+from cues.engine.local import Running
+from cues.errors import GraphError
+from cues.graph import Graph
+from cues.plan import Plan
+from cues.processor import Node
+from cues.spark.remote import SparkRunner, why_local
+from cues.spark.session import session as session_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from cues.store import Store
+
+
+class SparkRunning(Running):
+    """A graph that was started on Spark; used as any other."""
+
+    def __init__(self, graph: Graph, spark: SparkSession | None, master: str | None, **options: Any) -> None:
+        plan = graph.plan()
+        check(plan)
+        self._session = contextlib.ExitStack()
+        try:
+            self.spark = self._session.enter_context(session_of(master, f"cues {graph.id}", spark=spark))
+            ship(self.spark, graph, plan)
+            super().__init__(graph, runner=functools.partial(SparkRunner, self.spark, plan.system), **options)
+        except BaseException:
+            self._session.close()
+            raise
+        address = self.spark.sparkContext.uiWebUrl
+        self.emit(
+            events.Event("", f"{graph.id} runs on Spark {self.spark.version}" + (f": {address}" if address else ""))
+        )
+
+    def close(self, timeout: float = 30.0) -> None:
+        """Halt, wait for the steps under way, and give everything back; a session of the user's goes on."""
+        try:
+            super().close(timeout)
+        finally:
+            self._session.close()
+
+
+def start(
+    graph: Graph,
+    *,
+    spark: SparkSession | None = None,
+    master: str | None = None,
+    store: str | os.PathLike[str] | Store | None = None,
+    accept_topology: bool = False,
+    take_over: bool = False,
+    listeners: tuple[events.Listener, ...] = (),
+) -> SparkRunning:
+    """What :meth:`Graph.start` does with ``engine="spark"``."""
+    return SparkRunning(
+        graph,
+        spark,
+        master,
+        store=store,
+        accept_topology=accept_topology,
+        take_over=take_over,
+        listeners=listeners,
+    )
+
+
+# --- what runs where ----------------------------------------------------------------------------
+
+
+def check(plan: Plan) -> None:
+    """Refuse by name what cannot run on Spark, before anything is started."""
+    for node in plan.running:
+        if node.imperative:
+            raise GraphError(
+                f"{node.id} is imperative (tailers=, appenders=), which cannot run on Spark: its function would"
+                " read and write the driver's store from an executor.",
+                "the embedded engine, or inputs and outputs.",
+                processor=node.name,
+            )
+
+
+def place(node: Node) -> str:
+    """Where a processor's function runs, for ``cues show --engine spark``."""
+    why = why_local(node)
+    if why is not None:
+        return f"in the driver: {why}"
+    return "on an executor, a batch at a time" if node.options.batch else "on all executors"
+
+
+def ship(session: SparkSession, graph: Graph, plan: Plan) -> None:
+    """Let executors have the user's functions.
+
+    What lies in the folder of the graph file travels by value, as ``__main__`` does; the folder is put on
+    the path of Python workers, for what these functions import. Everything else must be installed there,
+    or shipped with ``--py-files``.
+    """
+    context = session.sparkContext
+    folder = (graph.directory or Path.cwd()).resolve()
+    path = [str(folder), *context.environment.get("PYTHONPATH", os.environ.get("PYTHONPATH", "")).split(os.pathsep)]
+    context.environment["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(one for one in path if one))
+    from pyspark import cloudpickle
+
+    for module in _modules_of(plan, folder):
+        cloudpickle.register_pickle_by_value(module)  # type: ignore[no-untyped-call]
+
+
+def _modules_of(plan: Plan, folder: Path) -> Iterable[ModuleType]:
+    """The modules in the graph's folder that its functions are from."""
+    found: dict[str, ModuleType] = {}
+    for node in plan.running:
+        for fn in (node.fn, node.options.key, node.options.where):
+            module = sys.modules.get(getattr(fn, "__module__", None) or "")
+            file = getattr(module, "__file__", None)
+            if module is not None and file and module.__name__ != "__main__" and folder in Path(file).resolve().parents:
+                found[module.__name__] = module
+    return found.values()

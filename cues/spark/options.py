@@ -1,0 +1,219 @@
+"""The options of the format ``cues``, checked: an option that is misspelt must not be an option that is ignored.
+
+read, readStream       path or store and queue; fields, mode, rowColumns, partitions, failOnDataLoss,
+                       startingPosition; read: endingPosition;
+                       readStream: maxMessagesPerTrigger, resumeFrom
+write, writeStream     path or store and queue; id, encode; write: start, end;
+                       writeStream: delivery, adopt, checkpointLocation
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Final, Literal
+
+from cues import clock, names
+from cues.errors import InvalidArgument
+
+_PLACE: Final = ("path", "store", "queue")
+_READ: Final = (*_PLACE, "fields", "mode", "rowColumns", "partitions", "failOnDataLoss", "startingPosition")
+READ: Final = (*_READ, "endingPosition")
+READ_STREAM: Final = (*_READ, "maxMessagesPerTrigger", "resumeFrom")
+WRITE: Final = (*_PLACE, "id", "encode", "start", "end")
+WRITE_STREAM: Final = (*_PLACE, "id", "encode", "delivery", "adopt", "checkpointLocation")
+
+Position = int | Literal["earliest", "latest"] | datetime
+"""Where to begin or end: an index, an end of the queue, or the first message at or after an aware time."""
+Mode = Literal["permissive", "strict"]
+Encode = Literal["auto", "value", "columns"]
+
+
+@dataclass(frozen=True)
+class Place:
+    """A queue and its store."""
+
+    store: str
+    """Absolute."""
+    queue: str
+
+
+@dataclass(frozen=True)
+class ReadOptions:
+    """What a reader was asked for."""
+
+    place: Place
+    mode: Mode
+    row_columns: bool
+    """Whether index, time, hash and value name parts of the row rather than fields of the message."""
+    partitions: int | None
+    fail_on_data_loss: bool
+    start: Position
+    end: Position
+    messages_per_trigger: int | None
+    resume_from: tuple[str, str] | None
+    """Store and id of the writer whose position this stream starts at."""
+
+    @staticmethod
+    def of(options: Mapping[str, str], known: tuple[str, ...]) -> ReadOptions:
+        check(options, known)
+        committed = options.get("resumeFrom")
+        return ReadOptions(
+            place=place(options),
+            mode=_choice(options, "mode", "permissive", "strict"),  # type: ignore[arg-type]
+            row_columns=_flag(options, "rowColumns", True),
+            partitions=_count(options, "partitions"),
+            fail_on_data_loss=_flag(options, "failOnDataLoss", True),
+            start=_position(options, "startingPosition", "earliest"),
+            end=_position(options, "endingPosition", "latest"),
+            messages_per_trigger=_count(options, "maxMessagesPerTrigger"),
+            resume_from=_split(committed, "resumeFrom", "data/out#my-source") if committed else None,
+        )
+
+
+@dataclass(frozen=True)
+class WriteOptions:
+    """What a writer was asked for."""
+
+    place: Place
+    id: str | None
+    encode: Encode
+    range: tuple[int, int] | None
+    """A batch write's part of its source: from, to (exclusive)."""
+    checkpoint: str | None
+    adopt: bool
+    """Begin in the middle of a query that ran before it had this writer."""
+
+    @staticmethod
+    def of_batch(options: Mapping[str, str]) -> WriteOptions:
+        check(options, WRITE)
+        id = _id(options)
+        start, end = _count(options, "start", least=0), _count(options, "end", least=0)
+        if (id is None) != (start is None) or (start is None) != (end is None):
+            raise InvalidArgument(
+                "A batch write is exactly-once by id, start and end together (which part of its source this is);"
+                f" found {', '.join(k for k in ('id', 'start', 'end') if options.get(k) is not None)}.",
+                "all three, or none of them for a plain append.",
+            )
+        if start is not None and end is not None and end < start:
+            raise InvalidArgument(f"The range from {start} to {end} ends before it starts.", "start ≤ end.")
+        part = None if start is None or end is None else (start, end)
+        return WriteOptions(place(options), id, _encode(options), part, None, False)
+
+    @staticmethod
+    def of_stream(options: Mapping[str, str]) -> WriteOptions:
+        check(options, WRITE_STREAM)
+        id = _id(options)
+        delivery = _choice(options, "delivery", "exactly-once", "at-least-once")
+        if delivery == "at-least-once":
+            id = None
+        elif id is None:
+            raise InvalidArgument(
+                "A stream into a queue needs a name, under which the store keeps how far it is.",
+                "option('id', 'my-source'), or option('delivery', 'at-least-once').",
+            )
+        checkpoint = options.get("checkpointLocation")
+        if id is not None and not checkpoint:
+            raise InvalidArgument(
+                "The writer reads the position of its source in the checkpoint, and does not know where that is.",
+                "option('checkpointLocation', ...) on this writeStream.",
+            )
+        return WriteOptions(place(options), id, _encode(options), None, checkpoint, _flag(options, "adopt", False))
+
+
+def check(options: Mapping[str, str], known: tuple[str, ...]) -> None:
+    """Refuse options that are not ``known``, whatever their case."""
+    lower = {name.lower(): name for name in known}
+    for name in options:
+        if name.lower() not in lower:
+            near = difflib.get_close_matches(name.lower(), lower, 1)
+            raise InvalidArgument(
+                f"The format cues has no option {name!r} here.",
+                f"{lower[near[0]]}." if near else f"one of {', '.join(known)}.",
+            )
+
+
+def place(options: Mapping[str, str]) -> Place:
+    """The queue that the options name: a path ``store#queue``, or store and queue on their own."""
+    path, store, queue = options.get("path"), options.get("store"), options.get("queue")
+    if path is not None and store is None:
+        store, queue = (path, queue) if queue is not None else _split(path, "the path", "data/flights#enriched")
+        path = None
+    if path is not None or store is None or queue is None:
+        raise InvalidArgument(
+            "Which queue? Expected a path such as 'data/flights#enriched', or the options store and queue.",
+            "load('data/flights#enriched').",
+        )
+    return Place(os.path.abspath(_local(store)), queue)
+
+
+def _split(text: str, what: str, example: str) -> tuple[str, str]:
+    store, mark, name = text.rpartition("#")
+    if not mark or not store or not name:
+        raise InvalidArgument(f"{what} is {text!r}, without a store before '#' and a name behind it.", f"{example!r}.")
+    return os.path.abspath(_local(store)), name
+
+
+def _local(store: str) -> str:
+    """A path of this machine's; Spark users write ``file:`` in front of one."""
+    if store.startswith("file:"):
+        return str(Path("/" + store.removeprefix("file:").lstrip("/")))
+    if "://" in store:
+        raise InvalidArgument(f"A store lies on a local disk, not at {store!r}.", "a path of the driver's machine.")
+    return store
+
+
+def _id(options: Mapping[str, str]) -> str | None:
+    id = options.get("id")
+    return None if id is None else names.check("source", id)
+
+
+def _encode(options: Mapping[str, str]) -> Encode:
+    return _choice(options, "encode", "auto", "value", "columns")  # type: ignore[return-value]
+
+
+def _choice(options: Mapping[str, str], name: str, *choices: str) -> str:
+    """One of ``choices``; the first where nothing was said."""
+    found = options.get(name)
+    if found is None:
+        return choices[0]
+    if found.lower() not in choices:
+        raise InvalidArgument(f"{name}={found!r}.", f"{' or '.join(choices)}.")
+    return found.lower()
+
+
+def _flag(options: Mapping[str, str], name: str, default: bool) -> bool:
+    return _choice(options, name, str(default).lower(), str(not default).lower()) == "true"
+
+
+def _count(options: Mapping[str, str], name: str, least: int = 1) -> int | None:
+    found = options.get(name)
+    if found is None:
+        return None
+    try:
+        count = int(found)
+    except ValueError:
+        count = least - 1
+    if count < least:
+        raise InvalidArgument(f"{name}={found!r}.", f"an integer from {least} on.")
+    return count
+
+
+def _position(options: Mapping[str, str], name: str, default: Literal["earliest", "latest"]) -> Position:
+    found = options.get(name, default)
+    if found == "earliest" or found == "latest":
+        return found  # type: ignore[return-value]
+    if found.isdigit() and int(found) >= 1:
+        return int(found)
+    try:
+        when = datetime.fromisoformat(found)
+    except ValueError:
+        raise InvalidArgument(
+            f"{name}={found!r}.", "earliest, latest, an index from 1 on, or a time such as 2026-01-31T12:00:00+00:00."
+        ) from None
+    clock.to_ns(when)  # a naive time names no instant
+    return when

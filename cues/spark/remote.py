@@ -1,0 +1,420 @@
+"""A step's function on Spark: executors call it over parts of the step's range, the driver commits.
+
+    driver                                  executors
+    takes a range (delivery.py)
+    cuts it into parts, one a core    ──▶   read their part from the store, call the function, encode
+    puts what came of them together   ◀──   outputs with the offsets of their messages, failures
+    commits (delivery.py)
+
+Everything durable happens in the driver, by the same code as in the embedded engine: a step is what it
+was, with the same hash, and an executor that dies has done nothing that counts; Spark runs its part
+again. Within a part messages are called one after another, by the same :class:`Runner`.
+
+Not guaranteed: that a function is called once. Whatever has effects outside, or needs the processor's
+state, therefore stays in the driver.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import pickle
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import xxhash
+
+from cues import batch as batches
+from cues import events, faults
+from cues.errors import CuesError, Diverged, Fenced, GraphError, ReturnError
+from cues.failure import Failure, words
+from cues.hashes import Hasher
+from cues.imperative import Imperative
+from cues.options import QueueOptions
+from cues.process import Process
+from cues.processor import FRAME, Node
+from cues.results import Output, Results
+from cues.runner import Runner
+from cues.state import Layer, Table
+from cues.store import Store
+from cues.taking import Input, Taken
+
+STEP_MESSAGES: Final = 50_000
+"""Most messages of a step of a message function: a job costs some 50 ms, whatever it does."""
+JOBS_MAX: Final = 64
+"""Processors whose functions a worker process keeps unpickled."""
+
+
+class Piece(NamedTuple):
+    """What a part takes from one input: the messages from ``start`` on."""
+
+    binding: str
+    tailer: str
+    path: str
+    queue: str
+    identity: bytes
+    start: int
+
+
+class Part(NamedTuple):
+    """A part of a step's range."""
+
+    offset: int
+    """Of its first message in the step."""
+    messages: int
+    pieces: tuple[Piece, ...]
+    hash: bytes | None
+    """The step's, where the part is all of it (batch functions)."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """What does not change from step to step."""
+
+    node: Node
+    system: Any
+    generation: int
+    epoch: int
+    store_id: str
+    options: dict[str, QueueOptions]
+    """By output binding."""
+
+
+@dataclass
+class Answer:
+    """What came of a part; offsets are the part's own."""
+
+    outputs: dict[str, tuple[list[bytes | dict[str, Any]], list[int] | None]] = field(default_factory=dict)
+    failures: dict[int, Failure] = field(default_factory=dict)
+    ran: int = 0
+    retries: int = 0
+    declined: str = ""
+    """"state": the function asked for the processor's, which is the driver's; "purged": the messages are gone,
+    and the driver has a copy. Nothing else counts then."""
+    fatal: BaseException | None = None
+
+
+# --- in an executor -----------------------------------------------------------------------------
+
+
+class _NeedsState(BaseException):
+    """No ``Exception``: the user's own handlers, and retries, are not to take it for a failure."""
+
+
+class _RemoteProcess(Process):
+    """``process`` without state."""
+
+    def _states(self) -> Layer:
+        raise _NeedsState
+
+
+_jobs: dict[bytes, Job] = {}
+_stores: dict[tuple[int, str, tuple[int, int]], Store] = {}
+"""By process (workers are forked), path, and device and inode: a store may have been made anew."""
+
+
+def run_part(packed: bytes, part: Part) -> Answer:
+    """Call the function over a part."""
+    key = xxhash.xxh3_128_digest(packed)
+    job = _jobs.get(key)
+    if job is None:
+        if len(_jobs) >= JOBS_MAX:
+            _jobs.clear()
+        job = _jobs[key] = pickle.loads(packed)
+    taken = _take(part)
+    if taken is None:
+        return Answer(declined="purged")
+    counters = events.Counters()
+    process = _RemoteProcess(
+        job.node,
+        job.system,
+        Hasher(job.node.id, job.generation),
+        job.epoch,
+        job.store_id,
+        None,
+        lambda: False,
+        Imperative(job.node.id, {}, {}),
+    )
+    state = Table(_store(part.pieces[0].path), job.node.id)  # not looked into
+    runner = Runner(
+        job.node, process, state, _pause, lambda event: None, counters, job.options.__getitem__, process._imperative
+    )
+    try:
+        results = runner.run(taken)
+    except _NeedsState:
+        return Answer(declined="state")
+    except (Fenced, Diverged) as error:
+        return Answer(fatal=error)
+    finally:
+        runner.close()
+    answer = _encoded(results, job.options)
+    answer.retries = counters.retries
+    return answer
+
+
+def _pause(seconds: float) -> bool:
+    import time
+
+    time.sleep(seconds)
+    return False
+
+
+def _take(part: Part) -> Taken | None:
+    """The messages of a part as they lie on the queues; None where some were purged since the driver took them."""
+    slices = []
+    for piece in part.pieces:
+        one = Input(piece.binding, piece.tailer, _store(piece.path).queue(piece.queue))
+        one.identity = piece.identity
+        row = one.queue.row()
+        if row.identity != piece.identity:
+            raise Diverged(
+                f"The queue {piece.queue!r} of {piece.path} is another one here than in the driver.",
+                "a store that driver and executors share.",
+                processor=piece.tailer.rpartition(".")[0],
+            )
+        one.go(piece.start)
+        while one.ahead < part.messages:
+            before = one.ahead
+            one.fill(part.messages)
+            if one.ahead == before or one.index != piece.start:
+                return None
+        slices.append(one.take(part.messages))
+    return Taken(slices, part.messages, part.hash)
+
+
+def _store(path: str) -> Store:
+    status = Path(path, "data.mdb").stat()
+    key = os.getpid(), path, (status.st_dev, status.st_ino)
+    if key not in _stores:
+        _stores[key] = Store(path, readonly=True)
+    return _stores[key]
+
+
+def _encoded(results: Results, options: dict[str, QueueOptions]) -> Answer:
+    """What came of the part as bytes; a message that cannot be encoded is the failure of the one it came from."""
+    while True:
+        answer = Answer(failures=dict(results.failures), ran=results.ran)
+        try:
+            for binding, output in results.outputs.items():
+                answer.outputs[binding] = (_packed(output, options[binding]), output.origins)
+        except _Unwritable as found:
+            results.fail(found.offset, Failure(found.error, 1))
+            continue
+        answer.failures = {offset: _travelling(failure) for offset, failure in answer.failures.items()}
+        return answer
+
+
+class _Unwritable(Exception):
+    def __init__(self, offset: int, error: Exception) -> None:
+        super().__init__(words(error))
+        self.offset = offset
+        self.error = error
+
+
+def _packed(output: Output, options: QueueOptions) -> list[bytes | dict[str, Any]]:
+    packed: list[bytes | dict[str, Any]] = []
+    for at, item in enumerate(output.items):
+        if isinstance(item, bytes):
+            packed.append(item)
+            continue
+        try:
+            packed.append(batches.pack_one(item, options.max_message_bytes, options.strips))
+        except CuesError as error:
+            raise _Unwritable(at if output.origins is None else output.origins[at], error) from error
+    return packed
+
+
+def _travelling(failure: Failure) -> Failure:
+    """The failure with its account as plain data, and an exception that can be pickled."""
+    account = failure.account()
+    error: BaseException = failure.error
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        error = RuntimeError(f"{type(failure.error).__name__}: {words(failure.error)}")
+    return Failure(error, failure.attempts, account)
+
+
+# --- in the driver ------------------------------------------------------------------------------
+
+
+class SparkRunner(Runner):
+    """Calls a function on the executors of a SparkSession, where that changes nothing but the place."""
+
+    def __init__(self, session: Any, system: Any, *arguments: Any, **keywords: Any) -> None:
+        super().__init__(*arguments, **keywords)
+        self._session = session
+        self._context = session.sparkContext
+        self._system = system
+        self._group = f"cues {self._node.id} {id(self)}"
+        self._local = why_local(self._node) is not None
+        if not self._local and not self._node.options.batch:
+            self.step_messages = max(self.step_messages, STEP_MESSAGES)
+        self._job: tuple[tuple[int, int], bytes] | None = None
+        """Generation and epoch, and the job packed under them."""
+
+    def run(self, taken: Taken) -> Results:
+        if self._local:
+            return super().run(taken)
+        try:
+            found = self._on_executors(taken)
+        except BaseException:
+            self.forget()
+            raise
+        return super().run(taken) if found is None else found
+
+    def close(self) -> None:
+        super().close()
+        if not self._local:
+            self._context.cancelJobGroup(self._group)
+
+    def _call_batch(self, taken: Taken) -> Any:
+        """Of a frame, its DataFrame of the step's range; the rows of what it returns are messages."""
+        if self._node.options.batch != FRAME:
+            return super()._call_batch(taken)
+        from cues.spark.columns import Encoder
+
+        (piece,) = taken.slices
+        queue = piece.one.queue
+        reader = self._session.read.format("cues")
+        reader = reader.option("startingPosition", piece.start).option("endingPosition", piece.stop)
+        if self._node.options.fields:
+            reader = reader.option("fields", self._node.options.fields)
+        given = reader.load(f"{os.path.abspath(queue.store.path)}#{queue.id}")
+        faults.point("function.before")
+        result = self._invoke(taken, [given], self._process)
+        if not hasattr(result, "toArrow"):
+            raise ReturnError(
+                f"{self._node.id} returned {type(result).__name__}; a frame returns a DataFrame.", "the DataFrame."
+            )
+        encoder = Encoder(result.schema)
+        found = [message for rows in result.toArrow().to_batches() for message in encoder.messages(rows)]
+        faults.point("function.after")
+        return found
+
+    def _on_executors(self, taken: Taken) -> Results | None:
+        """What came of the step; None where the driver has to do it."""
+        parts = self._parts(taken)
+        packed = self._packed_job()
+        self._context.setJobGroup(self._group, f"{self._node.id}: {taken.count} messages", True)
+        call: Callable[[Part], Answer] = _Call(packed)
+        answers: list[Answer] = self._context.parallelize(parts, len(parts)).map(call).collect()
+        for answer in answers:
+            self._counters.retries += answer.retries
+            if answer.fatal is not None:
+                raise answer.fatal
+            if answer.declined == "state":
+                self._local = True
+                self._emit(
+                    events.Event(
+                        self._node.id,
+                        "uses the processor's state, which is the driver's: it runs there, one call after another",
+                    )
+                )
+            if answer.declined:
+                return None
+        return together(self._bindings, parts, answers)
+
+    def _parts(self, taken: Taken) -> list[Part]:
+        """Parts of about the same size; of a batch function the whole."""
+        count = 1 if self._node.options.batch else min(taken.count, int(self._context.defaultParallelism))
+        edges = [taken.count * number // count for number in range(count + 1)]
+        return [
+            Part(
+                low,
+                high - low,
+                tuple(
+                    Piece(
+                        piece.binding,
+                        piece.tailer,
+                        os.path.abspath(piece.one.queue.store.path),
+                        piece.one.queue.id,
+                        piece.one.identity,
+                        piece.start + low,
+                    )
+                    for piece in taken.slices
+                ),
+                taken.hash if count == 1 else None,
+            )
+            for low, high in itertools.pairwise(edges)
+        ]
+
+    def _packed_job(self) -> bytes:
+        process = self._process
+        under = (process._hasher.generation, process._epoch)
+        if self._job is None or self._job[0] != under:
+            options = {binding: self._options_of(binding) for binding in self._bindings}
+            job = Job(self._node, self._system, *under, process._store_id, options)
+            self._job = under, pack_job(job)
+        return self._job[1]
+
+
+class _Call:
+    """:func:`run_part` with its job, as Spark pickles it."""
+
+    def __init__(self, packed: bytes) -> None:
+        self.packed = packed
+
+    def __call__(self, part: Part) -> Answer:
+        return run_part(self.packed, part)
+
+
+def why_local(node: Node) -> str | None:
+    """Why a processor's function runs in the driver; None where executors call it."""
+    if node.kind == "source":
+        return "a source's generator is one"
+    if node.kind == "sink" or node.side_effects:
+        return "its effects outside happen in order"
+    if node.at_most_once:
+        return "executors repeat what failed"
+    if node.options.key is not None:
+        return "its state is in the driver's store"
+    if node.options.batch == FRAME:
+        return "it makes a plan, which executors carry out"
+    return None
+
+
+def pack_job(job: Job) -> bytes:
+    """A job as executors unpickle it; raises :class:`GraphError` naming what cannot travel."""
+    from pyspark import cloudpickle
+
+    dumps: Callable[[Any], bytes] = cloudpickle.dumps
+    try:
+        return dumps(job)
+    except Exception as error:
+        for what, value in (("function", job.node.fn), ("opts", job.node.options.opts), ("system", job.system)):
+            try:
+                dumps(value)
+            except Exception as why:
+                raise GraphError(
+                    f"The {what} of {job.node.id} cannot be sent to Spark's executors"
+                    f" ({type(why).__name__}: {words(why)}).",
+                    "connections and files opened inside the function, not beside it.",
+                    processor=job.node.name,
+                ) from error
+        raise
+
+
+def together(bindings: Iterable[str], parts: Sequence[Part], answers: Sequence[Answer]) -> Results:
+    """What came of the parts, as if one call after another had been made."""
+    failures = {
+        part.offset + offset: failure
+        for part, answer in zip(parts, answers)
+        for offset, failure in answer.failures.items()
+    }
+    outputs: dict[str, Output] = {}
+    for binding in bindings:
+        items: list[Any] = []
+        origins: list[int] | None = []
+        if not failures and all(answer.outputs[binding][1] is None for answer in answers):
+            origins = None
+        for part, answer in zip(parts, answers):
+            found, came = answer.outputs[binding]
+            items += found
+            if origins is not None:
+                offsets = range(len(found)) if came is None else came
+                origins += [part.offset + offset for offset in offsets]
+        outputs[binding] = Output(items, origins)
+    return Results(outputs, failures, ran=sum(answer.ran for answer in answers))

@@ -1,0 +1,174 @@
+"""Spark sessions: the user's own where there is one, else a quiet one of ours.
+
+    with session(master="local[*]") as spark: ...      stopped at the end, if it was made here
+    with session(spark=mine) as spark: ...             the user's, never stopped
+
+Quiet means: no progress bars and no warnings of Spark's own start-up; errors stay. Local sessions talk
+over the loopback interface only, start no web server, and run Python workers with this interpreter,
+not with whatever ``python3`` the PATH has.
+
+Not guaranteed: silence. Java itself prints a line about incubator modules before Spark has a say.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from cues.errors import Unsupported
+from cues.spark import java
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_JAVA_OPTIONS: Final = "spark.driver.extraJavaOptions"
+_LOG_SETTINGS: Final = """\
+# Made by Cues: errors only, on the standard error.
+rootLogger.level = error
+rootLogger.appenderRef.stderr.ref = stderr
+# The same level as the root's, or Spark announces that it sets another.
+logger.gateway.name = org.apache.spark.api.python.PythonGatewayServer
+logger.gateway.level = error
+appender.stderr.type = Console
+appender.stderr.name = stderr
+appender.stderr.target = SYSTEM_ERR
+appender.stderr.layout.type = PatternLayout
+appender.stderr.layout.pattern = %d{HH:mm:ss} %p %c{1}: %m%n
+"""
+
+
+@contextlib.contextmanager
+def session(
+    master: str | None = None,
+    name: str = "cues",
+    *,
+    spark: SparkSession | None = None,
+    conf: Mapping[str, str] | None = None,
+) -> Iterator[SparkSession]:
+    """A session as a context manager, with the format ``cues`` registered.
+
+    ``spark`` is used as it is; else the process's active session; else one is made, for ``master``
+    (default: what ``spark-submit`` says, else ``local[*]``), and stopped at the end. ``conf`` adds to
+    the settings of one that is made here. Raises :class:`Unsupported` where pyspark is missing or
+    too old, and :class:`JavaNotFound`, before Spark is touched.
+    """
+    mine = None
+    found = spark or active()
+    if found is None:
+        found = mine = start(master, name, conf)
+    try:
+        from cues.spark.datasource import source_for
+
+        found.dataSource.register(source_for(found))
+        yield found
+    finally:
+        if mine is not None:
+            mine.stop()
+
+
+def active() -> SparkSession | None:
+    """The session that this process has already, if it has one."""
+    _require_pyspark()
+    from pyspark.sql import SparkSession
+
+    return SparkSession.getActiveSession()
+
+
+def start(master: str | None = None, name: str = "cues", conf: Mapping[str, str] | None = None) -> SparkSession:
+    """Make a quiet session; the caller stops it. Errors as of :func:`session`."""
+    _require_pyspark()
+    from pyspark.sql import SparkSession
+
+    submitted = "PYSPARK_GATEWAY_PORT" in os.environ  # spark-submit has started Java, and knows the master
+    if master is None and not submitted:
+        master = "local[*]"
+    if master is not None and master.startswith("sc://"):
+        raise Unsupported(
+            f"Spark Connect ({master}) is not supported.", "a master such as local[*] or spark://host:7077."
+        )
+    builder = SparkSession.builder.appName(name)
+    if master is not None:
+        builder = builder.master(master)
+    chosen = {**settings(master or ""), **(conf or {})}
+    with contextlib.ExitStack() as during:
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+        if not submitted:
+            found = java.find()
+            during.enter_context(_environment("JAVA_HOME", str(found.home)))
+            if is_local(master or ""):
+                during.enter_context(_environment("SPARK_LOCAL_IP", os.environ.get("SPARK_LOCAL_IP", "127.0.0.1")))
+            options = during.enter_context(_log_settings())
+            chosen[_JAVA_OPTIONS] = f"{options} {chosen.get(_JAVA_OPTIONS, '')}".strip()
+        for key, value in chosen.items():
+            builder = builder.config(key, value)
+        # pyspark logs each error that it raises, with a page of Java's stack, beside raising it.
+        logging.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL)
+        return builder.getOrCreate()
+
+
+def is_local(master: str) -> bool:
+    """Whether executors of this master are threads of the driver's process."""
+    return master.startswith("local") and not master.startswith("local-cluster")
+
+
+def settings(master: str) -> dict[str, str]:
+    """What differs from Spark's defaults in a session that is made here."""
+    found = {
+        "spark.ui.showConsoleProgress": "false",
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.execution.arrow.pyspark.enabled": "true",
+    }
+    if is_local(master):
+        found |= {
+            "spark.ui.enabled": "false",
+            "spark.driver.bindAddress": "127.0.0.1",
+            "spark.driver.host": "127.0.0.1",
+            # Spark's 200 are for a cluster; each costs a task, whatever little there is to do. The value is
+            # written into a stream's checkpoint at its first start.
+            "spark.sql.shuffle.partitions": str(max(2, os.cpu_count() or 2)),
+        }
+    return found
+
+
+@contextlib.contextmanager
+def _log_settings() -> Iterator[str]:
+    """Java's option for a log4j file. Spark's own setting comes too late for its first lines, and announces itself."""
+    with tempfile.TemporaryDirectory(prefix="cues-log4j-") as folder:
+        file = Path(folder) / "log4j2.properties"
+        file.write_text(_LOG_SETTINGS)
+        options = f"-Dlog4j2.configurationFile={file.as_uri()}"
+        with _environment("SPARK_LAUNCHER_OPTS", options):
+            yield options
+
+
+@contextlib.contextmanager
+def _environment(name: str, value: str) -> Iterator[None]:
+    """Set a variable while Java is started, and put back what was there."""
+    before = os.environ.get(name)
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
+
+
+def _require_pyspark() -> None:
+    try:
+        from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow  # noqa: F401
+    except ImportError:
+        try:
+            import pyspark
+
+            found = f"pyspark {pyspark.__version__} is installed"
+        except ImportError:
+            found = "pyspark is not installed"
+        raise Unsupported(f"Spark needs pyspark 4.2 or newer; {found}.", "pip install 'cues-streams[spark]'.") from None

@@ -1,0 +1,123 @@
+"""Graphs that are run on both engines and must leave the same; in a module of its own, as a user's functions are.
+
+Functions say under which hash they were called, at which index, by which binding.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import cues
+from cues import AnyOf, Graph, Sink, Source, Stream
+
+Message = dict[str, Any]
+COUNT = 400
+
+
+def numbers(position: int | None) -> Iterator[tuple[int, Message]]:
+    for n in range(position or 0, COUNT):
+        yield n + 1, {"n": n, "body": "x" * (n % 50 * 40)}
+
+
+def plain(message: Message) -> Message:
+    return {"n": message["n"] * 2}
+
+
+def several(message: Message, process: Any) -> list[Message]:
+    """Nothing, one message, or two."""
+    seen = {"hash": process.delivery_hash, "index": process.index, "opts": process.opts, "system": process.system}
+    return [{"n": message["n"], **seen, "metadata": process.metadata}] * (message["n"] % 3)
+
+
+def nothing(message: Message) -> None:
+    return None
+
+
+class Refused(Exception):
+    def __init__(self, n: int, why: str) -> None:
+        super().__init__(f"{n} {why}")
+
+
+def picky(message: Message) -> Any:
+    """Fails at some, returns what cannot be written for one, and something else than a message for one."""
+    with cues.error_context(n=message["n"]):
+        if message["n"] % 50 == 7:
+            raise Refused(message["n"], "is not wanted")  # which pickle cannot make again
+    if message["n"] == 100:
+        return {"n": object()}
+    return 7 if message["n"] == 200 else message
+
+
+def parity(message: Message) -> dict[str, Any]:
+    return {"odd" if message["n"] % 2 else "even": message}
+
+
+def pairs(left: Message, right: Message, process: Any) -> Message:
+    return {"n": left["n"], "right": right["n"], "hash": process.delivery_hash, "index": process.index}
+
+
+def tagged(message: Message, process: Any) -> Message:
+    return {"n": message["n"], "from": process.binding, "hash": process.delivery_hash}
+
+
+def batches(messages: list[Message], process: Any) -> list[Message]:
+    return [{"count": len(messages), "hash": process.delivery_hash, "indices": process.indices}]
+
+
+def counted(message: Message, process: Any) -> Message:
+    process.state["count"] = process.state.get("count", 0) + 1
+    return {"n": message["n"], "count": process.state["count"]}
+
+
+def outside(message: Message) -> None:
+    pass
+
+
+async def awaited(message: Message) -> Message:
+    return message
+
+
+def wanted(message: Message) -> bool:
+    return message["n"] % 3 == 0
+
+
+def dies_once(message: Message) -> Message:
+    """The worker process is killed in the middle of a part, once."""
+    flag = Path(os.environ["CUES_TEST_FLAG"])
+    if message["n"] == 250 and not flag.exists():
+        flag.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return message
+
+
+def graph(*processors: Any, **options: Any) -> Callable[[], Graph]:
+    return lambda: Graph("g", [Source("in", numbers, batch_size=150), *processors], durability="process", **options)
+
+
+GRAPHS: dict[str, Callable[[], Graph]] = {
+    "plain": graph(Stream(plain, "in", "out")),
+    "several": graph(
+        Stream(several, "in", "out", opts={"a": 1}), system="system", queues={"in": cues.QueueOptions(metadata=True)}
+    ),
+    "all filtered out": graph(Stream(nothing, "in", "out")),
+    "filter": graph(Stream(plain, "in", "out", where=wanted)),
+    "error queue": graph(Stream(picky, "in", "out", retries=cues.Retry(3, 0.0)), errors="errors"),
+    "no error queue": graph(Stream(picky, "in", "out")),
+    "fork": graph(Stream(parity, "in", {"even": "even", "odd": "odd"})),
+    "join": graph(Stream(plain, "in", "out"), Stream(pairs, {"left": "in", "right": "out"}, "joined")),
+    "alts": graph(Stream(plain, "in", "out"), Stream(tagged, AnyOf("in", "out"), "tagged")),
+    "batch function": graph(Stream(batches, "in", "out", batch=True, batch_size=60)),
+    "batch function that fails": graph(Stream(parity, "in", "out", batch=True, batch_size=60), errors="errors"),
+    "keyed state": graph(Stream(counted, "in", "out", key="n")),
+    "state": graph(Stream(counted, "in", "out")),
+    "side effects": graph(Stream(several, "in", "out", side_effects=True)),
+    "at most once": graph(Stream(plain, "in", "out", strategy="at-most-once")),
+    "concurrent calls": graph(Stream(several, "in", "out", concurrency=4)),
+    "async function": graph(Stream(awaited, "in", "out", concurrency=4)),
+    "broadcast": graph(cues.broadcast("in", ["a", "b"])),
+    "chain": graph(Stream(plain, "in", "a"), Stream(several, "a", "b"), Sink(outside, "b")),
+}

@@ -1,0 +1,127 @@
+"""Positions of writers from outside: what is decided about a part of a source, the row's bytes, and the check."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import xxhash
+from conftest import problems_of
+
+import cues
+from cues import names, outside
+from cues.outside import SourceRow
+
+pytest.importorskip("pyspark", reason="pyspark is not installed (pip install 'cues-streams[test]')")
+
+from cues.spark.position import Checkpoint, Part, Queues, QueueSpan, Range
+
+A, B = b"identity", b"another!"
+R1, R2 = b"record-1", b"record-2"
+
+
+def queues(*spans: tuple[bytes, int, int], record: bytes = R1, first: bool = False) -> Queues:
+    return Queues(tuple(QueueSpan(*span) for span in spans), record, first)
+
+
+def checkpoint(batch: int, start: str | None, end: str, id: str = "q", record: bytes = R1) -> Checkpoint:
+    return Checkpoint(id, batch, record, None if start is None else (start,), (end,))
+
+
+@pytest.mark.parametrize(
+    ("before", "part", "verdict"),
+    [
+        # a batch write counts for itself
+        (None, Range(100, 200), "append"),
+        (Range(0, 100), Range(100, 200), "append"),
+        (Range(0, 100), Range(0, 100), "replayed"),
+        (Range(0, 100), Range(50, 100), "replayed"),
+        (Range(0, 100), Range(50, 150), "refuse"),
+        (Range(0, 100), Range(101, 200), "refuse"),
+        (Range(0, 100), Range(100, 100), "replayed"),
+        # queues of Cues: whatever the checkpoint
+        (None, queues((A, 1, 5), first=True), "append"),
+        (None, queues((A, 5, 9)), "refuse"),
+        (queues((A, 1, 5)), queues((A, 5, 9)), "append"),
+        (queues((A, 1, 5)), queues((A, 5, 9), first=True), "append"),
+        (queues((A, 1, 5)), queues((A, 1, 5), record=R2), "replayed"),
+        (queues((A, 1, 5)), queues((A, 1, 3), first=True), "replayed"),
+        (queues((A, 1, 5)), queues((A, 3, 7)), "refuse"),
+        (queues((A, 1, 5)), queues((A, 6, 7)), "refuse"),
+        (queues((A, 1, 5)), queues((B, 5, 9)), "refuse"),
+        (queues((A, 1, 5)), queues((A, 5, 9), (B, 1, 2)), "refuse"),
+        # no new messages, but perhaps rows (a watermark closed windows): only the same record is the same batch
+        (queues((A, 1, 5), record=R1), queues((A, 5, 5), record=R1), "replayed"),
+        (queues((A, 1, 5), record=R1), queues((A, 5, 5), record=R2), "append"),
+        (queues((A, 1, 5)), queues((A, 3, 3), record=R2), "replayed"),
+        # two queues move together, or one of them stays
+        (queues((A, 1, 5), (B, 1, 2)), queues((A, 5, 9), (B, 2, 2)), "append"),
+        (queues((A, 1, 5), (B, 1, 2)), queues((A, 1, 5), (B, 2, 3)), "refuse"),
+        (queues((A, 1, 5), (B, 1, 2)), queues((A, 1, 5), (B, 1, 2)), "replayed"),
+        # other sources: only beside their checkpoint
+        (None, checkpoint(0, None, "3"), "append"),
+        (None, checkpoint(4, "3", "4"), "refuse"),
+        (checkpoint(0, None, "3"), checkpoint(1, "3", "4"), "append"),
+        (checkpoint(1, "3", "4"), checkpoint(1, "3", "4"), "replayed"),
+        (checkpoint(1, "3", "4", record=R1), checkpoint(1, "3", "4", record=R2), "refuse"),  # planned anew
+        (checkpoint(1, "3", "4"), checkpoint(0, None, "3"), "refuse"),  # a stale checkpoint
+        (checkpoint(1, "3", "4"), checkpoint(0, None, "3", id="new"), "refuse"),  # a deleted one
+        (checkpoint(1, "3", "4"), checkpoint(3, "5", "6"), "refuse"),
+        # one id for two kinds of source
+        (Range(0, 5), queues((A, 5, 9)), "refuse"),
+        (queues((A, 1, 5)), Range(5, 9), "refuse"),
+        (queues((A, 1, 5)), checkpoint(1, "3", "4"), "refuse"),
+        (checkpoint(1, "3", "4"), queues((A, 1, 5)), "refuse"),
+    ],
+)
+def test_what_is_done_with_a_part_of_a_source(before: Part | None, part: Part, verdict: str) -> None:
+    kept = None if before is None else before.position()
+    if kept is not None:  # as it comes back from the store
+        kept = SourceRow.unpack(SourceRow("q", 1, kept).pack()).position
+    assert part.decide(kept) == verdict
+
+
+def test_the_row_is_there_if_and_only_if_the_messages_are(tmp_path: Path) -> None:
+    with cues.open(tmp_path / "s", durability="process") as store:
+        queue = store.queue("orders")
+        row = SourceRow("orders", 2, ["range", 100])
+
+        def write(txn: object, fails: bool) -> None:
+            from cues import batch
+
+            queue.append_pages(txn, batch.build([{"x": 1}], 1000))
+            outside.put(txn, "loader", row)
+            if fails:
+                raise RuntimeError("before the commit")
+
+        with pytest.raises(RuntimeError):
+            store.commit(write, True)
+        assert (len(queue), outside.rows(store)) == (0, {})
+        store.commit(write, False)
+        assert (len(queue), outside.rows(store)) == (1, {"loader": row})
+
+
+@pytest.mark.damages_stores
+def test_the_check_knows_the_row_and_sees_its_damage(tmp_path: Path) -> None:
+    row = SourceRow("orders", 3, ["range", 100])
+    with cues.open(tmp_path / "s", durability="process") as store:
+        store.queue("orders").appender().write_many([{"x": 1}, {"x": 2}])
+        store.commit(lambda txn: outside.put(txn, "loader", row))
+    assert problems_of(tmp_path / "s") == []
+    with cues.open(tmp_path / "s") as store:
+        store.commit(lambda txn: outside.put(txn, "loader", row._replace(next=4)))
+    assert problems_of(tmp_path / "s") == [
+        "The position of writer 'loader' says that it wrote up to 3 of queue orders, which ends before 3."
+    ]
+    with cues.open(tmp_path / "s") as store:
+        store.commit(lambda txn: txn.put(names.source_key("loader"), row.pack()[:-1] + b"x"))
+    assert problems_of(tmp_path / "s") == ["The position of writer 'loader' is damaged (its checksum fails)."]
+
+
+def test_the_bytes_of_the_row_are_those_of_the_format_page() -> None:
+    """Three keys in this order, and a checksum; written once by hand."""
+    body = "83 a5 7175657565 a6 6f7264657273 a4 6e657874 03 a8 706f736974696f6e 92 a5 72616e6765 64"
+    raw = SourceRow("orders", 3, ["range", 100]).pack()
+    assert raw[:-8] == bytes.fromhex(body.replace(" ", ""))
+    assert raw[-8:] == xxhash.xxh3_64_digest(raw[:-8])
+    assert names.source_key("loader") == b"\0source\0loader"

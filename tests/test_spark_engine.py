@@ -1,0 +1,224 @@
+"""A graph on Spark leaves what it leaves on the embedded engine: messages, hashes, metadata, state, positions."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import cues
+from cues import Graph, Source, Stream, testing
+from cues.engine.assembly import assemble
+from cues.errors import GraphError, InvalidArgument, ProcessorStopped
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytest.importorskip("pyspark", reason="pyspark is not installed (pip install 'cues-streams[test]')")
+
+import spark_graphs
+import test_flights
+from spark_graphs import GRAPHS
+
+TESTS = Path(__file__).parent
+IGNORED = shutil.ignore_patterns("bells", "lock.mdb", "wake", "lease-*")
+
+
+def template(path: Path, made: Graph) -> None:
+    """A store with the graph's queues and nothing on them, to be copied: copies have the same identities, so hashes."""
+    with cues.open(path, durability="process", map_size=64 << 20) as store:
+        assemble(made, store).close()
+
+
+def run(made: Graph, path: Path, **options: Any) -> None:
+    running = made.start(store=path, **options)
+    try:
+        running.wait_done()
+    except ProcessorStopped:
+        running.drain(60)
+    finally:
+        running.close()
+
+
+def left(path: Path) -> dict[str, Any]:
+    """Everything durable, with the hash that each message carries; tracebacks name lines that differ."""
+    with cues.open(path) as store:
+        found = testing.contents(store)
+        hashes: dict[str, list[Any]] = {}
+        for queue in store.queues():
+            tailer = store.queue(queue).tailer()
+            hashes[queue] = []
+            for message in tailer:
+                envelope = tailer.envelope
+                assert envelope is not None
+                hashes[queue].append((envelope.index, envelope.metadata.get("q/queue", {}).keys()))
+                for cause in message.get("err/cause", ()):
+                    cause["trace"] = cause["trace"].splitlines()[-1]
+        for message in found["queues"].get("errors", ()):
+            for cause in message["err/cause"]:
+                cause["trace"] = cause["trace"].splitlines()[-1]
+        assert store.check() == []
+        assert testing.check_attempts(store) == []
+    return {**found, "hashes": hashes}
+
+
+def without_times(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: without_times(one) for key, one in value.items() if key != "q/time"}
+    return [without_times(one) for one in value] if isinstance(value, list) else value
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+def test_both_engines_leave_the_same(name: str, spark: SparkSession, tmp_path: Path) -> None:
+    template(tmp_path / "template", GRAPHS[name]())
+    for engine in ("embedded", "spark"):
+        shutil.copytree(tmp_path / "template", tmp_path / engine, ignore=IGNORED)
+    run(GRAPHS[name](), tmp_path / "embedded")
+    run(GRAPHS[name](), tmp_path / "spark", engine="spark", spark=spark)
+    expected, found = left(tmp_path / "embedded"), left(tmp_path / "spark")
+    if name == "alts":  # which input is served first is free; what comes from each is not
+        for one in (expected, found):
+            one["queues"]["tagged"].sort(key=lambda m: (m["from"], m["n"]))
+    if name == "batch function":  # a step takes what is there when it begins
+        for one in (expected, found):
+            assert sum(m["count"] for m in one["queues"].pop("out")) == spark_graphs.COUNT
+            one["hashes"].pop("out")
+    assert without_times(found["queues"]) == without_times(expected["queues"])
+    assert found["hashes"] == expected["hashes"] or name == "alts"
+    assert (found["state"], found["positions"], found["sources"]) == (
+        expected["state"],
+        expected["positions"],
+        expected["sources"],
+    )
+
+
+def sums(frame: Any, process: Any) -> Any:
+    from pyspark.sql import functions as F
+
+    found = frame.groupBy((frame.n % 3).alias("rest")).agg(F.sum("n").alias("total"), F.max("index").alias("last"))
+    return found.withColumn("hash", F.lit(process.delivery_hash)).orderBy("rest")
+
+
+def test_a_stage_from_dataframe_to_dataframe(spark: SparkSession, tmp_path: Path) -> None:
+    """Its rows are messages of the step, under the step's hash; it fails as a whole, and is refused elsewhere."""
+    made = Graph("g", [Source("in", spark_graphs.numbers, batch_size=500)], errors="errors", durability="process")
+    made.frame("in", "out", fields="n long", id="sums")(sums)
+    made.frame("out", "failed", id="fails")(lambda frame: frame.select("no_such_column"))
+    run(made, tmp_path / "store", engine="spark", spark=spark)
+    with cues.open(tmp_path / "store") as store:
+        found = testing.messages(store, "out")
+        everything = sum(message["total"] for message in found)
+        assert everything == sum(range(spark_graphs.COUNT))
+        assert max(message["last"] for message in found) == spark_graphs.COUNT
+        tailer = store.queue("out").tailer()
+        for message in tailer:
+            assert tailer.envelope is not None and tailer.envelope.hash == message["hash"]
+        errors = testing.messages(store, "errors")
+        assert sum(len(m["err.proc/messages"]["out"]) for m in errors) == len(found)
+        assert "no_such_column" in errors[0]["err/cause"][0]["message"]
+        assert testing.check_attempts(store) == []
+    with pytest.raises(GraphError, match=r"g\.sums is written for Spark"):
+        made.start(store=tmp_path / "store")
+
+
+def test_what_a_frame_cannot_have_is_said_where_it_is_declared() -> None:
+    made = Graph("g")
+    for options in ({"key": "n"}, {"where": len}, {"side_effects": True}, {"strategy": "at-most-once"}):
+        with pytest.raises(GraphError, match="The frame 'f'"):
+            made.frame("a", "b", id="f", **options)(lambda frame: frame)
+    with pytest.raises(GraphError, match="one queue in"):
+        made.frame({"a": "a"}, "b", id="f")(lambda a: a)  # type: ignore[arg-type]
+
+
+def test_the_engines_take_turns_on_one_store(spark: SparkSession, tmp_path: Path) -> None:
+    made = Graph("g", [Stream(spark_graphs.counted, "in", "out", key="n")], durability="process")
+    for round in range(4):
+        options: dict[str, Any] = {"engine": "spark", "spark": spark} if round % 2 else {}
+        with made.start(store=tmp_path / "store", **options) as running:
+            for n in range(10):
+                running.send("in", {"n": n})
+            running.wait_idle(timeout=60)
+    with cues.open(tmp_path / "store") as store:
+        assert testing.messages(store, "out") == [{"n": n, "count": r} for r in range(1, 5) for n in range(10)]
+
+
+def test_a_session_of_the_users_goes_on(spark: SparkSession, tmp_path: Path) -> None:
+    run(GRAPHS["plain"](), tmp_path / "store", engine="spark", spark=spark)
+    assert spark.range(3).count() == 3
+
+
+def test_a_worker_that_is_killed_stops_the_processor_and_the_next_start_is_exact(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``local[n]`` makes one attempt at a task; on a cluster Spark makes several, and nothing stops."""
+    monkeypatch.setitem(spark.sparkContext.environment, "CUES_TEST_FLAG", str(tmp_path / "flag"))
+    made = spark_graphs.graph(Stream(spark_graphs.dies_once, "in", "out"))()
+    with pytest.raises(ProcessorStopped), made.start(store=tmp_path / "store", engine="spark", spark=spark) as running:
+        running.wait_done()
+    assert (tmp_path / "flag").exists()
+    run(made, tmp_path / "store", engine="spark", spark=spark)
+    with cues.open(tmp_path / "store") as store:
+        assert [m["n"] for m in testing.messages(store, "out")] == list(range(spark_graphs.COUNT))
+
+
+def test_what_cannot_run_on_spark_is_refused_by_name(spark: SparkSession, tmp_path: Path) -> None:
+    made = Graph("g", [Stream(lambda m, process: None, "in", None, id="look", appenders=["log"])])
+    with pytest.raises(GraphError, match=r"g\.look is imperative"):
+        made.start(store=tmp_path / "store", engine="spark", spark=spark)
+    assert not (tmp_path / "store").exists()
+    with pytest.raises(InvalidArgument, match="no engine 'flink'"):
+        made.start(store=tmp_path / "store", engine="flink")
+
+
+def test_what_cannot_travel_to_an_executor_is_named(spark: SparkSession, tmp_path: Path) -> None:
+    lock = threading.Lock()
+    made = Graph("g", [Source("in"), Stream(lambda m: {"n": lock.locked()}, "in", "out", id="reads")])
+    with (
+        pytest.raises(ProcessorStopped, match=r"The function of g\.reads cannot be sent"),
+        made.start(store=tmp_path / "store", engine="spark", spark=spark) as running,
+    ):
+        running.send("in", {"n": 1})
+        running.wait_idle(timeout=60)
+
+
+def test_january_on_spark_equals_an_independent_computation(spark: SparkSession, tmp_path: Path) -> None:
+    with test_flights.example(tmp_path) as flights:
+        run(flights.graph, tmp_path / "store", engine="spark", spark=spark)
+    results = test_flights.results_of(tmp_path, testing.Report())
+    test_flights.expect(results, test_flights.expected_flights(test_flights.DATA))
+
+
+DRIVER = """
+import sys
+import spark_graphs
+from cues import Stream
+made = spark_graphs.graph(Stream(spark_graphs.several, "in", "out"))()
+with made.start(store=sys.argv[1], engine="spark", master="local[2]") as running:
+    running.wait_done()
+"""
+
+
+@pytest.mark.parametrize("point", ["commit.before:2", "commit.inside:3", "commit.after:3"])
+def test_a_killed_driver_has_lost_and_doubled_nothing(point: str, tmp_path: Path) -> None:
+    made = spark_graphs.graph(Stream(spark_graphs.several, "in", "out"))
+    template(tmp_path / "store", made())
+    shutil.copytree(tmp_path / "store", tmp_path / "expected", ignore=IGNORED)
+    run(made(), tmp_path / "expected")
+    done = subprocess.run(
+        [sys.executable, "-c", DRIVER, str(tmp_path / "store")],
+        cwd=TESTS,
+        env={**os.environ, "CUES_FAULT": point},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    run(made(), tmp_path / "store")
+    assert without_times(left(tmp_path / "store")["queues"]) == without_times(left(tmp_path / "expected")["queues"])
