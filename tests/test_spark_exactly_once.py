@@ -231,8 +231,9 @@ def test_executors_of_their_own_on_the_drivers_machine_read_and_write(tmp_path: 
     code = (
         "import sys, cues.spark\n"
         "root, master = sys.argv[1:]\n"
-        "conf = {'spark.driver.bindAddress': '127.0.0.1', 'spark.driver.host': '127.0.0.1', 'spark.ui.enabled': 'false'}\n"
-        "with cues.spark.session(master, conf=conf | {'spark.executor.memory': '512m'}) as spark:\n"
+        "conf = {f'spark.driver.{name}': '127.0.0.1' for name in ('bindAddress', 'host')}\n"
+        "conf |= {'spark.executor.memory': '512m', 'spark.ui.enabled': 'false'}\n"
+        "with cues.spark.session(master, conf=conf) as spark:\n"
         "    table = spark.read.format('cues').option('partitions', 3).load(f'{root}/s#in')\n"
         "    table.write.format('cues').mode('append').save(f'{root}/o#out')\n"
         "    print(spark.sparkContext.master)"

@@ -169,6 +169,7 @@ def test_a_write_that_fails_in_one_task_writes_nothing(spark: SparkSession, tmp_
         ("cast('\\u0001' as binary) as value", {}, "msgpack of a int, not of a dict"),
         ("1 as `q/secret`", {}, "'q/secret' is reserved"),
         ("interval 1 month as x", {}, "no counterpart in a message"),
+        ("1 as x; 2 as x", {}, "Two columns are called 'x'"),
         ("repeat('x', 2000) as x", {}, "the queue's limit is 1,000"),
     ],
 )
@@ -424,6 +425,17 @@ def test_a_session_of_the_users_is_used_and_never_stopped(spark: SparkSession) -
         with cues.spark.session("local[1]", spark=given) as found:
             assert found is spark
         assert spark.range(3).count() == 3
+    counts: list[int] = []
+
+    def elsewhere() -> None:
+        with cues.spark.session("local[1]") as found:
+            counts.append(found.range(4).count())
+
+    thread = threading.Thread(target=elsewhere)
+    thread.start()
+    thread.join()
+    assert counts == [4]
+    assert spark.range(3).count() == 3
     cues.spark.register(spark)
     cues.spark.register(spark)
     assert spark.conf.get("spark.sql.session.timeZone") == "UTC"

@@ -10,6 +10,7 @@
     DATE                       date                                         NULL (also for a datetime)
     TIMESTAMP                  aware datetime                               NULL (a naive one names no instant)
     TIMESTAMP_NTZ              naive datetime                               NULL
+    TIME                       time without a zone                          NULL
     INTERVAL DAY TO SECOND     timedelta                                    NULL
     ARRAY                      list, tuple, set, frozenset, numpy array     NULL
     MAP, STRUCT                dict; a struct's fields by name              NULL
@@ -25,7 +26,7 @@ their types tells; only else is each value looked at.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from datetime import UTC, date, datetime, timedelta
+from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
 from typing import Any, Final, NoReturn
 from uuid import UUID
@@ -34,7 +35,7 @@ import pyarrow as pa
 from pyspark.sql import types as T
 from pyspark.sql.pandas.types import to_arrow_type
 
-from cues.errors import CodecError, Unsupported
+from cues.errors import CodecError, InvalidArgument, Unsupported
 
 
 class Misfit(Exception):
@@ -136,6 +137,8 @@ def converter(kind: T.DataType, strict: bool) -> Convert:
         return _exactly(date, "a date")
     if isinstance(kind, T.DayTimeIntervalType):
         return _exactly(timedelta, "a timedelta")
+    if isinstance(kind, T.TimeType):
+        return _clock
     if isinstance(kind, T.TimestampType):
         return _aware
     if isinstance(kind, T.TimestampNTZType):
@@ -231,6 +234,12 @@ def _exactly(kind: type, expected: str) -> Convert:
     return convert
 
 
+def _clock(value: Any) -> time:
+    if type(value) is time and value.tzinfo is None:
+        return value
+    raise Misfit("", value, "a time without a zone")
+
+
 def _aware(value: Any) -> datetime:
     if isinstance(value, datetime) and value.utcoffset() is not None:
         return value.astimezone(UTC)
@@ -301,6 +310,10 @@ class Encoder:
     """
 
     def __init__(self, schema: T.StructType) -> None:
+        names = schema.fieldNames()
+        twice = next((name for name in names if names.count(name) > 1), None)
+        if twice is not None:
+            raise InvalidArgument(f"Two columns are called {twice!r}; a message has one field of a name.", "an alias.")
         self._changed = {
             field.name: restore for field in schema.fields if (restore := _restorer(field.dataType)) is not None
         }

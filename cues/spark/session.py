@@ -73,11 +73,15 @@ def session(
 
 
 def active() -> SparkSession | None:
-    """The session that this process has already, if it has one."""
+    """The session that this process has already, if it has one; also one that another thread made."""
     _require_pyspark()
+    from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
-    return SparkSession.getActiveSession()
+    found = SparkSession.getActiveSession()  # of this thread, and what it was started from
+    if found is None and SparkContext._active_spark_context is not None:
+        found = SparkSession.builder.getOrCreate()
+    return found
 
 
 def start(master: str | None = None, name: str = "cues", conf: Mapping[str, str] | None = None) -> SparkSession:
