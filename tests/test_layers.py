@@ -24,7 +24,7 @@ ORDER = [
     (2, "log queue tailer state abroad outside fork ownership retention"),
     (3, "processor taking concurrency eventloop imperative failure results process runner delivery feed forwarder"),
     (4, "topology plan compose graph draw"),
-    (5, "engine engine.assembly engine.local"),
+    (5, "engine engine.stores engine.assembly engine.local"),
     (
         5,
         "spark.java spark.options spark.place spark.columns spark.position spark.checkpoint"

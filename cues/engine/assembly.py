@@ -11,48 +11,23 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
-from cues import abroad, events, fork, names
+from cues import abroad, events, names
 from cues.delivery import Delivery
-from cues.errors import CuesError, Diverged, GraphError, StoreError
+from cues.engine.stores import Stores, open_stores, prepare
+from cues.errors import CuesError, GraphError, StoreError
 from cues.feed import SourceDelivery
 from cues.forwarder import Forwarder, Marked
 from cues.graph import Graph
-from cues.options import QueueOptions
 from cues.ownership import Claimant, Ownership, ProcessorRow, Topology, read_topology
 from cues.plan import Plan
 from cues.processor import FRAME
-from cues.queue import Queue, create_queue
+from cues.queue import Queue
 from cues.runner import Pause, Runner
 from cues.store import Store
-
-TRY_LOG = QueueOptions(metadata=False)
-
-
-@dataclass
-class Stores:
-    """The home store of a graph, and those of queues that lie elsewhere."""
-
-    home: Store
-    opened: list[Store]
-    """Those that were opened here, to be closed here."""
-    others: dict[bytes, Store] = field(default_factory=dict)
-    """By id."""
-    of_queue: dict[str, Store] = field(default_factory=dict)
-    """Of the queues that are not at home."""
-
-    def store_of(self, queue: str) -> Store:
-        return self.of_queue.get(queue, self.home)
-
-    def close(self) -> None:
-        for store in reversed(self.opened):
-            store.close()
 
 
 @dataclass
@@ -84,14 +59,6 @@ class Assembly:
             self.stores.close()
 
 
-def open_store(graph: Graph, store: str | os.PathLike[str] | Store | None) -> tuple[Store, bool]:
-    """The graph's store, and whether it was opened here."""
-    found: Any = store if store is not None else graph.store
-    if isinstance(found, Store):
-        return found, False
-    return Store(found if found is not None else graph.store_path(), durability=graph.durability), True
-
-
 def assemble(
     graph: Graph,
     store: str | os.PathLike[str] | Store | None = None,
@@ -107,47 +74,27 @@ def assemble(
     plan = graph.plan()
     if runner is Runner:
         _refuse_frames(plan)
-    opened, owned = open_store(graph, store)
-    stores = Stores(opened, [opened] if owned else [])
+    stores = open_stores(graph, plan, store, accept_topology, emit)
     ownership = None
     try:
-        _open_others(stores, plan, graph, accept_topology)
-        left_over = _left_over(stores, plan, accept_topology, emit)
-        _say_durability(stores, plan, emit)
-        queues = _prepare(stores, plan, graph, emit)
+        queues = prepare(stores, plan, graph, emit)
         claimants = []
         for node in plan.running:
             logs = {names.tailer_id(node.id, port.queue): queues[port.queue].log for port in node.reads}
             claimants.append(Claimant(node.id, node.kind, logs))
-        ownership = Ownership(opened, claimants, take_over)
-        before = _topologies(opened, claimants)
-        begun, epoch = _begin_marks(opened, plan, queues)
-        try:
-            rows: dict[str, ProcessorRow] = ownership.claim(accept_topology, above=epoch)
-        except BaseException:
-            for queue, reader in begun:
-                abroad.drop_mark(queue.store, queue.log.id, reader)
-            raise
-        _drop_marks(stores, claimants, before)
+        ownership = Ownership(stores.home, claimants, take_over)
+        rows = _claim(stores, plan, queues, ownership, accept_topology)
+        there = {name: queue for name, queue in queues.items() if queue.store is not stores.home}
+        marks = _marks(stores.home, plan, rows, there)
         deliveries: list[Delivery] = []
-        marked: dict[bytes, list[Marked]] = {id: [] for id in stores.others}
-        abroad_queues = {name: queue for name, queue in queues.items() if queue.store.id != opened.id}
         for node in plan.running:
-            row = rows[node.id]
-            reader = abroad.Reader(opened.id, node.id, row.epoch)
-            marks: dict[str, abroad.LowWater] = {}
-            for place, tailer in enumerate(sorted(names.tailer_id(node.id, port.queue) for port in node.reads)):
-                queue = queues[tailer.removeprefix(node.id + ".")]
-                if queue.store.id != opened.id:
-                    marks[tailer] = abroad.LowWater(queue, reader, holding=row.pending)
-                    marked[queue.store.id].append(Marked(marks[tailer], place))
             kind = SourceDelivery if node.kind == "source" else Delivery
             delivery = kind(
-                opened,
+                stores.home,
                 node,
-                row,
-                queues=abroad_queues,
-                marks=marks,
+                rows[node.id],
+                queues=there,
+                marks={tailer: marked.mark for tailer, marked in marks[node.id].items()},
                 system=plan.system,
                 pause=pause,
                 stopping=stopping,
@@ -156,19 +103,46 @@ def assemble(
             )
             delivery.recover()
             deliveries.append(delivery)
-        forwarders = []
-        for id, other in stores.others.items():
-            forked = {delivery.node.id for delivery in deliveries if id in delivery.forks}
-            there = {name: queue for name, queue in abroad_queues.items() if queue.store is other}
-            forwarder = Forwarder(opened, other, sorted(forked | left_over.get(id, set())), marked[id], there)
-            forwarder.compare()
-            forwarders.append(forwarder)
+        forwarders = [_forwarder(stores, other, deliveries, marks, there) for other in stores.others.values()]
     except BaseException:
         if ownership is not None:
             ownership.release()
         stores.close()
         raise
     return Assembly(plan, stores, ownership, deliveries, forwarders, queues)
+
+
+def _claim(
+    stores: Stores, plan: Plan, queues: dict[str, Queue], ownership: Ownership, accept_topology: bool
+) -> dict[str, ProcessorRow]:
+    """Claim the processors, with marks in other stores before there are positions that need them."""
+    before = _topologies(stores.home, ownership.claimants)
+    begun, epoch = _begin_marks(stores.home, plan, queues)
+    try:
+        rows = ownership.claim(accept_topology, above=epoch)
+    except BaseException:
+        for queue, reader in begun:
+            abroad.drop_mark(queue.store, queue.log.id, reader)
+        raise
+    _drop_marks(stores, ownership.claimants, before)
+    return rows
+
+
+def _forwarder(
+    stores: Stores,
+    other: Store,
+    deliveries: list[Delivery],
+    marks: dict[str, dict[str, Marked]],
+    queues: dict[str, Queue],
+) -> Forwarder:
+    """The forwarder to one other store, compared with what that one got."""
+    forked = {delivery.node.id for delivery in deliveries if other.id in delivery.forks}
+    here = [marked for of_node in marks.values() for marked in of_node.values() if marked.mark.queue.store is other]
+    there = {name: queue for name, queue in queues.items() if queue.store is other}
+    processors = sorted(forked | stores.left_over.get(other.id, set()))
+    forwarder = Forwarder(stores.home, other, processors, here, there)
+    forwarder.compare()
+    return forwarder
 
 
 def _refuse_frames(plan: Plan) -> None:
@@ -182,180 +156,23 @@ def _refuse_frames(plan: Plan) -> None:
             )
 
 
-# --- stores and queues --------------------------------------------------------------------------
-
-
-def _open_others(stores: Stores, plan: Plan, graph: Graph, accept_topology: bool) -> None:
-    """Open the stores of queues that have a ``path``; one that was exchanged for another is :class:`Diverged`."""
-    home = stores.home
-    known: dict[str, set[bytes]] = {}
-    for id, places in abroad.places(home).items():
-        for place in places:
-            known.setdefault(os.path.realpath(place), set()).add(id)
-    by_path: dict[str, Store] = {os.path.realpath(home.path): home}
-    for name, options in plan.queues.items():
-        if options.path is None:
-            continue
-        path = graph.place(options.path)
-        real = os.path.realpath(path)
-        expected = known.get(real)
-        if real not in by_path:
-            new = not (path / "data.mdb").exists()
-            if new and expected and not accept_topology:
-                raise _exchanged(path, f"in which queue {name!r} lies", "is gone")
-            other = Store(path, durability=graph.durability if new else None)
-            stores.opened.append(other)
-            if other.same_as(home):
-                other = home
-            else:
-                twin = home if other.id == home.id else stores.others.get(other.id)
-                if twin is not None and not other.same_as(twin):
-                    raise _copied(path, name, twin)
-                other = stores.others.setdefault(other.id, other)
-            if expected and other.id not in expected and not accept_topology:
-                raise _exchanged(
-                    path, f"in which queue {name!r} lies", "is another one than the one that this graph has used"
-                )
-            by_path[real] = other
-        if by_path[real] is not home:
-            stores.of_queue[name] = by_path[real]
-
-
-def _copied(path: Path, queue: str, twin: Store) -> Diverged:
-    return Diverged(
-        f"The store {path}, in which queue {queue!r} lies, is a copy of {twin.path}: both have the id {twin.id.hex()},"
-        " and one id is one store.",
-        f"the path {twin.path}, or a store of its own.",
-        processor="",
-    )
-
-
-def _exchanged(path: Path, use: str, what: str) -> Diverged:
-    return Diverged(
-        f"The store {path}, {use}, {what}.",
-        "the store that was there; or --accept-topology to go on without it: what had not been forwarded to it"
-        " is given up.",
-        processor="",
-    )
-
-
-def _left_over(
-    stores: Stores, plan: Plan, accept_topology: bool, emit: Callable[[events.Event], None]
-) -> dict[bytes, set[str]]:
-    """Processors with a fork queue from earlier starts, by the id of the store that it is for, which is opened.
-
-    A graph may have stopped writing there; what it wrote before is forwarded all the same.
-    """
-    found: dict[bytes, set[str]] = {}
-    home = stores.home
-    places = abroad.places(home)
-    for queue in home.queues(all=True):
-        parts = names.fork_parts(queue)
-        if parts is None or not parts[0].startswith(f"{plan.id}."):
-            continue
-        processor, id = parts
-        opened = home.queue(queue)
-        if id not in stores.others and len(opened):
-            for place in places.get(id, []):
-                if (place / "data.mdb").exists():
-                    other = Store(place)
-                    stores.opened.append(other)
-                    if other.id == id:
-                        stores.others[id] = other
-                        break
-            else:
-                where = str(places[id][0]) if id in places else id.hex()
-                if not accept_topology:
-                    raise _exchanged(Path(where), f"for which {processor} has written messages", "is gone")
-                emit(
-                    events.Event(
-                        processor,
-                        f"what had not been forwarded to the store {where} is given up, as far as it is among the last"
-                        f" {len(opened):,} messages: the store is gone",
-                        logging.WARNING,
-                    )
-                )
-                _drop_all(opened)
-        if id in stores.others:
-            found.setdefault(id, set()).add(processor)
-    return found
-
-
-def _drop_all(queue: Queue) -> None:
-    def drop(txn: Any) -> bool:
-        row = queue.log.row(txn)
-        queue.log.move_front(txn, row, row.next)
-        deleted, _ = queue.log.delete_before(txn, row, row.next)
-        return deleted > 0
-
-    while queue.store.commit(drop):
-        pass
-
-
-def _say_durability(stores: Stores, plan: Plan, emit: Callable[[events.Event], None]) -> None:
-    weak = [one for one in (stores.home, *stores.others.values()) if one.durability == "process"]
-    if weak and len(weak) <= len(stores.others):
-        emit(
-            events.Event(
-                plan.id,
-                "its stores differ in durability; after a power cut the weaker one holds: "
-                + ", ".join(one.path for one in weak)
-                + " may be damaged then ('process'), and the start says what does not fit together",
-                logging.WARNING,
-            )
-        )
-
-
-def _prepare(stores: Stores, plan: Plan, graph: Graph, emit: Callable[[events.Event], None]) -> dict[str, Queue]:
-    """Have every queue, try log and fork queue, with the options that the graph gives."""
-    home = stores.home
-    wanted: dict[Store, dict[str, QueueOptions]] = {one: {} for one in (home, *stores.others.values())}
-    for name, options in plan.queues.items():
-        wanted[stores.store_of(name)][name] = options.inside
-    for node in plan.running:
-        wanted[home][node.id] = TRY_LOG
-        targets = {stores.store_of(queue) for queue in (*(port.queue for port in node.writes), node.errors) if queue}
-        for other in targets - {home}:
-            wanted[home][names.fork_id(node.id, other.id)] = fork.OPTIONS
-
-    def create(txn: Any, store: Store, missing: dict[str, QueueOptions]) -> None:
-        for name, options in missing.items():
-            create_queue(txn, store, name, options)
-
-    for store, queues in wanted.items():
-        with store.view() as txn:
-            missing = {name: found for name, found in queues.items() if txn.get(names.queue_key(name)) is None}
-        if missing:
-            store.commit(create, store, missing)
-    for other in stores.others.values():
-        home.commit(abroad.remember, home, other)
-    opened: dict[str, Queue] = {}
-    for name in plan.queues:
-        # Options that the graph gives hold from now on; without any the queue stays as it is.
-        given = graph.queues.get(name) or graph.queues.get("*")
-        store = stores.store_of(name)
-        if store is home:
-            opened[name] = home.queue(name, **(vars(given.inside) if given else {}))
-        else:
-            opened[name] = _shared_queue(store, name, given.inside if given else QueueOptions(), emit)
-    return opened
-
-
-def _shared_queue(store: Store, name: str, given: QueueOptions, emit: Callable[[events.Event], None]) -> Queue:
-    """A queue of another store, which other graphs may use as well: what this one leaves unsaid stays as it is."""
-    queue = store.queue(name)
-    before = queue.options
-    said = {option: getattr(given, option) for option in given.to_dict()}
-    changed = [option for option, value in said.items() if getattr(before, option) != value]
-    if changed:
-        queue = store.queue(name, **said)
-        was, now = before.to_dict(), queue.options.to_dict()
-        what = ", ".join(f"{option} from {was.get(option, 'the default')} to {now[option]}" for option in changed)
-        emit(events.Event("", f"queue {name} of {store.path} is changed for all who use it: {what}", logging.WARNING))
-    return queue
-
-
 # --- low-water marks ----------------------------------------------------------------------------
+
+
+def _marks(
+    home: Store, plan: Plan, rows: dict[str, ProcessorRow], queues: dict[str, Queue]
+) -> dict[str, dict[str, Marked]]:
+    """The low-water marks in other stores, by processor and tailer id."""
+    found: dict[str, dict[str, Marked]] = {}
+    for node in plan.running:
+        found[node.id] = {}
+        reader = abroad.Reader(home.id, node.id, rows[node.id].epoch)
+        by_tailer = {names.tailer_id(node.id, port.queue): port.queue for port in node.reads}
+        for place, tailer in enumerate(sorted(by_tailer)):
+            if by_tailer[tailer] in queues:
+                mark = abroad.LowWater(queues[by_tailer[tailer]], reader, holding=rows[node.id].pending)
+                found[node.id][tailer] = Marked(mark, place)
+    return found
 
 
 def _begin_marks(home: Store, plan: Plan, queues: dict[str, Queue]) -> tuple[list[tuple[Queue, abroad.Reader]], int]:
@@ -380,12 +197,12 @@ def _begin_marks(home: Store, plan: Plan, queues: dict[str, Queue]) -> tuple[lis
     return begun, highest
 
 
-def _topologies(home: Store, claimants: list[Claimant]) -> dict[str, Topology | None]:
+def _topologies(home: Store, claimants: Sequence[Claimant]) -> dict[str, Topology | None]:
     with home.view() as txn:
         return {claimant.processor: read_topology(txn, claimant.processor) for claimant in claimants}
 
 
-def _drop_marks(stores: Stores, claimants: list[Claimant], before: dict[str, Topology | None]) -> None:
+def _drop_marks(stores: Stores, claimants: Sequence[Claimant], before: dict[str, Topology | None]) -> None:
     """Take away the marks of inputs that are read no more, also in stores that the graph names no more."""
     for claimant in claimants:
         old, now = before[claimant.processor], claimant.topology(stores.home)

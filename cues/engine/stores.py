@@ -1,0 +1,239 @@
+"""The stores of a graph: its own, and those of queues that have a path.
+
+    open_stores   open them; one that was exchanged for another, or is a copy, is :class:`Diverged`
+    prepare       have every queue, try log and fork queue
+
+A store that the graph has used is known by its id, which the home store remembers with its place.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from cues import abroad, events, fork, names
+from cues.errors import Diverged
+from cues.graph import Graph
+from cues.options import QueueOptions
+from cues.plan import Plan
+from cues.queue import Queue, create_queue
+from cues.store import Store
+
+TRY_LOG: Final = QueueOptions(metadata=False)
+Emit = Callable[[events.Event], None]
+
+
+@dataclass
+class Stores:
+    """The home store of a graph, and those of queues that lie elsewhere."""
+
+    home: Store
+    opened: list[Store]
+    """Those that were opened here, to be closed here."""
+    others: dict[bytes, Store] = field(default_factory=dict)
+    """By id."""
+    of_queue: dict[str, Store] = field(default_factory=dict)
+    """Of the queues that are not at home."""
+    left_over: dict[bytes, set[str]] = field(default_factory=dict)
+    """Processors with a fork queue from earlier starts, by the id of the store that it is for."""
+
+    def store_of(self, queue: str) -> Store:
+        return self.of_queue.get(queue, self.home)
+
+    def close(self) -> None:
+        for store in reversed(self.opened):
+            store.close()
+
+
+def open_stores(
+    graph: Graph, plan: Plan, store: str | os.PathLike[str] | Store | None, accept_topology: bool, emit: Emit
+) -> Stores:
+    """Open the home store and the others; nothing is left open where it raises."""
+    home, owned = _open_home(graph, store)
+    stores = Stores(home, [home] if owned else [])
+    try:
+        _open_others(stores, plan, graph, accept_topology)
+        _find_left_over(stores, plan, accept_topology, emit)
+        _say_durability(stores, plan, emit)
+    except BaseException:
+        stores.close()
+        raise
+    return stores
+
+
+def _open_home(graph: Graph, store: str | os.PathLike[str] | Store | None) -> tuple[Store, bool]:
+    """The graph's store, and whether it was opened here."""
+    found: Any = store if store is not None else graph.store
+    if isinstance(found, Store):
+        return found, False
+    return Store(found if found is not None else graph.store_path(), durability=graph.durability), True
+
+
+def _open_others(stores: Stores, plan: Plan, graph: Graph, accept_topology: bool) -> None:
+    """Open the stores of queues that have a ``path``; one that was exchanged for another is :class:`Diverged`."""
+    home = stores.home
+    known: dict[str, set[bytes]] = {}
+    for id, places in abroad.places(home).items():
+        for place in places:
+            known.setdefault(os.path.realpath(place), set()).add(id)
+    by_path: dict[str, Store] = {os.path.realpath(home.path): home}
+    for name, options in plan.queues.items():
+        if options.path is None:
+            continue
+        path = graph.place(options.path)
+        real = os.path.realpath(path)
+        expected = known.get(real)
+        if real not in by_path:
+            new = not (path / "data.mdb").exists()
+            if new and expected and not accept_topology:
+                raise _exchanged(path, f"in which queue {name!r} lies", "is gone")
+            other = Store(path, durability=graph.durability if new else None)
+            stores.opened.append(other)
+            if other.same_as(home):
+                other = home
+            else:
+                twin = home if other.id == home.id else stores.others.get(other.id)
+                if twin is not None and not other.same_as(twin):
+                    raise _copied(path, name, twin)
+                other = stores.others.setdefault(other.id, other)
+            if expected and other.id not in expected and not accept_topology:
+                raise _exchanged(
+                    path, f"in which queue {name!r} lies", "is another one than the one that this graph has used"
+                )
+            by_path[real] = other
+        if by_path[real] is not home:
+            stores.of_queue[name] = by_path[real]
+
+
+def _copied(path: Path, queue: str, twin: Store) -> Diverged:
+    return Diverged(
+        f"The store {path}, in which queue {queue!r} lies, is a copy of {twin.path}: both have the id {twin.id.hex()},"
+        " and one id is one store.",
+        f"the path {twin.path}, or a store of its own.",
+        processor="",
+    )
+
+
+def _exchanged(path: Path, use: str, what: str) -> Diverged:
+    return Diverged(
+        f"The store {path}, {use}, {what}.",
+        "the store that was there; or --accept-topology to go on without it: what had not been forwarded to it"
+        " is given up.",
+        processor="",
+    )
+
+
+def _find_left_over(stores: Stores, plan: Plan, accept_topology: bool, emit: Emit) -> None:
+    """Open the stores of fork queues from earlier starts.
+
+    A graph may have stopped writing there; what it wrote before is forwarded all the same.
+    """
+    home = stores.home
+    places = abroad.places(home)
+    for queue in home.queues(all=True):
+        parts = names.fork_parts(queue)
+        if parts is None or not parts[0].startswith(f"{plan.id}."):
+            continue
+        processor, id = parts
+        opened = home.queue(queue)
+        if id not in stores.others and len(opened):
+            for place in places.get(id, []):
+                if (place / "data.mdb").exists():
+                    other = Store(place)
+                    stores.opened.append(other)
+                    if other.id == id:
+                        stores.others[id] = other
+                        break
+            else:
+                where = str(places[id][0]) if id in places else id.hex()
+                if not accept_topology:
+                    raise _exchanged(Path(where), f"for which {processor} has written messages", "is gone")
+                emit(
+                    events.Event(
+                        processor,
+                        f"what had not been forwarded to the store {where} is given up, as far as it is among the last"
+                        f" {len(opened):,} messages: the store is gone",
+                        logging.WARNING,
+                    )
+                )
+                _drop_all(opened)
+        if id in stores.others:
+            stores.left_over.setdefault(id, set()).add(processor)
+
+
+def _drop_all(queue: Queue) -> None:
+    def drop(txn: Any) -> bool:
+        row = queue.log.row(txn)
+        queue.log.move_front(txn, row, row.next)
+        deleted, _ = queue.log.delete_before(txn, row, row.next)
+        return deleted > 0
+
+    while queue.store.commit(drop):
+        pass
+
+
+def _say_durability(stores: Stores, plan: Plan, emit: Emit) -> None:
+    weak = [one for one in (stores.home, *stores.others.values()) if one.durability == "process"]
+    if weak and len(weak) <= len(stores.others):
+        emit(
+            events.Event(
+                plan.id,
+                "its stores differ in durability; after a power cut the weaker one holds: "
+                + ", ".join(one.path for one in weak)
+                + " may be damaged then ('process'), and the start says what does not fit together",
+                logging.WARNING,
+            )
+        )
+
+
+def prepare(stores: Stores, plan: Plan, graph: Graph, emit: Emit) -> dict[str, Queue]:
+    """Have every queue, try log and fork queue, with the options that the graph gives."""
+    home = stores.home
+    wanted: dict[Store, dict[str, QueueOptions]] = {one: {} for one in (home, *stores.others.values())}
+    for name, options in plan.queues.items():
+        wanted[stores.store_of(name)][name] = options.inside
+    for node in plan.running:
+        wanted[home][node.id] = TRY_LOG
+        targets = {stores.store_of(queue) for queue in (*(port.queue for port in node.writes), node.errors) if queue}
+        for other in targets - {home}:
+            wanted[home][names.fork_id(node.id, other.id)] = fork.OPTIONS
+
+    def create(txn: Any, store: Store, missing: dict[str, QueueOptions]) -> None:
+        for name, options in missing.items():
+            create_queue(txn, store, name, options)
+
+    for store, queues in wanted.items():
+        with store.view() as txn:
+            missing = {name: found for name, found in queues.items() if txn.get(names.queue_key(name)) is None}
+        if missing:
+            store.commit(create, store, missing)
+    for other in stores.others.values():
+        home.commit(abroad.remember, home, other)
+    opened: dict[str, Queue] = {}
+    for name in plan.queues:
+        # Options that the graph gives hold from now on; without any the queue stays as it is.
+        given = graph.queues.get(name) or graph.queues.get("*")
+        store = stores.store_of(name)
+        if store is home:
+            opened[name] = home.queue(name, **(vars(given.inside) if given else {}))
+        else:
+            opened[name] = _shared_queue(store, name, given.inside if given else QueueOptions(), emit)
+    return opened
+
+
+def _shared_queue(store: Store, name: str, given: QueueOptions, emit: Emit) -> Queue:
+    """A queue of another store, which other graphs may use as well: what this one leaves unsaid stays as it is."""
+    queue = store.queue(name)
+    before = queue.options
+    said = {option: getattr(given, option) for option in given.to_dict()}
+    changed = [option for option, value in said.items() if getattr(before, option) != value]
+    if changed:
+        queue = store.queue(name, **said)
+        was, now = before.to_dict(), queue.options.to_dict()
+        what = ", ".join(f"{option} from {was.get(option, 'the default')} to {now[option]}" for option in changed)
+        emit(events.Event("", f"queue {name} of {store.path} is changed for all who use it: {what}", logging.WARNING))
+    return queue
