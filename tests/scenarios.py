@@ -14,6 +14,7 @@ import asyncio
 import json
 import os
 import shutil
+import signal
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -27,6 +28,8 @@ from cues.queue import Queue
 from cues.store import Store
 
 Message = dict[str, Any]
+CHILD_S = 100
+"""A child that hangs is ended by SIGALRM, which no test mistakes for a crash that it asked for."""
 MAP_BYTES = 2 << 20
 """Small, since every case copies its store."""
 
@@ -615,6 +618,7 @@ def copy(made: str, name: str) -> str:
 def _in_child(function: Callable[..., Any], *arguments: Any) -> int:
     pid = os.fork()
     if pid == 0:
+        signal.alarm(CHILD_S)  # a fork does not inherit its parent's
         try:
             function(*arguments)
         except BaseException:
