@@ -5,7 +5,8 @@
 
 Quiet means: no progress bars and no warnings of Spark's own start-up; errors stay. Local sessions talk
 over the loopback interface only, start no web server, and run Python workers with this interpreter,
-not with whatever ``python3`` the PATH has.
+not with whatever ``python3`` the PATH has. A cluster's web pages and ports are as Spark makes them, except
+that the driver of a master on the loopback interface stays there too.
 
 Not guaranteed: silence. Java itself prints a line about incubator modules before Spark has a say.
 """
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -100,18 +102,43 @@ def start(master: str | None = None, name: str = "cues", conf: Mapping[str, str]
         if not submitted:
             found = java.find()
             during.enter_context(_environment("JAVA_HOME", str(found.home)))
-            if is_local(master or ""):
+            if stays_here(master or ""):
                 during.enter_context(_environment("SPARK_LOCAL_IP", os.environ.get("SPARK_LOCAL_IP", "127.0.0.1")))
             options = during.enter_context(_log_settings())
             chosen[_JAVA_OPTIONS] = f"{options} {chosen.get(_JAVA_OPTIONS, '')}".strip()
         for key, value in chosen.items():
             builder = builder.config(key, value)
-        return builder.getOrCreate()
+        try:
+            return builder.getOrCreate()
+        except Exception as error:
+            why = in_short(error)
+            if "stopped SparkContext" in why:
+                why = "no master answers there, or it refused"
+            raise Unsupported(
+                f"Spark did not start with the master {master or 'of spark-submit'}: {why}",
+                "the address that the master's log and web page say, spark://host:7077.",
+            ) from None
+
+
+def in_short(error: Exception) -> str:
+    """What a failure inside Spark comes down to: a line, of Python's traceback where it has one, without Java's."""
+    text = str(error)
+    _, python, trace = text.rpartition("Traceback (most recent call last):\n")
+    if python:
+        return next((line for line in trace.splitlines() if line and not line[0].isspace()), "a Python error")
+    told = re.search(r"most recent failure: (?:Lost task .*?\): )?(.*)", text) or re.search(r"^: (.*)", text, re.M)
+    line = told[1] if told else text.partition("\n")[0]
+    return re.sub(r"^(?:[a-z]\w*\.)+[A-Z]\w*: ", "", line).strip() or type(error).__name__
 
 
 def is_local(master: str) -> bool:
     """Whether executors of this master are threads of the driver's process."""
     return master.startswith("local") and not master.startswith("local-cluster")
+
+
+def stays_here(master: str) -> bool:
+    """Whether no other machine needs to reach the driver."""
+    return is_local(master) or master.startswith(("spark://127.", "spark://localhost:"))
 
 
 def settings(master: str) -> dict[str, str]:
@@ -121,11 +148,11 @@ def settings(master: str) -> dict[str, str]:
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.execution.arrow.pyspark.enabled": "true",
     }
+    if stays_here(master):
+        found |= {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"}
     if is_local(master):
         found |= {
             "spark.ui.enabled": "false",
-            "spark.driver.bindAddress": "127.0.0.1",
-            "spark.driver.host": "127.0.0.1",
             # Spark's 200 are for a cluster; each costs a task, whatever little there is to do. The value is
             # written into a stream's checkpoint at its first start.
             "spark.sql.shuffle.partitions": str(max(2, os.cpu_count() or 2)),
