@@ -8,30 +8,35 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import shutil
 import signal
+import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import cues
-from cues import testing
+from cues import Stream, testing
+from cues.errors import ProcessorStopped, Unsupported
 
 pytest.importorskip("pyspark", reason="pyspark is not installed (pip install 'cues-streams[test]')")
 
 import spark_graphs
 from children import Child
-from spark_cluster import Cluster
+from spark_cluster import Cluster, ancestors, command_of, until
 from test_spark_engine import IGNORED, left, run, template, without_times
 
-if TYPE_CHECKING:
-    pass
+from cues.spark.place import Site
+from cues.spark.remote import require_sight
 
-HERE = Path(__file__).parent
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
 BIN = Path(sys.executable).parent
 RUN_TIMEOUT_S = 180
 """A driver on a machine that is busy with other things."""
@@ -145,3 +150,172 @@ def test_a_cluster_leaves_what_the_embedded_engine_leaves_and_so_does_a_killed_d
     with Child(AGAIN, cluster.master, tmp_path / "killed", **cluster.environment) as child:
         child.end()
     assert without_times(left(tmp_path / "killed")["queues"]) == without_times(expected["queues"])
+
+
+# --- how a user starts it -------------------------------------------------------------------------
+
+HELPER = """
+def doubled(n):
+    return n * 2
+"""
+GRAPH_FILE = """
+from cues import Graph, Source, Stream
+from {module} import doubled
+
+def numbers(position):
+    for n in range(position or 0, 100):
+        yield n + 1, {{"n": n}}
+
+def double(message):
+    return {{"n": doubled(message["n"])}}
+
+graph = Graph("g", [Source("in", numbers), Stream(double, "in", "out")], store="store", durability="process")
+
+if __name__ == "__main__":
+    graph.run(engine="spark")
+"""
+
+
+def user_folder(folder: Path, helper: Path) -> None:
+    """A graph file, and the module that its functions import."""
+    folder.mkdir()
+    (folder / "graph.py").write_text(GRAPH_FILE.format(module=helper.stem))
+    helper.parent.mkdir(exist_ok=True)
+    helper.write_text(HELPER)
+
+
+def started(cluster: Cluster, command: list[str | Path], cwd: Path) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run(
+        command,
+        cwd=cwd,
+        env={**os.environ, **cluster.environment, "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+        timeout=RUN_TIMEOUT_S,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done
+
+
+def expect_doubled(path: Path) -> None:
+    with cues.open(path, readonly=True) as store:
+        assert [m["n"] for m in testing.messages(store, "out")] == [n * 2 for n in range(100)]
+
+
+def test_cues_run_finds_a_module_beside_the_graph_file(cluster: Cluster, tmp_path: Path) -> None:
+    user_folder(tmp_path / "project", tmp_path / "project" / "helper_beside.py")
+    file = tmp_path / "project" / "graph.py"
+    command = [BIN / "cues", "run", file, "--engine", "spark", "--master", cluster.master, "--json"]
+    done = started(cluster, command, tmp_path)
+    assert "spark://" not in done.stdout
+    expect_doubled(tmp_path / "store" if (tmp_path / "store").exists() else tmp_path / "project" / "store")
+
+
+def test_spark_submit_runs_a_graph_file_with_a_module_that_it_ships(cluster: Cluster, tmp_path: Path) -> None:
+    user_folder(tmp_path / "project", tmp_path / "shared" / "helper_shipped.py")
+    command = [
+        BIN / "spark-submit",
+        "--master",
+        cluster.master,
+        "--py-files",
+        tmp_path / "shared" / "helper_shipped.py",
+    ]
+    done = started(cluster, [*command, tmp_path / "project" / "graph.py"], tmp_path)
+    assert "Exception" not in done.stderr
+    expect_doubled(tmp_path / "store")
+
+
+# --- two drivers ----------------------------------------------------------------------------------
+
+
+def test_a_second_driver_is_refused_and_a_first_that_was_taken_over_is_fenced(cluster: Cluster, tmp_path: Path) -> None:
+    """The first is stopped in a step, taken over, and goes on; by then its executors have done the step."""
+    with driver_on(cluster, 1) as first, driver_on(cluster, 1) as second:
+        first.begin(tmp_path)
+        until(lambda: (tmp_path / "held").exists())
+        assert second.run(tmp_path).startswith("AlreadyRunning g.")
+        first.child.signal(signal.SIGSTOP)
+        for lease in (tmp_path / "store").glob("lease-*"):
+            lease.write_bytes(bytes(8))  # it has run out
+        assert second.run(tmp_path, take_over=True) == "done"
+        expect_exact(tmp_path)
+        (tmp_path / "go").touch()
+        first.child.signal(signal.SIGCONT)
+        assert first.child.line().startswith("Fenced g.")
+    expect_exact(tmp_path)
+    assert 250 in repeated(tmp_path)
+
+
+# --- kill -9 --------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def driver(cluster: Cluster) -> Iterator[Driver]:
+    """One for the rest of the tests: it keeps both workers' cores until it ends."""
+    with driver_on(cluster, 2) as found:
+        yield found
+
+
+def parent_of(worker: int, command: str) -> int:
+    """The process above a Python worker whose command line has ``command``."""
+    return next(pid for pid in ancestors(worker) if command in command_of(pid))
+
+
+def python_worker(worker: int) -> list[int]:
+    return [worker]
+
+
+def executor(worker: int) -> list[int]:
+    return [parent_of(worker, "CoarseGrainedExecutorBackend")]
+
+
+def worker_daemon_with_its_executor(worker: int) -> list[int]:
+    return [parent_of(worker, "deploy.worker.Worker"), *executor(worker)]
+
+
+@pytest.mark.parametrize("victims", [python_worker, executor, worker_daemon_with_its_executor])
+def test_spark_repeats_what_a_killed_process_was_doing(
+    victims: Callable[[int], list[int]], cluster: Cluster, driver: Driver, tmp_path: Path
+) -> None:
+    """In the middle of a part: some of it has been called, none of it is there; the run ends by itself."""
+    driver.begin(tmp_path)
+    until(lambda: (tmp_path / "held").exists())
+    for pid in victims(int((tmp_path / "held").read_text())):
+        os.kill(pid, signal.SIGKILL)
+    assert driver.child.line() == "done"
+    expect_exact(tmp_path)
+    assert 250 in repeated(tmp_path)
+    cluster.fill()
+
+
+# --- what is said ---------------------------------------------------------------------------------
+
+
+def test_a_store_that_executors_cannot_see_is_refused_with_host_and_path(spark: SparkSession, tmp_path: Path) -> None:
+    with cues.open(tmp_path / "store") as store:
+        here = Site.of(store)
+        require_sight(spark.sparkContext, [store])
+    (tmp_path / "store").rename(tmp_path / "elsewhere")
+    with pytest.raises(
+        Unsupported, match=f"cannot read the driver's store {tmp_path}/store on {here.host}: No such file"
+    ):
+        require_sight(spark.sparkContext, [store])
+    with cues.open(tmp_path / "store"):
+        pass
+    with pytest.raises(Unsupported, match="finds another store"):
+        require_sight(spark.sparkContext, [store])
+
+
+def leaves(message: dict[str, Any]) -> None:
+    raise SystemExit("enough\nof this")
+
+
+def test_a_job_that_fails_is_told_in_a_line_of_python(spark: SparkSession, tmp_path: Path) -> None:
+    made = spark_graphs.graph(Stream(leaves, "in", "out"))()
+    with (
+        pytest.raises(ProcessorStopped) as caught,
+        made.start(store=tmp_path / "store", engine="spark", spark=spark) as running,
+    ):
+        running.wait_done()
+    assert caught.value.message.startswith("g.leaves stopped: Spark could not do its step of 150 messages: ")
+    assert "\n" not in caught.value.message and "java" not in caught.value.message
