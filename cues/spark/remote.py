@@ -300,7 +300,7 @@ class SparkRunner(Runner):
             if self._closed:
                 raise Interrupted from error
             raise ProcessorStopped(
-                f"{self._node.id} stopped: Spark could not do its step of {taken.count} messages: {in_short(error)}",
+                f"{self._node.id} stopped: Spark could not do its step of {taken.count} messages: {in_short(error)}.",
                 "start again when the cause is gone; it goes on where it stands.",
                 processor=self._node.id,
             ) from None

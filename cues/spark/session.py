@@ -36,6 +36,13 @@ rootLogger.appenderRef.stderr.ref = stderr
 # The same level as the root's, or Spark announces that it sets another.
 logger.gateway.name = org.apache.spark.api.python.PythonGatewayServer
 logger.gateway.level = error
+# What fails in a task is told by the exception that the driver raises, or was repeated and needs no word.
+logger.task.name = org.apache.spark.executor.Executor
+logger.task.level = off
+logger.tasks.name = org.apache.spark.scheduler.TaskSetManager
+logger.tasks.level = off
+logger.python.name = org.apache.spark.api.python.PythonRunner
+logger.python.level = off
 appender.stderr.type = Console
 appender.stderr.name = stderr
 appender.stderr.target = SYSTEM_ERR
@@ -115,20 +122,25 @@ def start(master: str | None = None, name: str = "cues", conf: Mapping[str, str]
             if "stopped SparkContext" in why:
                 why = "no master answers there, or it refused"
             raise Unsupported(
-                f"Spark did not start with the master {master or 'of spark-submit'}: {why}",
+                f"Spark did not start with the master {master or 'of spark-submit'}: {why}.",
                 "the address that the master's log and web page say, spark://host:7077.",
             ) from None
 
 
 def in_short(error: Exception) -> str:
-    """What a failure inside Spark comes down to: a line, of Python's traceback where it has one, without Java's."""
+    """What a failure inside Spark comes down to: a line of Python's traceback where it has one, else of Java's.
+
+    Without a stop at its end.
+    """
     text = str(error)
     _, python, trace = text.rpartition("Traceback (most recent call last):\n")
     if python:
-        return next((line for line in trace.splitlines() if line and not line[0].isspace()), "a Python error")
-    told = re.search(r"most recent failure: (?:Lost task .*?\): )?(.*)", text) or re.search(r"^: (.*)", text, re.M)
-    line = told[1] if told else text.partition("\n")[0]
-    return re.sub(r"^(?:[a-z]\w*\.)+[A-Z]\w*: ", "", line).strip() or type(error).__name__
+        line = next((line for line in trace.splitlines() if line and not line[0].isspace()), "")
+    else:
+        told = re.search(r"most recent failure: (?:Lost task .*?\): )?(.*)", text) or re.search(r"^: (.*)", text, re.M)
+        line = told[1] if told else text.partition("\n")[0]
+        line = re.sub(r"^(?:[a-z]\w*\.)+[A-Z]\w*: ", "", line).partition(". Consider setting ")[0]
+    return line.strip().rstrip(".") or type(error).__name__
 
 
 def is_local(master: str) -> bool:
