@@ -241,48 +241,6 @@ def test_a_second_driver_is_refused_and_a_first_that_was_taken_over_is_fenced(cl
     assert 250 in repeated(tmp_path)
 
 
-# --- kill -9 --------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def driver(cluster: Cluster) -> Iterator[Driver]:
-    """One for the rest of the tests: it keeps both workers' cores until it ends."""
-    with driver_on(cluster, 2) as found:
-        yield found
-
-
-def parent_of(worker: int, command: str) -> int:
-    """The process above a Python worker whose command line has ``command``."""
-    return next(pid for pid in ancestors(worker) if command in command_of(pid))
-
-
-def python_worker(worker: int) -> list[int]:
-    return [worker]
-
-
-def executor(worker: int) -> list[int]:
-    return [parent_of(worker, "CoarseGrainedExecutorBackend")]
-
-
-def worker_daemon_with_its_executor(worker: int) -> list[int]:
-    return [parent_of(worker, "deploy.worker.Worker"), *executor(worker)]
-
-
-@pytest.mark.parametrize("victims", [python_worker, executor, worker_daemon_with_its_executor])
-def test_spark_repeats_what_a_killed_process_was_doing(
-    victims: Callable[[int], list[int]], cluster: Cluster, driver: Driver, tmp_path: Path
-) -> None:
-    """In the middle of a part: some of it has been called, none of it is there; the run ends by itself."""
-    driver.begin(tmp_path)
-    until(lambda: (tmp_path / "held").exists())
-    for pid in victims(int((tmp_path / "held").read_text())):
-        os.kill(pid, signal.SIGKILL)
-    assert driver.child.line() == "done"
-    expect_exact(tmp_path)
-    assert 250 in repeated(tmp_path)
-    cluster.fill()
-
-
 # --- what is said ---------------------------------------------------------------------------------
 
 STARTS = """
@@ -332,3 +290,45 @@ def test_a_master_that_does_not_answer_is_told_in_a_sentence(tmp_path: Path) -> 
             "Spark did not start with the master spark://127.0.0.1:1: no master answers there, or it refused."
             " Try: the address that the master's log and web page say, spark://host:7077."
         )
+
+
+# --- kill -9 --------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def driver(cluster: Cluster) -> Iterator[Driver]:
+    """One for the tests from here on: it keeps both workers' cores, so that no other driver gets executors."""
+    with driver_on(cluster, 2) as found:
+        yield found
+
+
+def parent_of(worker: int, command: str) -> int:
+    """The process above a Python worker whose command line has ``command``."""
+    return next(pid for pid in ancestors(worker) if command in command_of(pid))
+
+
+def python_worker(worker: int) -> list[int]:
+    return [worker]
+
+
+def executor(worker: int) -> list[int]:
+    return [parent_of(worker, "CoarseGrainedExecutorBackend")]
+
+
+def worker_daemon_with_its_executor(worker: int) -> list[int]:
+    return [parent_of(worker, "deploy.worker.Worker"), *executor(worker)]
+
+
+@pytest.mark.parametrize("victims", [python_worker, executor, worker_daemon_with_its_executor])
+def test_spark_repeats_what_a_killed_process_was_doing(
+    victims: Callable[[int], list[int]], cluster: Cluster, driver: Driver, tmp_path: Path
+) -> None:
+    """In the middle of a part: some of it has been called, none of it is there; the run ends by itself."""
+    driver.begin(tmp_path)
+    until(lambda: (tmp_path / "held").exists())
+    for pid in victims(int((tmp_path / "held").read_text())):
+        os.kill(pid, signal.SIGKILL)
+    assert driver.child.line() == "done"
+    expect_exact(tmp_path)
+    assert 250 in repeated(tmp_path)
+    cluster.fill()
