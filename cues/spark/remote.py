@@ -373,10 +373,16 @@ def require_sight(context: Any, stores: Iterable[Store]) -> None:
     """Raise :class:`Unsupported` where an executor cannot read the stores: a look from as many as there are cores."""
     sites = [Site.of(store) for store in stores]
     cores = int(context.defaultParallelism)
-    found: list[Unsupported | None] = context.parallelize([sites] * cores, cores).map(_look).collect()
-    for error in found:
-        if error is not None:
-            raise error
+    try:
+        found: list[Unsupported | None] = context.parallelize([sites] * cores, cores).map(_look).collect()
+    except Exception as error:
+        raise Unsupported(
+            f"The executors of {context.master} cannot run what is to run there: {in_short(error)}.",
+            "the driver's Python and packages on every machine, cues among them.",
+        ) from None
+    for unseen in found:
+        if unseen is not None:
+            raise unseen
 
 
 def why_local(node: Node) -> str | None:
