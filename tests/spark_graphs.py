@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,8 @@ def plain(message: Message) -> Message:
 def several(message: Message, process: Any) -> list[Message]:
     """Nothing, one message, or two."""
     seen = {"hash": process.delivery_hash, "index": process.index, "opts": process.opts, "system": process.system}
-    return [{"n": message["n"], **seen, "metadata": process.metadata}] * (message["n"] % 3)
+    came = process.metadata.get("q/queue")  # its q/hash is the source's step's, and how a source is cut is free
+    return [{"n": message["n"], **seen, "came": came}] * (message["n"] % 3)
 
 
 def nothing(message: Message) -> None:
@@ -91,6 +93,27 @@ def dies_once(message: Message) -> Message:
     if message["n"] == 250 and not flag.exists():
         flag.touch()
         os.kill(os.getpid(), signal.SIGKILL)
+    return message
+
+
+def held(message: Message, process: Any) -> Message:
+    """Writes its calls down; at one message, the first time, it is held in the middle of a part, until ``go`` is there.
+
+    ``opts`` is the folder of these notes; ``held`` holds the worker's pid.
+    """
+    folder = Path(process.opts)
+    with open(folder / "calls", "a") as calls:
+        calls.write(f"{message['n']}\n")
+    if message["n"] == 250 and not (folder / "held").exists():
+        draft = folder / f"held.{os.getpid()}"
+        draft.write_text(str(os.getpid()))
+        draft.rename(folder / "held")
+        for _ in range(1200):
+            if (folder / "go").exists():
+                break
+            time.sleep(0.05)
+        else:
+            raise TimeoutError("held for a minute, and neither killed nor let go")
     return message
 
 

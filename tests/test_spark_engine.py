@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -16,7 +18,7 @@ import pytest
 import cues
 from cues import Graph, Source, Stream, testing
 from cues.engine.assembly import assemble
-from cues.errors import GraphError, InvalidArgument, ProcessorStopped
+from cues.errors import GraphError, InvalidArgument, ProcessorStopped, Unsupported
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -25,7 +27,11 @@ pytest.importorskip("pyspark", reason="pyspark is not installed (pip install 'cu
 
 import spark_graphs
 import test_flights
+from spark_cluster import until
 from spark_graphs import GRAPHS
+
+from cues.spark.place import Site
+from cues.spark.remote import require_sight
 
 TESTS = Path(__file__).parent
 IGNORED = shutil.ignore_patterns("bells", "lock.mdb", "wake", "lease-*")
@@ -160,12 +166,55 @@ def test_a_worker_that_is_killed_stops_the_processor_and_the_next_start_is_exact
     """``local[n]`` makes one attempt at a task; on a cluster Spark makes several, and nothing stops."""
     monkeypatch.setitem(spark.sparkContext.environment, "CUES_TEST_FLAG", str(tmp_path / "flag"))
     made = spark_graphs.graph(Stream(spark_graphs.dies_once, "in", "out"))()
-    with pytest.raises(ProcessorStopped), made.start(store=tmp_path / "store", engine="spark", spark=spark) as running:
+    with (
+        pytest.raises(ProcessorStopped, match=r"messages: Python worker exited unexpectedly \(crashed\)\. Try: "),
+        made.start(store=tmp_path / "store", engine="spark", spark=spark) as running,
+    ):
         running.wait_done()
     assert (tmp_path / "flag").exists()
     run(made, tmp_path / "store", engine="spark", spark=spark)
     with cues.open(tmp_path / "store") as store:
         assert [m["n"] for m in testing.messages(store, "out")] == list(range(spark_graphs.COUNT))
+
+
+def leaves(message: dict[str, Any]) -> None:
+    raise SystemExit("enough\nof this")
+
+
+def test_a_job_that_fails_is_told_in_a_line_of_python(spark: SparkSession, tmp_path: Path) -> None:
+    made = spark_graphs.graph(Stream(leaves, "in", "out"))()
+    with pytest.raises(ProcessorStopped) as caught, made.start(engine="spark", spark=spark, store=tmp_path) as running:
+        running.wait_done()
+    told = r"g\.leaves stopped: Spark could not do its step of \d+ messages: SystemExit: enough\."
+    assert re.fullmatch(told, caught.value.message)
+
+
+def test_a_step_that_does_not_end_is_given_up_when_the_graph_is_closed(spark: SparkSession, tmp_path: Path) -> None:
+    made = spark_graphs.graph(Stream(spark_graphs.held, "in", "out", opts=str(tmp_path)))()
+    running = made.start(engine="spark", spark=spark, store=tmp_path / "store")
+    until(lambda: (tmp_path / "held").exists())
+    running.close(timeout=0.1)
+    for worker in running.workers:
+        worker.thread.join(30)
+        assert not worker.thread.is_alive() and worker.stopped is None
+    pid = (tmp_path / "held").read_text()
+    until(lambda: not Path("/proc", pid).exists() or f"{pid} (python) Z" in Path("/proc", pid, "stat").read_text())
+
+
+def test_a_store_that_executors_cannot_see_is_refused_with_host_and_path(spark: SparkSession, tmp_path: Path) -> None:
+    context, path = spark.sparkContext, tmp_path / "store"
+    with cues.open(path) as store:
+        require_sight(context, [store])
+        host = re.escape(Site.of(store).host)
+        path.rename(tmp_path / "elsewhere")
+        with pytest.raises(Unsupported, match=f"read the driver's store {path} on {host}: No such file or directory"):
+            require_sight(context, [store])
+        cues.open(path).close()
+        with pytest.raises(Unsupported, match=f"driver's store {path} on {host}: under this path it finds another"):
+            require_sight(context, [store])
+        moved = dataclasses.replace(Site.of(store), boot="of another machine")
+        with pytest.raises(Unsupported, match="it is on another machine"):
+            moved.open()
 
 
 def test_what_cannot_run_on_spark_is_refused_by_name(spark: SparkSession, tmp_path: Path) -> None:

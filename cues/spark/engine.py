@@ -12,12 +12,14 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 import os
 import sys
+import threading
 from collections.abc import Iterable
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from cues import events
 from cues.engine.local import Running
@@ -25,13 +27,17 @@ from cues.errors import GraphError
 from cues.graph import Graph
 from cues.plan import Plan
 from cues.processor import Node
-from cues.spark.remote import SparkRunner, why_local
+from cues.spark.remote import SparkRunner, require_sight, why_local
+from cues.spark.session import is_local
 from cues.spark.session import session as session_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from cues.store import Store
+
+EXECUTORS_LATE_S: Final = 20.0
+"""When the wait for executors is worth a word; Spark itself waits for ever, and logs it where nobody looks."""
 
 
 class SparkRunning(Running):
@@ -45,6 +51,7 @@ class SparkRunning(Running):
             self.spark = self._session.enter_context(session_of(master, f"cues {graph.id}", spark=spark))
             ship(self.spark, graph, plan)
             super().__init__(graph, runner=functools.partial(SparkRunner, self.spark, plan.system), **options)
+            self._look_around()
         except BaseException:
             self._session.close()
             raise
@@ -52,6 +59,35 @@ class SparkRunning(Running):
         self.emit(
             events.Event("", f"{graph.id} runs on Spark {self.spark.version}" + (f": {address}" if address else ""))
         )
+
+    def _look_around(self) -> None:
+        """On a cluster: wait for executors, and close everything where one cannot read the stores."""
+        context = self.spark.sparkContext
+        master = context.master or ""
+        if is_local(master):
+            return
+        late = threading.Timer(
+            EXECUTORS_LATE_S,
+            self.emit,
+            [
+                events.Event(
+                    "",
+                    f"{master} gives no executors yet: no free core (spark.cores.max), or no worker with"
+                    " enough memory (spark.executor.memory, SPARK_EXECUTOR_MEMORY)",
+                    logging.WARNING,
+                )
+            ],
+        )
+        late.daemon = True
+        late.start()
+        stores = self._assembly.stores
+        try:
+            require_sight(context, (stores.home, *stores.others.values()))
+        except BaseException:
+            super().close()
+            raise
+        finally:
+            late.cancel()
 
     def close(self, timeout: float = 30.0) -> None:
         """Halt, wait for the steps under way, and give everything back; a session of the user's goes on."""
@@ -109,27 +145,42 @@ def place(node: Node) -> str:
 def ship(session: SparkSession, graph: Graph, plan: Plan) -> None:
     """Let executors have the user's functions.
 
-    What lies in the folder of the graph file travels by value, as ``__main__`` does; the folder is put on
-    the path of Python workers, for what these functions import. Everything else must be installed there,
-    or shipped with ``--py-files``.
+    What lies in the graph's folder travels by value, as ``__main__`` does; the folder is put on the path of
+    Python workers, for what these functions import. Everything else must be installed there, or shipped
+    with ``--py-files``.
     """
     context = session.sparkContext
-    folder = (graph.directory or Path.cwd()).resolve()
-    path = [str(folder), *context.environment.get("PYTHONPATH", os.environ.get("PYTHONPATH", "")).split(os.pathsep)]
+    folders = _folders(graph)
+    path = [
+        *map(str, folders),
+        *context.environment.get("PYTHONPATH", os.environ.get("PYTHONPATH", "")).split(os.pathsep),
+    ]
     context.environment["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(one for one in path if one))
     from pyspark import cloudpickle
 
-    for module in _modules_of(plan, folder):
+    for module in _modules_of(plan, folders):
         cloudpickle.register_pickle_by_value(module)  # type: ignore[no-untyped-call]
 
 
-def _modules_of(plan: Plan, folder: Path) -> Iterable[ModuleType]:
-    """The modules in the graph's folder that its functions are from."""
+def _folders(graph: Graph) -> list[Path]:
+    """Where the user's own modules lie: beside the graph file, else beside the program and in the current folder."""
+    if graph.directory is not None:
+        return [graph.directory.resolve()]
+    program = getattr(sys.modules["__main__"], "__file__", None) or ""
+    beside = [Path(program).resolve().parent] if program.endswith(".py") else []
+    return [*beside, Path.cwd()]
+
+
+def _modules_of(plan: Plan, folders: list[Path]) -> Iterable[ModuleType]:
+    """The modules in these folders, not installed ones, that the graph's functions are from."""
     found: dict[str, ModuleType] = {}
     for node in plan.running:
         for fn in (node.fn, node.options.key, node.options.where):
-            module = sys.modules.get(getattr(fn, "__module__", None) or "")
-            file = getattr(module, "__file__", None)
-            if module is not None and file and module.__name__ != "__main__" and folder in Path(file).resolve().parents:
-                found[module.__name__] = module
+            name = getattr(fn, "__module__", None) or ""
+            file = getattr(sys.modules.get(name), "__file__", None)
+            if not file or name == "__main__" or name.partition(".")[0] == "cues":
+                continue
+            place = Path(file).resolve()
+            if "site-packages" not in place.parts and any(folder in place.parents for folder in folders):
+                found[name] = sys.modules[name]
     return found.values()

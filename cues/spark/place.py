@@ -10,16 +10,62 @@ nothing is inherited, and a store that was deleted and made anew under its path 
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Final
 
 from cues import clock
-from cues.errors import Diverged, Unsupported
+from cues.errors import CuesError, Diverged, Unsupported
 from cues.queue import Queue
 from cues.spark.options import Place
 from cues.store import Store
+
+_HINT: Final = "a local master (local[*]), executors on the driver's machine, or an export to Parquet."
+
+
+@dataclass(frozen=True)
+class Site:
+    """A store as the driver has it open. Every method raises :class:`Unsupported` where this process cannot read it."""
+
+    path: str
+    """Absolute."""
+    id: bytes
+    host: str
+    boot: str
+
+    @staticmethod
+    def of(store: Store) -> Site:
+        return Site(os.path.abspath(store.path), store.id, socket.gethostname(), clock.boot_id())
+
+    def open(self) -> Store:
+        """The store, read-only, in whatever process this is."""
+        if clock.boot_id() != self.boot:
+            raise self._unseen("it is on another machine, and a store is shared memory, which works on one only")
+        try:
+            store = Store(self.path, readonly=True)
+        except (CuesError, OSError) as error:
+            raise self._unseen(getattr(error, "message", str(error))) from error
+        if store.id != self.id:
+            store.close()
+            raise self._unseen("under this path it finds another store")
+        return store
+
+    def inode(self) -> tuple[int, int]:
+        """Device and inode of the data file: a store may have been made anew under its path."""
+        try:
+            status = os.stat(os.path.join(self.path, "data.mdb"))
+        except OSError as error:
+            raise self._unseen(error.strerror or str(error)) from error
+        return status.st_dev, status.st_ino
+
+    def _unseen(self, why: str) -> Unsupported:
+        return Unsupported(
+            f"An executor on {socket.gethostname()} cannot read the driver's store {self.path} on {self.host}: {why}.",
+            _HINT,
+        )
 
 
 @dataclass(frozen=True)
@@ -54,7 +100,7 @@ class Pinned:
             raise Unsupported(
                 f"An executor on {socket.gethostname()} cannot {verb} the store {self.place.store} on {self.host}, the"
                 " driver's machine: a store is shared memory, and works on one machine only.",
-                "a local master (local[*]), executors on the driver's machine, or an export to Parquet.",
+                _HINT,
             )
 
     def here(self) -> bool:

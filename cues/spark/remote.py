@@ -16,19 +16,19 @@ state, therefore stays in the driver.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import pickle
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import xxhash
 
 from cues import batch as batches
 from cues import events, faults
-from cues.errors import CuesError, Diverged, Fenced, GraphError, ReturnError
+from cues.errors import CuesError, Diverged, Fenced, GraphError, ProcessorStopped, ReturnError, Unsupported
 from cues.failure import Failure, words
 from cues.hashes import Hasher
 from cues.imperative import Imperative
@@ -36,7 +36,9 @@ from cues.options import QueueOptions
 from cues.process import Process
 from cues.processor import FRAME, Node
 from cues.results import Output, Results
-from cues.runner import Runner
+from cues.runner import Interrupted, Runner
+from cues.spark.place import Site
+from cues.spark.session import in_short
 from cues.state import Layer, Table
 from cues.store import Store
 from cues.taking import Input, Taken
@@ -52,7 +54,7 @@ class Piece(NamedTuple):
 
     binding: str
     tailer: str
-    path: str
+    site: Site
     queue: str
     identity: bytes
     start: int
@@ -111,8 +113,8 @@ class _RemoteProcess(Process):
 
 
 _jobs: dict[bytes, Job] = {}
-_stores: dict[tuple[int, str, tuple[int, int]], Store] = {}
-"""By process (workers are forked), path, and device and inode: a store may have been made anew."""
+_stores: dict[tuple[int, Site, tuple[int, int]], Store] = {}
+"""By process (workers are forked), place, and device and inode."""
 
 
 def run_part(packed: bytes, part: Part) -> Answer:
@@ -123,7 +125,10 @@ def run_part(packed: bytes, part: Part) -> Answer:
         if len(_jobs) >= JOBS_MAX:
             _jobs.clear()
         job = _jobs[key] = pickle.loads(packed)
-    taken = _take(part)
+    try:
+        taken = _take(part)
+    except (Diverged, Unsupported) as error:
+        return Answer(fatal=error)
     if taken is None:
         return Answer(declined="purged")
     counters = events.Counters()
@@ -137,7 +142,7 @@ def run_part(packed: bytes, part: Part) -> Answer:
         lambda: False,
         Imperative(job.node.id, {}, {}),
     )
-    state = Table(_store(part.pieces[0].path), job.node.id)  # not looked into
+    state = Table(_store(part.pieces[0].site), job.node.id)  # not looked into
     runner = Runner(
         job.node, process, state, _pause, lambda event: None, counters, job.options.__getitem__, process._imperative
     )
@@ -165,12 +170,12 @@ def _take(part: Part) -> Taken | None:
     """The messages of a part as they lie on the queues; None where some were purged since the driver took them."""
     slices = []
     for piece in part.pieces:
-        one = Input(piece.binding, piece.tailer, _store(piece.path).queue(piece.queue))
+        one = Input(piece.binding, piece.tailer, _store(piece.site).queue(piece.queue))
         one.identity = piece.identity
         row = one.queue.row()
         if row.identity != piece.identity:
             raise Diverged(
-                f"The queue {piece.queue!r} of {piece.path} is another one here than in the driver.",
+                f"The queue {piece.queue!r} of {piece.site.path} is another one here than in the driver.",
                 "a store that driver and executors share.",
                 processor=piece.tailer.rpartition(".")[0],
             )
@@ -184,12 +189,21 @@ def _take(part: Part) -> Taken | None:
     return Taken(slices, part.messages, part.hash)
 
 
-def _store(path: str) -> Store:
-    status = Path(path, "data.mdb").stat()
-    key = os.getpid(), path, (status.st_dev, status.st_ino)
+def _store(site: Site) -> Store:
+    key = os.getpid(), site, site.inode()
     if key not in _stores:
-        _stores[key] = Store(path, readonly=True)
+        _stores[key] = site.open()
     return _stores[key]
+
+
+def _look(sites: Sequence[Site]) -> Unsupported | None:
+    """Why this process cannot read the stores; None where it can."""
+    try:
+        for site in sites:
+            _store(site)
+    except Unsupported as error:
+        return error
+    return None
 
 
 def _encoded(results: Results, options: dict[str, QueueOptions]) -> Answer:
@@ -250,6 +264,8 @@ class SparkRunner(Runner):
         self._system = system
         self._group = f"cues {self._node.id} {id(self)}"
         self._local = why_local(self._node) is not None
+        self._closed = False
+        self._sites: dict[Store, Site] = {}
         if not self._local and not self._node.options.batch:
             self.step_messages = max(self.step_messages, STEP_MESSAGES)
         self._job: tuple[tuple[int, int], bytes] | None = None
@@ -266,9 +282,12 @@ class SparkRunner(Runner):
         return super().run(taken) if found is None else found
 
     def close(self) -> None:
+        """Let a step under way go: executors end what they call."""
+        self._closed = True
         super().close()
         if not self._local:
-            self._context.cancelJobGroup(self._group)
+            with contextlib.suppress(Exception):  # the session was stopped, and its jobs with it
+                self._context.cancelJobGroup(self._group)
 
     def _call_batch(self, taken: Taken) -> Any:
         """Of a frame, its DataFrame of the step's range; the rows of what it returns are messages."""
@@ -300,7 +319,16 @@ class SparkRunner(Runner):
         packed = self._packed_job()
         self._context.setJobGroup(self._group, f"{self._node.id}: {taken.count} messages", True)
         call: Callable[[Part], Answer] = _Call(packed)
-        answers: list[Answer] = self._context.parallelize(parts, len(parts)).map(call).collect()
+        try:
+            answers: list[Answer] = self._context.parallelize(parts, len(parts)).map(call).collect()
+        except Exception as error:
+            if self._closed:
+                raise Interrupted from error
+            raise ProcessorStopped(
+                f"{self._node.id} stopped: Spark could not do its step of {taken.count} messages: {in_short(error)}.",
+                "start again when the cause is gone; it goes on where it stands.",
+                processor=self._node.id,
+            ) from None
         for answer in answers:
             self._counters.retries += answer.retries
             if answer.fatal is not None:
@@ -329,7 +357,7 @@ class SparkRunner(Runner):
                     Piece(
                         piece.binding,
                         piece.tailer,
-                        os.path.abspath(piece.one.queue.store.path),
+                        self._site(piece.one.queue.store),
                         piece.one.queue.id,
                         piece.one.identity,
                         piece.start + low,
@@ -340,6 +368,11 @@ class SparkRunner(Runner):
             )
             for low, high in itertools.pairwise(edges)
         ]
+
+    def _site(self, store: Store) -> Site:
+        if store not in self._sites:
+            self._sites[store] = Site.of(store)
+        return self._sites[store]
 
     def _packed_job(self) -> bytes:
         process = self._process
@@ -359,6 +392,22 @@ class _Call:
 
     def __call__(self, part: Part) -> Answer:
         return run_part(self.packed, part)
+
+
+def require_sight(context: Any, stores: Iterable[Store]) -> None:
+    """Raise :class:`Unsupported` where an executor cannot read the stores: a look from as many as there are cores."""
+    sites = [Site.of(store) for store in stores]
+    cores = int(context.defaultParallelism)
+    try:
+        found: list[Unsupported | None] = context.parallelize([sites] * cores, cores).map(_look).collect()
+    except Exception as error:
+        raise Unsupported(
+            f"The executors of {context.master} cannot run what is to run there: {in_short(error)}.",
+            "the driver's Python and packages on every machine, cues among them.",
+        ) from None
+    for unseen in found:
+        if unseen is not None:
+            raise unseen
 
 
 def why_local(node: Node) -> str | None:

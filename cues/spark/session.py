@@ -5,7 +5,8 @@
 
 Quiet means: no progress bars and no warnings of Spark's own start-up; errors stay. Local sessions talk
 over the loopback interface only, start no web server, and run Python workers with this interpreter,
-not with whatever ``python3`` the PATH has.
+not with whatever ``python3`` the PATH has. A cluster's web pages and ports are as Spark makes them, except
+that the driver of a master on the loopback interface stays there too.
 
 Not guaranteed: silence. Java itself prints a line about incubator modules before Spark has a say.
 """
@@ -15,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import re
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -35,6 +37,13 @@ rootLogger.appenderRef.stderr.ref = stderr
 # The same level as the root's, or Spark announces that it sets another.
 logger.gateway.name = org.apache.spark.api.python.PythonGatewayServer
 logger.gateway.level = error
+# What fails in a task is told by the exception that the driver raises, or was repeated and needs no word.
+logger.task.name = org.apache.spark.executor.Executor
+logger.task.level = off
+logger.tasks.name = org.apache.spark.scheduler.TaskSetManager
+logger.tasks.level = off
+logger.python.name = org.apache.spark.api.python.PythonRunner
+logger.python.level = off
 appender.stderr.type = Console
 appender.stderr.name = stderr
 appender.stderr.target = SYSTEM_ERR
@@ -105,7 +114,7 @@ def start(master: str | None = None, name: str = "cues", conf: Mapping[str, str]
         if not submitted:
             found = java.find()
             during.enter_context(_environment("JAVA_HOME", str(found.home)))
-            if is_local(master or ""):
+            if stays_here(master or ""):
                 during.enter_context(_environment("SPARK_LOCAL_IP", os.environ.get("SPARK_LOCAL_IP", "127.0.0.1")))
             options = during.enter_context(_log_settings())
             chosen[_JAVA_OPTIONS] = f"{options} {chosen.get(_JAVA_OPTIONS, '')}".strip()
@@ -113,12 +122,42 @@ def start(master: str | None = None, name: str = "cues", conf: Mapping[str, str]
             builder = builder.config(key, value)
         # pyspark logs each error that it raises, with a page of Java's stack, beside raising it.
         logging.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL)
-        return builder.getOrCreate()
+        try:
+            return builder.getOrCreate()
+        except Exception as error:
+            why = in_short(error)
+            if "stopped SparkContext" in why:
+                why = "no master answers there, or it refused"
+            raise Unsupported(
+                f"Spark did not start with the master {master or 'of spark-submit'}: {why}.",
+                "the address that the master's log and web page say, spark://host:7077.",
+            ) from None
+
+
+def in_short(error: Exception) -> str:
+    """What a failure inside Spark comes down to: a line of Python's traceback where it has one, else of Java's.
+
+    Without a stop at its end.
+    """
+    text = str(error)
+    _, python, trace = text.rpartition("Traceback (most recent call last):\n")
+    if python:
+        line = next((line for line in trace.splitlines() if line and not line[0].isspace()), "")
+    else:
+        told = re.search(r"most recent failure: (?:Lost task .*?\): )?(.*)", text) or re.search(r"^: (.*)", text, re.M)
+        line = told[1] if told else text.partition("\n")[0]
+        line = re.sub(r"^(?:[a-z]\w*\.)+[A-Z]\w*: ", "", line).partition(". Consider setting ")[0]
+    return line.strip().rstrip(".") or type(error).__name__
 
 
 def is_local(master: str) -> bool:
     """Whether executors of this master are threads of the driver's process."""
     return master.startswith("local") and not master.startswith("local-cluster")
+
+
+def stays_here(master: str) -> bool:
+    """Whether no other machine needs to reach the driver."""
+    return is_local(master) or master.startswith(("spark://127.", "spark://localhost:"))
 
 
 def settings(master: str) -> dict[str, str]:
@@ -128,11 +167,11 @@ def settings(master: str) -> dict[str, str]:
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.execution.arrow.pyspark.enabled": "true",
     }
+    if stays_here(master):
+        found |= {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"}
     if is_local(master):
         found |= {
             "spark.ui.enabled": "false",
-            "spark.driver.bindAddress": "127.0.0.1",
-            "spark.driver.host": "127.0.0.1",
             # Spark's 200 are for a cluster; each costs a task, whatever little there is to do. The value is
             # written into a stream's checkpoint at its first start.
             "spark.sql.shuffle.partitions": str(max(2, os.cpu_count() or 2)),
