@@ -37,14 +37,16 @@ _CHECKSUM_BYTES: Final = 8
 # --- where other stores lie ---------------------------------------------------------------------
 
 
-def remember(txn: Any, home: Store, other: Store) -> None:
-    """Write down in the home store where another one lies."""
+def remember(home: Store, other: Store) -> None:
+    """Write down in the home store where another one lies, if it is not there yet."""
     key = names.store_key(other.id)
     place = os.path.realpath(other.path)
     # Relative first: a folder that holds both may be moved.
     packed = codec.pack({"path": os.path.relpath(place, os.path.realpath(home.path)), "absolute": place})
-    if txn.get(key) != packed:
-        txn.put(key, packed)
+    with home.view() as txn:
+        known = txn.get(key)
+    if known != packed:
+        home.commit(lambda txn: txn.put(key, packed))
 
 
 def places(home: Store) -> dict[bytes, list[Path]]:
@@ -255,13 +257,16 @@ class LowWater:
 
 
 def lower_mark(store: Store, log_id: str, reader: Reader, index: int) -> None:
-    """A reader goes back to ``index``, under a new epoch: what is there must be kept again."""
+    """A reader goes back to ``index``, under a new epoch: what is there must be kept again.
+
+    A mark that is lower still stays where it is: it is what is durable at home.
+    """
     key = names.low_water_key(log_id, reader.home, reader.processor)
 
     def put(txn: Any) -> None:
         raw = txn.get(key)
-        pending = raw is not None and Mark.unpack(raw).pending
-        txn.put(key, Mark(reader.epoch, index, pending).pack())
+        before = Mark(0, index, False) if raw is None else Mark.unpack(raw)
+        txn.put(key, Mark(reader.epoch, min(index, before.next), before.pending).pack())
 
     store.commit(put)
 
@@ -274,8 +279,8 @@ def drop_mark(store: Store, log_id: str, reader: Reader) -> None:
 def forget(store: Store, processor: str = "", home: bytes = b"") -> list[str]:
     """Forget a processor of other stores, or all of one other store, that is gone for good: what it read and forwarded.
 
-    Returns their ids, behind that of their store. One that comes back reads on, and what it forwards
-    next is refused.
+    Returns their ids, behind that of their store. One that comes back reads on; what it forwards is
+    refused where its fork queue was trimmed, and comes once more where it was not.
     """
 
     def drop(txn: Any) -> set[str]:

@@ -170,7 +170,7 @@ def _check_removable(txn: Any, store: Store, queue: str, tails: Sequence[Log]) -
         if queue in ProducerRow.unpack(raw).ends:
             raise QueueInUse(
                 f"The processor {key.decode().partition('/')[2]!r} of another store forwards to the queue {queue!r}.",
-                "--forget, if that store is gone for good: what it forwards next is refused then.",
+                "--forget, if that store is gone for good.",
                 queue=queue,
             )
     for key, _ in Store.rows(txn, names.low_water_prefix(queue)):

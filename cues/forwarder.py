@@ -70,7 +70,7 @@ class _Fork:
 class Forwarder:
     """Everything that goes from one home store to one other store.
 
-    One thread at a time forwards; others may ask (:meth:`ready`, :meth:`done`, :meth:`waiting`).
+    One thread at a time forwards; others may ask (:meth:`done`, :meth:`waiting`).
     """
 
     def __init__(
@@ -269,16 +269,6 @@ class Forwarder:
     def done(self, ends: Sequence[int]) -> bool:
         """Whether everything before ``ends`` is in the other store. May be asked from another thread."""
         return all(self._behind(one, self._row(one)) >= end for one, end in zip(self._forks, ends))
-
-    def ready(self) -> bool:
-        """Whether :meth:`step` would find something to forward."""
-        with self.home.view() as txn:
-            ends = self.ends(txn)
-        return not self.done(ends)
-
-    def rest_s(self) -> float | None:
-        """How long to sleep when there is nothing to forward; None: until there is."""
-        return MARK_S if self._marks else None
 
     def waiting(self) -> int:
         """How many messages wait to be forwarded. Reads them."""

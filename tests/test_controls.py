@@ -29,13 +29,14 @@ from typing import Any
 import pytest
 import test_ownership
 from forks import Forks
+from small import replace
 from test_ownership import COUNT, everything, feed, numbers
 
 import cues
-from cues import Graph, Sink, Source, Store, Stream, names, testing
+from cues import Graph, Sink, Source, Store, Stream, testing
 from cues.delivery import Decision, Delivery
 from cues.errors import Diverged, Fenced, ProcessorStopped
-from cues.log import KEY, Log, Row, pack_row
+from cues.log import KEY, Log, pack_row
 from cues.ownership import LEASE_S, NO_SEAL, Position
 from cues.processors import sql
 from cues.taking import Slice
@@ -273,19 +274,6 @@ def test_an_emptied_queue_goes_on_and_its_reader_misses_nothing(
 
 
 # --- the seal -----------------------------------------------------------------------------------
-
-
-def replace(store: Store, queue: str, messages: list[dict[str, Any]]) -> None:
-    """Take back what a queue holds and write it differently, under the same identity and indices."""
-    log = store.queue(queue).log
-
-    def empty(txn: Any) -> None:
-        row = log.row(txn)
-        log.delete_before(txn, row, row.next)
-        txn.put(names.row_key(queue, 0), pack_row(Row(row.identity, 1, 1, row.time_ns, row.version)))
-
-    store.commit(empty)
-    store.queue(queue).appender().write_many(messages)
 
 
 @pytest.mark.damages_stores

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from small import feed, numbers, run
 
 import cues
 from cues import AnyOf, Graph, QueueOptions, Retry, Sink, Source, Store, Stream, state, testing
@@ -30,20 +31,6 @@ def store(tmp_path: Path) -> Iterator[Store]:
     with cues.open(tmp_path / "store", durability="process") as store:
         yield store
         assert not testing.check_attempts(store)
-
-
-def feed(store: Store, **queues: list[Any]) -> None:
-    for queue, messages in queues.items():
-        store.queue(queue).appender().write_many([m if isinstance(m, dict) else {"n": m} for m in messages])
-
-
-def run(store: Store, *processors: Any, **options: Any) -> testing.Report:
-    keywords = {k: options.pop(k) for k in ("stopped", "seed", "steps_max") if k in options}
-    return testing.run_until_idle(Graph("g", list(processors), **options), store, **keywords)
-
-
-def numbers(store: Store, queue: str) -> list[Any]:
-    return [message["n"] for message in testing.messages(store, queue)]
 
 
 def same(message: Message) -> Message:

@@ -204,9 +204,13 @@ def test_a_hundred_random_kills_across_four_stores_change_nothing(
     kill_and_compare(tmp_path / "run", KILLS, checked)
 
 
+@pytest.mark.parametrize("stores", ["", "1"], ids=["one store", "four stores"])
 @pytest.mark.parametrize("order", ["before", "after"])
-def test_negative_control_positions_in_a_transaction_of_their_own(tmp_path: Path, order: str) -> None:
+def test_negative_control_positions_in_a_transaction_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, order: str, stores: str
+) -> None:
     """Positions written before the outputs lose messages, positions written after them double some."""
+    monkeypatch.setenv("CUES_TEST_STORES", stores)
     chance = seeded()
     with stages(tmp_path / "run", CUES_TEST_BREAK=order) as running:
         running.warm_up()

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from small import feed, numbers, replace, run
 
 import cues
 from cues import AnyOf, Graph, Sink, Source, Store, Stream, names, ownership, testing
@@ -30,23 +31,9 @@ def store(tmp_path: Path) -> Iterator[Store]:
         yield store
 
 
-def feed(store: Store, **queues: Any) -> None:
-    for queue, values in queues.items():
-        store.queue(queue).appender().write_many([{"n": n} for n in values])
-
-
-def run(store: Store, *processors: Any, **options: Any) -> testing.Report:
-    accept = options.pop("accept_topology", False)
-    return testing.run_until_idle(Graph("g", list(processors), **options), store, accept_topology=accept)
-
-
 def crash(store: Store, point: str, *processors: Any, hit: int = 1, **options: Any) -> None:
     with testing.crash(point, hit, how="raise"), pytest.raises(testing.Crashed):
         run(store, *processors, **options)
-
-
-def numbers(store: Store, queue: str) -> list[Any]:
-    return [message["n"] for message in testing.messages(store, queue)]
 
 
 class Seen:
@@ -246,12 +233,12 @@ def test_a_purge_between_the_start_and_the_first_step_makes_the_rest_a_new_step(
         pass
     tailers = {"g.pairs.a": store.queue("a"), "g.pairs.b": store.queue("b")}
     starts = [(1, 3), (5, 7)]
-    for (numbers, hash), (a, b) in zip(calls, starts):
+    for (given, hash), (a, b) in zip(calls, starts):
         ranges = [
             (tailer, queue.row().identity, start, start + 4) for (tailer, queue), start in zip(tailers.items(), (a, b))
         ]
         assert hash == delivery_hash("g.pairs", 0, ranges)
-        assert numbers == list(range(a - 1, a + 3))
+        assert given == list(range(a - 1, a + 3))
     assert len(calls) == 2
     assembled.close()
     assert not testing.check_attempts(store)
@@ -345,19 +332,6 @@ def test_an_output_with_another_hash_is_refused(store: Store) -> None:
     run(store, stream)
     replace(store, "out", [{"n": 7}] * 3)
     assert "carries nothing" in refused(store, stream)
-
-
-def replace(store: Store, queue: str, messages: list[Message]) -> None:
-    """Let the queue hold other messages under the same identity and indices, as a copy that went another way would."""
-    log = store.queue(queue).log
-
-    def empty(txn: Any) -> None:
-        row = log.row(txn)
-        log.delete_before(txn, row, row.next)
-        txn.put(names.row_key(queue, 0), pack_row(Row(row.identity, 1, 1, row.time_ns, row.version)))
-
-    store.commit(empty)
-    store.queue(queue).appender().write_many(messages)
 
 
 # --- topology -----------------------------------------------------------------------------------

@@ -301,7 +301,6 @@ def test_a_seek_back_keeps_what_was_sought_in_the_other_store(tmp_path: Path) ->
     for n in range(5):
         feed(tmp_path / "other", "out", [{"n": n}])
     with cues.open(tmp_path / "other") as other:
-        other.queue("slow-reader-keeps-them")  # nothing to do with it
         tailer = other.queue("out").tailer("slow")
         testing.run_until_idle(made)
         testing.run_until_idle(fast)
@@ -313,6 +312,19 @@ def test_a_seek_back_keeps_what_was_sought_in_the_other_store(tmp_path: Path) ->
             testing.run_until_idle(fast)
     testing.run_until_idle(made)
     assert seen == [*range(5), *range(8)]
+
+
+def test_a_seek_back_does_not_raise_a_mark_that_lags(tmp_path: Path) -> None:
+    """A mark says what is durable at home; sought to a place behind it, it stays where it is."""
+    made = reader_of(tmp_path)
+    feed(tmp_path / "other", "out", numbers(10))
+    testing.run_until_idle(made)
+    with cues.open(tmp_path / "other") as other, cues.open(tmp_path / "g") as home:
+        abroad.lower_mark(other, "out", abroad.Reader(home.id, "g.s", 1), 3)
+        ownership.seek(home, "g.s", {"g.s.out": 6})
+        with other.view() as txn:
+            ((_, mark),) = abroad.marks(txn, other.queue("out").log)
+        assert mark.next == 3
 
 
 def test_a_home_store_that_was_put_back_can_still_hold_what_it_reads(tmp_path: Path) -> None:
@@ -644,6 +656,31 @@ def test_a_look_beside_a_forwarder_that_trims_is_not_mistaken(tmp_path: Path, mo
         assembly.close()
 
 
+@pytest.mark.parametrize("control", [False, True], ids=["as it is", "control: a row that is not compared"])
+def test_a_forwarder_that_is_overtaken_between_its_look_and_its_commit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, control: bool
+) -> None:
+    """Stopped with steps in hand, it goes on when another has forwarded them: it must find another row."""
+    made = graph(tmp_path, Stream(same, "in", "out", batch_size=2))
+    feed(tmp_path / "g", "in", numbers(6))
+    with cues.open(tmp_path / "g") as home, cues.open(tmp_path / "other") as other:
+        assembly = assemble(made, home)
+        (delivery,) = assembly.deliveries
+        while delivery.step() == "committed":
+            pass
+        slow, fast = (Forwarder(home, other, ["g.same"]) for _ in range(2))
+        monkeypatch.setattr(slow, "_settle", lambda: fast.step())
+        if control:
+            compared = slow._append
+            monkeypatch.setattr(
+                slow, "_append", lambda txn, one, expected, *rest: compared(txn, one, txn.get(one.key), *rest)
+            )
+        slow._forward(slow._forks[0])
+        assert testing.messages(other, "out") == (numbers(6) * 2 if control else numbers(6))
+        assembly.forwarders.clear()
+        assembly.close()
+
+
 def test_two_forwarders_of_the_same_queue_do_no_harm(tmp_path: Path) -> None:
     """Two take the same steps; the one that commits second finds another row, and looks again."""
     made = graph(tmp_path, Stream(same, "in", "out", batch_size=1))
@@ -707,12 +744,6 @@ def test_the_fork_queue_stays_small_while_much_passes(tmp_path: Path) -> None:
 
 
 # --- ownership ------------------------------------------------------------------------------------
-
-
-def run_stopped(home: str, path: str) -> None:
-    """In a child: run the graph until a crash point stops the process; when it goes on, it goes on."""
-    made = graph(Path(path), Stream(same, "in", "out", batch_size=2))
-    testing.run_until_idle(made, home)
 
 
 @pytest.mark.parametrize("point", ["commit.before", "forward.read", "forward.synced", "forward.after", "trim.synced"])

@@ -185,14 +185,13 @@ class Courier:
         forwarder = self.forwarder
         try:
             while not self.running.halted:
-                if forwarder.step():
-                    continue
-                self.running.changed()
+                # The safety timeout of a sleep is also what writes low-water marks when nothing comes.
                 wakeup.wait(
                     [(forwarder.home.doorbells, forwarder.mask)],
-                    lambda: self.running.halted or forwarder.ready(),
-                    forwarder.rest_s(),
+                    lambda: self.running.halted or forwarder.step(),
+                    None,
                 )
+                self.running.changed()
         except BaseException as error:
             if not (isinstance(error, Closed) and self.running.halted):
                 self._stop(error)

@@ -212,7 +212,7 @@ def prepare(stores: Stores, plan: Plan, graph: Graph, emit: Emit) -> dict[str, Q
         if missing:
             store.commit(create, store, missing)
     for other in stores.others.values():
-        home.commit(abroad.remember, home, other)
+        abroad.remember(home, other)
     opened: dict[str, Queue] = {}
     for name in plan.queues:
         # Options that the graph gives hold from now on; without any the queue stays as it is.

@@ -20,6 +20,7 @@ import contextlib
 import itertools
 import os
 import pickle
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
@@ -160,8 +161,6 @@ def run_part(packed: bytes, part: Part) -> Answer:
 
 
 def _pause(seconds: float) -> bool:
-    import time
-
     time.sleep(seconds)
     return False
 

@@ -1,0 +1,40 @@
+"""Small graphs over one store, run in the test's own thread: what many tests begin and end with."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cues import Graph, names, testing
+from cues.log import Row, pack_row
+from cues.store import Store
+
+
+def feed(store: Store, **queues: Any) -> None:
+    """Append to queues, by name: messages, or values that become ``{"n": value}``."""
+    for queue, values in queues.items():
+        store.queue(queue).appender().write_many([v if isinstance(v, dict) else {"n": v} for v in values])
+
+
+def run(store: Store, *processors: Any, **options: Any) -> testing.Report:
+    """Run the graph ``g`` of these processors until it is idle; options of the graph, or of the run."""
+    ours = ("stopped", "seed", "steps_max", "accept_topology")
+    keywords = {name: options.pop(name) for name in ours if name in options}
+    return testing.run_until_idle(Graph("g", list(processors), **options), store, **keywords)
+
+
+def numbers(store: Store, queue: str) -> list[Any]:
+    """The ``n`` of every message that is on a queue."""
+    return [message["n"] for message in testing.messages(store, queue)]
+
+
+def replace(store: Store, queue: str, messages: list[dict[str, Any]]) -> None:
+    """Let a queue hold other messages under the same identity and indices, as a copy that went another way would."""
+    log = store.queue(queue).log
+
+    def empty(txn: Any) -> None:
+        row = log.row(txn)
+        log.delete_before(txn, row, row.next)
+        txn.put(names.row_key(queue, 0), pack_row(Row(row.identity, 1, 1, row.time_ns, row.version)))
+
+    store.commit(empty)
+    store.queue(queue).appender().write_many(messages)
