@@ -265,7 +265,7 @@ def of_forwards(store: Store) -> list[ForwardMetrics]:
 def producers(store: Store) -> list[str]:
     """The processors of other stores that have forwarded to this one."""
     with store.view() as txn:
-        return [key.decode().rpartition("/")[2] for key, _ in store.rows(txn, names.PRODUCERS)]
+        return [key.decode().partition("/")[2] for key, _ in store.rows(txn, names.PRODUCERS)]
 
 
 def of_readers(store: Store) -> list[ReaderMetrics]:

@@ -94,9 +94,10 @@ class Summary:
         for name in self.sources:
             taken = [0]
             for node in self._running.plan.running:
-                tailer = names.tailer_id(node.id, name)
-                if tailer in self._positions:
-                    taken.append(self._positions[tailer] - self._before.positions.get(tailer, 1))
+                # Of every partition; what a processor has not read before begins at 1.
+                prefix = names.tailer_id(node.id, name)
+                mine = [tailer for tailer in self._positions if names.log_parts(tailer)[0] == prefix]
+                taken.append(sum(self._positions[t] - self._before.positions.get(t, 1) for t in mine))
             found[name] = max(taken) if name in self._running.plan.fed else self.new.get(name, 0)
         return found
 
