@@ -29,15 +29,13 @@ from cues.errors import (
     QueueOptionsError,
     StoreDamaged,
 )
-from cues.log import DELETE_BATCHES_MAX, Log, Row, pack_row
-from cues.options import QueueOptions, check_names
+from cues.log import DELETE_BATCHES_MAX, Log, Row, pack_row, unpack_row
+from cues.options import FUNCTIONS, QueueOptions, check_names
+from cues.partitioners import Missing, name_of
 
 if TYPE_CHECKING:
     from cues.store import Store
     from cues.tailer import Tailer
-
-_FIXED = ("partitions",)
-"""Options that cannot change once the queue is made."""
 
 
 class Queue:
@@ -48,6 +46,8 @@ class Queue:
         self.id = id
         self._options = options
         self._version = version
+        self._functions: dict[str, Any] = {}
+        """``key`` and ``partitioner`` where they are functions: this handle was given them, a store keeps names."""
         self.log = Log(store, id)
         self._closed = False
 
@@ -154,9 +154,26 @@ class Queue:
         """The options in force in this transaction."""
         if row.version != self._version:
             found = _record(self.store, self.id, txn.get(names.queue_key(self.id)))
-            self._options = QueueOptions.from_dict(found["options"])
+            self._options = self._with_functions(QueueOptions.from_dict(found["options"]))
             self._version = row.version
         return self._options
+
+    def give(self, options: QueueOptions) -> None:
+        """Use the functions of ``options``, of which the store has the names, in this handle."""
+        self._functions = {
+            name: value
+            for name in FUNCTIONS
+            if callable(value := getattr(options, name)) and type(value) is not Missing
+        }
+        self._options = self._with_functions(self._options)
+
+    def _with_functions(self, options: QueueOptions) -> QueueOptions:
+        known = {
+            name: function
+            for name, function in self._functions.items()
+            if name_of(getattr(options, name)) == name_of(function)
+        }
+        return options.changed(known) if known else options
 
     def append_pages(self, txn: Any, pages: list[batch.Page]) -> int:
         """Append inside a transaction, and let retention take what it may; returns the first index."""
@@ -403,19 +420,40 @@ def create_queue(txn: Any, store: Store, id: str, options: QueueOptions) -> None
         store.create_database(txn, names.log_database(id, partition))
 
 
+def _put_record(txn: Any, queue: str, record: dict[str, Any]) -> None:
+    """Write a queue's record, and its version into the row of every partition, by which appends notice."""
+    txn.put(names.queue_key(queue), codec.pack(record))
+    for partition in range(record["partitions"]):
+        key = names.row_key(queue, partition)
+        txn.put(key, pack_row(unpack_row(txn.get(key))._replace(version=record["version"])))
+
+
 def _change(queue: Queue, options: Mapping[str, Any]) -> None:
     queue._not_a_try_log("changes")
-    new = queue.options.changed(options)
-    for name in _FIXED:
-        if getattr(new, name) != getattr(queue.options, name):
-            raise QueueOptionsError(
-                f"The queue {queue.id!r} has {name}={getattr(queue.options, name)!r}, which cannot change"
-                f" (asked for {getattr(new, name)!r}).",
-                "a new queue.",
-                queue=queue.id,
-                option=name,
-            )
-    if new == queue.options:
+    old = queue.options
+    new = old.changed(options)
+    if new.partitions != old.partitions:
+        raise QueueOptionsError(
+            f"The queue {queue.id!r} has {old.partitions} partition{'s' if old.partitions > 1 else ''}, asked for"
+            f" {new.partitions}.",
+            f"queue.grow({new.partitions}); see there what it does to the order of keys."
+            if new.partitions > old.partitions
+            else f"partitions={old.partitions}, or a new queue: messages of a partition that went would go with it.",
+            queue=queue.id,
+            option="partitions",
+        )
+    if new.placing != old.placing and old.partitions > 1:
+        for name, was, now in zip(FUNCTIONS, old.placing, new.placing):
+            if was != now:
+                raise QueueOptionsError(
+                    f"The queue {queue.id!r} places its messages by {name}={was!r}, which cannot change (asked for"
+                    f" {now!r}): messages of one key would be on several partitions.",
+                    "a new queue.",
+                    queue=queue.id,
+                    option=name,
+                )
+    queue.give(new)
+    if new.to_dict() == old.to_dict():
         return
     if queue.store.readonly:
         raise QueueOptionsError(
@@ -429,9 +467,7 @@ def _change(queue: Queue, options: Mapping[str, Any]) -> None:
         record = codec.unpack(txn.get(names.queue_key(queue.id)))
         record["options"] = new.to_dict()
         record["version"] += 1
-        txn.put(names.queue_key(queue.id), codec.pack(record))
-        row = queue.log.row(txn)
-        txn.put(queue.log.key, pack_row(row._replace(version=record["version"])))
+        _put_record(txn, queue.id, record)
 
     queue.store.commit(change)
     with queue.store.view() as txn:
