@@ -280,8 +280,9 @@ class Member:
             wanted = self._named(partitions) or self.assigned
             if not wanted:
                 raise InvalidArgument("This member holds no partition yet.", "seek(to, queue), or seek after a read.")
+            logs = {partition: self._log(partition) for partition in wanted}
             with self.store.view() as txn:
-                targets = {partition: self._target(txn, partition, to) for partition in wanted}
+                targets = {partition: self._target(txn, partition, log, to) for partition, log in logs.items()}
             self.table.seek(targets)
             self.holdings.stale()
             self._keep_up()
@@ -321,8 +322,7 @@ class Member:
             found += [(queue, n) for n in range(count)] if number is None else [(queue, number)]
         return found
 
-    def _target(self, txn: Any, partition: Partition, to: Place) -> tuple[bytes, int, bytes]:
-        log = self._log(partition)
+    def _target(self, txn: Any, partition: Partition, log: Log, to: Place) -> tuple[bytes, int, bytes]:
         row = log.row(txn)
         if to == "start":
             index = row.first

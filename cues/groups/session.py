@@ -43,6 +43,8 @@ if TYPE_CHECKING:
     from cues.tailer import Envelope
 
 Message = dict[str, Any]
+Built = list[tuple[Queue, list[Page]]]
+"""What is appended to each partition of a queue."""
 
 
 class Try(enum.Enum):
@@ -209,7 +211,7 @@ class Session:
 
     def _commit(self, checkpoint: bytes | None) -> Reason | None:
         built = {name: output.build() for name, output in self._outputs.items()}
-        pages = sum(1 + len(page.pieces) for parts in built.values() for some in parts.values() for page in some)
+        pages = sum(1 + len(page.pieces) for parts in built.values() for _, some in parts for page in some)
         member = self._member
         faults.point("session.before")
         try:
@@ -219,12 +221,12 @@ class Session:
         faults.point("session.after")
         if self._held is not None:
             self._held.claim = claim
-        for name, parts in built.items():
-            for number in parts:
-                member.store.ring(self._outputs[name].queue.view(number).log.mask)
+        for parts in built.values():
+            for view, _ in parts:
+                member.store.ring(view.log.mask)
         return None
 
-    def _write(self, txn: Any, built: dict[str, dict[int, list[Page]]], checkpoint: bytes | None) -> Any:
+    def _write(self, txn: Any, built: dict[str, Built], checkpoint: bytes | None) -> Any:
         claim = None
         if self._held is not None:
             claim = self._member.table.moved(txn, self._held.partition, self._held.move(checkpoint))
@@ -235,9 +237,9 @@ class Session:
             if row is None or row.id != self._holdings.id:
                 raise _Refused(Reason.MOVED)
         for name, parts in built.items():
+            for view, pages in parts:
+                view.append_pages(txn, pages)
             output = self._outputs[name]
-            for number, pages in parts.items():
-                output.queue.view(number).append_pages(txn, pages)
             if output.queue._version != output.version:
                 raise _Refused(Reason.CHANGED)
         faults.point("session.inside")
@@ -307,10 +309,13 @@ class _Output:
         for share in self.queue.shares(found):
             self._parts.setdefault(share.partition, []).extend(packed[offset] for offset in share.offsets)
 
-    def build(self) -> dict[int, list[Page]]:
-        """Record batches by partition, in the order in which they were written."""
+    def build(self) -> Built:
+        """Record batches by partition, in the order in which they were written.
+
+        Partitions are opened here: a database cannot be opened inside a transaction.
+        """
         limit, strips = self.options.max_message_bytes, self.options.strips
-        built: dict[int, list[Page]] = {}
+        built: Built = []
         for number, packed in sorted(self._parts.items()):
             pages: list[Page] = []
             for _, run in itertools.groupby(packed, key=type):
@@ -320,5 +325,5 @@ class _Output:
                     pages += batch.build([], limit, encoded=encoded)
                 else:  # with metadata of their own
                     pages += batch.build([one for one in some if isinstance(one, dict)], limit, strips=strips)
-            built[number] = pages
+            built.append((self.queue.view(number), pages))
         return built
