@@ -18,7 +18,7 @@ from typing import Any
 
 import cues
 from cues import claims, names
-from cues.groups import TRY_ABORT, TRY_COMMIT, Member
+from cues.groups import TRY_ABORT, TRY_COMMIT, Member, Reason, Session
 from cues.groups.sticky import Partition
 from cues.groups.table import Move, Table
 
@@ -29,12 +29,17 @@ GROUP = "chain"
 LEASE_S = 0.8
 STEP_MAX = 20
 """Messages that a step takes at most."""
-PAUSE_S = 0.02
+PAUSE_S = float(os.environ.get("CUES_TEST_PAUSE_S", 0.02))
 """In the middle of a step, at most: where kills and stops are to come."""
 
 
 def done(path: Path) -> Path:
     return Path(f"{path}.done")
+
+
+def pause() -> None:
+    """In the middle of a step."""
+    time.sleep(random.random() * PAUSE_S)
 
 
 class Quit(Exception):
@@ -70,16 +75,40 @@ def step(member: Member, chance: random.Random) -> None:
         half = chance.randrange(len(messages) + 1)
         for message in messages[:half]:
             session.write(onward, message)
-        time.sleep(chance.random() * PAUSE_S)
+        pause()
         if quitting:
             raise Quit
         session.write_many(onward, messages[half:])
         session.end(TRY_ABORT if chance.random() < 0.03 else TRY_COMMIT)
 
 
+def zombie(path: Path, how: str) -> None:
+    """One step, held open until the test says go on; what came of it is printed.
+
+    It is held in the middle, or where the fence was taken out of the transaction right before that.
+    """
+    global pause
+
+    def pause() -> None:
+        print("in step", flush=True)
+        sys.stdin.readline()
+
+    break_fence(how)
+    with (
+        cues.open(path) as store,
+        Member(store, "first", GROUP, lease_s=LEASE_S) as member,
+        member.session() as session,
+    ):
+        for message in session.read_many(STEP_MAX, timeout=10):
+            session.write("second", message)
+        if how != "compared before":
+            pause()
+        print(*session.end(TRY_COMMIT), flush=True)
+
+
 # --- negative controls ----------------------------------------------------------------------------
 
-_moved = Table.moved
+_commit = Session._commit
 
 
 def _unfenced(self: Table, txn: Any, partition: Partition, move: Move) -> Any:
@@ -92,38 +121,27 @@ def _unfenced(self: Table, txn: Any, partition: Partition, move: Move) -> Any:
     return claim
 
 
-def _lease_checked(self: Table, txn: Any, partition: Partition, move: Move) -> Any:
-    """The lease instead of the fence: owner and epoch are looked up before the commit, outside its transaction."""
-    return _unfenced(self, txn, partition, move)
-
-
 def _look_before(self: Any, checkpoint: bytes | None) -> Any:
+    """Owner and epoch are compared, but before the commit, outside its transaction."""
     held = self._held
     if held is not None:
         with self._member.store.view() as txn:
             found = claims.read(txn, names.log_id(*held.partition), GROUP)
         if found is None or (found.owner, found.epoch) != (held.claim.owner, held.claim.epoch):
-            return None
-        time.sleep(PAUSE_S)
+            return Reason.MOVED
+        pause()
     return _commit(self, checkpoint)
-
-
-_commit: Any = None
 
 
 def break_fence(how: str) -> None:
     """Take the fence of this process away; the empty string leaves it."""
-    global _commit
-    if how == "unfenced":
+    if how:
         Table.moved = _unfenced  # type: ignore[method-assign]
-    elif how == "looked up before":
-        from cues.groups.session import Session
-
-        Table.moved = _lease_checked  # type: ignore[method-assign]
-        _commit, Session._commit = Session._commit, _look_before  # type: ignore[method-assign]
+    if how == "compared before":
+        Session._commit = _look_before  # type: ignore[method-assign]
 
 
-BROKEN = ("unfenced", "looked up before")
+BROKEN = ("unfenced", "compared before")
 
 
 if __name__ == "__main__":

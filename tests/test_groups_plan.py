@@ -207,7 +207,7 @@ def test_no_members_and_no_partitions() -> None:
 
 def test_loads_are_of_all_queues_together() -> None:
     """Three queues of one partition for three members: one each, not all to the first."""
-    found = check(dict.fromkeys("abc", {"x", "y", "z"}), {"x": 1, "y": 1, "z": 1}, {})
+    found = check({member: {"x", "y", "z"} for member in "abc"}, {"x": 1, "y": 1, "z": 1}, {})
     assert [len(found[member]) for member in "abc"] == [1, 1, 1]
 
 
@@ -228,7 +228,7 @@ def test_balance_goes_before_stickiness_and_stickiness_before_spread() -> None:
 
 def test_of_two_claimants_the_one_keeps_it_that_keeps_more() -> None:
     """If a kept the one that both claim, one of a's own would have to move."""
-    members = dict.fromkeys("ab", {"q"})
+    members = {"a": {"q"}, "b": {"q"}}
     previous = {"a": {("q", 0), ("q", 1), ("q", 2)}, "b": {("q", 2), ("q", 3)}}
     found = check(members, {"q": 4}, previous)
     assert found == {"a": {("q", 0), ("q", 1)}, "b": {("q", 2), ("q", 3)}}
