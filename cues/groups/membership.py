@@ -276,8 +276,10 @@ class Member:
         """
         with self._use():
             self._no_session("seek")
-            self._keep_up()
-            wanted = self._named(partitions) or self.assigned
+            wanted = self._named(partitions)
+            if not wanted:  # otherwise not yet: what cannot be claimed may be sought
+                self._keep_up()
+                wanted = self.assigned
             if not wanted:
                 raise InvalidArgument("This member holds no partition yet.", "seek(to, queue), or seek after a read.")
             logs = {partition: self._log(partition) for partition in wanted}
@@ -421,7 +423,13 @@ class Member:
 
     def _use(self) -> _Use:
         self._check()
-        return _Use(self._busy, self.name)
+        if not self._busy.acquire(blocking=False):
+            if self._closing:
+                raise self._gone()
+            raise ConcurrentUse(
+                f"The member {self.name} is used by another thread right now.", "a member for each thread."
+            )
+        return _Use(self._busy)
 
     def _keep_up(self) -> None:
         if not self.holdings.calling and self.holdings.keep_up():
@@ -516,13 +524,11 @@ class Member:
 
 
 class _Use:
-    """Holds a member for one call; calls from its own callbacks are let in."""
+    """Holds a member for one call; its lock lets calls from its own callbacks in."""
 
     __slots__ = ("_lock",)
 
-    def __init__(self, lock: threading.RLock, name: str) -> None:
-        if not lock.acquire(blocking=False):
-            raise ConcurrentUse(f"The member {name} is used by another thread right now.", "a member for each thread.")
+    def __init__(self, lock: Any) -> None:
         self._lock = lock
 
     def __enter__(self) -> None:
