@@ -6,6 +6,7 @@
     rows       checksums; positions inside their queues, behind the batches that they remember
     others     what is kept about other stores; every step on a fork queue is whole
     outside    positions of writers from outside: checksums, and not beyond their queue
+    groups     rows of consumer groups: checksums, positions inside their queues
     tries      every attempt names messages that carry its hash
     state      every piece of every row: checksum, number, completeness
 
@@ -27,10 +28,11 @@ import sys
 from collections.abc import Callable, Generator, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
-from cues import abroad, batch, codec, fork, names, outside, ownership, provenance, state
+from cues import abroad, batch, claims, codec, fork, names, outside, ownership, provenance, state
 from cues.batch import Batch
 from cues.errors import CodecError, CuesError, StoreDamaged, StoreError
 from cues.forwarder import Forwarder
+from cues.groups import table
 from cues.log import KEY, Log, Row, row_intact, unpack_row
 from cues.options import QueueOptions
 from cues.ownership import NO_SEAL, ProcessorRow, Topology
@@ -126,6 +128,7 @@ class _Walker:
         yield from self._readers(queues)
         yield from self._others(queues)
         yield from self._outside(queues)
+        yield from self._groups(queues)
         for name in self._entries:
             kind, _, owner = name.decode("utf-8", "replace").partition(":")
             if kind == "state":
@@ -143,7 +146,10 @@ class _Walker:
 
     def _key_order(self) -> Iterator[str]:
         """Every row of the unnamed database is of a known kind and stands where a search finds it."""
-        kinds = ("queue", "row", "proc", "topo", "sub", "reader", "store", "producer", "low", "source")
+        kinds = (
+            *("queue", "row", "proc", "topo", "sub", "reader", "store", "producer", "low", "source"),
+            *("group", "member", "claim"),
+        )
         prefixes = tuple(b"\0%b\0" % kind.encode() for kind in kinds)
         last = None
         unfound: list[bytes] = []
@@ -304,6 +310,23 @@ class _Walker:
                         f"{who} says that it wrote up to {found.next - 1} of queue {found.queue},"
                         f" which ends before {next}."
                     )
+
+    def _groups(self, queues: list[str]) -> Iterator[str]:
+        """Groups, their members, and what they have of logs."""
+        for kind, what in (("group", "group"), ("member", "member of a group")):
+            for key, raw in self._rows(f"\0{kind}\0".encode()).items():
+                if not table.intact(raw):
+                    name = key.decode("utf-8", "replace").replace("\0", " ")
+                    yield f"The row of the {what} {name!r} is damaged (its checksum fails)."
+        for log, group, raw in claims.all_rows(self.store):
+            who = f"The claim of group {group!r} on {log}"
+            if not claims.intact(raw):
+                yield f"{who} is damaged (its checksum fails)."
+                continue
+            with self.store.view() as txn:
+                claim = claims.read(txn, log, group)  # once more: it and the log move together
+                if claim is not None:
+                    yield from self._position(txn, who, log, claim.identity, claim.next, claim.seal, known=queues)
 
     def _fork(self, queue: str) -> Iterator[str]:
         """Every step on a fork queue is whole."""

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 
-from cues import abroad, clock, codec, locks, names, ownership
+from cues import abroad, clock, codec, leases, locks, names, ownership
 from cues.batch import HEAD
 from cues.errors import BatchDamaged, CuesError, StoreReadOnly
 from cues.forwarder import Forwarder
@@ -321,11 +321,9 @@ def _lease_s(store: Store, row: ProcessorRow | None) -> float:
     if row is None or row.boot != ownership.boot():
         return 0.0
     try:
-        with open(os.path.join(store.path, f"lease-{row.owner.hex()}"), "rb") as file:
-            beaten = int.from_bytes(file.read(8), "big")
-    except OSError:
+        return max(0.0, leases.left_s(store, row.owner, LEASE_S))
+    except OSError:  # it is not for this user's eyes
         return 0.0
-    return max(0.0, LEASE_S - (clock.monotonic_ns() - beaten) / 1e9)
 
 
 def _steps(store: Store, processor: str) -> tuple[float, datetime | None]:

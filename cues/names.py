@@ -136,6 +136,8 @@ PRODUCERS: Final = b"\0producer\0"
 """What the keys of all rows of what was forwarded begin with."""
 SOURCES: Final = b"\0source\0"
 """What the keys of all positions of writers from outside begin with."""
+CLAIMS: Final = b"\0claim\0"
+"""What the keys of all that groups have of logs begin with."""
 
 
 def queue_key(queue: str) -> bytes:
@@ -191,6 +193,21 @@ def low_water_prefix(log: str) -> bytes:
 def source_key(writer: str) -> bytes:
     """Key of how far a writer from outside (a Spark query, say) has brought its source into the store."""
     return SOURCES + writer.encode()
+
+
+def group_key(group: str) -> bytes:
+    """Key of a group's row: generation, the generation that its plan is of, count of changes."""
+    return b"\0group\0" + group.encode()
+
+
+def member_key(group: str, member: str) -> bytes:
+    """Key of a member's row; ``member`` empty gives the prefix for all of the group."""
+    return b"\0member\0" + group.encode() + b"\0" + member.encode()
+
+
+def claim_key(log: str, group: str) -> bytes:
+    """Key of what a group has of a log: owner, epoch, position; ``group`` empty gives the prefix for all groups."""
+    return CLAIMS + log.encode() + b"\0" + group.encode()
 
 
 def log_database(queue: str, partition: int) -> bytes:

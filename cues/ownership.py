@@ -26,8 +26,9 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import xxhash
 
-from cues import abroad, batch, clock, codec, faults, locks, names
+from cues import abroad, batch, clock, codec, faults, leases, locks, names
 from cues.errors import AlreadyRunning, Fenced, InvalidArgument, TopologyChanged
+from cues.leases import Lease
 from cues.log import Log
 
 if TYPE_CHECKING:
@@ -181,13 +182,12 @@ class Ownership:
         """Locks that whoever was taken over still holds."""
         self._followed: set[bytes] = set()
         """Owners that are dead: their locks were free."""
-        self._lease = None
+        self._lease: Lease | None = None
         self._guard = threading.Lock()
         try:
             for claimant in self.claimants:
                 self._lock(claimant.processor, take_over)
-            self._lease = os.open(self._lease_path(self.owner), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-            self.beat()
+            self._lease = Lease(store, self.owner)
         except BaseException:
             self.release()
             raise
@@ -226,22 +226,14 @@ class Ownership:
     def _lease_left(self, row: ProcessorRow | None) -> float:
         if row is None or row.boot != boot():
             return 0.0
-        try:
-            with open(self._lease_path(row.owner), "rb") as file:
-                beaten = int.from_bytes(file.read(8), "big")
-        except FileNotFoundError:
-            return 0.0
-        return LEASE_S - (clock.monotonic_ns() - beaten) / 1e9
-
-    def _lease_path(self, owner: bytes) -> str:
-        return os.path.join(self.store.path, f"lease-{owner.hex()}")
+        return leases.left_s(self.store, row.owner, LEASE_S)
 
     def beat(self) -> None:
         """Say that the process answers; and take the locks that a takeover could not."""
         with self._guard:
             if self._lease is None:
                 return
-            os.pwrite(self._lease, clock.monotonic_ns().to_bytes(8, "big"), 0)
+            self._lease.beat()
             for offset in tuple(self._missing):
                 if self.store.locks.try_lock(offset):
                     self._missing.remove(offset)
@@ -263,8 +255,7 @@ class Ownership:
                 starts[tailer] = Position(row.identity, row.first, NO_SEAL)
         rows = self.store.commit(self._claim, accept_topology, starts, above)
         for owner in self._followed:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(self._lease_path(owner))
+            leases.forget(self.store, owner)
         faults.point("claim.after")
         return rows
 
@@ -326,10 +317,8 @@ class Ownership:
             self._locked.clear()
             self._missing.clear()
             if self._lease is not None:
-                os.close(self._lease)
+                self._lease.close()
                 self._lease = None
-                with contextlib.suppress(FileNotFoundError):
-                    os.unlink(self._lease_path(self.owner))
 
 
 def _changed(processor: str, before: Topology, now: Topology) -> TopologyChanged:

@@ -6,7 +6,7 @@
 3. Whole record batches go, at most 1,000 a commit.
 
 Known readers are the processors that ever read the queue, in this store and in others (abroad.py),
-and its named tailers. Only the policy "read" waits for them; the others let go of what somebody has
+its named tailers and the consumer groups. Only the policy "read" waits for them; the others let go of what somebody has
 not read yet, and say so, once a reader and process.
 """
 
@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from cues import abroad, clock, names
+from cues import abroad, claims, clock, names
 from cues.events import log as logger
 from cues.ownership import readers_of
 from cues.tailer import POSITION
@@ -87,6 +87,7 @@ def readers(txn: Any, log: Log) -> list[Reader]:
     store: type[Store] = type(log.store)
     for key, value in store.rows(txn, prefix):
         found.append(Reader(key[len(prefix) :].decode(), POSITION.unpack(value)[1], False))
+    found += [Reader(f"group {group}", claim.next, False) for group, claim in claims.of_log(store, txn, log.id)]
     return found
 
 

@@ -21,10 +21,10 @@ PROCESSORS = ROOT.parent / "processors"
 ORDER = [
     (0, "errors names codec clock faults events provenance batch hashes tries partitioners options"),
     (1, "locks wakeup datafile writers store"),
-    (2, "log spread queue tailer merged state abroad outside fork ownership retention"),
+    (2, "log spread queue tailer merged state abroad outside fork leases ownership claims retention"),
     (3, "processor taking concurrency eventloop imperative failure results process runner delivery feed forwarder"),
     (4, "topology plan compose graph draw"),
-    (4, "groups"),
+    (4, "groups groups.sticky groups.table groups.held groups.holdings groups.membership groups.session"),
     (5, "engine engine.stores engine.assembly engine.local"),
     (
         5,
@@ -41,6 +41,7 @@ UPWARD = {
     ("store", "queue"): "Store.queue: what a user calls first",
     ("store", "check"): "Store.check: a suspect store is checked before it is used",
     ("queue", "tailer"): "Queue.tailer: a queue hands out its readers",
+    ("groups.membership", "groups.session"): "Member.session: a member begins its steps",
     ("queue", "merged"): "Queue.tailer, of a queue with several partitions",
     ("queue", "retention"): "retention looks at positions, of processors and of named tailers",
 }

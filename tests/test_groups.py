@@ -1,0 +1,784 @@
+"""Members of consumer groups: who reads what, hand-over, death, names, positions, seeks, pauses, callbacks.
+
+Members of one test live in one process, and every one is told to look at its group by a poll, so nothing waits for a
+clock but where a lease has to run out.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from children import Child
+
+import cues
+from cues import clock
+from cues.errors import (
+    AlreadyRunning,
+    Closed,
+    ConcurrentUse,
+    Fenced,
+    InvalidArgument,
+    InvalidName,
+    QueueNotFound,
+    StoreReadOnly,
+)
+from cues.groups import TRY_COMMIT, Member, Relative
+from cues.groups.sticky import Partition
+from cues.groups.table import Table
+from cues.store import Store
+
+PARTITIONS = 6
+DEADLINE_S = 30
+LEASE_S = 0.3
+"""Of members that are to lose it."""
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    with cues.open(tmp_path / "store", durability="process") as store:
+        store.queue("orders", partitions=PARTITIONS, key="n", partitioner=by_number)
+        yield store
+
+
+def by_number(message: dict[str, Any], partitions: int) -> int:
+    return int(message["n"]) % partitions
+
+
+def fill(store: Store, count: int, start: int = 0) -> None:
+    queue = store.queue("orders", partitioner=by_number)
+    queue.appender().write_many([{"n": n} for n in range(start, start + count)])
+
+
+class Diary:
+    """What a member was told."""
+
+    def __init__(self) -> None:
+        self.entries: list[tuple[str, list[Partition]]] = []
+
+    def of(self, what: str) -> Callable[[list[Partition]], None]:
+        return lambda partitions: self.entries.append((what, partitions))
+
+    @property
+    def callbacks(self) -> dict[str, Any]:
+        return {f"on_{what}": self.of(what) for what in ("assigned", "revoked", "lost")}
+
+    def told(self, what: str) -> set[Partition]:
+        return {partition for word, partitions in self.entries for partition in partitions if word == what}
+
+
+def held(*members: Member) -> list[list[int]]:
+    """The numbers of the partitions that each member holds."""
+    return [[number for _, number in member.assigned] for member in members]
+
+
+def until(condition: Callable[[], object]) -> None:
+    """Wait for something that is told by nobody, a lease that runs out."""
+    deadline = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.01)
+
+
+def settle(*members: Member) -> None:
+    """Let members look at their group until all partitions are held by one of them."""
+
+    def settled() -> bool:
+        for member in members:
+            member.holdings.stale()
+            for messages in member.poll(n=1).values():
+                assert not messages, "settle() is for members that have read everything"
+        partitions = [partition for member in members for partition in member.assigned]
+        return len(partitions) == len(set(partitions)) == len(members[0].lag())
+
+    until(settled)
+
+
+# --- sharing ------------------------------------------------------------------------------------------
+
+
+def test_one_member_reads_everything_in_the_order_of_each_partition(store: Store) -> None:
+    fill(store, 60)
+    with Member(store, "orders", "g") as member:
+        found: dict[Partition, list[int]] = {}
+        while message := member.read():
+            assert member.partition is not None and member.envelope is not None
+            assert member.envelope.partition == member.partition[1]
+            found.setdefault(member.partition, []).append(message["n"])
+        assert found == {("orders", p): list(range(p, 60, PARTITIONS)) for p in range(PARTITIONS)}
+
+
+def test_members_share_the_partitions_and_each_message_goes_to_one(store: Store) -> None:
+    with Member(store, "orders", "g") as a, Member(store, "orders", "g") as b:
+        settle(a, b)
+        assert sorted(map(len, held(a, b))) == [3, 3]
+        fill(store, 60)
+        mine = [message["n"] for message in a.read_many(100)]
+        yours = [message["n"] for message in b.read_many(100)]
+        assert sorted(mine + yours) == list(range(60))
+        assert {n % PARTITIONS for n in mine} == set(held(a)[0])
+
+
+def test_groups_do_not_know_of_each_other(store: Store) -> None:
+    fill(store, 10)
+    with Member(store, "orders", "g") as a, Member(store, "orders", "other") as b:
+        assert len(a.read_many(100)) == len(b.read_many(100)) == 10
+
+
+def test_partitions_take_turns(store: Store) -> None:
+    """A partition with much to read does not keep the others waiting."""
+    fill(store, 600)
+    with Member(store, "orders", "g") as member:
+        seen = [(member.read(), member.partition)[1] for _ in range(PARTITIONS)]
+        assert len(set(seen)) == PARTITIONS
+
+
+def test_poll_gives_messages_by_partition(store: Store) -> None:
+    fill(store, 12)
+    with Member(store, "orders", "g") as member:
+        found = member.poll(n=100)
+        assert found == {("orders", p): [{"n": p}, {"n": p + PARTITIONS}] for p in range(PARTITIONS)}
+        assert member.poll() == {}
+
+
+def test_a_member_without_partitions_is_a_member(store: Store) -> None:
+    store.queue("single")
+    with Member(store, "single", "g") as a, Member(store, "single", "g") as b:
+        settle(a, b)
+        store.queue("single").appender().write({"x": 1})
+        assert [b.read(), a.read()].count({"x": 1}) == 1
+        assert len(a.table.look().members) == 2
+
+
+def test_several_queues_are_balanced_together(store: Store) -> None:
+    for queue in ("x", "y", "z"):
+        store.queue(queue)
+    members = [Member(store, ["x", "y", "z"], "g") for _ in range(3)]
+    settle(*members)
+    assert [len(member.assigned) for member in members] == [1, 1, 1]
+    for member in members:
+        member.close()
+
+
+# --- the hand-over --------------------------------------------------------------------------------------
+
+
+def test_only_partitions_that_move_are_given_up(store: Store) -> None:
+    """a keeps half of its partitions through b's coming and going, and is told of the others only."""
+    diary = Diary()
+    with Member(store, "orders", "g", **diary.callbacks) as a:
+        settle(a)
+        with Member(store, "orders", "g") as b:
+            settle(a, b)
+            assert diary.told("revoked") == set(b.assigned)
+            kept = set(a.assigned)
+        settle(a)
+        assert [word for word, _ in diary.entries] == ["assigned", "revoked", "assigned"]
+        assert diary.told("revoked").isdisjoint(kept)
+        assert diary.told("lost") == set()
+
+
+def test_nobody_reads_a_partition_before_it_is_given_up(store: Store) -> None:
+    """What a handed out and has not committed stays a's, though the plan gives it to b; the commit lets it go."""
+    fill(store, 60)
+    with Member(store, "orders", "g") as a:
+        assert len(a.read_many(60)) == 60
+        with Member(store, "orders", "g") as b:
+            for _ in range(3):
+                b.holdings.stale()
+                assert b.read() is None
+                a.holdings.stale()
+                assert a.read() is None
+                assert held(a, b) == [[0, 1, 2, 3, 4, 5], []]
+            a.commit()
+            settle(a, b)
+            assert sorted(map(len, held(a, b))) == [3, 3]
+            assert sum(a.lag().values()) == 0
+
+
+def test_a_partition_on_its_way_is_not_read_any_further(store: Store) -> None:
+    fill(store, 600)
+    with Member(store, "orders", "g") as a:
+        for _ in range(PARTITIONS):
+            a.read()  # one of each
+        with Member(store, "orders", "g") as b:
+            b.read()
+            stays = {partition for partition, claim in a.table.look(["orders"]).claims.items() if claim.heir == a.name}
+            assert len(stays) == 3
+            a.holdings.stale()
+            assert set(a.poll(n=600)) == stays
+            assert len(a.assigned) == PARTITIONS
+
+
+def test_on_revoked_may_commit_what_was_handed_out(store: Store) -> None:
+    """A member that never commits by itself, but when asked; nothing is read twice. It is asked after its lease."""
+    fill(store, 60)
+    a = Member(store, "orders", "g", lease_s=LEASE_S, on_revoked=lambda _: a.commit())
+    with a:
+        first = [message["n"] for message in a.read_many(60)]
+        assert len(first) == 60
+        with Member(store, "orders", "g") as b:
+
+            def handed_over() -> bool:
+                assert a.read() is None
+                assert b.read() is None
+                return sorted(map(len, held(a, b))) == [3, 3]
+
+            until(handed_over)
+
+
+def test_what_was_not_committed_when_it_was_given_up_comes_again(store: Store) -> None:
+    """The patience with a member that does not commit ends with its lease."""
+    fill(store, 6)
+    with Member(store, "orders", "g", lease_s=LEASE_S) as a:
+        assert len(a.read_many(10)) == 6
+        with Member(store, "orders", "g") as b:
+            found: list[int] = []
+
+            def handed_over() -> bool:
+                a.read()
+                found.extend(message["n"] for message in b.read_many(10))
+                return len(found) == 3
+
+            until(handed_over)
+            a.commit()  # what it still holds
+            assert sum(a.lag().values()) == 3
+            b.commit()
+            assert sum(a.lag().values()) == 0
+
+
+# --- death ----------------------------------------------------------------------------------------------
+
+DIES = """
+import sys, cues
+from cues.groups import Member
+store = cues.open(sys.argv[1])
+member = Member(store, "orders", "g", name=sys.argv[2] or None, lease_s=float(sys.argv[3]))
+print(len(member.read_many(100)), flush=True)
+sys.stdin.readline()
+print(member.read() is not None, member.assigned, flush=True)
+try:
+    member.commit()
+    print("committed", flush=True)
+except cues.Fenced as error:
+    print("fenced", error.partitions, flush=True)
+sys.stdin.readline()
+member.close()
+"""
+
+
+def test_a_killed_member_is_seen_at_once(store: Store) -> None:
+    """Its lease would run for another hour."""
+    fill(store, 12)
+    with Child(DIES, store.path, "", 3600) as child:
+        assert child.line() == "12"
+        with Member(store, "orders", "g") as member:
+            assert member.read() is None
+            child.kill()
+            found: list[Any] = []
+            until(lambda: found.extend(member.read_many(100)) or len(found) == 12)
+
+
+def test_a_stopped_member_loses_its_partitions_after_its_lease_and_is_fenced(store: Store) -> None:
+    """It wakes up with messages in its hands, is told that it lost them, joins anew, and commits nothing."""
+    import signal
+
+    fill(store, 12)
+    with Child(DIES, store.path, "", LEASE_S) as child:
+        assert child.line() == "12"
+        child.signal(signal.SIGSTOP)
+        with Member(store, "orders", "g") as member:
+            found: list[Any] = []
+            until(lambda: found.extend(member.read_many(100)) or len(found) == 12)
+            member.commit()
+            child.signal(signal.SIGCONT)
+            child.say()
+            assert child.line() == "False []"  # a member again, without partitions until they are given up
+            assert child.line() == "committed"  # nothing: what it read was lost with its partitions
+            assert sum(member.lag().values()) == 0
+            child.say()
+            child.end()
+
+
+def test_a_commit_after_the_takeover_is_fenced(store: Store) -> None:
+    """Owner and epoch are another's by the time that the late one commits; the position stays the other's."""
+    fill(store, 12)
+    with Member(store, "orders", "g", lease_s=LEASE_S) as late:
+        assert len(late.read_many(100)) == 12
+        with Member(store, "orders", "g") as member:
+            found: list[Any] = []
+            until(lambda: found.extend(member.read_many(6)) or len(found) >= 6)
+            member.commit()
+            before = member.positions()
+            with pytest.raises(Fenced) as fenced:
+                late.commit()
+            assert fenced.value.partitions == [("orders", n) for n in range(PARTITIONS)]
+            assert "comes again" in str(fenced.value)
+            assert member.positions() == before
+
+
+def test_on_lost_is_told_and_the_member_joins_anew(store: Store) -> None:
+    diary = Diary()
+    with Member(store, "orders", "g", lease_s=LEASE_S, **diary.callbacks) as late:
+        settle(late)
+        with Member(store, "orders", "g") as member:
+            until(lambda: member.read() or len(member.assigned) == PARTITIONS)
+            settle(late, member)
+        assert diary.told("lost") == {("orders", n) for n in range(PARTITIONS)}
+        assert [word for word, _ in diary.entries][:2] == ["assigned", "lost"]
+        assert diary.told("revoked") == set()
+
+
+def test_keepalive_keeps_the_lease(store: Store) -> None:
+    """Work that takes three leases, and says so; nothing is lost."""
+    fill(store, 6)
+    with Member(store, "orders", "g", lease_s=LEASE_S) as a:
+        assert len(a.read_many(100)) == 6
+        with Member(store, "orders", "g") as b:
+            end = time.monotonic() + 3 * LEASE_S
+            while time.monotonic() < end:
+                a.keepalive()
+                assert b.read() is None
+        a.commit()
+
+
+def test_a_closed_store_lets_go_of_its_members(tmp_path: Path) -> None:
+    """A store that is closed before its member leaves no lock behind, in this process either."""
+    path = tmp_path / "store"
+    with cues.open(path) as outer:
+        outer.queue("q")
+        inner = cues.open(path)
+        member = Member(inner, "q", "g", name="a", lease_s=3600)
+        member.read()
+        inner.close()
+        with pytest.raises(Closed):
+            member.read()
+        member.close()
+        with Member(outer, "q", "g", name="a") as again:
+            settle(again)
+
+
+# --- names ------------------------------------------------------------------------------------------------
+
+
+def test_a_name_that_comes_back_finds_its_partitions_and_nobody_notices(store: Store) -> None:
+    """Closed and opened again while another member looks on: no new generation, no callback."""
+    diary = Diary()
+    with Member(store, "orders", "g", name="b", **diary.callbacks) as b:
+        a = Member(store, "orders", "g", name="a")
+        settle(a, b)
+        before, generation = a.assigned, a.table.look().row.generation
+        diary.entries.clear()
+        a.close()
+        for _ in range(3):
+            b.holdings.stale()
+            b.read()
+        with Member(store, "orders", "g", name="a") as again:
+            settle(again, b)
+            assert again.assigned == before
+            assert again.table.look().row.generation == generation
+        assert diary.entries == []
+
+
+def test_a_killed_name_finds_its_partitions_again(store: Store) -> None:
+    fill(store, 12)
+    with Member(store, "orders", "g", name="b", lease_s=3600) as b, Child(DIES, store.path, "a", 3600) as child:
+        assert child.line()
+        b.read_many(100)
+        child.kill()
+        with Member(store, "orders", "g", name="a", lease_s=3600) as again:
+            until(lambda: again.read_many(100) or b.read_many(100) or len(held(again, b)[0]) == 3)
+
+
+def test_a_name_that_stays_away_loses_its_place(store: Store) -> None:
+    with Member(store, "orders", "g") as b:
+        a = Member(store, "orders", "g", name="a", lease_s=LEASE_S)
+        settle(a, b)
+        a.close()
+        assert len(b.assigned) == 3
+        until(lambda: b.read() or len(b.assigned) == PARTITIONS)
+
+
+def test_leave_gives_the_place_up_at_once(store: Store) -> None:
+    with Member(store, "orders", "g") as b:
+        a = Member(store, "orders", "g", name="a", lease_s=3600)
+        settle(a, b)
+        a.leave()
+        settle(b)
+
+
+def test_a_name_is_one_living_member(store: Store) -> None:
+    with (
+        Member(store, "orders", "g", name="a"),
+        pytest.raises(AlreadyRunning, match="in this process") as refused,
+    ):
+        Member(store, "orders", "g", name="a")
+    assert refused.value.pid
+    with Child(DIES, store.path, "a", 3600) as child:
+        child.line()
+        with pytest.raises(AlreadyRunning, match=f"by process {child.pid}"):
+            Member(store, "orders", "g", name="a")
+
+
+def test_a_name_whose_process_is_stopped_past_its_lease_can_be_taken(store: Store) -> None:
+    """The stopped one holds the lock of the name for ever. It wakes up, sees the other, and is at its end."""
+    import signal
+
+    fill(store, 12)
+    with Child(DIES, store.path, "a", LEASE_S) as child:
+        child.line()
+        child.signal(signal.SIGSTOP)
+        taken: list[Member] = []
+
+        def take() -> bool:
+            try:
+                taken.append(Member(store, "orders", "g", name="a"))
+            except AlreadyRunning:
+                return False
+            return True
+
+        until(take)
+        with taken[0] as member:
+            found: list[Any] = []
+            until(lambda: found.extend(member.read_many(100)) or len(found) == 12)
+            child.signal(signal.SIGCONT)
+            child.say()
+            assert "Another process" in child.errors()
+            member.commit()
+            assert sum(member.lag().values()) == 0
+
+
+def test_other_queues_under_the_same_name_are_planned_anew(store: Store) -> None:
+    store.queue("more", partitions=4)
+    Member(store, "orders", "g", name="a").close()
+    with Member(store, ["orders", "more"], "g", name="a") as a:
+        settle(a)
+        assert {queue for queue, _ in a.assigned} == {"orders", "more"}
+
+
+# --- positions --------------------------------------------------------------------------------------------
+
+
+def test_what_is_not_committed_comes_again(store: Store) -> None:
+    fill(store, 12)
+    with Member(store, "orders", "g") as member:
+        assert len(member.read_many(6)) == 6
+        member.commit()
+        assert len(member.read_many(100)) == 6
+    with Member(store, "orders", "g") as member:
+        again = [message["n"] for message in member.read_many(100)]
+    assert len(again) == 6
+
+
+def test_lag_and_positions_are_of_all_partitions(store: Store) -> None:
+    fill(store, 12)
+    with Member(store, "orders", "g") as member:
+        assert member.lag() == {("orders", n): 2 for n in range(PARTITIONS)}
+        member.read_many(3)
+        member.commit()
+        assert sum(member.lag().values()) == 9
+        assert sum(index - 1 for index in member.positions().values()) == 3
+
+
+def test_a_checkpoint_is_kept_beside_the_position(store: Store) -> None:
+    fill(store, 12)
+    with Member(store, "orders", "g", name="a") as member:
+        member.read_many(100)
+        member.commit(checkpoint=b"offset 12")
+        assert set(member.checkpoints().values()) == {b"offset 12"}
+        member.commit(checkpoint={("orders", 3): b"by hand"})
+        member.commit()
+    with Member(store, "orders", "g", name="a") as member:
+        settle(member)
+        assert member.checkpoints()["orders", 3] == b"by hand"
+        assert member.checkpoints()["orders", 4] == b"offset 12"
+        with pytest.raises(InvalidArgument, match="at most 3,000"):
+            member.commit(checkpoint=bytes(3001))
+        with pytest.raises(InvalidArgument, match="bytes"):
+            member.commit(checkpoint="text")  # type: ignore[arg-type]
+        with pytest.raises(InvalidArgument, match="does not hold"):
+            member.commit(checkpoint={("orders", 9): b""})
+
+
+def test_retention_waits_for_the_group(store: Store) -> None:
+    """``retention="read"`` keeps what the group has not committed."""
+    queue = store.queue("kept", partitions=2, retention="read")
+    with Member(store, "kept", "g") as member:
+        settle(member)
+        for n in range(40):
+            queue.partition(0).appender().write({"n": n})
+        assert len(member.read_many(30)) == 30
+        queue.partition(0).appender().write({"n": 40})
+        assert queue.partition(0).first_index == 1
+        member.commit()
+        queue.partition(0).appender().write({"n": 41})
+        assert queue.partition(0).first_index == 31
+
+
+# --- seek -------------------------------------------------------------------------------------------------
+
+
+def test_seek_to_every_kind_of_place(store: Store) -> None:
+    fill(store, 60)
+    one = ("orders", 0)
+    with Member(store, "orders", "g") as member:
+        member.read_many(100)
+        member.commit()
+
+        def at() -> int:
+            return member.positions()[one]
+
+        member.seek("start")
+        assert set(member.positions().values()) == {1}
+        member.seek("end", one)
+        assert at() == 11
+        member.seek(7, one)
+        assert at() == 7
+        member.seek(Relative(-3), one)
+        assert at() == 4
+        member.seek(Relative(100), one)
+        assert at() == 11
+        member.seek(Relative(-100), one)
+        assert at() == 1
+        member.seek(clock.to_datetime(clock.now_ns()) + timedelta(hours=1), one)
+        assert at() == 11
+        member.seek(clock.to_datetime(0), "orders")
+        assert set(member.positions().values()) == {1}
+        assert len(member.read_many(100)) == 60
+        for place, words in ((12, "ends before"), (0, "first index"), ("middle", "'start'"), (None, "'start'")):
+            with pytest.raises(InvalidArgument, match=words):
+                member.seek(place, one)  # type: ignore[arg-type]
+        with pytest.raises(InvalidArgument, match="does not read"):
+            member.seek("start", "other")
+        with pytest.raises(InvalidArgument, match="has no partition 9"):
+            member.seek("start", ("orders", 9))
+
+
+def test_a_seek_fences_what_was_read_before_it(store: Store) -> None:
+    """The same owner, and back at the same index: only the epoch tells that its messages were read before the seek."""
+    fill(store, 6)
+    with Member(store, "orders", "g") as member:
+        assert len(member.read_many(100)) == 6
+        with Member(store, "orders", "g") as other:
+            other.seek("start", "orders")
+            with pytest.raises(Fenced):
+                member.commit()
+            assert set(member.positions().values()) == {1}
+            again: list[Any] = []
+            until(lambda: again.extend(member.read_many(9) + other.read_many(9)) or len(again) == 6)
+
+
+def test_a_seek_by_another_is_followed_at_the_next_read(store: Store) -> None:
+    fill(store, 600)
+    with Member(store, "orders", "g") as member:
+        assert len(member.read_many(6)) == 6
+        with Member(store, "orders", "g") as other:
+            other.seek("end", "orders")
+        member.holdings.stale()
+        assert member.read_many(100) == []
+        member.commit()
+        assert sum(member.lag().values()) == 0
+
+
+# --- pause ------------------------------------------------------------------------------------------------
+
+
+def test_a_pause_belongs_to_the_partition(store: Store) -> None:
+    """It is seen by other members, and lasts when the partition moves."""
+    fill(store, 12)
+    with Member(store, "orders", "g") as a:
+        a.pause(("orders", 2), ("orders", 3))
+        assert {number for _, number in a.poll()} == {0, 1, 4, 5}
+        a.commit()
+        assert a.paused() == [("orders", 2), ("orders", 3)]
+    with Member(store, "orders", "g") as b:
+        assert b.read_many(100) == []
+        assert len(b.assigned) == PARTITIONS
+        b.resume(("orders", 2))
+        assert {message["n"] for message in b.read_many(100)} == {2, 8}
+        b.resume()
+        assert {message["n"] for message in b.read_many(100)} == {3, 9}
+
+
+# --- waiting ------------------------------------------------------------------------------------------------
+
+
+def test_a_blocked_read_is_woken_by_a_write(store: Store) -> None:
+    with Member(store, "orders", "g") as member:
+        settle(member)
+        threading.Timer(0.05, lambda: fill(store, 1)).start()
+        assert member.read(block=True, timeout=DEADLINE_S) == {"n": 0}
+        assert member.read(block=True, timeout=0.01) is None
+
+
+def test_a_blocked_read_is_woken_by_what_it_gets(store: Store) -> None:
+    """b sleeps without partitions; a goes, and b reads what a left."""
+    fill(store, 6)
+    a = Member(store, "orders", "g")
+    a.read()
+    with Member(store, "orders", "g") as b:
+        threading.Timer(0.05, a.close).start()
+        assert b.read(block=True, timeout=DEADLINE_S) is not None
+
+
+def test_closing_from_another_thread_ends_a_blocked_read(store: Store) -> None:
+    member = Member(store, "orders", "g")
+    threading.Timer(0.05, member.close).start()
+    with pytest.raises(Closed):
+        member.read(block=True)
+    member.close()  # waits for the other one's
+    with pytest.raises(Closed):
+        member.commit()
+
+
+def test_follow_goes_on_and_iteration_ends(store: Store) -> None:
+    fill(store, 3)
+    with Member(store, "orders", "g") as member:
+        assert sorted(message["n"] for message in member) == [0, 1, 2]
+        threading.Timer(0.05, lambda: fill(store, 1, start=3)).start()
+        assert next(member.follow()) == {"n": 3}
+
+
+# --- callbacks ------------------------------------------------------------------------------------------------
+
+
+def test_callbacks_may_close_the_member(store: Store) -> None:
+    a = Member(store, "orders", "g", on_revoked=lambda _: a.close())
+    settle(a)
+    with Member(store, "orders", "g") as b:
+        b.read()
+        a.holdings.stale()
+        with pytest.raises(Closed):
+            a.read()
+        settle(b)
+
+
+def test_callbacks_may_not_read(store: Store) -> None:
+    member = Member(store, "orders", "g", on_assigned=lambda _: member.read())
+    with member, pytest.raises(InvalidArgument, match="cannot read"):
+        member.read()
+
+
+def test_an_error_in_on_revoked_leaves_the_partitions_where_they_are(store: Store) -> None:
+    """It is raised by the read, and by the next, until it is mended."""
+    broken = [True]
+
+    def revoked(partitions: list[Partition]) -> None:
+        if broken:
+            raise ZeroDivisionError
+
+    with Member(store, "orders", "g", on_revoked=revoked) as a:
+        settle(a)
+        with Member(store, "orders", "g") as b:
+            b.read()
+            for _ in range(2):
+                a.holdings.stale()
+                with pytest.raises(ZeroDivisionError):
+                    a.read()
+                assert len(a.assigned) == PARTITIONS
+            broken.clear()
+            settle(a, b)
+
+
+def test_a_seek_in_on_assigned_decides_where_reading_begins(store: Store) -> None:
+    """What other systems call a reset policy: from the end, not from the start."""
+    fill(store, 12)
+    member = Member(store, "orders", "g", on_assigned=lambda partitions: member.seek("end", *partitions))
+    with member:
+        assert member.read() is None
+        fill(store, 2)
+        assert len(member.read_many(100)) == 2
+
+
+# --- growing ------------------------------------------------------------------------------------------------
+
+
+def test_partitions_that_a_queue_grows_by_are_read_from_their_start(store: Store) -> None:
+    with Member(store, "orders", "g") as a, Member(store, "orders", "g") as b:
+        settle(a, b)
+        queue = store.queue("orders")
+        queue.grow(8)
+        queue.partition(7).appender().write({"n": 7})
+        found: list[Any] = []
+        until(lambda: found.extend(a.read_many(9) + b.read_many(9)) or found == [{"n": 7}])
+        until(lambda: a.read_many(9) or b.read_many(9) or sorted(map(len, held(a, b))) == [4, 4])
+
+
+# --- refusals -------------------------------------------------------------------------------------------------
+
+
+def test_what_a_member_cannot_be_made_of(store: Store) -> None:
+    with pytest.raises(QueueNotFound, match=r"no queue 'ordres'; it has orders\."):
+        Member(store, "ordres", "g")
+    assert store.queues() == ["orders"]
+    with pytest.raises(InvalidName):
+        Member(store, "orders", "a.b")
+    with pytest.raises(InvalidName):
+        Member(store, "orders", "g", name="a/b")
+    with pytest.raises(InvalidArgument, match="one queue at least"):
+        Member(store, [], "g")
+    with pytest.raises(InvalidArgument, match="lease_s"):
+        Member(store, "orders", "g", lease_s=0)
+    with cues.open(store.path, readonly=True) as readonly, pytest.raises(StoreReadOnly):
+        Member(readonly, "orders", "g")
+    with Member(store, "orders", "g") as member, pytest.raises(InvalidArgument):
+        member.read_many(0)
+
+
+def test_two_threads_cannot_use_one_member(store: Store) -> None:
+    with Member(store, "orders", "g") as member:
+        settle(member)
+        reading = threading.Thread(target=lambda: member.read(block=True, timeout=DEADLINE_S))
+        reading.start()
+        until(lambda: refused(member))
+        fill(store, 1)
+        reading.join()
+
+
+def refused(member: Member) -> bool:
+    try:
+        member.commit()
+    except ConcurrentUse:
+        return True
+    return False
+
+
+def test_a_queue_made_anew_is_not_read_from_the_old_position(store: Store, tmp_path: Path) -> None:
+    """The group's position means a queue that another store has under the same name."""
+    fill(store, 12)
+    with Member(store, "orders", "g") as member:
+        member.read_many(100)
+        member.commit()
+    table = Table(store, "g")
+    with cues.open(tmp_path / "other") as other:
+        other.queue("orders", partitions=PARTITIONS)
+        wanted = table.look(["orders"]).claims
+
+        def carry(txn: Any) -> None:
+            from cues import claims, names
+
+            for (queue, number), claim in wanted.items():
+                claims.put(txn, names.log_id(queue, number), "g", claim)
+
+        other.commit(carry)
+        with Member(other, "orders", "g") as member, pytest.raises(cues.Diverged, match="made anew"):
+            member.read()
+        with Member(other, "orders", "g") as member:
+            member.seek("start", "orders")
+            assert member.read() is None
+
+
+def test_a_session_and_a_read_beside_it(store: Store) -> None:
+    fill(store, 6)
+    with Member(store, "orders", "g") as member, member.session() as session:
+        for refused in (member.read, member.commit, member.poll, member.session, lambda: member.seek("start")):
+            with pytest.raises(InvalidArgument, match="session"):
+                refused()
+        assert session.read() is not None
+        assert session.end(TRY_COMMIT).committed
+        assert member.read() is not None
