@@ -5,6 +5,7 @@ for the rest: identified producers, pending and acknowledged messages, a sequenc
 written into what was committed. docs/transactions.md says when that is needed and when not.
 
     identity    producers, clocks, flags: the UUID of a message
+    stamps      the identities of a run of messages, as record batches keep them
     mapping     which partition a message belongs to
     framing     messages in files and streams
     sequencer   from what was written to what was committed
