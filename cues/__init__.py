@@ -58,6 +58,7 @@ if TYPE_CHECKING:
         TopologyChanged,
         UnexpectedEOF,
         Unsupported,
+        WaitTimeout,
         WriterStuck,
     )
     from cues.failure import error_context
@@ -128,6 +129,7 @@ __all__ = [
     "TopologyChanged",
     "UnexpectedEOF",
     "Unsupported",
+    "WaitTimeout",
     "WriterStuck",
     "alts",
     "broadcast",

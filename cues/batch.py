@@ -64,7 +64,7 @@ _U32: Final = struct.Struct(">I")
 _COUNT_MAX: Final = 0xFFFF
 _PIECE_BYTES: Final = VALUE_BYTES_MAX - 8
 
-_HEADER_KEYS: Final = (names.META, names.UUID)
+HEADER_KEYS: Final = (names.META, names.UUID)
 """What users write into a message and the header keeps."""
 
 checksum: Callable[..., bytes] = xxhash.xxh3_64_digest
@@ -374,14 +374,14 @@ def _extract(
         for key in message:
             if not isinstance(key, str) or key[:2] != "q/" or key in names.USER_KEYS:
                 continue
-            if key not in _HEADER_KEYS:
+            if key not in HEADER_KEYS:
                 raise _at(offset, _reserved(key))
             taken = True
         if not taken:
             continue
         if clean is None:
             clean = list(messages)
-        clean[offset] = {k: v for k, v in message.items() if k not in _HEADER_KEYS}
+        clean[offset] = {k: v for k, v in message.items() if k not in HEADER_KEYS}
         if names.META in message:
             extras = extras or [None] * len(clean)
             extras[offset] = _meta(message[names.META], offset)

@@ -21,22 +21,30 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from cues.errors import Desynchronised, FramingError, Gap, NoPartitions, SequenceError, UnexpectedEOF
+    from cues.errors import Desynchronised, FramingError, Gap, NoPartitions, SequenceError, UnexpectedEOF, WaitTimeout
     from cues.txn.identity import ZERO_UUID, Clock, Flags, ProducerID, build_uuid, parse_uuid
     from cues.txn.mapping import fnv1a32, journal_of, modulo_mapping, random_mapping, rendezvous_mapping
+    from cues.txn.messages import DICT, MessageType, dicts
+    from cues.txn.publisher import Append, Publisher
     from cues.txn.sequencer import AckIntent, Checkpoint, Envelope, Outcome, ProducerState, Sequencer
+    from cues.txn.stamped import append_stamped
 
 _HOMES = {
-    "errors": "Desynchronised FramingError Gap NoPartitions SequenceError UnexpectedEOF",
+    "errors": "Desynchronised FramingError Gap NoPartitions SequenceError UnexpectedEOF WaitTimeout",
     "txn.identity": "Clock Flags ProducerID ZERO_UUID build_uuid parse_uuid",
     "txn.mapping": "fnv1a32 journal_of modulo_mapping random_mapping rendezvous_mapping",
+    "txn.messages": "DICT MessageType dicts",
+    "txn.publisher": "Append Publisher",
+    "txn.stamped": "append_stamped",
     "txn.sequencer": "AckIntent Checkpoint Envelope Outcome ProducerState Sequencer",
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
 
 __all__ = [
+    "DICT",
     "ZERO_UUID",
     "AckIntent",
+    "Append",
     "Checkpoint",
     "Clock",
     "Desynchronised",
@@ -44,14 +52,19 @@ __all__ = [
     "Flags",
     "FramingError",
     "Gap",
+    "MessageType",
     "NoPartitions",
     "Outcome",
     "ProducerID",
     "ProducerState",
+    "Publisher",
     "SequenceError",
     "Sequencer",
     "UnexpectedEOF",
+    "WaitTimeout",
+    "append_stamped",
     "build_uuid",
+    "dicts",
     "fnv1a32",
     "journal_of",
     "modulo_mapping",

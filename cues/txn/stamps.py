@@ -105,6 +105,17 @@ def ticks(first: int, count: int) -> range:
     return range(first, first + count * TICK, TICK)
 
 
+def checked(one: uuid.UUID) -> tuple[int, int, int]:
+    """Producer, clock and flags of a UUID; raises :class:`InvalidArgument` where it is of another layout."""
+    producer, clock, flags = split(one)
+    if not clock or assemble(producer, clock, flags) != one:
+        raise InvalidArgument(
+            f"The UUID {one} is no producer's, clock's and flags' (version 1, with a clock above 0).",
+            "cues.txn.build_uuid(...), or no q/uuid.",
+        )
+    return producer, clock, flags
+
+
 def runs(uuids: Sequence[uuid.UUID | None]) -> Iterator[tuple[int, int, Stamps | None]]:
     """Cut messages with these UUIDs into runs that share stamps: start, stop, stamps (None for those without).
 
@@ -117,14 +128,11 @@ def runs(uuids: Sequence[uuid.UUID | None]) -> Iterator[tuple[int, int, Stamps |
     for offset, one in enumerate(uuids):
         key = None
         if one is not None and one.int:
-            producer, clock, flags = split(one)
-            if assemble(producer, clock, flags) != one or not clock:
-                error = InvalidArgument(
-                    f"The UUID {one} is no producer's, clock's and flags' (version 1, with a clock above 0).",
-                    "cues.txn.build_uuid(...), or no q/uuid.",
-                )
+            try:
+                producer, clock, flags = checked(one)
+            except InvalidArgument as error:
                 error.__dict__["offset"] = offset
-                raise error
+                raise
             key = producer, flags
         # An acknowledgement is a record of its own, so that readers of messages can pass it over.
         alone = key is not None and key[1] == _ACK
