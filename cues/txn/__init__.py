@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from cues.errors import Desynchronised, FramingError, Gap, NoPartitions, SequenceError, UnexpectedEOF, WaitTimeout
+    from cues.txn.framing import FrameReader, Framing, framing_for, register_framing
     from cues.txn.identity import ZERO_UUID, Clock, Flags, ProducerID, build_uuid, parse_uuid
     from cues.txn.mapping import fnv1a32, journal_of, modulo_mapping, random_mapping, rendezvous_mapping
     from cues.txn.messages import DICT, MessageType, dicts
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "errors": "Desynchronised FramingError Gap NoPartitions SequenceError UnexpectedEOF WaitTimeout",
+    "txn.framing": "FrameReader Framing framing_for register_framing",
     "txn.identity": "Clock Flags ProducerID ZERO_UUID build_uuid parse_uuid",
     "txn.mapping": "fnv1a32 journal_of modulo_mapping random_mapping rendezvous_mapping",
     "txn.messages": "DICT MessageType dicts",
@@ -52,6 +54,8 @@ __all__ = [
     "Desynchronised",
     "Envelope",
     "Flags",
+    "FrameReader",
+    "Framing",
     "FramingError",
     "Gap",
     "MessageType",
@@ -70,10 +74,12 @@ __all__ = [
     "build_uuid",
     "dicts",
     "fnv1a32",
+    "framing_for",
     "journal_of",
     "modulo_mapping",
     "parse_uuid",
     "random_mapping",
+    "register_framing",
     "rendezvous_mapping",
 ]
 
