@@ -31,6 +31,13 @@
     ├── Diverged                   the store contradicts its own delivery log; the start is refused
     ├── PositionMismatch           a write from outside that does not follow the position kept for its source
     ├── MessagesPurged             messages that should be read were purged before
+    │   └── Gap                    the same, met by a reader of transactions
+    ├── NoPartitions               a mapping has nothing to choose from just now; try again later
+    ├── WaitTimeout                something that was waited for did not happen in time (also a TimeoutError)
+    ├── SequenceError              a sequencer was called out of turn, or was replayed something else
+    ├── FramingError               a frame that cannot be read or written
+    │   ├── UnexpectedEOF          the stream ended inside a frame
+    │   └── Desynchronised         bytes that begin no frame stand where one should begin
     ├── ProcessorStopped           a processor stopped at an error; its cause is the user's exception
     └── Unsupported                this platform, or this engine, cannot do that
         └── JavaNotFound           Spark needs Java, and none that is new enough was found
@@ -263,6 +270,47 @@ class MessagesPurged(CuesError):
     queue: str
     first: int
     last: int
+
+
+class Gap(MessagesPurged):
+    """Raised by a reader of transactions that comes to messages which were purged before it read them."""
+
+
+class NoPartitions(CuesError):
+    """Raised by a mapping whose list of partitions is empty just now. It may be asked again later."""
+
+
+class WaitTimeout(CuesError, TimeoutError):
+    """Raised when what was waited for did not happen within the ``timeout=`` of the call. It may still happen."""
+
+
+class SequenceError(CuesError):
+    """Raised by a sequencer that is called out of turn, or is replayed what it did not ask for.
+
+    The refused call changed nothing: neither offsets nor what is known of producers.
+    """
+
+
+class FramingError(CuesError):
+    """Raised when a frame cannot be read or written. A line that is at fault has been read; the next may be good."""
+
+
+class UnexpectedEOF(FramingError):
+    """Raised when a stream ends inside a frame; ``data`` is what there was of it.
+
+    It is no ``EOFError``: that is a clean end, between two frames.
+    """
+
+    data: bytes
+
+
+class Desynchronised(FramingError):
+    """Raised when what stands where a frame should begin is none.
+
+    ``junk`` is what was passed over; the next frame, if the window held one, is read by the next call.
+    """
+
+    junk: bytes
 
 
 class ProcessorStopped(CuesError):

@@ -29,7 +29,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from cues import batch, clock, codec, faults, names, spread
 from cues.errors import (
@@ -49,6 +49,7 @@ from cues.spread import Place, Share, Spread
 if TYPE_CHECKING:
     from cues.store import Store
     from cues.tailer import Tailer
+    from cues.txn.committed import CommittedTailer
 
 
 class Queue:
@@ -227,13 +228,45 @@ class Queue:
         self._not_a_try_log("writes")
         return Appender(self)
 
-    def tailer(self, name: str | None = None, *, meta: bool = False) -> Tailer:
+    @overload
+    def tailer(
+        self, name: str | None = None, *, meta: bool = False, isolation: Literal["uncommitted"] = "uncommitted"
+    ) -> Tailer: ...
+
+    @overload
+    def tailer(self, name: None = None, *, meta: bool = False, isolation: Literal["committed"]) -> CommittedTailer: ...
+
+    def tailer(
+        self,
+        name: str | None = None,
+        *,
+        meta: bool = False,
+        isolation: Literal["uncommitted", "committed"] = "uncommitted",
+    ) -> Tailer | CommittedTailer:
         """A reader from the start; with a ``name``, from where the tailer of that name stands in the store.
 
         Of several partitions it reads all, merged by append time (:class:`cues.merged.MergedTailer`). With
-        ``meta`` every message holds its metadata under ``q/meta``. See :class:`cues.Tailer`.
+        ``meta`` every message holds its metadata under ``q/meta``. See :class:`cues.Tailer`. With
+        ``isolation="committed"`` messages that a :class:`cues.txn.Publisher` wrote uncommitted are seen when
+        they are acknowledged, and not if they never are; see :class:`cues.txn.committed.CommittedTailer`.
         """
         self.check()
+        if isolation == "committed":
+            from cues.txn.committed import CommittedTailer
+
+            if name is not None:
+                raise InvalidArgument(
+                    f"The tailer {name!r} cannot keep its place among commits: pending messages have to be read again.",
+                    "no name, or a cues.txn.Consumer, whose checkpoint knows of them.",
+                )
+            if self.partitions > 1:
+                raise InvalidArgument(
+                    f"{self.id!r} has {self.partitions} partitions, each with commits of its own.",
+                    "queue.partition(i).tailer(isolation='committed').",
+                )
+            return CommittedTailer(self, meta)
+        if isolation != "uncommitted":
+            raise InvalidArgument(f"isolation={isolation!r}.", "'uncommitted' or 'committed'.")
         if self.partitions > 1:
             from cues.merged import MergedTailer
 

@@ -19,10 +19,12 @@ PROCESSORS = ROOT.parent / "processors"
 
 # Each module may import only what stands before it. The numbers are the layers of docs/design.md.
 ORDER = [
-    (0, "errors names codec clock faults events provenance batch hashes tries partitioners options"),
+    (0, "errors names codec clock faults events provenance txn txn.identity txn.stamps batch hashes tries"),
+    (0, "partitioners options txn.messages txn.framing txn.mapping txn.sequencer"),
     (1, "locks wakeup datafile writers store"),
-    (2, "log spread queue tailer merged state abroad outside fork leases ownership claims retention"),
+    (2, "producers log spread queue tailer merged state abroad outside fork leases ownership claims retention"),
     (3, "processor taking concurrency eventloop imperative failure results process runner delivery feed forwarder"),
+    (3, "txn.stamped txn.publisher txn.reader txn.committed"),
     (4, "topology plan compose graph draw"),
     (4, "groups groups.sticky groups.table groups.held groups.holdings groups.membership groups.session"),
     (5, "engine engine.stores engine.assembly engine.local"),
@@ -36,13 +38,14 @@ ORDER = [
 ]
 RANK = {module: place for place, module in enumerate(m for _, names in ORDER for m in names.split())}
 
-# Four calls go upward; each loads its target by name when it is called.
+# Five calls go upward; each loads its target by name when it is called.
 UPWARD = {
     ("store", "queue"): "Store.queue: what a user calls first",
     ("store", "check"): "Store.check: a suspect store is checked before it is used",
     ("queue", "tailer"): "Queue.tailer: a queue hands out its readers",
     ("groups.membership", "groups.session"): "Member.session: a member begins its steps",
     ("queue", "merged"): "Queue.tailer, of a queue with several partitions",
+    ("queue", "txn.committed"): "Queue.tailer: the same, of what is committed",
     ("queue", "retention"): "retention looks at positions, of processors and of named tailers",
 }
 """Imports inside functions that go up, and why."""
