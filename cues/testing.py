@@ -217,8 +217,8 @@ def contents(store: Store) -> dict[str, dict[str, Any]]:
     queues: dict[str, Any] = {}
     for name in store.queues():
         queue = store.queue(name)
-        parted = queue.partitions > 1
-        queues |= {view.id if parted else name: list(view.tailer()) for view in queue.views}
+        views = queue.views
+        queues |= {view.id if len(views) > 1 else name: list(view.tailer()) for view in views}
     positions: dict[str, Any] = {}
     sources: dict[str, Any] = {}
     rows: dict[str, Any] = {}
@@ -230,11 +230,10 @@ def contents(store: Store) -> dict[str, dict[str, Any]]:
         positions |= {tailer: position.next for tailer, position in zip(topology.tailers, row.positions)}
         if row.source:
             sources[processor] = codec.unpack(row.source)
-    state_names = [name for name, entries in store.entries() if name.startswith(b"state:") and entries]
-    for name in state_names:
-        database = store.database(name)
+    for database_name in [name for name, entries in store.entries() if name.startswith(b"state:") and entries]:
+        database = store.database(database_name)
         with store.view() as txn:
-            rows[name[6:].decode()] = {bytes(k): bytes(v) for k, v in txn.cursor(database)}
+            rows[database_name[6:].decode()] = {bytes(k): bytes(v) for k, v in txn.cursor(database)}
     return {"queues": queues, "state": rows, "positions": positions, "sources": sources}
 
 

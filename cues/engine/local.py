@@ -347,8 +347,12 @@ class Running:
         )
 
     def counters(self) -> dict[str, events.Counters]:
-        """By processor id, since the start."""
-        return {worker.id: worker.delivery.counters for worker in self.workers}
+        """By processor id, since the start; of a processor over partitions, all units together."""
+        found: dict[str, events.Counters] = {}
+        for worker in self.workers:
+            counters, id = worker.delivery.counters, worker.delivery.node.processor
+            found[id] = counters if id not in found else found[id].with_those_of(counters)
+        return found
 
     def idle(self) -> bool:
         """Whether nobody has anything to do, at one moment.
