@@ -143,7 +143,7 @@ class _Walker:
 
     def _key_order(self) -> Iterator[str]:
         """Every row of the unnamed database is of a known kind and stands where a search finds it."""
-        kinds = ("queue", "row", "proc", "topo", "sub", "reader", "store", "producer", "low", "source")
+        kinds = ("queue", "row", "proc", "topo", "sub", "reader", "store", "producer", "low", "source", "checkpoint")
         prefixes = tuple(b"\0%b\0" % kind.encode() for kind in kinds)
         last = None
         unfound: list[bytes] = []

@@ -123,6 +123,9 @@ PRODUCERS: Final = b"\0producer\0"
 SOURCES: Final = b"\0source\0"
 """What the keys of all positions of writers from outside begin with."""
 
+CHECKPOINTS: Final = b"\0checkpoint\0"
+"""What the keys of all fences of checkpoints begin with."""
+
 
 def queue_key(queue: str) -> bytes:
     """Key of a queue's record: identity, options, partitions, schema."""
@@ -177,6 +180,11 @@ def low_water_prefix(log: str) -> bytes:
 def source_key(writer: str) -> bytes:
     """Key of how far a writer from outside (a Spark query, say) has brought its source into the store."""
     return SOURCES + writer.encode()
+
+
+def checkpoint_key(name: str) -> bytes:
+    """Key of the fence of a checkpoint that a consumer keeps in the store."""
+    return CHECKPOINTS + name.encode()
 
 
 def log_database(queue: str, partition: int) -> bytes:
