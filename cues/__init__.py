@@ -59,6 +59,7 @@ if TYPE_CHECKING:
         TopologyChanged,
         UnexpectedEOF,
         Unsupported,
+        WaitTimeout,
         WriterStuck,
     )
     from cues.failure import error_context
@@ -130,6 +131,7 @@ __all__ = [
     "TopologyChanged",
     "UnexpectedEOF",
     "Unsupported",
+    "WaitTimeout",
     "WriterStuck",
     "alts",
     "broadcast",

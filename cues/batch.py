@@ -7,7 +7,7 @@
     10      2       count of messages
     12      8       append time, nanoseconds since the epoch: max(now, the log's last)
     20      16      delivery hash              when flagged HASH
-            14      producer (6), clock (8)    when flagged PRODUCER (reserved)
+            16 …    producer, clock, flags     when flagged PRODUCER (txn/stamps.py)
             2 + n   length, provenance         when flagged PROVENANCE
             4       length of the whole body   when flagged CONTINUED
             rest    body: one msgpack array of the messages
@@ -33,8 +33,11 @@ import msgpack
 import xxhash
 
 from cues import codec, names, provenance
-from cues.errors import CodecError, InvalidArgument, MessageTooLarge, ReservedKey
+from cues.errors import CodecError, CuesError, InvalidArgument, MessageTooLarge, ReservedKey
 from cues.provenance import Provenance
+from cues.txn import stamps as stamping
+from cues.txn.identity import as_uuid
+from cues.txn.stamps import Stamps
 
 VERSION: Final = 1
 VALUE_BYTES_MAX: Final = 4080
@@ -47,8 +50,10 @@ HASH: Final = 0x01
 PRODUCER: Final = 0x02
 PROVENANCE: Final = 0x04
 CONTINUED: Final = 0x08
-KNOWN_FLAGS: Final = HASH | PROVENANCE | CONTINUED
-"""What this version can read; PRODUCER is reserved and a record with it needs a newer Cues."""
+CLOCKS: Final = 0x10
+"""Only with PRODUCER: the clocks are not ticks apart, and stand there one by one."""
+KNOWN_FLAGS: Final = HASH | PRODUCER | PROVENANCE | CONTINUED | CLOCKS
+"""What this version can read."""
 
 HEAD: Final = struct.Struct(">BBHQ")
 _pack_head = HEAD.pack
@@ -58,6 +63,9 @@ _U16: Final = struct.Struct(">H")
 _U32: Final = struct.Struct(">I")
 _COUNT_MAX: Final = 0xFFFF
 _PIECE_BYTES: Final = VALUE_BYTES_MAX - 8
+
+HEADER_KEYS: Final = (names.META, names.UUID)
+"""What users write into a message and the header keeps."""
 
 checksum: Callable[..., bytes] = xxhash.xxh3_64_digest
 
@@ -86,6 +94,10 @@ class Header:
     length: int
     """Bytes of the whole body when CONTINUED, else 0."""
     body_at: int
+    stamps_at: int = 0
+    """Where the stamps begin; 0 when there are none."""
+    acknowledges: bool = False
+    """Whether it is an acknowledgement of other messages, and none itself."""
 
 
 def seal(page: Page, index: int, time_ns: int) -> bytes:
@@ -129,6 +141,10 @@ def header(value: bytes) -> Header:
     if flags & HASH:
         found_hash = value[at : at + 16]
         at += 16
+    stamps_at = 0
+    if flags & PRODUCER:
+        stamps_at = at
+        at += stamping.size(value, at, count, bool(flags & CLOCKS))
     if flags & PROVENANCE:
         (size,) = _U16.unpack_from(value, at)
         found_provenance = value[at + 2 : at + 2 + size]
@@ -136,7 +152,11 @@ def header(value: bytes) -> Header:
     if flags & CONTINUED:
         (length,) = _U32.unpack_from(value, at)
         at += 4
-    return Header(flags, count, time_ns, found_hash, found_provenance, length, at)
+    head = Header(flags, count, time_ns, found_hash, found_provenance, length, at)
+    if stamps_at:
+        head.stamps_at = stamps_at
+        head.acknowledges = stamping.acknowledges(value, stamps_at)
+    return head
 
 
 # --- building -----------------------------------------------------------------------------------
@@ -150,12 +170,14 @@ def build(
     encoded: Sequence[bytes] | None = None,
     strips: bool = False,
     reserved: bool = False,
+    stamps: Stamps | None = None,
 ) -> list[Page]:
     """Pack ``messages`` into as few pages as hold them.
 
     ``encoded`` gives their bytes when they were packed before. ``provenance`` is of as many
     messages; ``strips`` drops it, and what users wrote as ``q/meta``; ``reserved`` lets reserved keys
-    pass, for messages that Cues writes itself. Raises :class:`CodecError`, :class:`ReservedKey`,
+    pass, for messages that Cues writes itself. ``stamps`` are of as many messages; without them those are
+    used that messages carry as ``q/uuid``. Raises :class:`CodecError`, :class:`ReservedKey`,
     :class:`MessageTooLarge` or :class:`InvalidArgument` (not a dict) with ``offset``, the place of
     the message that is at fault, as an attribute. Nothing is half-built.
     """
@@ -175,13 +197,19 @@ def build(
                 examined = True
                 clean = _extract(messages, start, total, provenance)
                 if clean is not None:
-                    messages, provenance = clean
+                    messages, provenance, uuids = clean
                     if strips:
                         provenance = None
+                    if uuids is not None and stamps is None:
+                        return pages + _build_runs(messages, start, uuids, limit_bytes, hash, provenance)
                     continue
         else:
             body = _array_head(stop - start) + b"".join(encoded[start:stop])
         flags, optional = fixed_flags, fixed
+        if stamps is not None:
+            some = stamps.slice(start, stop)
+            flags |= PRODUCER if some.regular else PRODUCER | CLOCKS
+            optional += some.encode()
         if provenance:
             try:
                 packed = provenance.slice(start, stop).encode()
@@ -213,6 +241,30 @@ def build(
     return pages
 
 
+def _build_runs(
+    messages: Sequence[dict[str, Any]],
+    start: int,
+    uuids: Sequence[Any],
+    limit_bytes: int,
+    hash: bytes | None,
+    provenance: Provenance | None,
+) -> list[Page]:
+    """Pages of the messages from ``start`` on, some of which have a UUID."""
+    try:
+        runs = list(stamping.runs(uuids[start:]))
+    except InvalidArgument as error:
+        raise _at(start + getattr(error, "offset", 0), error) from None
+    pages: list[Page] = []
+    for first, stop, stamps in runs:
+        first, stop = start + first, start + stop
+        came = provenance.slice(first, stop) if provenance else None
+        try:
+            pages += build(messages[first:stop], limit_bytes, hash, came, stamps=stamps, reserved=True)
+        except CuesError as error:
+            raise _at(first + getattr(error, "offset", 0), error) from None
+    return pages
+
+
 def plain(message: dict[str, Any]) -> bytes | None:
     """The body of a record that holds this one message and needs nothing else; None when it does not fit.
 
@@ -237,7 +289,7 @@ def seal_plain(body: bytes, index: int, time_ns: int) -> bytes:
 def pack_one(message: dict[str, Any], limit_bytes: int, strips: bool) -> bytes | dict[str, Any]:
     """Check and encode one message for ``build(encoded=...)``; raises what :func:`build` would.
 
-    A message with ``q/meta`` comes back as it is: its metadata is not part of its body.
+    A message with ``q/meta`` or ``q/uuid`` comes back as it is: those are not part of its body.
     """
     if not isinstance(message, dict):
         raise _at(0, _not_a_dict(message))
@@ -307,45 +359,62 @@ def _cut(flags: int, optional: bytes, body: bytes, offset: int) -> Page:
 
 def _extract(
     messages: Sequence[dict[str, Any]], start: int, stop: int, provenance: Provenance | None
-) -> tuple[list[dict[str, Any]], Provenance] | None:
-    """Look at reserved keys: refuse those that are not the user's; move ``q/meta`` into the provenance.
+) -> tuple[list[dict[str, Any]], Provenance | None, list[Any] | None] | None:
+    """Look at reserved keys: refuse those that are not the user's; take ``q/meta`` and ``q/uuid`` out of messages.
 
-    Returns None when no message had ``q/meta``.
+    Returns the messages without them, the provenance with what ``q/meta`` said, and the UUIDs, if any
+    message has one; None when no message had either.
     """
     clean: list[dict[str, Any]] | None = None
-    extras: list[dict[str, Any] | None] = []
+    extras: list[dict[str, Any] | None] | None = None
+    uuids: list[Any] | None = None
     for offset in range(start, stop):
         message = messages[offset]
+        taken = False
         for key in message:
             if not isinstance(key, str) or key[:2] != "q/" or key in names.USER_KEYS:
                 continue
-            if key != names.META:
+            if key not in HEADER_KEYS:
                 raise _at(offset, _reserved(key))
-            meta = message[key]
-            if not isinstance(meta, dict):
-                raise _at(
-                    offset,
-                    InvalidArgument(f"q/meta must be a dict, found {type(meta).__name__}.", "{'q/meta': {'tx/t': 7}}."),
-                )
-            if clean is None:
-                clean = list(messages)
-                extras = [None] * len(clean)
-            extras[offset] = {k: v for k, v in meta.items() if k != names.HASH}
-            clean[offset] = {k: v for k, v in message.items() if k != names.META}
-            break
+            taken = True
+        if not taken:
+            continue
+        if clean is None:
+            clean = list(messages)
+        clean[offset] = {k: v for k, v in message.items() if k not in HEADER_KEYS}
+        if names.META in message:
+            extras = extras or [None] * len(clean)
+            extras[offset] = _meta(message[names.META], offset)
+        if names.UUID in message:
+            uuids = uuids or [None] * len(clean)
+            try:
+                uuids[offset] = as_uuid(message[names.UUID])
+            except InvalidArgument as error:
+                raise _at(offset, error) from None
     if clean is None:
         return None
+    if extras is None:
+        return clean, provenance, uuids
     if provenance is None:
-        return clean, Provenance(len(clean), {}, extras)
+        return clean, Provenance(len(clean), {}, extras), uuids
     old = provenance.extra
     kept = old if isinstance(old, list) else [old] * len(clean)
     both = [new if new is not None else before for new, before in zip(extras, kept)]
-    return clean, Provenance(provenance.count, provenance.columns, both)
+    return clean, Provenance(provenance.count, provenance.columns, both), uuids
+
+
+def _meta(meta: object, offset: int) -> dict[str, Any]:
+    if not isinstance(meta, dict):
+        raise _at(
+            offset, InvalidArgument(f"q/meta must be a dict, found {type(meta).__name__}.", "{'q/meta': {'tx/t': 7}}.")
+        )
+    return {k: v for k, v in meta.items() if k != names.HASH}
 
 
 def _reserved(key: str) -> ReservedKey:
     return ReservedKey(
-        f"The key {key!r} is reserved: of the keys that begin with 'q/', users write q/type, q/topics and q/meta.",
+        f"The key {key!r} is reserved: of the keys that begin with 'q/', users write q/type, q/topics,"
+        " q/meta and q/uuid.",
         f"another name, such as {key[2:]!r}.",
         key=key,
     )
@@ -392,6 +461,14 @@ class Batch:
     def body(self) -> memoryview:
         """The msgpack array of the messages."""
         return memoryview(self.value)[self.head.body_at :] if self._body is None else memoryview(self._body)
+
+    @property
+    def stamps(self) -> Stamps | None:
+        """The identities of the messages, where they have some."""
+        head = self.head
+        if not head.stamps_at:
+            return None
+        return stamping.decode(self.value, head.stamps_at, head.count, bool(head.flags & CLOCKS))
 
     def cuts(self) -> list[int]:
         """Where each message begins in :meth:`body`, and where the last ends: one more than there are messages.

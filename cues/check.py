@@ -4,6 +4,7 @@
     queues     each has its record, its row and its database, and they agree
     logs       every record batch: keys grow, checksum, header, body, times; no index is missing
     rows       checksums; positions inside their queues, behind the batches that they remember
+    producers  what each wrote to a log: checksums, and that what is pending lies on it
     others     what is kept about other stores; every step on a fork queue is whole
     outside    positions of writers from outside: checksums, and not beyond their queue
     tries      every attempt names messages that carry its hash
@@ -27,7 +28,7 @@ import sys
 from collections.abc import Callable, Generator, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
-from cues import abroad, batch, codec, fork, names, outside, ownership, provenance, state
+from cues import abroad, batch, codec, fork, names, outside, ownership, producers, provenance, state
 from cues.batch import Batch
 from cues.errors import CodecError, CuesError, StoreDamaged, StoreError
 from cues.forwarder import Forwarder
@@ -124,6 +125,7 @@ class _Walker:
         self.at = "the positions"
         yield from self._processors(queues)
         yield from self._readers(queues)
+        yield from self._producers(queues)
         yield from self._others(queues)
         yield from self._outside(queues)
         for name in self._entries:
@@ -143,7 +145,10 @@ class _Walker:
 
     def _key_order(self) -> Iterator[str]:
         """Every row of the unnamed database is of a known kind and stands where a search finds it."""
-        kinds = ("queue", "row", "proc", "topo", "sub", "reader", "store", "producer", "low", "source", "checkpoint")
+        kinds = (
+            *("queue", "row", "proc", "topo", "sub", "reader", "store", "producer", "low", "source", "clock"),
+            "checkpoint",
+        )
         prefixes = tuple(b"\0%b\0" % kind.encode() for kind in kinds)
         last = None
         unfound: list[bytes] = []
@@ -258,6 +263,25 @@ class _Walker:
                 now = txn.get(names.reader_key(queue, 0, name))
                 if now is not None and len(now) == POSITION.size:
                     yield from self._position(txn, who, queue, *POSITION.unpack(now), known=queues)
+
+    def _producers(self, queues: list[str]) -> Iterator[str]:
+        for key in self._rows(names.CLOCKS):
+            log, _, producer = key.decode("utf-8", "replace").partition("\0")
+            queue, _, partition = log.partition("/")
+            who = f"What producer {producer} wrote to queue {log}"
+            known = Log(self.store, queue, int(partition or 0)) if queue in queues else None
+            with self.store.view() as txn:
+                raw = txn.get(names.CLOCKS + key)
+                there = txn.get(names.queue_key(queue)) is not None
+                row = known.row(txn) if known is not None else None
+            if raw is None:
+                continue
+            if not producers.intact(raw):
+                yield f"{who} cannot be read (its checksum fails)."
+            elif not there:
+                yield f"{who} is kept, but there is no such queue."
+            elif row is not None and (begin := producers.Written.unpack(raw).begin) >= row.next:
+                yield f"{who} is pending from {begin} on, but the queue ends before {row.next}."
 
     # --- other stores ---
 

@@ -215,6 +215,8 @@ def _rows(txn: Any, queue: str) -> list[bytes]:
     for partition in range(_partitions(txn, queue)):
         found.append(names.row_key(queue, partition))
         found += [key for key, _ in Store.rows(txn, names.reader_key(queue, partition, ""))]
+        log = f"{queue}/{partition}" if partition else queue
+        found += [key for key, _ in Store.rows(txn, names.clocks_prefix(log))]
     return found
 
 

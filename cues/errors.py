@@ -33,6 +33,7 @@
     ├── MessagesPurged             messages that should be read were purged before
     │   └── Gap                    the same, met by a reader of transactions
     ├── NoPartitions               a mapping has nothing to choose from just now; try again later
+    ├── WaitTimeout                something that was waited for did not happen in time (also a TimeoutError)
     ├── SequenceError              a sequencer was called out of turn, or was replayed something else
     ├── FramingError               a frame that cannot be read or written
     │   ├── UnexpectedEOF          the stream ended inside a frame
@@ -278,6 +279,10 @@ class Gap(MessagesPurged):
 
 class NoPartitions(CuesError):
     """Raised by a mapping whose list of partitions is empty just now. It may be asked again later."""
+
+
+class WaitTimeout(CuesError, TimeoutError):
+    """Raised when what was waited for did not happen within the ``timeout=`` of the call. It may still happen."""
 
 
 class SequenceError(CuesError):

@@ -14,7 +14,7 @@ import struct
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from cues import batch, clock, names, wakeup
+from cues import batch, clock, names, producers, wakeup
 from cues.batch import Batch, Page
 from cues.errors import BatchDamaged, QueueNotFound, StoreDamaged
 
@@ -90,13 +90,18 @@ class Log:
         identity, first, start, time_ns, version = _unpack_row(txn.get(self.key))
         now = max(clock.now_ns(), time_ns)
         index = start
+        stamped: list[tuple[int, Page]] = []
         if len(pages) == 1 and not pages[0].pieces:
             value = batch.seal(pages[0], index, now)
             written = txn.put(_pack_key(index), value, True, True, True, self.database)
+            if pages[0].flags & batch.PRODUCER:
+                stamped.append((index, pages[0]))
             index += pages[0].count
         else:
             items: list[tuple[bytes, bytes]] = []
             for page in pages:
+                if page.flags & batch.PRODUCER:
+                    stamped.append((index, page))
                 items.append((_pack_key(index), batch.seal(page, index, now)))
                 for number, piece in enumerate(page.pieces, 1):
                     items.append((_PIECE_KEY.pack(index, number), batch.seal_piece(piece, number)))
@@ -105,6 +110,8 @@ class Log:
             written = added == len(items)
         if not written:
             raise self._occupied(start)
+        if stamped and "." not in self.queue:  # what lies on a fork queue is on its way to another log
+            producers.note(txn, self.id, stamped)
         raw = _pack_row(identity, first, index, now, version)
         txn.put(self.key, raw + batch.checksum(raw))
         return start, version

@@ -120,6 +120,8 @@ LOW_WATERS: Final = b"\0low\0"
 """What the keys of all low-water marks begin with."""
 PRODUCERS: Final = b"\0producer\0"
 """What the keys of all rows of what was forwarded begin with."""
+CLOCKS: Final = b"\0clock\0"
+"""What the keys of all rows of what producers wrote to a log begin with."""
 SOURCES: Final = b"\0source\0"
 """What the keys of all positions of writers from outside begin with."""
 
@@ -175,6 +177,11 @@ def low_water_key(log: str, store: bytes, processor: str) -> bytes:
 def low_water_prefix(log: str) -> bytes:
     """What the keys of all such readers of a log begin with."""
     return LOW_WATERS + log.encode() + b"\0"
+
+
+def clocks_prefix(log: str) -> bytes:
+    """What the keys of all rows of a log begin with that say what its producers wrote; their ids follow."""
+    return CLOCKS + log.encode() + b"\0"
 
 
 def source_key(writer: str) -> bytes:

@@ -207,6 +207,11 @@ class Store:
         """Whether this is another handle on the same files; a copy has the same id and is not."""
         return self._shared is other._shared
 
+    @staticmethod
+    def places(id: bytes) -> list[Path]:
+        """Where the stores of that id lie that this process has open; a copy has the id of its original."""
+        return [shared.path for shared in list(_environments.values()) if shared.id == id and shared.state == "open"]
+
     @property
     def map_size(self) -> int:
         """The bound on the store's size, in bytes."""

@@ -16,7 +16,7 @@ import pytest
 import xxhash
 
 import cues
-from cues import batch, codec, names
+from cues import codec, names
 from cues.batch import Batch
 from cues.hashes import delivery_hash
 from cues.log import unpack_row
@@ -166,8 +166,7 @@ def test_a_cut_message_by_hand(old: Path) -> None:
 
 
 def test_the_reserved_places_are_kept() -> None:
-    """A record with a producer is one that this version must refuse; no code may take these for itself."""
-    assert batch.PRODUCER == 0x02 and not batch.KNOWN_FLAGS & batch.PRODUCER
+    """No code may take these for itself."""
     assert names.processor_key("g.p.fork.0123456789abcdef") == b"\0proc\0g.p.fork.0123456789abcdef"
     assert names.log_database("q", 3) == b"log:q/3" and names.row_key("q", 3) == b"\0row\0q/3"
     assert set(range(100, 112)) == {code for code in codec._decoders if code > codec.USER_CODE_MAX}

@@ -19,13 +19,14 @@ PROCESSORS = ROOT.parent / "processors"
 
 # Each module may import only what stands before it. The numbers are the layers of docs/design.md.
 ORDER = [
-    (0, "errors names codec clock faults events provenance batch hashes tries options"),
-    (0, "txn txn.identity txn.mapping txn.sequencer"),
+    (0, "errors names codec clock faults events provenance txn txn.identity txn.stamps batch hashes tries options"),
+    (0, "txn.messages txn.mapping txn.sequencer"),
     (1, "locks wakeup datafile writers store"),
-    (2, "log queue tailer state abroad outside fork ownership retention"),
+    (2, "producers log queue tailer state abroad outside fork ownership retention"),
     (3, "processor taking concurrency eventloop imperative failure results process runner delivery feed forwarder"),
     (3, "checkpoints checkpoints.deliveries checkpoints.packing checkpoints.sql checkpoints.jsonfile"),
     (3, "checkpoints.lmdbstore"),
+    (3, "txn.stamped txn.publisher"),
     (4, "topology plan compose graph draw"),
     (5, "engine engine.stores engine.assembly engine.local"),
     (

@@ -5,6 +5,7 @@ for the rest: identified producers, pending and acknowledged messages, a sequenc
 written into what was committed. docs/transactions.md says when that is needed and when not.
 
     identity    producers, clocks, flags: the UUID of a message
+    stamps      the identities of a run of messages, as record batches keep them
     mapping     which partition a message belongs to
     framing     messages in files and streams
     sequencer   from what was written to what was committed
@@ -20,22 +21,30 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from cues.errors import Desynchronised, FramingError, Gap, NoPartitions, SequenceError, UnexpectedEOF
+    from cues.errors import Desynchronised, FramingError, Gap, NoPartitions, SequenceError, UnexpectedEOF, WaitTimeout
     from cues.txn.identity import ZERO_UUID, Clock, Flags, ProducerID, build_uuid, parse_uuid
     from cues.txn.mapping import fnv1a32, journal_of, modulo_mapping, random_mapping, rendezvous_mapping
+    from cues.txn.messages import DICT, MessageType, dicts
+    from cues.txn.publisher import Append, Publisher
     from cues.txn.sequencer import AckIntent, Checkpoint, Envelope, Outcome, ProducerState, Sequencer
+    from cues.txn.stamped import append_stamped
 
 _HOMES = {
-    "errors": "Desynchronised FramingError Gap NoPartitions SequenceError UnexpectedEOF",
+    "errors": "Desynchronised FramingError Gap NoPartitions SequenceError UnexpectedEOF WaitTimeout",
     "txn.identity": "Clock Flags ProducerID ZERO_UUID build_uuid parse_uuid",
     "txn.mapping": "fnv1a32 journal_of modulo_mapping random_mapping rendezvous_mapping",
+    "txn.messages": "DICT MessageType dicts",
+    "txn.publisher": "Append Publisher",
+    "txn.stamped": "append_stamped",
     "txn.sequencer": "AckIntent Checkpoint Envelope Outcome ProducerState Sequencer",
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
 
 __all__ = [
+    "DICT",
     "ZERO_UUID",
     "AckIntent",
+    "Append",
     "Checkpoint",
     "Clock",
     "Desynchronised",
@@ -43,14 +52,19 @@ __all__ = [
     "Flags",
     "FramingError",
     "Gap",
+    "MessageType",
     "NoPartitions",
     "Outcome",
     "ProducerID",
     "ProducerState",
+    "Publisher",
     "SequenceError",
     "Sequencer",
     "UnexpectedEOF",
+    "WaitTimeout",
+    "append_stamped",
     "build_uuid",
+    "dicts",
     "fnv1a32",
     "journal_of",
     "modulo_mapping",

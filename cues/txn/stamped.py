@@ -1,0 +1,170 @@
+"""Appending messages that were stamped elsewhere, so that to do it again does no harm.
+
+    1. read      what the log knows of each producer (producers.py)
+    2. decide    which messages it has already, or does not need
+    3. commit    the rest, if what was read in 1 still holds; otherwise from 1 again
+
+A message at or below its producer's last clock is left out. The exception is an acknowledgement while
+that producer has something pending there: it is what tells readers that its producer died, or that
+what is pending up to it is committed.
+
+So a whole closed log may be appended again, or a file imported again, and nothing changes. Not guaranteed for
+messages without a UUID: they are appended every time.
+"""
+
+from __future__ import annotations
+
+import uuid as uuids
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from cues import batch, codec, faults, producers
+from cues.batch import Page
+from cues.errors import CuesError, InvalidArgument
+from cues.producers import Written
+from cues.txn import stamps as stamping
+from cues.txn.identity import Flags, as_uuid, split
+
+if TYPE_CHECKING:
+    from cues.queue import Queue
+    from cues.store import Store
+
+_ACK = int(Flags.ACK_TXN)
+_EMPTY = codec.pack({})
+
+Pair = tuple[uuids.UUID, dict[str, Any]]
+
+
+@dataclass(slots=True)
+class _Bound:
+    """Messages for one queue: UUIDs and encoded bodies."""
+
+    queue: Queue
+    uuids: list[uuids.UUID]
+    bodies: list[bytes]
+
+
+def append_stamped(queue: Queue, messages: Iterable[Pair]) -> int:
+    """Append messages with the UUIDs that they were given elsewhere, in one transaction; returns how many.
+
+    Those that the queue has already are left out. The message of an acknowledgement is not kept.
+    Raises what :meth:`Appender.write_many` raises, and :class:`InvalidArgument` for a UUID that is
+    none of a producer, a clock above 0 and flags; then nothing was written.
+    """
+    return append_all(queue.store, [(queue, messages)])
+
+
+def append_all(store: Store, bound: Iterable[tuple[Queue, Iterable[Pair]]]) -> int:
+    """:func:`append_stamped` to several queues of one store, in one transaction."""
+    encoded = [_encode(queue, messages) for queue, messages in bound]
+    while True:
+        read = _read(store, encoded)
+        pages, appended = _decide(encoded, read)
+        if not appended:
+            return 0
+        size = sum(1 + len(page.pieces) for _, some in pages for page in some)
+        if faults.active:
+            faults.point("stamped.before")
+        if store.commit(_write, pages, read, pages=size + len(read)):
+            break
+    mask = 0
+    for queue, _ in pages:
+        mask |= queue.log.mask
+    store.ring(mask)
+    return appended
+
+
+def _encode(queue: Queue, messages: Iterable[Pair]) -> _Bound:
+    check_target(queue)
+    found = _Bound(queue, [], [])
+    for offset, (one, message) in enumerate(messages):
+        try:
+            identity = as_uuid(one)
+            acknowledges = identity.int and stamping.checked(identity)[2] == _ACK
+            found.uuids.append(identity)
+            found.bodies.append(_EMPTY if acknowledges else encode(queue, message))
+        except CuesError as error:
+            error.message = f"messages[{offset}]: {error.message}"
+            raise
+    return found
+
+
+def encode(queue: Queue, message: dict[str, Any]) -> bytes:
+    """The body of a message, whose own ``q/uuid`` is not part of it; raises what an append would."""
+    options = queue._options
+    body = batch.pack_one(message, options.max_message_bytes, True)
+    if isinstance(body, bytes):
+        return body
+    return codec.pack({key: value for key, value in message.items() if key not in batch.HEADER_KEYS})
+
+
+def check_target(queue: Queue) -> None:
+    """Raise unless messages with identities may be appended here: to one log, that is no processor's."""
+    queue.check()
+    queue._not_a_try_log("writes")
+    count = queue._options.partitions
+    if count > 1 and "/" not in queue.id:
+        raise InvalidArgument(
+            f"The queue {queue.id!r} has {count} partitions, and a producer's clock counts in one.",
+            f"a mapping over store.matching('{queue.id}/*').",
+        )
+
+
+# 1. Read.
+
+
+def _read(store: Store, encoded: Sequence[_Bound]) -> dict[tuple[str, int], Written | None]:
+    """What is known of the producers of these messages, by log and producer."""
+    keys = {(one.queue.log.id, uuid.int & (1 << 48) - 1) for one in encoded for uuid in one.uuids if uuid.int}
+    with store.view() as txn:
+        return {key: producers.read(txn, *key) for key in keys}
+
+
+# 2. Decide.
+
+
+def _decide(
+    encoded: Sequence[_Bound], read: dict[tuple[str, int], Written | None]
+) -> tuple[list[tuple[Queue, list[Page]]], int]:
+    """The pages of what is to be appended, by queue, and how many messages that are."""
+    known = dict(read)
+    found: list[tuple[Queue, list[Page]]] = []
+    appended = 0
+    for one in encoded:
+        kept = [place for place, uuid in enumerate(one.uuids) if _advance(known, one.queue.log.id, uuid)]
+        appended += len(kept)
+        pages: list[Page] = []
+        limit = one.queue._options.max_message_bytes
+        for start, stop, stamps in stamping.runs([one.uuids[place] for place in kept]):
+            bodies = [one.bodies[place] for place in kept[start:stop]]
+            pages += batch.build((), limit, encoded=bodies, stamps=stamps)
+        if pages:
+            found.append((one.queue, pages))
+    return found, appended
+
+
+def _advance(known: dict[tuple[str, int], Written | None], log: str, uuid: uuids.UUID) -> bool:
+    """Whether a message is to be appended; takes notice of it then."""
+    if not uuid.int:
+        return True
+    producer, clock, flags = split(uuid)
+    written = known[log, producer]
+    if written is not None and written.repeats(clock, flags):
+        return False
+    stamps = stamping.Stamps(producer, flags, range(clock, clock + 1))
+    known[log, producer] = producers.advanced(written, stamps, 1)  # any index: only whether one is pending counts
+    return True
+
+
+# 3. Commit.
+
+
+def _write(txn: Any, pages: list[tuple[Queue, list[Page]]], read: dict[tuple[str, int], Written | None]) -> bool:
+    if any(producers.read(txn, *key) != written for key, written in read.items()):
+        return False  # somebody appended of the same producers: decide again
+    for queue, some in pages:
+        queue.append_pages(txn, some)
+    if faults.active:
+        faults.point("stamped.inside")
+    return True
