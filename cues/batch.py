@@ -435,6 +435,10 @@ def _at(offset: int, error: Any) -> Any:
 # --- reading ------------------------------------------------------------------------------------
 
 
+ACKNOWLEDGEMENT: Final[dict[str, Any]] = {}
+"""What stands in the place of an acknowledgement among messages. Nobody is given it: it is told by ``is``."""
+
+
 class Batch:
     """One record as it was read: its place, its header, and, when asked for, its messages."""
 
@@ -453,7 +457,9 @@ class Batch:
             self._body = value[self.head.body_at :] + b"".join(piece[8:] for piece in pieces)
 
     def messages(self) -> list[dict[str, Any]]:
-        """Decode the body; a new list of new dicts at every call."""
+        """Decode the body; a new list of new dicts at every call. Of an acknowledgement :data:`ACKNOWLEDGEMENT`."""
+        if self.head.acknowledges:
+            return [ACKNOWLEDGEMENT]
         if self._body is not None:
             return codec.unpack(self._body)  # type: ignore[no-any-return]
         return codec.unpack(memoryview(self.value)[self.head.body_at :])  # type: ignore[no-any-return]

@@ -17,7 +17,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from cues import batch, clock, codec, faults, names
 from cues.errors import (
@@ -35,6 +35,7 @@ from cues.options import QueueOptions, check_names
 if TYPE_CHECKING:
     from cues.store import Store
     from cues.tailer import Tailer
+    from cues.txn.committed import CommittedTailer
 
 _FIXED = ("partitions",)
 """Options that cannot change once the queue is made."""
@@ -91,14 +92,41 @@ class Queue:
         self._not_a_try_log("writes")
         return Appender(self)
 
-    def tailer(self, name: str | None = None, *, meta: bool = False) -> Tailer:
+    @overload
+    def tailer(
+        self, name: str | None = None, *, meta: bool = False, isolation: Literal["uncommitted"] = "uncommitted"
+    ) -> Tailer: ...
+
+    @overload
+    def tailer(self, name: None = None, *, meta: bool = False, isolation: Literal["committed"]) -> CommittedTailer: ...
+
+    def tailer(
+        self,
+        name: str | None = None,
+        *,
+        meta: bool = False,
+        isolation: Literal["uncommitted", "committed"] = "uncommitted",
+    ) -> Tailer | CommittedTailer:
         """A reader from the start; with a ``name``, from where the tailer of that name stands in the store.
 
-        With ``meta`` every message holds its metadata under ``q/meta``. See :class:`cues.Tailer`.
+        With ``meta`` every message holds its metadata under ``q/meta``. See :class:`cues.Tailer`. With
+        ``isolation="committed"`` messages that a :class:`cues.txn.Publisher` wrote uncommitted are seen when
+        they are acknowledged, and not if they never are; see :class:`cues.txn.committed.CommittedTailer`.
         """
+        self.check()
+        if isolation == "committed":
+            from cues.txn.committed import CommittedTailer
+
+            if name is not None:
+                raise InvalidArgument(
+                    f"The tailer {name!r} cannot keep its place among commits: pending messages have to be read again.",
+                    "no name, or a cues.txn.Consumer, whose checkpoint knows of them.",
+                )
+            return CommittedTailer(self, meta)
+        if isolation != "uncommitted":
+            raise InvalidArgument(f"isolation={isolation!r}.", "'uncommitted' or 'committed'.")
         from cues.tailer import Tailer
 
-        self.check()
         return Tailer(self, name, meta)
 
     def purge(self, before: int | datetime) -> int:

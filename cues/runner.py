@@ -53,6 +53,10 @@ _STOPS: Final = (Fenced, Diverged, Interrupted, concurrency.Closed)
 """Errors of a call that are no failure of its message: a target knows another owner, or the graph is aborted."""
 
 
+def _passes(filter: Filter | None, message: dict[str, Any]) -> bool:
+    return message is not batches.ACKNOWLEDGEMENT and (filter is None or bool(filter(message)))
+
+
 class Runner:
     """Calls the function of one stream or sink."""
 
@@ -83,7 +87,9 @@ class Runner:
         self._filters: dict[str, Filter | None] = {
             port.binding: filter_of(node.options, port.binding) for port in node.inputs
         }
-        self._filtered = any(self._filters.values())
+        self._filters_some = any(self._filters.values())
+        self._filtered = self._filters_some
+        """Whether messages of the step may be passed by: acknowledgements of transactions always are."""
         # Outputs of a function whose effects must not be repeated, or lost with others', are
         # encoded as soon as it returns: an output that cannot be encoded is then its own failure.
         self._eager = node.imperative or ((node.side_effects or node.at_most_once) and bool(node.outputs))
@@ -155,6 +161,7 @@ class Runner:
     def run(self, taken: Taken) -> Results:
         """Call the function over what was taken. Raises :class:`Interrupted` when the graph is aborted."""
         self._process.begin(taken)
+        self._filtered = self._filters_some or taken.acknowledged
         try:
             if self._node.options.batch:
                 results = self._run_batch(taken)
@@ -214,7 +221,7 @@ class Runner:
 
     def _run_from(self, taken: Taken, results: list[Any]) -> None:
         """Call the function for the messages from ``len(results)`` on; stops at the first error."""
-        if self._order is not None and not faults.active:
+        if self._order is not None and not self._filtered and not faults.active:
             columns = [taken.slices[place].messages for place in self._order]
             if results:
                 columns = [column[len(results) :] for column in columns]
@@ -251,7 +258,7 @@ class Runner:
         passed = []
         for piece, message in zip(taken.slices, messages):
             passes = self._filters[piece.binding]
-            passed.append(message if passes is None or passes(message) else None)
+            passed.append(message if _passes(passes, message) else None)
         return [] if all(message is None for message in passed) else passed
 
     def _again(self, taken: Taken, offset: int, error: Exception) -> Any:
@@ -409,7 +416,7 @@ class Runner:
             columns = []
             for piece in taken.slices:
                 passes = self._filters[piece.binding]
-                columns.append([m if passes is None or passes(m) else None for m in piece.messages])
+                columns.append([m if _passes(passes, m) else None for m in piece.messages])
             chosen = [o for o in range(taken.count) if any(column[o] is not None for column in columns)]
             if not chosen:
                 return _NOTHING

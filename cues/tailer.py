@@ -21,6 +21,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final, Literal
+from uuid import UUID
 
 from cues import clock, names, wakeup
 from cues.batch import Batch
@@ -52,8 +53,11 @@ class Envelope:
     hash: str | None
     """Delivery hash of the step that wrote it, 32 hex digits; None for a plain append."""
     producer: str | None
+    """Id of the publisher that wrote it, 12 hex digits; None where it has no identity."""
     metadata: dict[str, Any]
     """``{"q/hash", "q/queue": {queue: {"q/t", "q/time"}}, "tx/t"}``, as far as its queues keep it."""
+    uuid: UUID | None = None
+    """Producer, clock and flags (:func:`cues.txn.parse_uuid`); None where it has no identity."""
 
 
 class Tailer:
@@ -155,14 +159,7 @@ class Tailer:
         if self._last is None:
             return None
         batch, offset = self._last
-        head = batch.head
-        return Envelope(
-            batch.first + offset,
-            clock.to_datetime(head.time_ns),
-            head.hash.hex() if head.hash else None,
-            None,
-            self._metadata(batch, offset),
-        )
+        return envelope_of(batch, offset, self._metadata(batch, offset))
 
     @property
     def direction(self) -> Direction:
@@ -309,6 +306,16 @@ class Tailer:
         fresh = self._batch is not None and purges == self._purges and purges >= 0
         if fresh and self._low <= self._cursor() < self._first + len(self._messages):
             return True
+        while self._load(n, purges, fresh):
+            batch = self._batch
+            assert batch is not None
+            if self._messages or not batch.head.acknowledges:
+                return True
+            self._index = batch.first if self._direction == "backward" else batch.next  # it is no message
+        return False
+
+    def _load(self, n: int, purges: int, fresh: bool) -> bool:
+        """Open the next batch; ``fresh`` says that what was read ahead is as it was."""
         if fresh and self._ahead and self._ahead[-1][0] == self._index and self._direction == "forward":
             self._open(self._ahead.pop())
             return True
@@ -334,7 +341,11 @@ class Tailer:
 
     def _open(self, raw: Raw) -> Batch:
         batch = self._log.batches([raw])[0]
-        self._decode(batch)
+        if batch.head.acknowledges:
+            self._messages = []
+            self._kept_from = self._kept_to = 0
+        else:
+            self._decode(batch)
         self._batch = batch
         self._first = self._low = batch.first
         return batch
@@ -389,6 +400,19 @@ class _Use:
 
     def __exit__(self, *_: object) -> None:
         self._lock.release()
+
+
+def envelope_of(batch: Batch, offset: int, metadata: dict[str, Any]) -> Envelope:
+    """What is known of one message of a batch."""
+    head, stamps = batch.head, batch.stamps
+    return Envelope(
+        batch.first + offset,
+        clock.to_datetime(head.time_ns),
+        head.hash.hex() if head.hash else None,
+        f"{stamps.producer:012x}" if stamps else None,
+        metadata,
+        stamps.uuid(offset) if stamps else None,
+    )
 
 
 def metadata(batch: Batch, offset: int, queue: str, kept: frozenset[str]) -> dict[str, Any]:

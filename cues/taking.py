@@ -92,6 +92,11 @@ class Taken:
     hash: bytes | None = None
     """The hash of a snapshot that is repeated, to be used rather than computed anew."""
 
+    @property
+    def acknowledged(self) -> bool:
+        """Whether any of it acknowledges messages and is none itself."""
+        return any(batch.head.acknowledges for s in self.slices for batch in s.batches)
+
     def ranges(self, start: int, stop: int) -> list[Range]:
         return [s.range(start, stop) for s in self.slices]
 

@@ -26,7 +26,7 @@ ORDER = [
     (3, "processor taking concurrency eventloop imperative failure results process runner delivery feed forwarder"),
     (3, "checkpoints checkpoints.deliveries checkpoints.packing checkpoints.sql checkpoints.jsonfile"),
     (3, "checkpoints.lmdbstore"),
-    (3, "txn.stamped txn.publisher"),
+    (3, "txn.stamped txn.publisher txn.reader txn.committed"),
     (4, "topology plan compose graph draw"),
     (5, "engine engine.stores engine.assembly engine.local"),
     (
@@ -39,11 +39,12 @@ ORDER = [
 ]
 RANK = {module: place for place, module in enumerate(m for _, names in ORDER for m in names.split())}
 
-# Four calls go upward; each loads its target by name when it is called.
+# Five calls go upward; each loads its target by name when it is called.
 UPWARD = {
     ("store", "queue"): "Store.queue: what a user calls first",
     ("store", "check"): "Store.check: a suspect store is checked before it is used",
     ("queue", "tailer"): "Queue.tailer: a queue hands out its readers",
+    ("queue", "txn.committed"): "Queue.tailer: the same, of what is committed",
     ("queue", "retention"): "retention looks at positions, of processors and of named tailers",
 }
 """Imports inside functions that go up, and why."""

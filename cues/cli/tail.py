@@ -139,7 +139,9 @@ class _Reader:
                 continue
             messages = batch.messages()
             for offset in range(min(len(messages), end - batch.first) - 1, -1, -1):
-                if self.condition(messages[offset]) and batch.first + offset >= row.first:
+                if batch.head.acknowledges or batch.first + offset < row.first:
+                    continue
+                if self.condition(messages[offset]):
                     found.appendleft(batch.first + offset)
                     if len(found) == count:
                         break
@@ -177,4 +179,5 @@ class _Reader:
             for name, at in found.get(names.QUEUE, {}).items()
         }
         queues[self.queue.id] = {names.T: envelope.index, names.TIME: iso(envelope.time)}
-        return {names.HASH: envelope.hash, **found, names.QUEUE: queues}
+        identity = {} if envelope.uuid is None else {names.UUID: str(envelope.uuid)}
+        return {names.HASH: envelope.hash, **identity, **found, names.QUEUE: queues}

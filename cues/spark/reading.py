@@ -78,7 +78,11 @@ class Columns:
 
     def arrow(self, batches: Sequence[Batch], start: int, stop: int) -> pa.RecordBatch:
         """The messages from ``start`` to ``stop`` (exclusive), as far as they lie in ``batches``."""
-        parts = [(b, max(start, b.first) - b.first, min(stop, b.next) - b.first) for b in batches]
+        parts = [
+            (b, max(start, b.first) - b.first, min(stop, b.next) - b.first) for b in batches if not b.head.acknowledges
+        ]
+        if not parts:
+            return pa.RecordBatch.from_pylist([], schema=self.schema)
         arrays: list[Any] = []
         messages: list[dict[str, Any]] | None = None
         indices = _joined([numpy.arange(b.first + low, b.first + high) for b, low, high in parts])

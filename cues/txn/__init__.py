@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from cues.txn.mapping import fnv1a32, journal_of, modulo_mapping, random_mapping, rendezvous_mapping
     from cues.txn.messages import DICT, MessageType, dicts
     from cues.txn.publisher import Append, Publisher
+    from cues.txn.reader import ReadCommitted, ReadUncommitted
     from cues.txn.sequencer import AckIntent, Checkpoint, Envelope, Outcome, ProducerState, Sequencer
     from cues.txn.stamped import append_stamped
 
@@ -35,6 +36,7 @@ _HOMES = {
     "txn.mapping": "fnv1a32 journal_of modulo_mapping random_mapping rendezvous_mapping",
     "txn.messages": "DICT MessageType dicts",
     "txn.publisher": "Append Publisher",
+    "txn.reader": "ReadCommitted ReadUncommitted",
     "txn.stamped": "append_stamped",
     "txn.sequencer": "AckIntent Checkpoint Envelope Outcome ProducerState Sequencer",
 }
@@ -58,6 +60,8 @@ __all__ = [
     "ProducerID",
     "ProducerState",
     "Publisher",
+    "ReadCommitted",
+    "ReadUncommitted",
     "SequenceError",
     "Sequencer",
     "UnexpectedEOF",

@@ -120,7 +120,8 @@ class Outcome(enum.Enum):
     AckCommitReplay = "an acknowledgement of pending messages that must be read again"
 
 
-_EMITS: Final = frozenset((Outcome.OutsideCommit, Outcome.AckEmpty, Outcome.AckCommitRing, Outcome.AckCommitReplay))
+EMITS: Final = frozenset((Outcome.OutsideCommit, Outcome.AckEmpty, Outcome.AckCommitRing, Outcome.AckCommitReplay))
+"""What makes messages to be handed out."""
 _SEEN: Final = frozenset((Outcome.OutsideAlreadyAcked, Outcome.ContinueAlreadyAcked, Outcome.ContinueTxnClockLarger))
 
 
@@ -231,7 +232,7 @@ class Sequencer:
 
     def _apply(self, outcome: Outcome, partial: _Partial, clock: int, envelope: Envelope) -> None:
         """Either begin to hand out, or move the offset; never both."""
-        if outcome in _EMITS:
+        if outcome in EMITS:
             if outcome is Outcome.OutsideCommit:
                 if envelope.flags not in (0, _ACK, _CONTINUE):
                     _log.error("%s: unknown flags %#x at %d", partial.journal, envelope.flags, envelope.begin)

@@ -103,11 +103,16 @@ def check_target(queue: Queue) -> None:
     """Raise unless messages with identities may be appended here: to one log, that is no processor's."""
     queue.check()
     queue._not_a_try_log("writes")
+    check_one_log(queue)
+
+
+def check_one_log(queue: Queue) -> None:
+    """Raise for a queue with several partitions: clocks and acknowledgements count in one log."""
     count = queue._options.partitions
     if count > 1 and "/" not in queue.id:
         raise InvalidArgument(
-            f"The queue {queue.id!r} has {count} partitions, and a producer's clock counts in one.",
-            f"a mapping over store.matching('{queue.id}/*').",
+            f"The queue {queue.id!r} has {count} partitions, and transactions are of one log.",
+            f"one of store.matching('{queue.id}/*'), or a mapping over them.",
         )
 
 
