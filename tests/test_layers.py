@@ -24,9 +24,9 @@ ORDER = [
     (1, "locks wakeup datafile writers store"),
     (2, "producers log queue tailer state abroad outside fork ownership retention"),
     (3, "processor taking concurrency eventloop imperative failure results process runner delivery feed forwarder"),
-    (3, "checkpoints checkpoints.deliveries checkpoints.packing checkpoints.sql checkpoints.jsonfile"),
-    (3, "checkpoints.lmdbstore"),
     (3, "txn.stamped txn.publisher txn.reader txn.committed"),
+    (3, "checkpoints checkpoints.deliveries checkpoints.packing checkpoints.sql checkpoints.jsonfile"),
+    (3, "checkpoints.lmdbstore txn.consumer"),
     (4, "topology plan compose graph draw"),
     (5, "engine engine.stores engine.assembly engine.local"),
     (

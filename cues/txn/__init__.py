@@ -11,6 +11,7 @@ written into what was committed. docs/transactions.md says when that is needed a
     sequencer   from what was written to what was committed
     publisher   writes messages with identities, pending until they are acknowledged
     reader      reads logs: everything, or what is committed
+    consumer    messages in, messages and rows out, in transactions that a checkpoint decides
 
 Each name is loaded when it is first used.
 """
@@ -22,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from cues.errors import Desynchronised, FramingError, Gap, NoPartitions, SequenceError, UnexpectedEOF, WaitTimeout
+    from cues.txn.consumer import App, Consumer, Defer
     from cues.txn.identity import ZERO_UUID, Clock, Flags, ProducerID, build_uuid, parse_uuid
     from cues.txn.mapping import fnv1a32, journal_of, modulo_mapping, random_mapping, rendezvous_mapping
     from cues.txn.messages import DICT, MessageType, dicts
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "errors": "Desynchronised FramingError Gap NoPartitions SequenceError UnexpectedEOF WaitTimeout",
+    "txn.consumer": "App Consumer Defer",
     "txn.identity": "Clock Flags ProducerID ZERO_UUID build_uuid parse_uuid",
     "txn.mapping": "fnv1a32 journal_of modulo_mapping random_mapping rendezvous_mapping",
     "txn.messages": "DICT MessageType dicts",
@@ -46,9 +49,12 @@ __all__ = [
     "DICT",
     "ZERO_UUID",
     "AckIntent",
+    "App",
     "Append",
     "Checkpoint",
     "Clock",
+    "Consumer",
+    "Defer",
     "Desynchronised",
     "Envelope",
     "Flags",
