@@ -242,6 +242,11 @@ class SQLCheckpoint:
 
     # --- the database -------------------------------------------------------------------------
 
+    @property
+    def engine(self) -> sa.Engine:
+        """The engine, with the tables of ``schema`` made: to read what was written."""
+        return self._open()
+
     def close(self) -> None:
         """Close the connections. The next use opens them again. An engine of yours stays open."""
         with self._lock:

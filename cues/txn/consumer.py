@@ -71,7 +71,8 @@ class Defer(Exception):
 class App(Protocol):
     """What a consumer runs. It may also have
 
-    ``begin()``                 before the first message of a transaction; may wait, for a permit or for the last commit
+    ``start()``                 once, when the checkpoint is restored, and nobody else commits any more
+    ``begin()``                 before the first message of a transaction; may wait for what it likes
     ``acknowledged(envelope)``  an acknowledgement was read: its producer's transaction in that queue is complete
     ``finish(commit)``          a :class:`concurrent.futures.Future`, done when the transaction is committed and
                                 acknowledged, failed when it failed; called once for each ``begin``
@@ -250,6 +251,8 @@ class Consumer:
             _log.warning("The queue %s is gone, where a transaction was to be acknowledged.", skipped.journal)
         if faults.active:
             faults.point("consumer.repeated")
+        if hasattr(self._app, "start"):
+            self._app.start()
         # 3. Read.
         self._sequencer = Sequencer(found.producers, self._ring, found.offsets)
         self._sources = [_Source(queue, found.offsets.get(journal_of(queue))) for queue in self._queues]
