@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from cues.errors import (
         AlreadyRunning,
         BatchDamaged,
+        CheckpointError,
         Closed,
         CodecError,
         ConcurrentUse,
@@ -79,6 +80,7 @@ __all__ = [
     "AnyOf",
     "Appender",
     "BatchDamaged",
+    "CheckpointError",
     "Closed",
     "CodecError",
     "ConcurrentUse",

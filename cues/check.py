@@ -150,7 +150,7 @@ class _Walker:
         """Every row of the unnamed database is of a known kind and stands where a search finds it."""
         kinds = (
             *("queue", "row", "proc", "topo", "sub", "reader", "store", "producer", "low", "source", "clock"),
-            *("group", "member", "claim"),
+            *("group", "member", "claim", "checkpoint"),
         )
         prefixes = tuple(b"\0%b\0" % kind.encode() for kind in kinds)
         last = None

@@ -629,8 +629,9 @@ class Delivery:
         """
         stop: Failure | None = None
         while True:
-            if results.failures and self.errors is None:
-                offset = min(results.failures)
+            fatal = [at for at, failure in results.failures.items() if self.errors is None or failure.stops]
+            if fatal:
+                offset = min(fatal)
                 stop = results.failures[offset]
                 if not offset or self.node.options.batch:
                     return taken, [], stop

@@ -38,6 +38,7 @@
     ├── FramingError               a frame that cannot be read or written
     │   ├── UnexpectedEOF          the stream ended inside a frame
     │   └── Desynchronised         bytes that begin no frame stand where one should begin
+    ├── CheckpointError            a checkpoint outside could not be read or written; the outcome may be unknown
     ├── ProcessorStopped           a processor stopped at an error; its cause is the user's exception
     └── Unsupported                this platform, or this engine, cannot do that
         └── JavaNotFound           Spark needs Java, and none that is new enough was found
@@ -311,6 +312,17 @@ class Desynchronised(FramingError):
     """
 
     junk: bytes
+
+
+class CheckpointError(CuesError):
+    """Raised when a checkpoint outside (a database, a file) could not be read or written in time.
+
+    Whether a commit that raises it took place is unknown: restore, and the checkpoint tells. A sink that
+    hears it is not at a bad message: it stops, and nothing goes to the error queue. ``where`` is the
+    database or file.
+    """
+
+    where: str
 
 
 class ProcessorStopped(CuesError):

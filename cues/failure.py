@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from cues import codec, names
-from cues.errors import CodecError
+from cues.errors import CheckpointError, CodecError
 from cues.processor import Node
 
 _OURS: Final = ("cues.runner", "cues.concurrency", "cues.eventloop")
@@ -45,6 +45,11 @@ class Failure:
     attempts: int
     told: dict[str, Any] | None = None
     """Causes and context as plain data, where the function ran elsewhere: a traceback does not travel."""
+
+    @property
+    def stops(self) -> bool:
+        """Whether the target failed and not the message: the processor stops, whatever takes its errors."""
+        return isinstance(self.error, CheckpointError)
 
     def account(self) -> dict[str, Any]:
         """What an error message says of it: the chain of causes, and the context."""

@@ -141,6 +141,9 @@ SOURCES: Final = b"\0source\0"
 CLAIMS: Final = b"\0claim\0"
 """What the keys of all that groups have of logs begin with."""
 
+CHECKPOINTS: Final = b"\0checkpoint\0"
+"""What the keys of all fences of checkpoints begin with."""
+
 
 def queue_key(queue: str) -> bytes:
     """Key of a queue's record: identity, options, partitions, schema."""
@@ -215,6 +218,11 @@ def member_key(group: str, member: str) -> bytes:
 def claim_key(log: str, group: str) -> bytes:
     """Key of what a group has of a log: owner, epoch, position; ``group`` empty gives the prefix for all groups."""
     return CLAIMS + log.encode() + b"\0" + group.encode()
+
+
+def checkpoint_key(name: str) -> bytes:
+    """Key of the fence of a checkpoint that a consumer keeps in the store."""
+    return CHECKPOINTS + name.encode()
 
 
 def log_database(queue: str, partition: int) -> bytes:

@@ -65,6 +65,7 @@ class Process:
     metadata              of the message; of the batch's last message in a batch function
     state                 mutable mapping, of the message's key (option ``key``) or of the processor
     delivery              :class:`Delivery`; ``delivery_hash`` for short
+    connection            of a sink with ``checkpoint=``: the transaction in its target that this call is
     tailers, appenders    by binding: what an imperative function reads and writes by itself
     stopping              True when the graph drains: a source that never ends should return
     """
@@ -97,6 +98,7 @@ class Process:
         self._provenance: list[Provenance] = []
         """Of what was taken, once somebody asked; calls that run at once share it."""
         self._chosen: list[int] | None = None
+        self._connection: Any = None
 
     def renew(self, hasher: Hasher, epoch: int) -> None:
         """Another generation or epoch (a seek)."""
@@ -109,7 +111,7 @@ class Process:
 
     def end(self) -> None:
         """There is no message any more."""
-        self._taken = None
+        self._taken = self._connection = None
 
     def beside(self, offset: int, state: Layer) -> Process:
         """What the call of the message at ``offset`` sees while others run; the processor's own state is nobody's."""
@@ -195,6 +197,15 @@ class Process:
         return self._imperative.appenders
 
     @property
+    def connection(self) -> Any:
+        if self._connection is None:
+            raise CuesError(
+                f"{self.id} has no transaction: a sink has one inside its function, in its checkpoint.",
+                "cues.Sink(…, checkpoint=cues.checkpoints.SQLCheckpoint(…)).",
+            )
+        return self._connection
+
+    @property
     def delivery_hash(self) -> str:
         return self.delivery.hash
 
@@ -210,6 +221,12 @@ class Process:
             return offset  # the call will fail of it, if it asks for the state at all
 
     def _states(self) -> Layer:
+        if self._node.options.checkpoint is not None:
+            raise CuesError(
+                f"{self.id} has checkpoint=: what is in the target already is not presented again, so state in the"
+                " store would miss it.",
+                "process.connection: keep it in the target, in the same transaction.",
+            )
         if self._layer is None:
             if self._node.kind == "source":
                 raise CuesError(f"{self.id} is a source; its state is its position.", "yield position, message.")

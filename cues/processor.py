@@ -13,8 +13,9 @@ from __future__ import annotations
 import difflib
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields, replace
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, Protocol
 
 from cues import codec, names
 from cues.errors import CodecError, GraphError, InvalidName
@@ -90,6 +91,19 @@ class Retry:
         return float(min(self.max_s, self.backoff_s * 2.0 ** min(failures - 1, 60)))
 
 
+class Target(Protocol):
+    """What ``checkpoint=`` of a sink asks for: ``cues.checkpoints.SQLCheckpoint``, ``cues.processors.sql.SQLite``.
+
+    ``transaction(process)`` gives a context manager: leaving it commits the user's writes together with
+    a row for ``process.delivery``, an exception rolls both back. It refuses a delivery that is no longer the owner's
+    (:class:`Fenced`), and raises :class:`CheckpointError` for a failure of the target itself. What it enters
+    has a ``connection``, and ``known``: how many messages of the delivery, from its start, the target has.
+    """
+
+    def transaction(self, process: Any) -> AbstractContextManager[Any]:
+        """See above."""
+
+
 @dataclass(frozen=True)
 class Options:
     """The options of a processor, with their defaults."""
@@ -112,6 +126,7 @@ class Options:
     resume: str | None = None
     tailers: Any = None
     appenders: Any = None
+    checkpoint: Target | None = None
 
     def given(self) -> dict[str, Any]:
         """What was asked for: the options that differ from their defaults, without ``id``."""
@@ -131,7 +146,7 @@ OPTION_NAMES: Final = tuple(field.name for field in fields(Options))
 
 _ALLOWED: Final[dict[Kind, tuple[str, ...]]] = {
     "source": ("id", "opts", "errors", "strategy", "retries", "batch_size", "resume"),
-    "stream": tuple(name for name in OPTION_NAMES if name != "resume"),
+    "stream": tuple(name for name in OPTION_NAMES if name not in ("resume", "checkpoint")),
     "sink": tuple(name for name in OPTION_NAMES if name not in ("resume", "appenders")),
 }
 
@@ -280,7 +295,13 @@ class Stream(Processor):
 
 
 class Sink(Processor):
-    """Takes messages out. What it does outside may be repeated after a crash; ``process.delivery`` tells."""
+    """Takes messages out. What it does outside may be repeated after a crash; ``process.delivery`` tells.
+
+    With ``checkpoint=SQLCheckpoint(…)`` it is exactly-once into that database: each call is one
+    transaction there, ``process.connection``, which ends with the call and holds the position as well. What the
+    database has already is not presented again. A call that raises is rolled back; a database that
+    fails stops the sink, and nothing goes to the error queue.
+    """
 
     kind = "sink"
 
@@ -294,6 +315,7 @@ class Sink(Processor):
         _check_parameters(self, fn)
         _check_filters(self)
         _check_imperative(self, fn)
+        _check_checkpoint(self, fn)
 
 
 # --- resolved -----------------------------------------------------------------------------------
@@ -387,6 +409,8 @@ class Node:
             return "exactly-once: its position commits with its messages"
         if self.at_most_once:
             return "at-most-once: a death loses at most one step"
+        if self.options.checkpoint is not None:
+            return "exactly-once: its target commits the position with the rows"
         if self.kind == "sink":
             return "at-least-once; exactly-once where the target keeps process.delivery"
         if self.side_effects:
@@ -717,6 +741,42 @@ def _check_frame(processor: Processor) -> None:
             raise _wrong(processor.id, f"The frame {processor.id!r} has {name}=.", "that inside the DataFrame.")
     if options.strategy == "at-most-once":
         raise _wrong(processor.id, f"The frame {processor.id!r} is at-most-once.", "exactly-once, which it is anyway.")
+
+
+def _check_checkpoint(processor: Processor, fn: Function) -> None:
+    """What a sink that keeps its position in its target cannot be besides."""
+    options = processor.options
+    if options.checkpoint is None:
+        return
+    here = f"The sink {processor.id!r} has checkpoint="
+    if not callable(getattr(options.checkpoint, "transaction", None)):
+        raise _wrong(
+            processor.id,
+            f"{here}{options.checkpoint!r}, which has no transaction(process).",
+            "cues.checkpoints.SQLCheckpoint(…), or cues.processors.sql.SQLite(…).",
+        )
+    if inspect.iscoroutinefunction(fn):
+        raise _wrong(processor.id, f"{here} and is `async def`; the transaction is not.", "def.")
+    if options.concurrency > 1:
+        raise _wrong(
+            processor.id,
+            f"{here} and concurrency={options.concurrency}: one written early would hide those before it.",
+            "concurrency=1, and batch=True.",
+        )
+    if options.strategy == "at-most-once":
+        raise _wrong(processor.id, f"{here} and is at-most-once, which repeats nothing.", "exactly-once.")
+    if options.tailers:
+        raise _wrong(
+            processor.id,
+            f"{here} and tailers=: what the function reads by itself is in no delivery.",
+            "inputs only.",
+        )
+    if not wants_process(fn):
+        raise _wrong(
+            processor.id,
+            f"{here}, and its function has no parameter 'process' to reach the transaction by.",
+            f"def {getattr(fn, '__name__', 'f')}(…, process): process.connection.execute(…).",
+        )
 
 
 def _check_filters(processor: Processor) -> None:

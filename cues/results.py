@@ -47,9 +47,10 @@ class Results:
     """What the function wrote through appenders, by their bindings."""
 
     def before(self, offset: int) -> Results:
-        """What came of the messages before ``offset``, none of which failed."""
+        """What came of the messages before ``offset``."""
         return Results(
             {b: output.between(0, offset) for b, output in self.outputs.items()},
+            {at: failure for at, failure in self.failures.items() if at < offset},
             writes={b: output.between(0, offset) for b, output in self.writes.items()},
         )
 

@@ -30,7 +30,7 @@ from cues.failure import Failure, short
 from cues.imperative import Imperative
 from cues.options import QueueOptions
 from cues.process import Process
-from cues.processor import Filter, Function, Node, filter_of, positional_order, wants_process
+from cues.processor import Filter, Function, Node, Target, filter_of, positional_order, wants_process
 from cues.results import Output, Results
 from cues.state import Changes, Layer, Table
 from cues.taking import Taken
@@ -115,6 +115,36 @@ class Runner:
 
     def _way_of_calling(self) -> Callable[[Taken, list[Any], Process], Any]:
         """Calls the function with what each slice gives it: a message, or the list of a batch function."""
+        if self._node.options.checkpoint is not None:
+            return self._in_transaction(self._node.options.checkpoint)
+        return self._plainly()
+
+    def _in_transaction(self, target: Target) -> Callable[[Taken, list[Any], Process], Any]:
+        """Calls it in a transaction of the target with what is new to it, if anything is."""
+        call = self._plainly()
+
+        def in_transaction(taken: Taken, given: list[Any], process: Process) -> Any:
+            before = process._chosen
+            with target.transaction(process) as transaction:
+                known = transaction.known
+                if known:
+                    if not self._node.options.batch:
+                        return None
+                    chosen = process._chosen if process._chosen is not None else range(taken.count)
+                    fresh = [place for place, offset in enumerate(chosen) if offset >= known]
+                    if not fresh:
+                        return None
+                    process._chosen = [chosen[place] for place in fresh]
+                    given = [[column[place] for place in fresh] for column in given]
+                process._connection = transaction.connection
+                try:
+                    return call(taken, given, process)
+                finally:
+                    process._connection, process._chosen = None, before
+
+        return in_transaction
+
+    def _plainly(self) -> Callable[[Taken, list[Any], Process], Any]:
         fn = self._fn
         process_too = wants_process(self._node.fn)  # type: ignore[arg-type]
 
@@ -183,7 +213,7 @@ class Runner:
                 outcome = self._again(taken, offset, error)
                 if isinstance(outcome, Failure):
                     failures[offset] = outcome
-                    if self._node.errors is None:
+                    if self._node.errors is None or outcome.stops:
                         break  # the processor stops in front of it, so nothing behind it is run
                     outcome = _NOTHING
                 results.append(outcome)

@@ -2,6 +2,13 @@
 
     db = sql.SQLite("flights.db", schema="create table if not exists flights (...)")
 
+    @graph.sink("enriched", batch=True, checkpoint=db)
+    def save(flights, process):
+        process.connection.executemany("insert into flights values (?, ?)", [row(f) for f in flights])
+
+The sink is given what the database does not have yet, and each call is one transaction. A function that
+wants more of it, or writes to several databases, begins by itself and asks what is new:
+
     @graph.sink("enriched", batch=True, errors=None)
     def save(flights, process):
         with db.transaction(process) as tx:
@@ -9,20 +16,13 @@
 
 A sink is called at least once: a crash after the target's commit and before the store's presents
 the same messages again, and an owner that was stopped and woke up presents old ones. So the target
-keeps one row for each processor in a table of its own, changed in the same transaction:
+keeps one row for each processor, in the table ``cues_positions``, changed in the same transaction;
+:mod:`cues.checkpoints.deliveries` is the whole policy. This module needs nothing but Python's own
+``sqlite3``; ``cues.checkpoints.SQLCheckpoint`` does the same through SQLAlchemy, for PostgreSQL as well, and
+either goes on where the other left a SQLite file.
 
-    cues_positions    processor | store | generation | epoch | ends {tailer id: index} | hash
-
-:meth:`SQLite.transaction` does this, and :func:`admit` is the whole policy:
-
-1. Begin: take SQLite's write lock, so that nobody changes the row until the end.
-2. Read the processor's row.
-3. Admit the delivery, or refuse it. The rest sees only what is new: :meth:`Transaction.fresh`.
-4. Run the block.
-5. Write the row and commit. If the block raised, roll everything back instead.
-
-Declare such a sink with ``errors=None``: what fails in it is the database, not the message, and the
-sink then stops where it stands and goes on there later.
+What fails in such a sink may be the database and not the message: :class:`cues.CheckpointError` stops
+the sink where it stands, whatever error queue it has, and it goes on there later.
 
 Not guaranteed: what the block does outside the database, and what it writes to it without asking
 ``tx.fresh`` first. Indices of one store mean nothing in another, so a store that was made anew is
@@ -33,16 +33,17 @@ removing what the table already holds is the user's decision.
 
 from __future__ import annotations
 
-import json
 import os
 import sqlite3
 import threading
+import time
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, TypeVar
 
 import cues
+from cues.checkpoints import Fresh, Row, admit
 
 M = TypeVar("M")
 
@@ -57,64 +58,14 @@ create table if not exists cues_positions (
 """
 
 
-class Row(NamedTuple):
-    """What the target holds of a processor. ``ends`` are exclusive, as in ``process.delivery.end``."""
-
-    store: str
-    generation: int
-    epoch: int
-    ends: dict[str, int]
-    hash: str
-
-
-def admit(processor: str, row: Row | None, delivery: cues.Delivery) -> dict[str, int]:
-    """Return, for each tailer of the delivery, the index from which its messages are new.
-
-    Decides only; nothing is read or changed. Raises :class:`cues.Fenced` for a delivery by somebody
-    who is no longer the owner, :class:`cues.Diverged` for one that no order of events explains.
-    """
-    if row is not None and row.store != delivery.store:
-        raise cues.Diverged(
-            f"{processor} delivers from the store {delivery.store}, but the target was written from the store"
-            f" {row.store}: which of these messages it has, nobody can say.",
-            "a new target, or the store that it was written from; if all that the target holds of this processor"
-            f" is gone: delete from cues_positions where processor = '{processor}'.",
-            processor=processor,
-        )
-    if row is None or delivery.generation > row.generation:
-        return dict(delivery.start)  # the first delivery, or one that was asked for again
-    if delivery.generation < row.generation or delivery.epoch < row.epoch:
-        raise cues.Fenced(
-            f"{processor} delivers under generation {delivery.generation}, epoch {delivery.epoch};"
-            f" the target was written under generation {row.generation}, epoch {row.epoch}.",
-            "nothing here: another owner has taken over.",
-            processor=processor,
-            reason="takeover",
-        )
-    # A range that ends at or before the row is skipped, one that straddles it is cut, and a later
-    # start is accepted: messages that failed, or that a filter left out, make gaps.
-    fresh = {
-        tailer: min(max(start, row.ends.get(tailer, 0)), delivery.end[tailer])
-        for tailer, start in delivery.start.items()
-    }
-    # A join takes the same count from each input, so the row must cut them at the same count.
-    if len({fresh[tailer] - start for tailer, start in delivery.start.items()}) > 1:
-        raise cues.Diverged(
-            f"{processor} joins the ranges {_ranges(delivery)}, but the target ends at {row.ends}:"
-            " these messages were not joined with one another before.",
-            "seek with delivery asked for again, which starts the target's row anew.",
-            processor=processor,
-        )
-    return fresh
-
-
 class Transaction:
     """One open transaction of :meth:`SQLite.transaction`. Use it inside the block only."""
 
-    def __init__(self, connection: sqlite3.Connection, process: cues.Process, fresh: Mapping[str, int]) -> None:
+    def __init__(self, connection: sqlite3.Connection, fresh: Fresh) -> None:
         self.connection = connection
-        self._process = process
         self._fresh = fresh
+        self.known = fresh.known
+        """How many messages of the delivery, from its start, the database has already."""
 
     def fresh(self, messages: Sequence[M]) -> list[M]:
         """Return those of ``messages`` that the target does not have yet, in their order.
@@ -122,19 +73,7 @@ class Transaction:
         ``messages`` is what the function was given: the list of a batch function (a join: each of
         its lists in turn), or ``[message]`` in a message function.
         """
-        delivery = self._process.delivery
-        if all(self._fresh[tailer] == start for tailer, start in delivery.start.items()):
-            return list(messages)
-        if all(self._fresh[tailer] == end for tailer, end in delivery.end.items()):
-            return []
-        # The range straddles the row, so this is a batch, whose messages are not all of the range
-        # when there are filters. A join's lists stand at the same offsets of their ranges.
-        tailer = next(iter(delivery.start))
-        taken = self._fresh[tailer] - delivery.start[tailer]
-        indices = self._process.indices
-        lists = list(indices.values()) if isinstance(indices, dict) else [indices]
-        first = min(one[0] for one in lists) - min(delivery.start.values())
-        return [m for m, index in zip(messages, lists[0], strict=True) if index - lists[0][0] + first >= taken]
+        return self._fresh.of(messages)
 
     def execute(self, statement: str, parameters: Any = ()) -> sqlite3.Cursor:
         """Run one statement, as :meth:`sqlite3.Connection.execute` does."""
@@ -169,28 +108,49 @@ class SQLite:
         """Run the block in a transaction that holds exactly what is new to the target.
 
         Leaving the block writes the processor's row and commits; an exception rolls back. Raises
-        :class:`cues.Fenced` or :class:`cues.Diverged` before the block runs (see :func:`admit`),
-        and :class:`sqlite3.OperationalError` when another writer holds the database for too long.
+        :class:`cues.Fenced` or :class:`cues.Diverged` before the block runs (see
+        :func:`cues.checkpoints.admit`), and :class:`cues.CheckpointError` when the database fails, as when
+        another writer holds it for too long.
         """
         delivery = process.delivery
         with self._lock:
-            connection = self._open()
-            connection.execute("begin immediate")  # 1
             try:
-                row = _read(connection, process.id)  # 2
-                fresh = admit(process.id, row, delivery)  # 3
-                yield Transaction(connection, process, fresh)  # 4
-                if not connection.in_transaction:
-                    raise RuntimeError(
-                        f"The block of {process.id} ended its transaction itself: rows and position"
-                        " are no longer one commit. Try: leave commit and rollback to the block."
-                    )
-                _write(connection, process.id, row, delivery)  # 5
-                connection.execute("commit")
-            except BaseException:
-                if connection.in_transaction:
-                    connection.execute("rollback")
-                raise
+                connection = self._open()
+                connection.execute("begin immediate")  # 1
+                try:
+                    row = _read(connection, process.id)  # 2
+                    fresh = admit(process.id, row, delivery)  # 3
+                    yield Transaction(connection, Fresh(process, fresh))  # 4
+                    if not connection.in_transaction:
+                        raise RuntimeError(
+                            f"The block of {process.id} ended its transaction itself: rows and position"
+                            " are no longer one commit. Try: leave commit and rollback to the block."
+                        )
+                    _write(connection, process.id, Row.moved(row, delivery))  # 5
+                    connection.execute("commit")
+                except BaseException:
+                    if connection.in_transaction:
+                        connection.execute("rollback")
+                    raise
+            except sqlite3.OperationalError as error:
+                raise cues.CheckpointError(
+                    f"The database {self.path} failed: {error}",
+                    "again when it can be written; another writer is waited for"
+                    f" {self.timeout_s:g} s (timeout_s=). A statement that cannot run fails like that as well.",
+                    where=self.path,
+                ) from error
+
+    def _into_wal(self, connection: sqlite3.Connection) -> None:
+        """Two that do it at once disturb one another, and SQLite does not wait there."""
+        deadline = time.monotonic() + self.timeout_s
+        while True:
+            try:
+                connection.execute("pragma journal_mode = wal")
+                return
+            except sqlite3.OperationalError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.01)
 
     def close(self) -> None:
         """Close the database. The next transaction opens it again."""
@@ -205,7 +165,7 @@ class SQLite:
             if directory:
                 os.makedirs(directory, exist_ok=True)
             connection = sqlite3.connect(self.path, self.timeout_s, isolation_level=None, check_same_thread=False)
-            connection.execute("pragma journal_mode = wal")
+            self._into_wal(connection)
             connection.execute("pragma synchronous = full")
             connection.executescript(_TABLE + ";" + self.schema)
             weakref.finalize(self, connection.close)
@@ -217,20 +177,11 @@ def _read(connection: sqlite3.Connection, processor: str) -> Row | None:
     found = connection.execute(
         "select store, generation, epoch, ends, hash from cues_positions where processor = ?", (processor,)
     ).fetchone()
-    return None if found is None else Row(found[0], found[1], found[2], json.loads(found[3]), found[4])
+    return None if found is None else Row.of(*found)
 
 
-def _write(connection: sqlite3.Connection, processor: str, row: Row | None, delivery: cues.Delivery) -> None:
-    """Move the row to the delivery's end, never back. A tailer that took no part keeps its place."""
-    before = dict(row.ends) if row is not None and row.generation == delivery.generation else {}
-    ends = before | {tailer: max(end, before.get(tailer, 0)) for tailer, end in delivery.end.items()}
-    # A delivery that brought nothing new still raises the epoch: its predecessor is refused from now on.
-    hash = row.hash if row is not None and ends == before else delivery.hash
+def _write(connection: sqlite3.Connection, processor: str, row: Row) -> None:
     connection.execute(
-        "insert or replace into cues_positions values (?, ?, ?, ?, ?, ?)",
-        (processor, delivery.store, delivery.generation, delivery.epoch, json.dumps(ends, sort_keys=True), hash),
+        "insert or replace into cues_positions values (:processor, :store, :generation, :epoch, :ends, :hash)",
+        {"processor": processor, **row.columns()},
     )
-
-
-def _ranges(delivery: cues.Delivery) -> str:
-    return ", ".join(f"{t} [{delivery.start[t]}, {delivery.end[t]})" for t in sorted(delivery.start))

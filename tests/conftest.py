@@ -17,6 +17,7 @@ from cues import faults
 from cues.store import Store
 
 if TYPE_CHECKING:
+    from postgres import Postgres
     from pyspark.sql import SparkSession
 
 
@@ -69,6 +70,17 @@ def forks() -> Iterator[Forks]:
     found = Forks()
     yield found
     found.close()
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[Postgres]:
+    """A PostgreSQL of the tests' own; ``database()`` makes a new one in it."""
+    import postgres
+
+    if postgres.programs() is None:
+        pytest.skip("PostgreSQL is not installed (pip install 'cues-streams[test]')")
+    with postgres.running() as found:
+        yield found
 
 
 @pytest.fixture(scope="session")

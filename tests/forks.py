@@ -9,6 +9,7 @@ may open stores, start threads and be killed; nothing of it reaches the next chi
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import importlib
 import os
@@ -142,8 +143,9 @@ if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parent))
     import forks
 
-    for module in ("scenarios", "cues.testing", "cues.engine.local"):
-        importlib.import_module(module)
+    for module in ("scenarios", "cues.testing", "cues.engine.local", "consumers"):
+        with contextlib.suppress(ImportError):  # of an extra that is not installed
+            importlib.import_module(module)
     gc.disable()  # collecting would copy every page that a child shares with its parent
     gc.freeze()
     forks._serve()

@@ -101,7 +101,10 @@ def test_every_crash_point_is_reached_by_some_scenario(forks: Forks, tmp_path: P
         made = template(forks, name, tmp_path / name)
         reached |= {point for point, _ in undisturbed(forks, name, made)[0]}
     published = {point for point in faults.POINTS if point.startswith(("publish", "stamped", "intents"))}
-    assert reached == set(faults.POINTS) - published  # those are in test_txn_publisher_crashes.py
+    # Those are in test_txn_publisher_crashes.py; those of checkpoints and consumers, which no graph of
+    # these passes either, in test_sink_checkpoint.py and test_txn_crashes.py.
+    elsewhere = {point for point in faults.POINTS if point.startswith(("checkpoint", "consumer"))}
+    assert reached == set(faults.POINTS) - published - elsewhere
 
 
 @pytest.mark.parametrize("name", ["alts with messages on both", "alts across stores with messages on both"])

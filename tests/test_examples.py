@@ -92,6 +92,30 @@ def test_crash_me_says_so_when_something_is_wrong(tmp_path: Path) -> None:
     assert "Something is wrong" in printed
 
 
+@pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
+def test_bank(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    ledger = ["--ledger", request.getfixturevalue("postgres").database()] if kind == "postgresql" else []
+    printed = run(sys.executable, str(EXAMPLES / "bank.py"), "--deaths", "4", *ledger, cwd=tmp_path)
+    assert printed.count("killed after") == 4 and "  finished" in printed
+    assert printed.count("  yes  ") == 5 and "Not a cent is missing" in printed
+
+
+def test_bank_says_so_when_something_is_wrong(tmp_path: Path) -> None:
+    """The negative control: credits that are seen before the debit is committed make money out of a death."""
+    text = (EXAMPLES / "bank.py").read_text()
+    broken = text.replace("publish_uncommitted(lambda _: branch", "publish_committed(lambda _: branch")
+    assert broken != text
+    (tmp_path / "bank.py").write_text(broken)
+    printed = run(sys.executable, "bank.py", "--deaths", "6", cwd=tmp_path, code=1)
+    assert "NO   the money is all there" in printed and "Something is wrong" in printed
+
+
+def test_stream_sum(tmp_path: Path) -> None:
+    printed = run(sys.executable, str(EXAMPLES / "stream_sum.py"), cwd=tmp_path).splitlines()
+    assert re.fullmatch(r"1,200 chunks of 60 files published, and \d+ that came to nothing", printed[0])
+    assert printed[1] == "60 sums, 60 of them right"
+
+
 @cli
 def test_flights_from_the_command_line(tmp_path: Path) -> None:
     """The README's first command: all results, and the second time nothing new."""

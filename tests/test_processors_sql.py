@@ -248,7 +248,7 @@ def test_a_writer_that_waits_too_long_fails_and_changes_nothing(tmp_path: Path) 
     deliver(impatient, one(1, 2))
     with (
         db.transaction(cast(cues.Process, one(1, 3, id="g.other"))),
-        pytest.raises(sqlite3.OperationalError, match="locked"),
+        pytest.raises(cues.CheckpointError, match="locked"),
     ):
         deliver(impatient, one(2, 3))
     assert deliver(impatient, one(2, 3)) == [2]

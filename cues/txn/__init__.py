@@ -11,6 +11,7 @@ written into what was committed. docs/transactions.md says when that is needed a
     sequencer   from what was written to what was committed
     publisher   writes messages with identities, pending until they are acknowledged
     reader      reads logs: everything, or what is committed
+    consumer    messages in, messages and rows out, in transactions that a checkpoint decides
 
 Each name is loaded when it is first used.
 """
@@ -23,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from cues.errors import Desynchronised, FramingError, Gap, NoPartitions, SequenceError, UnexpectedEOF, WaitTimeout
     from cues.partitioners import fnv1a32
+    from cues.txn.consumer import App, Consumer, Defer
     from cues.txn.framing import FrameReader, Framing, framing_for, register_framing
     from cues.txn.identity import ZERO_UUID, Clock, Flags, ProducerID, build_uuid, parse_uuid
     from cues.txn.mapping import journal_of, modulo_mapping, random_mapping, rendezvous_mapping
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "errors": "Desynchronised FramingError Gap NoPartitions SequenceError UnexpectedEOF WaitTimeout",
+    "txn.consumer": "App Consumer Defer",
     "txn.framing": "FrameReader Framing framing_for register_framing",
     "txn.identity": "Clock Flags ProducerID ZERO_UUID build_uuid parse_uuid",
     "partitioners": "fnv1a32",
@@ -50,9 +53,12 @@ __all__ = [
     "DICT",
     "ZERO_UUID",
     "AckIntent",
+    "App",
     "Append",
     "Checkpoint",
     "Clock",
+    "Consumer",
+    "Defer",
     "Desynchronised",
     "Envelope",
     "Flags",

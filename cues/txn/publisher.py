@@ -260,9 +260,10 @@ class Publisher:
         """Append acknowledgements, those of this publisher or those of a checkpoint. May be repeated.
 
         Each goes to the store that it was built for, where it was or where that store is open now; the
-        acknowledgements for one store are one transaction. A queue or a store that is not there any more is
-        :class:`QueueNotFound` or :class:`StoreNotFound`; with ``missing="skip"``, for a recovery that
-        must go on, it is left out and the intent is among those returned.
+        acknowledgements for one store are one transaction, and survive a power cut as what they acknowledge
+        does. A queue or a store that is not there any more is :class:`QueueNotFound` or
+        :class:`StoreNotFound`; with ``missing="skip"``, for a recovery that must go on, it is left out and
+        the intent is among those returned.
         """
         self._check()
         skipped: list[AckIntent] = []
@@ -285,6 +286,9 @@ class Publisher:
                     done.append(intent.journal)
             for store, pairs in bound.values():
                 stamped.append_all(store, [(queue, [(uuid, {})]) for queue, uuid in pairs])
+                # The next checkpoint forgets these intents, also where its transaction has nothing for this store.
+                if store.durability != "disk":
+                    store.sync()
         finally:
             for store in opened:
                 store.close()

@@ -1,0 +1,72 @@
+"""A consumer's checkpoint as text: one JSON object, the same in every kind of checkpoint.
+
+    {"cues": 1,                                              version of this form
+     "offsets": {"<log>": 1001},                             where reading goes on
+     "producers": [["<log>", "0102…06", 1234, 17]],          id in hex, clock done with, begin of the open span or -1
+     "ack_intents": [["<log>", "gqFh…"]]}                    what append_ack_intents takes, in base64
+
+A text of another version, or with what is not in here, is refused and never guessed at. Offsets are in
+the order of their logs, so that one checkpoint has one text.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from typing import Any, Final
+
+from cues.errors import CheckpointError
+from cues.txn.identity import ProducerID
+from cues.txn.sequencer import AckIntent, Checkpoint, ProducerState
+
+VERSION: Final = 1
+
+
+def pack(checkpoint: Checkpoint) -> str:
+    """A checkpoint as text."""
+    return json.dumps(to_plain(checkpoint), ensure_ascii=False, separators=(",", ":"))
+
+
+def unpack(text: str) -> Checkpoint:
+    """What :func:`pack` gave. Raises :class:`CheckpointError` for anything else."""
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise _foreign(f"is no JSON ({error})") from error
+    return from_plain(found)
+
+
+def to_plain(checkpoint: Checkpoint) -> dict[str, Any]:
+    """A checkpoint as data that JSON can hold."""
+    return {
+        "cues": VERSION,
+        "offsets": dict(sorted(checkpoint.offsets.items())),
+        "producers": [[p.journal, p.producer.hex(), p.last_ack, p.begin] for p in checkpoint.producers],
+        "ack_intents": [[i.journal, base64.b64encode(i.intent).decode()] for i in checkpoint.ack_intents],
+    }
+
+
+def from_plain(found: Any) -> Checkpoint:
+    """What :func:`to_plain` gave. Raises :class:`CheckpointError` for anything else."""
+    version = found.get("cues") if isinstance(found, dict) else None
+    if version != VERSION:
+        raise _foreign(f"is of version {version!r}; this version of Cues reads version {VERSION}")
+    if set(found) != {"cues", "offsets", "producers", "ack_intents"}:
+        raise _foreign(f"holds {', '.join(map(repr, found))}")
+    try:
+        return Checkpoint(
+            {str(journal): int(offset) for journal, offset in found["offsets"].items()},
+            tuple(
+                ProducerState(journal, ProducerID(bytes.fromhex(producer)), last_ack, begin)
+                for journal, producer, last_ack, begin in found["producers"]
+            ),
+            tuple(
+                AckIntent(journal, base64.b64decode(intent, validate=True)) for journal, intent in found["ack_intents"]
+            ),
+        )
+    except (ValueError, TypeError, AttributeError) as error:
+        raise _foreign(f"does not have the form of one ({error})") from error
+
+
+def _foreign(what: str) -> CheckpointError:
+    return CheckpointError(f"What is kept as a checkpoint {what}.", "the Cues that wrote it.", where="")

