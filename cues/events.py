@@ -10,6 +10,8 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from cues.errors import WriterStuck
+
 log = logging.getLogger("cues")
 
 
@@ -42,6 +44,13 @@ class Failed(Event):
     """``count`` messages of one commit failed for good and went to the error queue; the text is the first's."""
 
     count: int = 0
+
+
+@dataclass(frozen=True)
+class Waiting(Event):
+    """A commit waits for another process, which ``error`` names, and is tried again; told at each deadline."""
+
+    error: WriterStuck | None = None
 
 
 @dataclass(frozen=True)

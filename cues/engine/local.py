@@ -16,13 +16,13 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 from cues import events, faults, wakeup
 from cues.delivery import Delivery
 from cues.engine.assembly import Assembly, assemble
-from cues.errors import Closed, Fenced, InvalidArgument, ProcessorStopped, QueueNotFound
+from cues.errors import Closed, Fenced, InvalidArgument, ProcessorStopped, QueueNotFound, WriterStuck
 from cues.failure import words
 from cues.feed import SourceDelivery
 from cues.forwarder import Forwarder
@@ -186,17 +186,27 @@ class Courier:
         try:
             while not self.running.halted:
                 # The safety timeout of a sleep is also what writes low-water marks when nothing comes.
-                wakeup.wait(
-                    [(forwarder.home.doorbells, forwarder.mask)],
-                    lambda: self.running.halted or forwarder.step(),
-                    None,
-                )
+                with self._patience():
+                    wakeup.wait(
+                        [(forwarder.home.doorbells, forwarder.mask)],
+                        lambda: self.running.halted or forwarder.step(),
+                        None,
+                    )
                 self.running.changed()
         except BaseException as error:
             if not (isinstance(error, Closed) and self.running.halted):
                 self._stop(error)
         finally:
             self.running.changed()
+
+    @contextlib.contextmanager
+    def _patience(self) -> Iterator[None]:
+        """Wait for a process that holds a writer lock and does not move: nothing was written, and it is tried again."""
+        try:
+            yield
+        except WriterStuck as stuck:
+            text = f"waits to forward: {stuck.message}"
+            self.running.emit(events.Waiting(self.running.plan.id, text, logging.WARNING, stuck))
 
     def _stop(self, error: BaseException) -> None:
         graph, other = self.running.plan.id, self.forwarder.other.path
