@@ -23,7 +23,7 @@ ORDER = [
     (1, "locks wakeup datafile writers store"),
     (2, "log queue tailer state abroad outside fork ownership retention"),
     (3, "processor taking concurrency eventloop imperative failure results process runner delivery feed forwarder"),
-    (4, "topology plan compose graph draw"),
+    (4, "topology plan compose graph graphfile draw"),
     (5, "engine engine.stores engine.assembly engine.local"),
     (
         5,

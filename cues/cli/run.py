@@ -21,8 +21,9 @@ from typing import Any, Final
 
 import click
 
+from cues import graphfile
 from cues.cli import fresh as fresh_start
-from cues.cli import graphfile, options, target
+from cues.cli import options, target
 from cues.cli.options import command, option, output_options, store_option, yes_option
 from cues.cli.output import Output
 from cues.cli.progress import Progress, progress_for
