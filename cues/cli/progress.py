@@ -11,7 +11,7 @@ from typing import Any, Final
 from cues import events, metrics
 from cues.cli.live import Live
 from cues.cli.output import Column, duration, table
-from cues.engine.local import Running, Worker
+from cues.engine.local import Running
 
 _REDRAW_S: Final = 0.2
 _LINE_S: Final = 1.0
@@ -149,27 +149,19 @@ def progress_for(graph: str, *, quiet: bool, verbose: bool) -> Progress:
 def measure(running: Running) -> list[dict[str, Any]]:
     """Each processor's counters, and what waits for it."""
     rows = []
-    for worker in running.workers:
-        counters = worker.delivery.counters
+    for standing in running.standings():
+        counters = standing.counters
         rows.append(
             {
-                "processor": worker.delivery.node.name,
+                "processor": running.plan.node(standing.id).name,
                 "taken": counters.taken,
                 "written": counters.written,
                 "failed": counters.failed,
-                "lag": sum(tailer.lag or 0 for tailer in metrics.tailers(running.store, worker.id)),
-                "state": _state(worker),
+                "lag": sum(tailer.lag or 0 for tailer in metrics.tailers(running.store, standing.id)),
+                "state": standing.state,
             }
         )
     return rows
-
-
-def _state(worker: Worker) -> str:
-    if worker.stopped is not None:
-        return "stopped"
-    if worker.delivery.node.kind == "source" and (worker.finished or getattr(worker.delivery, "ended", False)):
-        return "ended"
-    return "running"
 
 
 def _sentence(event: events.Event) -> str:

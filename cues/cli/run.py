@@ -164,7 +164,7 @@ class _Session:
         finally:
             self.summary.finish()
             self.running.close(ABORT_WAIT_S if self._signals > 1 else 30.0)
-        self.stuck = any(worker.thread.is_alive() for worker in self.running.workers)
+        self.stuck = self.running.stuck
         return ending
 
     def _watch(self) -> Ending:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from cues import abroad, events, names
@@ -24,7 +24,7 @@ from cues.forwarder import Forwarder, Marked
 from cues.graph import Graph
 from cues.ownership import Claimant, Ownership, ProcessorRow, Topology, read_topology
 from cues.plan import Plan
-from cues.processor import FRAME
+from cues.processor import FRAME, Node
 from cues.queue import Queue
 from cues.runner import Pause, Runner
 from cues.store import Store
@@ -63,6 +63,7 @@ def assemble(
     graph: Graph,
     store: str | os.PathLike[str] | Store | None = None,
     *,
+    units: Collection[str] | None = None,
     accept_topology: bool = False,
     take_over: bool = False,
     pause: Pause = lambda seconds: False,
@@ -70,24 +71,29 @@ def assemble(
     emit: Callable[[events.Event], None] = lambda event: None,
     runner: Callable[..., Runner] = Runner,
 ) -> Assembly:
-    """Do the five moves. Raises before anything of the graph ran, and leaves nothing locked then."""
+    """Do the five moves. Raises before anything of the graph ran, and leaves nothing locked then.
+
+    ``units`` are the ids of those processors that this process is to own; None: all. What the others write
+    for other stores is forwarded by the processes that own them.
+    """
     plan = graph.plan()
+    mine = [node for node in plan.running if units is None or node.id in units]
     if runner is Runner:
-        _refuse_frames(plan)
+        refuse_frames(plan)
     stores = open_stores(graph, plan, store, accept_topology, emit)
     ownership = None
     try:
         queues = prepare(stores, plan, graph, emit)
         claimants = []
-        for node in plan.running:
+        for node in mine:
             logs = {names.tailer_id(node.id, port.queue): queues[port.queue].log for port in node.reads}
             claimants.append(Claimant(node.id, node.kind, logs))
         ownership = Ownership(stores.home, claimants, take_over)
-        rows = _claim(stores, plan, queues, ownership, accept_topology)
+        rows = _claim(stores, mine, queues, ownership, accept_topology)
         there = {name: queue for name, queue in queues.items() if queue.store is not stores.home}
-        marks = _marks(stores.home, plan, rows, there)
+        marks = _marks(stores.home, mine, rows, there)
         deliveries: list[Delivery] = []
-        for node in plan.running:
+        for node in mine:
             kind = SourceDelivery if node.kind == "source" else Delivery
             delivery = kind(
                 stores.home,
@@ -103,7 +109,10 @@ def assemble(
             )
             delivery.recover()
             deliveries.append(delivery)
-        forwarders = [_forwarder(stores, other, deliveries, marks, there) for other in stores.others.values()]
+        elsewhere = {node.id for node in plan.running} - {node.id for node in mine}
+        forwarders = [
+            _forwarder(stores, other, deliveries, elsewhere, marks, there) for other in stores.others.values()
+        ]
     except BaseException:
         if ownership is not None:
             ownership.release()
@@ -113,11 +122,11 @@ def assemble(
 
 
 def _claim(
-    stores: Stores, plan: Plan, queues: dict[str, Queue], ownership: Ownership, accept_topology: bool
+    stores: Stores, nodes: Sequence[Node], queues: dict[str, Queue], ownership: Ownership, accept_topology: bool
 ) -> dict[str, ProcessorRow]:
     """Claim the processors, with marks in other stores before there are positions that need them."""
     before = _topologies(stores.home, ownership.claimants)
-    begun, epoch = _begin_marks(stores.home, plan, queues)
+    begun, epoch = _begin_marks(stores.home, nodes, queues)
     try:
         rows = ownership.claim(accept_topology, above=epoch)
     except BaseException:
@@ -132,20 +141,22 @@ def _forwarder(
     stores: Stores,
     other: Store,
     deliveries: list[Delivery],
+    elsewhere: set[str],
     marks: dict[str, dict[str, Marked]],
     queues: dict[str, Queue],
 ) -> Forwarder:
-    """The forwarder to one other store, compared with what that one got."""
+    """The forwarder to one other store, compared with what that one got; not for processors that run ``elsewhere``."""
     forked = {delivery.node.id for delivery in deliveries if other.id in delivery.forks}
     here = [marked for of_node in marks.values() for marked in of_node.values() if marked.mark.queue.store is other]
     there = {name: queue for name, queue in queues.items() if queue.store is other}
-    processors = sorted(forked | stores.left_over.get(other.id, set()))
+    processors = sorted(forked | (stores.left_over.get(other.id, set()) - elsewhere))
     forwarder = Forwarder(stores.home, other, processors, here, there)
     forwarder.compare()
     return forwarder
 
 
-def _refuse_frames(plan: Plan) -> None:
+def refuse_frames(plan: Plan) -> None:
+    """Refuse what only Spark can run."""
     for node in plan.running:
         if node.options.batch == FRAME:
             raise GraphError(
@@ -160,11 +171,11 @@ def _refuse_frames(plan: Plan) -> None:
 
 
 def _marks(
-    home: Store, plan: Plan, rows: dict[str, ProcessorRow], queues: dict[str, Queue]
+    home: Store, nodes: Sequence[Node], rows: dict[str, ProcessorRow], queues: dict[str, Queue]
 ) -> dict[str, dict[str, Marked]]:
     """The low-water marks in other stores, by processor and tailer id."""
     found: dict[str, dict[str, Marked]] = {}
-    for node in plan.running:
+    for node in nodes:
         found[node.id] = {}
         reader = abroad.Reader(home.id, node.id, rows[node.id].epoch)
         by_tailer = {names.tailer_id(node.id, port.queue): port.queue for port in node.reads}
@@ -175,7 +186,9 @@ def _marks(
     return found
 
 
-def _begin_marks(home: Store, plan: Plan, queues: dict[str, Queue]) -> tuple[list[tuple[Queue, abroad.Reader]], int]:
+def _begin_marks(
+    home: Store, nodes: Sequence[Node], queues: dict[str, Queue]
+) -> tuple[list[tuple[Queue, abroad.Reader]], int]:
     """Make the marks that are missing, before there are positions that need them.
 
     Returns those made, and the highest epoch of those that were there: a home store that was put back
@@ -183,7 +196,7 @@ def _begin_marks(home: Store, plan: Plan, queues: dict[str, Queue]) -> tuple[lis
     """
     begun: list[tuple[Queue, abroad.Reader]] = []
     highest = 0
-    for node in plan.running:
+    for node in nodes:
         reader = abroad.Reader(home.id, node.id, 0)
         for port in node.reads:
             queue = queues[port.queue]

@@ -17,7 +17,8 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, Final
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from cues import events, faults, wakeup
 from cues.delivery import Delivery
@@ -33,11 +34,22 @@ from cues.runner import Interrupted
 if TYPE_CHECKING:
     from cues.graph import Graph
     from cues.plan import Plan
+    from cues.queue import Queue
     from cues.store import Store
 
 QUIET_S: Final = 0.1
 """A generator that yielded nothing for so long counts as idle."""
 _LOOK_S: Final = 0.05
+
+
+@dataclass(frozen=True)
+class Standing:
+    """How one processor does."""
+
+    id: str
+    counters: events.Counters
+    state: Literal["running", "ended", "stopped"]
+    """ended: a source that has no more; stopped: at an error."""
 
 
 class Worker:
@@ -148,6 +160,12 @@ class Worker:
         text = getattr(error, "message", str(error)).removeprefix(f"{self.id} ")
         self.running.emit(events.Stopped(self.id, text, logging.ERROR, error=error))
 
+    @property
+    def standing(self) -> Standing:
+        ended = isinstance(self.delivery, SourceDelivery) and (self.finished or self.delivery.ended)
+        state: Literal["running", "ended", "stopped"] = "ended" if ended else "running"
+        return Standing(self.id, self.delivery.counters, "stopped" if self.stopped is not None else state)
+
     def idle(self, row: ProcessorRow | None, log_row: Callable[[Log], Row]) -> bool:
         """Whether there is nothing to take, by its row and those of the logs."""
         delivery = self.delivery
@@ -237,19 +255,30 @@ class Running:
         self._condition = threading.Condition()
         self._closed = False
         self._quiet_mark: tuple[int, float] | None = None
-        listeners = options.pop("listeners", ())
-        self.bus.listeners += listeners
-        self._assembly: Assembly = assemble(
-            graph, pause=self.pause, stopping=self._draining.is_set, emit=self.emit, **options
-        )
+        self.bus.listeners += options.pop("listeners", ())
+        self.workers: list[Worker] = []
+        self.couriers: list[Courier] = []
+        self._threads: list[Worker | Courier] = []
+        self._begin(**options)
         self.started_at = time.monotonic()
-        self.workers = [Worker(self, delivery) for delivery in self._assembly.deliveries]
+
+    def _begin(self, **options: Any) -> None:
+        """Own the processors, and start their threads."""
+        self._assembly: Assembly = assemble(
+            self.graph, pause=self.pause, stopping=self._draining.is_set, emit=self.emit, **options
+        )
+        self._start_threads()
+
+    def _start_threads(self) -> None:
+        self.workers = [self._worker(delivery) for delivery in self._assembly.deliveries]
         self.couriers = [Courier(self, forwarder) for forwarder in self._assembly.forwarders]
-        self._threads: list[Worker | Courier] = [*self.workers, *self.couriers]
+        self._threads = [*self.workers, *self.couriers]
         for one in self._threads:
             one.thread.start()
-        self._keeper = threading.Thread(target=self._keep, name="cues lease", daemon=True)
-        self._keeper.start()
+        threading.Thread(target=self._keep, name="cues lease", daemon=True).start()
+
+    def _worker(self, delivery: Delivery) -> Worker:
+        return Worker(self, delivery)
 
     @property
     def store(self) -> Store:
@@ -258,6 +287,11 @@ class Running:
     @property
     def plan(self) -> Plan:
         return self._assembly.plan
+
+    @property
+    def queues(self) -> dict[str, Queue]:
+        """Every queue that the graph names, opened."""
+        return self._assembly.queues
 
     @property
     def halted(self) -> bool:
@@ -294,19 +328,28 @@ class Running:
         return list(self._queue(queue).tailer())
 
     def _queue(self, name: str) -> Any:
-        if name in self._assembly.queues:
-            return self._assembly.queues[name]
+        if name in self.queues:
+            return self.queues[name]
         if "." in name:
             return self.store.queue(name)  # a try log, or a fork queue
         raise QueueNotFound(
-            f"The graph {self.plan.id!r} has no queue {name!r}; it has {', '.join(self._assembly.queues)}.",
+            f"The graph {self.plan.id!r} has no queue {name!r}; it has {', '.join(self.queues)}.",
             "one of those.",
             queue=name,
         )
 
     def counters(self) -> dict[str, events.Counters]:
         """By processor id, since the start."""
-        return {worker.id: worker.delivery.counters for worker in self.workers}
+        return {standing.id: standing.counters for standing in self.standings()}
+
+    def standings(self) -> list[Standing]:
+        """How each processor does, in the order of the plan."""
+        return [worker.standing for worker in self.workers]
+
+    @property
+    def stuck(self) -> bool:
+        """Whether, behind :meth:`close`, a call of a user's function has not returned."""
+        return any(worker.thread.is_alive() for worker in self.workers)
 
     def idle(self) -> bool:
         """Whether nobody has anything to do, at one moment.
@@ -406,10 +449,7 @@ class Running:
 
         Processors that stopped at an error leave what they did not take, forwarders what they did not forward.
         """
-        self._draining.set()
-        for worker in self.workers:
-            if isinstance(worker.delivery, SourceDelivery):
-                worker.delivery.feed.close()
+        self.end_sources()
         deadline = None if timeout is None else time.monotonic() + timeout
         while not self.halted and not self.idle():
             if deadline is not None and time.monotonic() > deadline:
@@ -419,13 +459,17 @@ class Running:
         self.halt()
         return True
 
-    def halt(self) -> None:
-        """Stop every processor behind its current step. What is on the queues stays there."""
-        self._halt.set()
+    def end_sources(self) -> None:
+        """Pull nothing more; what is on the queues is still processed."""
         self._draining.set()
         for worker in self.workers:
             if isinstance(worker.delivery, SourceDelivery):
                 worker.delivery.feed.close()
+
+    def halt(self) -> None:
+        """Stop every processor behind its current step. What is on the queues stays there."""
+        self._halt.set()
+        self.end_sources()
         stores = self._assembly.stores
         for store in (stores.home, *stores.others.values()):
             doorbells = None if store.closed else store.doorbells
