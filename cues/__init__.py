@@ -52,6 +52,7 @@ if TYPE_CHECKING:
         StoreVersion,
         TopologyChanged,
         Unsupported,
+        WorkerDied,
         WriterStuck,
     )
     from cues.failure import error_context
@@ -116,6 +117,7 @@ __all__ = [
     "Tailer",
     "TopologyChanged",
     "Unsupported",
+    "WorkerDied",
     "WriterStuck",
     "alts",
     "broadcast",

@@ -32,6 +32,7 @@
     ├── PositionMismatch           a write from outside that does not follow the position kept for its source
     ├── MessagesPurged             messages that should be read were purged before
     ├── ProcessorStopped           a processor stopped at an error; its cause is the user's exception
+    ├── WorkerDied                 a worker process died before it had started its part of a graph
     └── Unsupported                this platform, or this engine, cannot do that
         └── JavaNotFound           Spark needs Java, and none that is new enough was found
 
@@ -272,6 +273,18 @@ class ProcessorStopped(CuesError):
     """
 
     processor: str
+
+
+class WorkerDied(CuesError):
+    """Raised by a start with ``workers=`` when one of the processes died before it was ready; nothing ran.
+
+    Afterwards a worker that dies is started again.
+    """
+
+    worker: str
+    pid: int
+    returncode: int
+    """Of the process; negative: the signal that killed it."""
 
 
 class Unsupported(CuesError):

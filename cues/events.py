@@ -58,6 +58,8 @@ class Stopped(Event):
     """A processor stopped: at its end, on request, fenced, or at an error (``error`` is set then)."""
 
     error: BaseException | None = None
+    alone: bool = False
+    """The other processors go on: the graph runs in workers."""
 
 
 Listener = Callable[[Event], None]

@@ -24,7 +24,12 @@ ORDER = [
     (2, "log queue tailer state abroad outside fork ownership retention"),
     (3, "processor taking concurrency eventloop imperative failure results process runner delivery feed forwarder"),
     (4, "topology plan compose graph graphfile draw"),
-    (5, "engine engine.stores engine.assembly engine.local"),
+    (
+        5,
+        "engine engine.stores engine.assembly engine.local"
+        " engine.assignment engine.origin engine.wire engine.workers engine.child engine.record"
+        " engine.supervisor engine.supervised",
+    ),
     (
         5,
         "spark.java spark.options spark.place spark.columns spark.position spark.checkpoint"

@@ -48,7 +48,7 @@ class Progress:
 
     def event(self, event: events.Event) -> None:
         """Something rare happened; called from any thread."""
-        if event.level >= logging.WARNING and not isinstance(event, events.Stopped):
+        if event.level >= logging.WARNING and not _is_told_at_the_end(event):
             self.say(_sentence(event))
 
     def log(self, level: str, text: str) -> None:
@@ -133,7 +133,7 @@ class Table(Progress):
 
     def event(self, event: events.Event) -> None:
         notable = isinstance(event, events.Recovered) and event.decision in ("rewind", "void")
-        if notable or (self.verbose and not isinstance(event, events.Stopped)):
+        if notable or (self.verbose and not _is_told_at_the_end(event)):
             self.say(_sentence(event))
         else:
             super().event(event)
@@ -162,6 +162,11 @@ def measure(running: Running) -> list[dict[str, Any]]:
             }
         )
     return rows
+
+
+def _is_told_at_the_end(event: events.Event) -> bool:
+    """What ends the run is said when it has ended."""
+    return isinstance(event, events.Stopped) and not event.alone
 
 
 def _sentence(event: events.Event) -> str:

@@ -77,7 +77,7 @@ class Worker:
             if not (isinstance(error, Closed) and self.running.halted):
                 self._stop(error)
         finally:
-            self.busy = False
+            self._mark(False)
             self.finished = True
             self.running.changed()
 
@@ -88,7 +88,7 @@ class Worker:
 
     def _turn(self) -> None:
         delivery = self.delivery
-        self.busy = True
+        self._mark(True)
         try:
             outcome = delivery.step()
         except Fenced as fence:
@@ -106,9 +106,12 @@ class Worker:
                     return
             raise
         if outcome == "idle":
-            self.busy = False
+            self._mark(False)
             self.running.changed()
             self._sleep()
+
+    def _mark(self, busy: bool) -> None:
+        self.busy = busy
 
     def _sleep(self) -> None:
         delivery = self.delivery
