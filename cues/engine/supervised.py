@@ -49,18 +49,18 @@ class Supervised(Running):
     def _begin(self, **options: Any) -> None:
         self._plan = self.graph.plan()
         refuse_frames(self._plan)
-        origin = origin_of(self.graph, options.pop("target"))
         assignment = assign(self._plan, options.pop("workers"))
+        origin = origin_of(self.graph, options.pop("target"))
         take_over = options["take_over"]
         self._numbers = itertools.count(1)
         self._stores = open_stores(self.graph, self._plan, options["store"], options["accept_topology"], self.emit)
         home = self._stores.home
         self._lock = lock_of(self.graph.id)
         try:
-            self._queues = prepare(self._stores, self._plan, self.graph, self.emit)
             if not home.locks.try_lock(self._lock) and not take_over:
                 raise self._already_running(home.locks.holder(self._lock) or os.getpid())
             self._await_orphans()
+            self._queues = prepare(self._stores, self._plan, self.graph, self.emit)
             load = wire.Load("", origin, digests(self._plan), sys.argv)
             carry = wire.Carry(
                 (),
