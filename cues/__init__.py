@@ -60,6 +60,7 @@ if TYPE_CHECKING:
         UnexpectedEOF,
         Unsupported,
         WaitTimeout,
+        WorkerDied,
         WriterStuck,
     )
     from cues.failure import error_context
@@ -132,6 +133,7 @@ __all__ = [
     "UnexpectedEOF",
     "Unsupported",
     "WaitTimeout",
+    "WorkerDied",
     "WriterStuck",
     "alts",
     "broadcast",

@@ -21,13 +21,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from cues import batch as batches
 from cues import codec, events, faults, fork, names, tries
 from cues.abroad import LowWater
 from cues.batch import Page
-from cues.errors import CuesError, Diverged, ProcessorStopped, QueueNotFound
+from cues.errors import CuesError, Diverged, ProcessorStopped, QueueNotFound, WriterStuck
 from cues.failure import Failure, error_message, words
 from cues.hashes import Hasher
 from cues.imperative import Imperative, ProcessAppender, ProcessTailer
@@ -38,7 +38,7 @@ from cues.process import Process
 from cues.processor import Node
 from cues.queue import Queue
 from cues.results import Output, Results
-from cues.runner import Pause, Runner
+from cues.runner import Interrupted, Pause, Runner
 from cues.state import Table
 from cues.taking import Input, Slice, Taken
 
@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from cues.store import Store
 
 Outcome = Literal["idle", "committed"]
+R = TypeVar("R")
 
 
 @dataclass(slots=True)
@@ -103,6 +104,7 @@ class Delivery:
         self.counters = events.Counters()
         self.state = Table(store, node.id)
         self._emit = emit
+        self._pause = pause
         self._row = row
         self._expected = row.pack()
         self._row_key = names.processor_key(node.id)
@@ -463,8 +465,8 @@ class Delivery:
         packed = row.pack()
         for piece in taken.slices:
             if piece.tailer in self.marks and not self.node.at_most_once:
-                self.marks[piece.tailer].hold(piece.start)
-        self.store.commit(self._write_snapshot, pages, packed)
+                self._patiently(self.marks[piece.tailer].hold, piece.start)
+        self._patiently(self.store.commit, self._write_snapshot, pages, packed)
         self._owned(row, packed)
         if faults.active:
             faults.point("snapshot.after")
@@ -498,10 +500,10 @@ class Delivery:
                 for page in appended:
                     pages += 1 + len(page.pieces)
         if self.state.changed:
-            self.state.ensure()
+            self._patiently(self.state.ensure)
             pages += 2 * self.state.pages()
         packed = row.pack()
-        self.store.commit(self._write_step, parts, packed, pages=pages)
+        self._patiently(self.store.commit, self._write_step, parts, packed, pages=pages)
         self._owned(row, packed)
         self.state.committed()
         if faults.active:
@@ -526,6 +528,20 @@ class Delivery:
         if failed:
             counters.failed += failed
             self._tell(failed, next(part.failure for part in parts if part.failure is not None))
+
+    def _patiently(self, write: Callable[..., R], *arguments: Any, **keywords: Any) -> R:
+        """Call ``write``, again and again while another process that does not move holds the store's writer lock.
+
+        Nothing was written then, and the fence is inside the transaction; so what the function made is
+        kept, however long that takes, and committed or refused when its turn comes.
+        """
+        while True:
+            try:
+                return write(*arguments, **keywords)
+            except WriterStuck as stuck:
+                self._emit(events.Waiting(self.node.id, f"waits to commit: {stuck.message}", logging.WARNING, stuck))
+                if self._pause(0):
+                    raise Interrupted from stuck
 
     def _tell(self, count: int, first: Failure) -> None:
         """One event a commit, however many messages failed in it."""

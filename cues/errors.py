@@ -40,6 +40,7 @@
     │   └── Desynchronised         bytes that begin no frame stand where one should begin
     ├── CheckpointError            a checkpoint outside could not be read or written; the outcome may be unknown
     ├── ProcessorStopped           a processor stopped at an error; its cause is the user's exception
+    ├── WorkerDied                 a worker process died before it had started its part of a graph
     └── Unsupported                this platform, or this engine, cannot do that
         └── JavaNotFound           Spark needs Java, and none that is new enough was found
 
@@ -332,6 +333,18 @@ class ProcessorStopped(CuesError):
     """
 
     processor: str
+
+
+class WorkerDied(CuesError):
+    """Raised by a start with ``workers=`` when one of the processes died before it was ready; nothing ran.
+
+    Afterwards a worker that dies is started again.
+    """
+
+    worker: str
+    pid: int
+    returncode: int
+    """Of the process; negative: the signal that killed it."""
 
 
 class Unsupported(CuesError):

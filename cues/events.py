@@ -10,6 +10,8 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from cues.errors import WriterStuck
+
 log = logging.getLogger("cues")
 
 
@@ -45,10 +47,19 @@ class Failed(Event):
 
 
 @dataclass(frozen=True)
+class Waiting(Event):
+    """A commit waits for another process, which ``error`` names, and is tried again; told at each deadline."""
+
+    error: WriterStuck | None = None
+
+
+@dataclass(frozen=True)
 class Stopped(Event):
     """A processor stopped: at its end, on request, fenced, or at an error (``error`` is set then)."""
 
     error: BaseException | None = None
+    alone: bool = False
+    """The other processors go on: the graph runs in workers."""
 
 
 Listener = Callable[[Event], None]

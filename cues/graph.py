@@ -29,7 +29,7 @@ import importlib
 import os
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from cues import compose, names, plan
 from cues.errors import GraphError, InvalidArgument
@@ -55,8 +55,13 @@ if TYPE_CHECKING:
     from cues.engine.local import Running
     from cues.store import Store
 
-ENGINES = {"embedded": "cues.engine.local", "spark": "cues.spark.engine"}
-"""The module that starts a graph, by the name of the engine."""
+_MODULES = {"embedded": "cues.engine.local", "workers": "cues.engine.supervised", "spark": "cues.spark.engine"}
+"""The module that starts a graph."""
+ENGINES = ("embedded", "spark")
+"""What ``engine`` may be."""
+
+importing_for_worker = False
+"""A worker process is importing a graph file, where a start would run the graph once more in every worker."""
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -370,12 +375,18 @@ class Graph:
         self,
         *,
         engine: str = "embedded",
+        workers: int | Literal["auto"] | None = None,
         store: str | os.PathLike[str] | Store | None = None,
         accept_topology: bool = False,
         take_over: bool = False,
         **options: Any,
     ) -> Running:
         """Start the graph in threads of this process; returns a :class:`Running`, a context manager.
+
+        With ``workers=4`` its processors run in four processes of their own (``"auto"``: as many as make sense
+        here), which are started again when they die and end with this one. They import the graph, so it must
+        be a global of a file, and a program must start it under ``if __name__ == "__main__":``; for one that a function
+        returns ``target="graph.py:make(3)"`` says how. Raises :class:`GraphError` where that does not hold.
 
         With ``engine="spark"`` its functions run on Spark's executors: ``spark`` is a session of yours, which
         is never stopped, ``master`` the URL of a cluster for one that is made (default ``local[*]``).
@@ -384,7 +395,21 @@ class Graph:
         """
         if engine not in ENGINES:
             raise InvalidArgument(f"There is no engine {engine!r}.", f"{' or '.join(map(repr, ENGINES))}.")
-        loaded = importlib.import_module(ENGINES[engine])
+        if importing_for_worker:
+            raise GraphError(
+                f"The graph {self.id!r} is started where its file is imported, which every worker process does.",
+                'if __name__ == "__main__": before the start.',
+                processor="",
+            )
+        if workers is not None:
+            if engine != "embedded":
+                raise InvalidArgument(
+                    f"workers={workers!r} are processes of the embedded engine, and this is {engine!r}.",
+                    "one of the two: Spark has its own workers.",
+                )
+            engine = "workers"
+            options["workers"] = workers
+        loaded = importlib.import_module(_MODULES[engine])
         return loaded.start(  # type: ignore[no-any-return]
             self, store=store, accept_topology=accept_topology, take_over=take_over, **options
         )

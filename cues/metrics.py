@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from cues import abroad, clock, codec, leases, locks, names, ownership
 from cues.batch import HEAD
+from cues.engine.record import Record, lock_of
 from cues.errors import BatchDamaged, CuesError, StoreReadOnly
 from cues.forwarder import Forwarder
 from cues.log import Log, Row
@@ -149,6 +150,14 @@ class ProcessorMetrics:
 
 
 @dataclass(frozen=True)
+class SupervisorMetrics:
+    """The workers of a graph, as its supervisor left them, and whether it is alive."""
+
+    record: Record
+    alive: bool
+
+
+@dataclass(frozen=True)
 class StoreMetrics:
     """One store."""
 
@@ -161,6 +170,7 @@ class StoreMetrics:
     processors: tuple[ProcessorMetrics, ...]
     forwards: tuple[ForwardMetrics, ...]
     readers: tuple[ReaderMetrics, ...]
+    supervisors: tuple[SupervisorMetrics, ...]
 
 
 def of_store(store: Store) -> StoreMetrics:
@@ -176,6 +186,7 @@ def of_store(store: Store) -> StoreMetrics:
         tuple(of_processors(store)),
         tuple(of_forwards(store)),
         tuple(of_readers(store)),
+        tuple(of_supervisors(store)),
     )
 
 
@@ -296,6 +307,18 @@ def of_readers(store: Store) -> list[ReaderMetrics]:
             with store.view() as txn:
                 known = abroad.marks(txn, view.log)
             found += [ReaderMetrics(who.processor, who.home.hex(), view.log.id, mark.next) for who, mark in known]
+    return found
+
+
+def of_supervisors(store: Store) -> list[SupervisorMetrics]:
+    """Who runs graphs in workers, or did last."""
+    found = []
+    for record in Record.all(store.path):
+        pid = None
+        with contextlib.suppress(StoreReadOnly):
+            lock = lock_of(record.graph)
+            pid = os.getpid() if store.locks.mine(lock) else store.locks.holder(lock)
+        found.append(SupervisorMetrics(record, pid == record.supervisor))
     return found
 
 

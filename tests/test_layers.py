@@ -27,9 +27,14 @@ ORDER = [
     (3, "txn.stamped txn.publisher txn.reader txn.committed"),
     (3, "checkpoints checkpoints.deliveries checkpoints.packing checkpoints.sql checkpoints.jsonfile"),
     (3, "checkpoints.lmdbstore txn.consumer"),
-    (4, "topology plan compose graph draw"),
+    (4, "topology plan compose graph graphfile draw"),
     (4, "groups groups.sticky groups.table groups.held groups.holdings groups.membership groups.session"),
-    (5, "engine engine.stores engine.assembly engine.local"),
+    (
+        5,
+        "engine engine.stores engine.assembly engine.local"
+        " engine.assignment engine.origin engine.wire engine.workers engine.child engine.record"
+        " engine.supervisor engine.supervised",
+    ),
     (
         5,
         "spark.java spark.options spark.place spark.columns spark.position spark.checkpoint"

@@ -18,7 +18,7 @@ import pytest
 
 import cues
 from cues import AnyOf, Graph, QueueOptions, Sink, Source, Stream, names, testing
-from cues.engine.assembly import assemble, unit_ids
+from cues.engine.assembly import assemble
 from cues.errors import AlreadyRunning, GraphError, ProcessorStopped, QueueOptionsError
 from cues.partitioners import partition_for
 
@@ -341,11 +341,13 @@ def test_each_unit_is_claimed_and_fenced_by_itself(tmp_path: Path) -> None:
     """Two starts that share a graph by its units; a second start of one of them is refused."""
     graph = counting()
     with cues.open(tmp_path / "s", durability="process") as store:
-        ids = unit_ids(graph, store)
-        assert ids == {
-            "g.counted": ["g.counted", "g.counted/1", "g.counted/2", "g.counted/3"],
-            "g.copy": ["g.copy", "g.copy/1", "g.copy/2"],
-        }
+        whole = assemble(graph, store)
+        units = [delivery.node.id for delivery in whole.deliveries]
+        assert units == [
+            *("g.counted", "g.counted/1", "g.counted/2", "g.counted/3"),
+            *("g.copy", "g.copy/1", "g.copy/2"),
+        ]
+        whole.close()
         first = assemble(graph, store, units=["g.counted", "g.counted/2", "g.copy"])
         with pytest.raises(AlreadyRunning, match=r"g\.counted/2"):
             assemble(graph, store, units=["g.counted/1", "g.counted/2"])
@@ -360,7 +362,7 @@ def test_each_unit_is_claimed_and_fenced_by_itself(tmp_path: Path) -> None:
         second.close()
         judge(messages, store.queue("out"))
         with store.view() as txn:
-            for unit in (id for units in ids.values() for id in units):
+            for unit in units:
                 assert txn.get(names.processor_key(unit)) is not None
                 assert txn.get(names.topology_key(unit)) is not None
 

@@ -3,7 +3,6 @@
     app.py         the group of commands; every error becomes words and an exit code here
     options.py     the decorators that give all commands the same manners
     output.py      tables for a terminal, JSON lines for a pipe
-    graphfile.py   importing a user's file, and showing their traceback when it fails
     target.py      graph file, store, store#queue: what a command is pointed at
     live.py        a display that is redrawn, around which others may print
     where.py       the expressions of ``tail --where``

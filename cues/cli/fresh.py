@@ -15,6 +15,7 @@ from cues import abroad, locks, metrics
 from cues.cli.options import Failed, confirm
 from cues.cli.output import count, size
 from cues.cli.target import shown
+from cues.engine import record
 from cues.errors import AlreadyRunning, CuesError, StoreDamaged, StoreForeign
 from cues.store import Store
 
@@ -110,8 +111,9 @@ def _delete(path: Path) -> None:
         bell.unlink(missing_ok=True)
     with contextlib.suppress(OSError):
         (path / "bells").rmdir()
-    for lease in path.glob("lease-*"):
-        lease.unlink(missing_ok=True)
+    for pattern in ("lease-*", record.PATTERN):
+        for found in path.glob(pattern):
+            found.unlink(missing_ok=True)
     for name in _FILES:
         (path / name).unlink(missing_ok=True)
     with contextlib.suppress(OSError):

@@ -11,8 +11,9 @@ from typing import Any, Final
 from cues import events, metrics
 from cues.cli.live import Live
 from cues.cli.output import Column, duration, table
-from cues.engine.local import Running, Worker
+from cues.engine.local import Running, Standing
 
+_STATES: Final = ("ended", "running", "stopped")
 _REDRAW_S: Final = 0.2
 _LINE_S: Final = 1.0
 
@@ -48,7 +49,7 @@ class Progress:
 
     def event(self, event: events.Event) -> None:
         """Something rare happened; called from any thread."""
-        if event.level >= logging.WARNING and not isinstance(event, events.Stopped):
+        if event.level >= logging.WARNING and not _is_told_at_the_end(event):
             self.say(_sentence(event))
 
     def log(self, level: str, text: str) -> None:
@@ -133,7 +134,7 @@ class Table(Progress):
 
     def event(self, event: events.Event) -> None:
         notable = isinstance(event, events.Recovered) and event.decision in ("rewind", "void")
-        if notable or (self.verbose and not isinstance(event, events.Stopped)):
+        if notable or (self.verbose and not _is_told_at_the_end(event)):
             self.say(_sentence(event))
         else:
             super().event(event)
@@ -148,34 +149,29 @@ def progress_for(graph: str, *, quiet: bool, verbose: bool) -> Progress:
 
 def measure(running: Running) -> list[dict[str, Any]]:
     """Each processor's counters, and what waits for it."""
-    units: dict[str, list[Worker]] = {}
-    for worker in running.workers:
-        units.setdefault(worker.delivery.node.processor, []).append(worker)
+    processors: dict[str, list[Standing]] = {}
+    for standing in running.standings():
+        processors.setdefault(standing.processor, []).append(standing)
     rows = []
-    for processor, workers in units.items():
-        counters = [worker.delivery.counters for worker in workers]
-        standing = [tailer for worker in workers for tailer in metrics.tailers(running.store, worker.id)]
+    for processor, units in processors.items():
+        tailers = [tailer for unit in units for tailer in metrics.tailers(running.store, unit.id)]
         rows.append(
             {
-                "processor": processor.rpartition(".")[2],
-                "taken": sum(one.taken for one in counters),
-                "written": sum(one.written for one in counters),
-                "failed": sum(one.failed for one in counters),
-                "lag": sum(tailer.lag or 0 for tailer in standing),
-                "state": _state(workers),
+                "processor": running.plan.node(processor).name,
+                "taken": sum(unit.counters.taken for unit in units),
+                "written": sum(unit.counters.written for unit in units),
+                "failed": sum(unit.counters.failed for unit in units),
+                "lag": sum(tailer.lag or 0 for tailer in tailers),
+                # Of a processor over partitions, one that stopped is what there is to say.
+                "state": max((unit.state for unit in units), key=_STATES.index),
             }
         )
     return rows
 
 
-def _state(workers: list[Worker]) -> str:
-    """Of a processor, all of whose units are given; one that stopped is what there is to say."""
-    if any(worker.stopped is not None for worker in workers):
-        return "stopped"
-    first = workers[0]
-    if first.delivery.node.kind == "source" and (first.finished or getattr(first.delivery, "ended", False)):
-        return "ended"
-    return "running"
+def _is_told_at_the_end(event: events.Event) -> bool:
+    """What ends the run is said when it has ended."""
+    return isinstance(event, events.Stopped) and not event.alone
 
 
 def _sentence(event: events.Event) -> str:

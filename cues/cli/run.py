@@ -17,18 +17,19 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import click
 
+from cues import graphfile
 from cues.cli import fresh as fresh_start
-from cues.cli import graphfile, options, target
+from cues.cli import options, target
 from cues.cli.options import command, option, output_options, store_option, yes_option
 from cues.cli.output import Output
 from cues.cli.progress import Progress, progress_for
 from cues.cli.summary import Before, Ending, Summary
 from cues.engine.local import Running
-from cues.errors import CuesError, ProcessorStopped
+from cues.errors import CuesError, Fenced, ProcessorStopped
 from cues.graph import ENGINES
 from cues.store import Store
 
@@ -53,6 +54,7 @@ ABORT_WAIT_S: Final = 2.0
     show_default=True,
     help="What calls the functions: this process, or Spark's executors.",
 )
+@option("--workers", metavar="N|auto", help="Processes that run the processors; a supervisor starts them again.")
 @option("--master", metavar="URL", help="Spark's cluster.  [default: local[*]]")
 @option("--quiet", "-q", is_flag=True, help="No progress, only what is wrong.")
 @option("--verbose", "-v", is_flag=True, help="Also say where each processor starts, and why.")
@@ -67,6 +69,7 @@ def run(
     take_over: bool,
     durability: str | None,
     engine: str,
+    workers: str | None,
     master: str | None,
     quiet: bool,
     verbose: bool,
@@ -85,6 +88,7 @@ def run(
       cues run 'graph.py:make("x")'        the one that a function returns
       cues run graph.py --idle-exit 5      a graph fed by send, until it had nothing to do for 5 s
       cues run graph.py --fresh --yes      from the beginning
+      cues run graph.py --workers auto     in processes of their own, started again when they die
       cues run graph.py --engine spark     its functions on Spark's executors; queues and positions stay here
 
     Progress goes to stderr: a table on a terminal, one JSON object a second in a pipe. The summary goes to
@@ -102,12 +106,17 @@ def run(
         fresh_start.clear(path, yes, is_open, elsewhere)
     if durability is not None:
         file.graph.durability = durability
-    on_spark: dict[str, Any] = {}
+    more: dict[str, Any] = {}
     if engine == "spark":
         _say_start(file.graph.id, quiet)
-        on_spark["master"] = master
+        more["master"] = master
     elif master is not None:
         raise options.WrongUsage(f"--master {master} is Spark's.", "--engine spark.")
+    if workers is not None:
+        if engine == "spark":
+            raise options.WrongUsage("--workers are processes of the embedded engine.", "either, without the other.")
+        more["workers"] = _workers(workers)
+        more["target"] = file.target
     declared = file.graph.store is not None and chosen is None
     before = Before.of(path, elsewhere)
     progress = progress_for(file.graph.id, quiet=quiet, verbose=verbose)
@@ -118,7 +127,7 @@ def run(
             accept_topology=accept_topology,
             take_over=take_over,
             listeners=(progress.event,),
-            **on_spark,
+            **more,
         )
         session = _Session(running, progress, signals, idle_exit, Summary(running, graph, before))
         ending = session.watch()
@@ -132,6 +141,14 @@ def run(
         sys.stderr.flush()
         os._exit(code)
     return code
+
+
+def _workers(text: str) -> int | Literal["auto"]:
+    if text == "auto":
+        return "auto"
+    if text.isdecimal() and int(text) > 0:
+        return int(text)
+    raise options.WrongUsage(f"--workers {text} is no number of processes.", "1 or more, or auto.")
 
 
 def _say_start(graph: str, quiet: bool) -> None:
@@ -163,7 +180,7 @@ class _Session:
         finally:
             self.summary.finish()
             self.running.close(ABORT_WAIT_S if self._signals > 1 else 30.0)
-        self.stuck = any(worker.thread.is_alive() for worker in self.running.workers)
+        self.stuck = self.running.stuck
         return ending
 
     def _watch(self) -> Ending:
@@ -186,7 +203,7 @@ class _Session:
                     self.running.halt()
                     return "stopped" if stopped else "aborted"
             elif news == "failed":
-                if not isinstance(value, ProcessorStopped) and not self.running.stopped:
+                if not isinstance(value, (ProcessorStopped, Fenced)) and not self.running.stopped:
                     raise value
                 if not stopped:
                     # The others finish what is there, so that a start after the repair finds little to do.
@@ -216,7 +233,9 @@ class _Session:
         """What stopped processors: the user's traceback, and a line of ours for each."""
         for error in self.running.stopped:
             cause = error.__cause__
-            trace = graphfile.users_trace(cause) if cause is not None and not isinstance(cause, CuesError) else ""
+            trace = getattr(error, "trace", "")  # of a worker
+            if not trace and cause is not None and not isinstance(cause, CuesError):
+                trace = graphfile.users_trace(cause)
             message = getattr(error, "message", str(error))
             options.report(message, getattr(error, "hint", ""), before=trace)
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import click
 
-from cues import draw
-from cues.cli import graphfile
+from cues import draw, graphfile
 from cues.cli.options import WrongUsage, command, option, output_options
 from cues.cli.output import Output
 from cues.graph import ENGINES

@@ -10,7 +10,8 @@ from cues import draw, metrics
 from cues.cli import target as targets
 from cues.cli.options import command, output_options, store_option
 from cues.cli.output import Column, Output, ago, count, plain, size
-from cues.metrics import ForwardMetrics, ProcessorMetrics, StoreMetrics
+from cues.engine.record import WorkerRecord
+from cues.metrics import ForwardMetrics, ProcessorMetrics, StoreMetrics, SupervisorMetrics
 
 _COLUMNS = (
     Column("processor", "processor"),
@@ -79,6 +80,8 @@ def status(target: str | None, store: str | None, output: str | None) -> int:
                 f"\nLast error of {processor.processor}, {ago(last.time)}: {last.type}: {last.text}"
                 f"\n  cues tail {found.text}#{last.queue} --from {last.index} -n 1"
             )
+    for line in [line for one in seen.supervisors for line in _failures(one)]:
+        print(f"\n{line}")
     abroad = [line for forward in seen.forwards if (line := _forward(forward))]
     abroad += [
         f"{reader.processor} of the store {reader.store} reads {reader.queue}, at {reader.position:,}"
@@ -89,6 +92,20 @@ def status(target: str | None, store: str | None, output: str | None) -> int:
     if missing:
         print(f"\nHas not run yet: {', '.join(missing)}")
     return 0
+
+
+def _failures(supervisor: SupervisorMetrics) -> list[str]:
+    """What went wrong with a graph's workers: the last death of each, and what was stopped alone."""
+    lines = []
+    for worker in supervisor.record.workers.values():
+        if worker.last_failure is not None:
+            again = f"; started again {count(worker.restarts, 'time')}" if worker.restarts else ""
+            lines.append(
+                f"Last failure of a worker, {ago(worker.last_failure.when)}: {worker.last_failure.text}{again}"
+            )
+    for unit, failure in supervisor.record.stopped.items():
+        lines.append(f"{unit} was stopped alone, {ago(failure.when)}: {failure.text}")
+    return lines
 
 
 def _forward(forward: ForwardMetrics) -> str:
@@ -110,9 +127,15 @@ def _headline(seen: StoreMetrics) -> str:
         f" {size(seen.disk_bytes)}; durability {seen.durability} ({promise})"
     ]
     owners = {processor.owner.pid: processor.owner for processor in seen.processors if processor.owner}
+    alive = [one.record for one in seen.supervisors if one.alive]
+    workers = {worker.pid: f"{name}, " for record in alive for name, worker in record.workers.items()}
+    for record in alive:
+        lines.append(f"{record.graph} is run by process {record.supervisor} and its workers")
     for pid, owner in owners.items():
-        answers = "answers" if owner.lease_s else "does not answer: cues run --take-over"
-        lines.append(f"Run by process {pid} ({owner.state}; {answers})")
+        answers = (
+            "answers" if owner.lease_s else "does not answer" + ("" if pid in workers else ": cues run --take-over")
+        )
+        lines.append(f"Run by {workers.get(pid, '')}process {pid} ({owner.state}; {answers})")
     if seen.processors and not owners:
         lines.append("Not running")
     return "\n".join(lines)
@@ -158,11 +181,23 @@ def _store(seen: StoreMetrics) -> dict[str, Any]:
         "used_bytes": seen.used_bytes,
         "disk_bytes": seen.disk_bytes,
         "map_bytes": seen.map_bytes,
+        "workers": {
+            one.record.graph: {
+                "supervisor": one.record.supervisor if one.alive else None,
+                "workers": {name: vars(w) | {"last_failure": _failure(w)} for name, w in one.record.workers.items()},
+                "stopped": {unit: vars(failure) for unit, failure in one.record.stopped.items()},
+            }
+            for one in seen.supervisors
+        },
         "readers": [
             {"processor": one.processor, "store": one.store, "queue": one.queue, "position": one.position}
             for one in seen.readers
         ],
     }
+
+
+def _failure(worker: WorkerRecord) -> dict[str, str] | None:
+    return vars(worker.last_failure) if worker.last_failure is not None else None
 
 
 def _processor(processor: ProcessorMetrics, forwards: dict[str, int | None]) -> dict[str, Any]:

@@ -83,7 +83,7 @@ class Summary:
         """Take the figures."""
         self.seconds = time.monotonic() - self._started_at
         if not self._running.store.closed:
-            queues = self._running._assembly.queues
+            queues = self._running.queues
             self._ends_after = {name: _end(queue) for name, queue in queues.items()}
             self._positions = _positions(self._running.store)
             self._messages = {name: len(queue) for name, queue in queues.items()}

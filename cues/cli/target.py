@@ -16,13 +16,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cues.cli import graphfile
+from cues import graphfile
 from cues.cli.options import WrongUsage
 from cues.errors import QueueNotFound, StoreNotFound
 from cues.store import Store
 
 if TYPE_CHECKING:
-    from cues.cli.graphfile import GraphFile
+    from cues.graphfile import GraphFile
 
 
 @dataclass(frozen=True)

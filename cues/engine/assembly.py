@@ -69,26 +69,28 @@ def assemble(
     graph: Graph,
     store: str | os.PathLike[str] | Store | None = None,
     *,
+    units: Collection[str] | None = None,
     accept_topology: bool = False,
     take_over: bool = False,
     pause: Pause = lambda seconds: False,
     stopping: Callable[[], bool] = lambda: False,
     emit: Callable[[events.Event], None] = lambda event: None,
     runner: Callable[..., Runner] = Runner,
-    units: Collection[str] | None = None,
 ) -> Assembly:
     """Do the five moves. Raises before anything of the graph ran, and leaves nothing locked then.
 
-    ``units`` are the ids of those that this process runs (:func:`unit_ids`); None: all.
+    ``units`` are the ids of those that this process is to own (:func:`divide`); None: all. What the others write
+    for other stores is forwarded by the processes that own them.
     """
     plan = graph.plan()
     if runner is Runner:
-        _refuse_frames(plan)
+        refuse_frames(plan)
     stores = open_stores(graph, plan, store, accept_topology, emit)
     ownership = None
     try:
         queues = prepare(stores, plan, graph, emit)
-        nodes = [node for node in divide(plan, queues) if units is None or node.id in units]
+        divided = divide(plan, queues)
+        nodes = [node for node in divided if units is None or node.id in units]
         prepare_units(stores, nodes)
         claimants = []
         for node in nodes:
@@ -116,7 +118,10 @@ def assemble(
             )
             delivery.recover()
             deliveries.append(delivery)
-        forwarders = [_forwarder(stores, other, deliveries, marks, there) for other in stores.others.values()]
+        elsewhere = {node.id for node in divided} - {node.id for node in nodes}
+        forwarders = [
+            _forwarder(stores, other, deliveries, elsewhere, marks, there) for other in stores.others.values()
+        ]
     except BaseException:
         if ownership is not None:
             ownership.release()
@@ -143,19 +148,6 @@ def divide(plan: Plan, queues: Mapping[str, Queue]) -> list[Node]:
             )
         found += [node.unit(partition) for partition in range(partitions)]
     return found
-
-
-def unit_ids(graph: Graph, store: str | os.PathLike[str] | Store | None = None) -> dict[str, list[str]]:
-    """The ids of a graph's units by the id of their processor; makes what is missing of stores and queues."""
-    plan = graph.plan()
-    stores = open_stores(graph, plan, store, False, lambda event: None)
-    try:
-        found: dict[str, list[str]] = {}
-        for node in divide(plan, prepare(stores, plan, graph, lambda event: None)):
-            found.setdefault(node.processor, []).append(node.id)
-        return found
-    finally:
-        stores.close()
 
 
 def _tell_of_growth(home: Store, nodes: Sequence[Node], emit: Callable[[events.Event], None]) -> None:
@@ -196,20 +188,22 @@ def _forwarder(
     stores: Stores,
     other: Store,
     deliveries: list[Delivery],
+    elsewhere: set[str],
     marks: dict[str, dict[str, Marked]],
     queues: dict[str, Queue],
 ) -> Forwarder:
-    """The forwarder to one other store, compared with what that one got."""
+    """The forwarder to one other store, compared with what that one got; not for processors that run ``elsewhere``."""
     forked = {delivery.node.id for delivery in deliveries if other.id in delivery.forks}
     here = [marked for of_node in marks.values() for marked in of_node.values() if marked.mark.queue.store is other]
     there = {name: queue for name, queue in queues.items() if queue.store is other}
-    processors = sorted(forked | stores.left_over.get(other.id, set()))
+    processors = sorted(forked | (stores.left_over.get(other.id, set()) - elsewhere))
     forwarder = Forwarder(stores.home, other, processors, here, there)
     forwarder.compare()
     return forwarder
 
 
-def _refuse_frames(plan: Plan) -> None:
+def refuse_frames(plan: Plan) -> None:
+    """Refuse what only Spark can run."""
     for node in plan.running:
         if node.options.batch == FRAME:
             raise GraphError(

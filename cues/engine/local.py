@@ -18,13 +18,14 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from cues import events, faults, wakeup
 from cues.delivery import Delivery
 from cues.engine.assembly import Assembly, assemble
-from cues.errors import Closed, CuesError, Fenced, InvalidArgument, ProcessorStopped, QueueNotFound
+from cues.errors import Closed, CuesError, Fenced, InvalidArgument, ProcessorStopped, QueueNotFound, WriterStuck
 from cues.failure import words
 from cues.feed import SourceDelivery
 from cues.forwarder import Forwarder
@@ -35,11 +36,27 @@ from cues.runner import Interrupted
 if TYPE_CHECKING:
     from cues.graph import Graph
     from cues.plan import Plan
+    from cues.queue import Queue
     from cues.store import Store
 
 QUIET_S: Final = 0.1
 """A generator that yielded nothing for so long counts as idle."""
 _LOOK_S: Final = 0.05
+
+
+@dataclass(frozen=True)
+class Standing:
+    """How one unit of a processor does."""
+
+    id: str
+    counters: events.Counters
+    state: Literal["running", "ended", "stopped"]
+    """ended: a source that has no more; stopped: at an error."""
+
+    @property
+    def processor(self) -> str:
+        """The id of its processor."""
+        return self.id.partition("/")[0]
 
 
 class Worker:
@@ -80,7 +97,7 @@ class Worker:
         interrupted = isinstance(error, Interrupted) or (isinstance(error, Closed) and self.running.halted)
         if error is not None and not interrupted:
             self._stop(error)
-        self.busy = False
+        self._mark(False)
         self.finished = True
         self.running.changed()
 
@@ -91,7 +108,7 @@ class Worker:
 
     def _turn(self) -> bool:
         delivery = self.delivery
-        self.busy = True
+        self._mark(True)
         try:
             outcome = delivery.step()
         except Fenced as fence:
@@ -109,9 +126,12 @@ class Worker:
                     return True
             raise
         if outcome == "idle":
-            self.busy = False
+            self._mark(False)
             self.running.changed()
         return outcome != "idle"
+
+    def _mark(self, busy: bool) -> None:
+        self.busy = busy
 
     def _pull(self) -> None:
         delivery = self.delivery
@@ -148,6 +168,12 @@ class Worker:
         self.stopped = error
         text = getattr(error, "message", str(error)).removeprefix(f"{self.id} ")
         self.running.emit(events.Stopped(self.id, text, logging.ERROR, error=error))
+
+    @property
+    def standing(self) -> Standing:
+        ended = isinstance(self.delivery, SourceDelivery) and (self.finished or self.delivery.ended)
+        state: Literal["running", "ended", "stopped"] = "ended" if ended else "running"
+        return Standing(self.id, self.delivery.counters, "stopped" if self.stopped is not None else state)
 
     def idle(self, row: ProcessorRow | None, log_row: Callable[[Log], Row]) -> bool:
         """Whether there is nothing to take, by its row and those of the logs."""
@@ -236,17 +262,27 @@ class Courier:
         try:
             while not self.running.halted:
                 # The safety timeout of a sleep is also what writes low-water marks when nothing comes.
-                wakeup.wait(
-                    [(forwarder.home.doorbells, forwarder.mask)],
-                    lambda: self.running.halted or forwarder.step(),
-                    None,
-                )
+                with self._patience():
+                    wakeup.wait(
+                        [(forwarder.home.doorbells, forwarder.mask)],
+                        lambda: self.running.halted or forwarder.step(),
+                        None,
+                    )
                 self.running.changed()
         except BaseException as error:
             if not (isinstance(error, Closed) and self.running.halted):
                 self._stop(error)
         finally:
             self.running.changed()
+
+    @contextlib.contextmanager
+    def _patience(self) -> Iterator[None]:
+        """Wait for a process that holds a writer lock and does not move: nothing was written, and it is tried again."""
+        try:
+            yield
+        except WriterStuck as stuck:
+            text = f"waits to forward: {stuck.message}"
+            self.running.emit(events.Waiting(self.running.plan.id, text, logging.WARNING, stuck))
 
     def _stop(self, error: BaseException) -> None:
         graph, other = self.running.plan.id, self.forwarder.other.path
@@ -277,19 +313,30 @@ class Running:
         self._condition = threading.Condition()
         self._closed = False
         self._quiet_mark: tuple[int, float] | None = None
-        listeners = options.pop("listeners", ())
-        self.bus.listeners += listeners
-        self._assembly: Assembly = assemble(
-            graph, pause=self.pause, stopping=self._draining.is_set, emit=self.emit, **options
-        )
+        self.bus.listeners += options.pop("listeners", ())
+        self.workers: list[Worker] = []
+        self.couriers: list[Courier] = []
+        self._threads: list[Crew | Courier] = []
+        self._begin(**options)
         self.started_at = time.monotonic()
-        self.workers = [Worker(self, delivery) for delivery in self._assembly.deliveries]
+
+    def _begin(self, **options: Any) -> None:
+        """Own the processors, and start their threads."""
+        self._assembly: Assembly = assemble(
+            self.graph, pause=self.pause, stopping=self._draining.is_set, emit=self.emit, **options
+        )
+        self._start_threads()
+
+    def _start_threads(self) -> None:
+        self.workers = [self._worker(delivery) for delivery in self._assembly.deliveries]
         self.couriers = [Courier(self, forwarder) for forwarder in self._assembly.forwarders]
-        self._threads: list[Crew | Courier] = [*_crews(self), *self.couriers]
+        self._threads = [*_crews(self), *self.couriers]
         for one in self._threads:
             one.thread.start()
-        self._keeper = threading.Thread(target=self._keep, name="cues lease", daemon=True)
-        self._keeper.start()
+        threading.Thread(target=self._keep, name="cues lease", daemon=True).start()
+
+    def _worker(self, delivery: Delivery) -> Worker:
+        return Worker(self, delivery)
 
     @property
     def store(self) -> Store:
@@ -298,6 +345,11 @@ class Running:
     @property
     def plan(self) -> Plan:
         return self._assembly.plan
+
+    @property
+    def queues(self) -> dict[str, Queue]:
+        """Every queue that the graph names, opened."""
+        return self._assembly.queues
 
     @property
     def halted(self) -> bool:
@@ -335,13 +387,13 @@ class Running:
 
     def _queue(self, name: str) -> Any:
         queue, slash, partition = name.partition("/")
-        if queue in self._assembly.queues and (not slash or partition.isdecimal()):
-            found = self._assembly.queues[queue]
+        if queue in self.queues and (not slash or partition.isdecimal()):
+            found = self.queues[queue]
             return found.partition(int(partition)) if slash else found
         if "." in name:
             return self.store.queue(name)  # a try log, or a fork queue
         raise QueueNotFound(
-            f"The graph {self.plan.id!r} has no queue {name!r}; it has {', '.join(self._assembly.queues)}.",
+            f"The graph {self.plan.id!r} has no queue {name!r}; it has {', '.join(self.queues)}.",
             "one of those.",
             queue=name,
         )
@@ -349,10 +401,19 @@ class Running:
     def counters(self) -> dict[str, events.Counters]:
         """By processor id, since the start; of a processor over partitions, all units together."""
         found: dict[str, events.Counters] = {}
-        for worker in self.workers:
-            counters, id = worker.delivery.counters, worker.delivery.node.processor
+        for unit in self.standings():
+            counters, id = unit.counters, unit.processor
             found[id] = counters if id not in found else found[id].with_those_of(counters)
         return found
+
+    def standings(self) -> list[Standing]:
+        """How each unit does, in the order of the plan."""
+        return [worker.standing for worker in self.workers]
+
+    @property
+    def stuck(self) -> bool:
+        """Whether, behind :meth:`close`, a call of a user's function has not returned."""
+        return any(worker.thread.is_alive() for worker in self.workers)
 
     def idle(self) -> bool:
         """Whether nobody has anything to do, at one moment.
@@ -453,10 +514,7 @@ class Running:
 
         Processors that stopped at an error leave what they did not take, forwarders what they did not forward.
         """
-        self._draining.set()
-        for worker in self.workers:
-            if isinstance(worker.delivery, SourceDelivery):
-                worker.delivery.feed.close()
+        self.end_sources()
         deadline = None if timeout is None else time.monotonic() + timeout
         while not self.halted and not self.idle():
             if deadline is not None and time.monotonic() > deadline:
@@ -466,13 +524,17 @@ class Running:
         self.halt()
         return True
 
-    def halt(self) -> None:
-        """Stop every processor behind its current step. What is on the queues stays there."""
-        self._halt.set()
+    def end_sources(self) -> None:
+        """Pull nothing more; what is on the queues is still processed."""
         self._draining.set()
         for worker in self.workers:
             if isinstance(worker.delivery, SourceDelivery):
                 worker.delivery.feed.close()
+
+    def halt(self) -> None:
+        """Stop every processor behind its current step. What is on the queues stays there."""
+        self._halt.set()
+        self.end_sources()
         stores = self._assembly.stores
         for store in (stores.home, *stores.others.values()):
             doorbells = None if store.closed else store.doorbells

@@ -24,13 +24,15 @@ from typing import Any
 
 import xxhash
 
-from cues.cli.options import Failed
 from cues.errors import CuesError, GraphError
 from cues.graph import Graph
 
 
-class FileFailed(Failed):
-    """A graph file that failed while it was imported; ``trace`` is the user's part of the traceback."""
+class FileFailed(CuesError):
+    """A graph file that is not there, or failed while it was imported.
+
+    ``trace`` is the user's part of the traceback, and empty where there is none.
+    """
 
     trace: str
 
@@ -95,7 +97,7 @@ def _module(path: Path) -> ModuleType:
     if not path.is_file():
         raise _no_file(path)
     if path.suffix != ".py":
-        raise Failed(f"{path} is not a Python file.", "a file that ends in .py and holds a cues.Graph.")
+        raise FileFailed(f"{path} is not a Python file.", "a file that ends in .py and holds a cues.Graph.", trace="")
     path = path.resolve()
     name = _module_name(path)
     loaded = sys.modules.get(name)
@@ -181,13 +183,14 @@ def _call(factory: Any, target: str, path: Path, name: str, call: str) -> Any:
         raise _failed(error, f"{_shown(path)}: {name}{call} failed.", f"python {_shown(path)}.") from None
 
 
-def _no_file(path: Path) -> Failed:
+def _no_file(path: Path) -> FileFailed:
     folder = path.parent
     candidates = sorted(p.name for p in folder.glob("*.py")) if folder.is_dir() else []
     near = difflib.get_close_matches(path.name, candidates, 1)
-    return Failed(
+    return FileFailed(
         f"There is no file {path}.",
         f"cues run {folder / near[0]}." if near else "the path of a Python file that holds a cues.Graph.",
+        trace="",
     )
 
 

@@ -1,0 +1,104 @@
+"""What a supervisor leaves in the store's directory about its workers, for ``cues status`` and for its successor.
+
+    data/flights/workers-<graph>.json
+
+It is replaced as a whole at every start, death and stop of a worker, and stays behind the end: the last
+failure is asked for afterwards. Nothing rests on it. Whether its supervisor is alive is said by a
+POSIX lock (:func:`lock_of`).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Final
+
+from cues import clock, locks
+
+PATTERN: Final = "workers-*.json"
+
+
+@dataclass
+class Failure:
+    """The last death of a worker, or what stopped a processor."""
+
+    time: str
+    text: str
+
+    @staticmethod
+    def now(text: str) -> Failure:
+        return Failure(clock.to_datetime(clock.now_ns()).isoformat(), text)
+
+    @property
+    def when(self) -> datetime:
+        return datetime.fromisoformat(self.time)
+
+
+@dataclass
+class WorkerRecord:
+    """One worker."""
+
+    pid: int
+    units: list[str]
+    restarts: int = 0
+    last_failure: Failure | None = None
+
+
+@dataclass
+class Record:
+    """The workers of one graph."""
+
+    graph: str
+    supervisor: int
+    """Its pid."""
+    workers: dict[str, WorkerRecord] = field(default_factory=dict)
+    stopped: dict[str, Failure] = field(default_factory=dict)
+    """Processors that were stopped alone, and why."""
+
+    def save(self, store: str) -> None:
+        path = _path(store, self.graph)
+        part = path.with_suffix(".part")
+        part.write_text(json.dumps(asdict(self)))
+        os.replace(part, path)
+
+    @staticmethod
+    def load(path: Path) -> Record | None:
+        """The record at ``path``, or None where it cannot be read."""
+        try:
+            found: dict[str, Any] = json.loads(path.read_text())
+            return Record(
+                found["graph"],
+                found["supervisor"],
+                {name: _worker(one) for name, one in found["workers"].items()},
+                {unit: Failure(**one) for unit, one in found["stopped"].items()},
+            )
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
+    @staticmethod
+    def all(store: str) -> list[Record]:
+        """The records of all graphs that have run with workers on a store."""
+        found = [Record.load(path) for path in sorted(Path(store).glob(PATTERN))]
+        return [record for record in found if record is not None]
+
+    @staticmethod
+    def of(store: str, graph: str) -> Record | None:
+        """The record of a graph's last supervisor on a store."""
+        return Record.load(_path(store, graph))
+
+
+def _path(store: str, graph: str) -> Path:
+    return Path(store) / f"workers-{graph}.json"
+
+
+def _worker(found: dict[str, Any]) -> WorkerRecord:
+    last = found["last_failure"]
+    return WorkerRecord(found["pid"], found["units"], found["restarts"], Failure(**last) if last else None)
+
+
+def lock_of(graph: str) -> int:
+    """The lock that a graph's supervisor holds while it lives. (No processor is called so: no name holds a blank.)"""
+    return locks.offset_of(f"{graph} supervisor")

@@ -1,0 +1,255 @@
+"""A worker: a process that carries some of a graph's processors, for a supervisor.
+
+    1. end with the supervisor, whatever ends it
+    2. import the graph, and compare it with the one that the supervisor has
+    3. own the units that it is given: the same moves as in any start (assembly.py)
+    4. run them: the embedded engine (local.py)
+
+It is spawned, never forked: a store must not be used in a child of the process that opened it. It
+knows nothing of other workers. What keeps two of them apart, one that was given up and its
+successor say, are lock and epoch of each unit, as between any two processes.
+
+Signals are for the supervisor: a Ctrl-C reaches the whole terminal, and SIGTERM may be sent to a
+whole service; a worker that ended by itself then would not let the others finish what is there.
+
+Nothing of the command line is imported here: a restart waits for every import.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import mmap
+import os
+import queue
+import signal
+import sys
+import threading
+from pathlib import Path
+from typing import Any, Final
+
+from cues import events, graph, graphfile
+from cues.delivery import Delivery
+from cues.engine import origin, wire
+from cues.engine.local import Running, Worker
+from cues.errors import CuesError, Fenced
+from cues.feed import SourceDelivery
+
+REPORT_S: Final = 0.05
+"""How far apart a worker says how its processors do, where that has changed."""
+CLOSE_S: Final = 3600.0
+"""How long a worker waits for its steps under way; the supervisor, which ends it before, decides."""
+PAGE_BYTES: Final = 4096
+"""Of the shared page in which a worker marks the units that are in a step, a byte each."""
+UNITS_MAX: Final = PAGE_BYTES
+
+
+def main(reads: int, writes: int, marks: int, supervisor: int) -> None:
+    """Be a worker. The arguments are descriptors, and the pid of the supervisor."""
+    _end_with(supervisor)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda number, frame: None)
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    worker = _WorkerProcess(wire.Channel(reads, writes), mmap.mmap(marks, PAGE_BYTES))
+    code = worker.run()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # a thread of the user's must not keep it
+
+
+def _end_with(supervisor: int) -> None:
+    """Let the kernel kill this process when the supervisor's thread that started it is gone (Linux).
+
+    It works where the pipe does not: in a process that is stopped, or that a function keeps from running
+    any other thread.
+    """
+    if sys.platform == "linux":
+        import ctypes
+
+        pr_set_pdeathsig = 1
+        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
+    if os.getppid() != supervisor:
+        os._exit(1)
+
+
+class Carrier(Running):
+    """The embedded engine over the units of one worker: it waits for the word before it runs them."""
+
+    def __init__(self, worker: _WorkerProcess, graph: graph.Graph, units: tuple[str, ...], **options: Any) -> None:
+        self._process = worker
+        self._marked = {unit: place for place, unit in enumerate(units)}
+        super().__init__(graph, units=units, listeners=(worker.tell,), **options)
+
+    def _start_threads(self) -> None:
+        self._process.channel.send(wire.Ready())
+        go = self._process.expect(wire.Go)
+        if go is None:
+            self.halt()
+        elif go.draining:
+            self.end_sources()
+        super()._start_threads()
+
+    def _worker(self, delivery: Delivery) -> Worker:
+        return _Watched(self, delivery, self._process.marks, self._marked[delivery.node.id])
+
+    def stand(self, number: int = 0) -> wire.Stand:
+        """How the processors do; asked for by the supervisor where ``number`` is not 0."""
+        busy = any(worker.busy for worker in self.workers if not isinstance(worker.delivery, SourceDelivery))
+        standings = [worker.standing for worker in self.workers]
+        standings = [type(s)(s.id, events.Counters(**vars(s.counters)), s.state) for s in standings]
+        idle = bool(number) and self.idle()
+        return wire.Stand(number, idle, busy, tuple(standings))
+
+    def wait_changed(self, seconds: float) -> None:
+        with self._condition:
+            self._condition.wait(seconds)
+
+    @property
+    def dispossessed(self) -> bool:
+        """Whether every unit was taken over: this process was given up, and has come back."""
+        return bool(self.workers) and all(
+            isinstance(worker.stopped, Fenced) and worker.stopped.reason == "takeover" for worker in self.workers
+        )
+
+
+class _Watched(Worker):
+    """Marks in the shared page that its unit is in a step, for who asks what a dead worker was at."""
+
+    def __init__(self, running: Running, delivery: Delivery, marks: mmap.mmap, place: int) -> None:
+        self._marks = marks
+        self._place = place
+        super().__init__(running, delivery)
+
+    def _mark(self, busy: bool) -> None:
+        super()._mark(busy)
+        pulls = isinstance(self.delivery, SourceDelivery) and not self.delivery.feed.ended
+        self._marks[self._place] = busy or pulls
+
+
+class _WorkerProcess:
+    """What a worker does from its first message to its last."""
+
+    def __init__(self, channel: wire.Channel, marks: mmap.mmap) -> None:
+        self.channel = channel
+        self.marks = marks
+        self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._halted = threading.Event()
+        self._drained = threading.Event()
+        self._carrier: Carrier | None = None
+        threading.Thread(target=self._listen, name="cues supervisor", daemon=True).start()
+
+    def run(self) -> int:
+        """Until the supervisor says so; returns the exit code."""
+        try:
+            loaded = self._load()
+            carrier = None if loaded is None else self._carry(loaded)
+        except Exception as error:
+            self.channel.send(wire.Refused(wire.Failure.of(error, graphfile.users_trace)))
+            return 1
+        if carrier is not None:
+            self._report(carrier)
+            carrier.close(CLOSE_S)
+            self.channel.send(carrier.stand())
+        self.channel.send(wire.Left())
+        return 0
+
+    def tell(self, event: events.Event) -> None:
+        self.channel.send(wire.Told.of(event, graphfile.users_trace))
+
+    def expect(self, kind: type[Any]) -> Any:
+        """The next message, which is of that kind; None where the graph is halted before."""
+        message = self._inbox.get()
+        return message if isinstance(message, kind) else None
+
+    # --- the supervisor's words ---
+
+    def _listen(self) -> None:
+        try:
+            while True:
+                message = self.channel.receive()
+                carrier = self._carrier
+                if isinstance(message, wire.Halt):
+                    self._halted.set()
+                    self._inbox.put(message)
+                elif isinstance(message, wire.Drain):
+                    self._drained.set()
+                if isinstance(message, (wire.Load, wire.Carry, wire.Go)):
+                    self._inbox.put(message)
+                elif carrier is not None:
+                    self._obey(carrier, message)
+        except (EOFError, OSError):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def _obey(self, carrier: Carrier, message: Any) -> None:
+        if isinstance(message, wire.Look):
+            with contextlib.suppress(CuesError):  # closing: nobody is asked any more
+                self.channel.send(carrier.stand(message.number))
+        elif isinstance(message, wire.Drain):
+            carrier.end_sources()
+        elif isinstance(message, wire.Halt):
+            carrier.halt()
+
+    # --- work ---
+
+    def _load(self) -> graph.Graph | None:
+        load = self.expect(wire.Load)
+        if load is None:
+            return None
+        threading.current_thread().name = load.worker
+        sys.argv = list(load.argv)
+        events.log.disabled = True  # the supervisor logs what it is told
+        graph.importing_for_worker = True
+        try:
+            found: graph.Graph = load.origin.load()
+        finally:
+            graph.importing_for_worker = False
+        origin.compare(found, load.digests, origin.digests(found.plan()))
+        if not logging.root.handlers:
+            logging.root.addHandler(_LogsTo(self.channel))
+        self.channel.send(wire.Loaded())
+        return found
+
+    def _carry(self, found: graph.Graph) -> Carrier | None:
+        carry = self.expect(wire.Carry)
+        if carry is None:
+            return None
+        found.durability = carry.durability
+        found.directory = None if carry.directory is None else Path(carry.directory)
+        carrier = Carrier(
+            self,
+            found,
+            carry.units,
+            store=carry.store,
+            accept_topology=carry.accept_topology,
+            take_over=carry.take_over,
+        )
+        self._carrier = carrier
+        if self._drained.is_set():  # what was said before it was there
+            carrier.end_sources()
+        if self._halted.is_set():
+            carrier.halt()
+        return carrier
+
+    def _report(self, carrier: Carrier) -> None:
+        """Say how the processors do, where that changes, until the end."""
+        said: wire.Stand | None = None
+        while not carrier.halted and not carrier.dispossessed:
+            stand = carrier.stand()
+            if stand != said:
+                self.channel.send(stand)
+                said = stand
+                self._halted.wait(REPORT_S)
+            carrier.wait_changed(REPORT_S)
+
+
+class _LogsTo(logging.Handler):
+    """Sends records that nobody else takes to the supervisor, which gives them to its own handlers."""
+
+    def __init__(self, channel: wire.Channel) -> None:
+        super().__init__(logging.WARNING)
+        self._channel = channel
+
+    def emit(self, record: logging.LogRecord) -> None:
+        with contextlib.suppress(OSError):
+            self._channel.send(wire.Logged(record.name, record.levelno, self.format(record)))

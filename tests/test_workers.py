@@ -1,0 +1,721 @@
+"""Graphs in worker processes: what runs where, what is refused before anything starts, what is stopped alone."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import logging
+import os
+import queue
+import random
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from terminal import Command
+from terminal import cues as command
+
+import cues
+from cues import events, graphfile, locks, wakeup
+from cues.engine import origin, supervised, supervisor
+from cues.engine.assignment import SLACK, assign
+from cues.engine.record import Record
+from cues.errors import AlreadyRunning, Fenced, GraphError, InvalidArgument, ProcessorStopped, WorkerDied
+
+WAIT_S = 60
+
+Write = Callable[..., cues.Graph]
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Iterator[Write]:
+    """Write a graph file and import it; its graph is called as the file."""
+    before = dict(sys.modules), list(sys.path)
+
+    def written(text: str, name: str = "graph") -> cues.Graph:
+        path = tmp_path / f"{name}.py"
+        path.write_text(f"import cues, os, signal, sys, time\nHERE = {str(tmp_path)!r}\n" + textwrap.dedent(text))
+        sys.modules.pop(name, None)
+        return graphfile.load(str(path)).graph
+
+    yield written
+    for name in set(sys.modules) - set(before[0]):
+        if getattr(sys.modules[name], "__file__", "") and str(tmp_path) in str(sys.modules[name].__file__):
+            del sys.modules[name]
+    sys.path[:] = before[1]
+
+
+FED = """
+graph = cues.Graph("fed", store=HERE + "/store", durability="process", errors="errors")
+graph.source("numbers")
+
+@graph.stream("numbers", "squares")
+def square(message):
+    return {"n": message["n"] ** 2, "pid": os.getpid()}
+
+@graph.stream("squares", "roots")
+def root(message):
+    return {"n": int(message["n"] ** 0.5), "pids": [message["pid"], os.getpid()]}
+"""
+
+
+class Told:
+    """Waits for events, as a listener of a graph."""
+
+    def __init__(self) -> None:
+        self.all: list[events.Event] = []
+        self._inbox: queue.SimpleQueue[events.Event] = queue.SimpleQueue()
+
+    def __call__(self, event: events.Event) -> None:
+        self.all.append(event)
+        self._inbox.put(event)
+
+    def until(self, text: str) -> events.Event:
+        deadline = time.monotonic() + WAIT_S
+        while True:
+            event = self._inbox.get(timeout=max(0.0, deadline - time.monotonic()))
+            if text in event.text:
+                return event
+
+
+# --- running --------------------------------------------------------------------------------------
+
+
+def test_messages_go_through_two_processes_that_are_not_this_one(write: Write, checked: Any) -> None:
+    graph = write(FED)
+    with graph.start(workers=2) as running:
+        assert isinstance(running, supervised.Supervised)
+        assert [running.send("numbers", {"n": n}) for n in range(10)] == list(range(1, 11))
+        assert running.wait_idle(timeout=WAIT_S)
+        roots = running.messages("roots")
+        pids = {pid for message in roots for pid in message["pids"]}
+        assert [message["n"] for message in roots] == list(range(10))
+        assert pids == set(running.pids.values()) and len(pids) == 2 and os.getpid() not in pids
+        running.send({"n": 10})
+        assert running.wait_idle(timeout=WAIT_S)
+        assert running.messages("roots")[-1]["n"] == 10
+        counters = running.counters()
+    assert counters["fed.square"].taken == counters["fed.root"].written == 11
+    assert all(locks.process_state(pid) == "gone" for pid in pids)
+    checked(running.store.path)
+
+
+def test_a_finite_graph_ends_by_itself_and_the_next_run_finds_nothing_new(tmp_path: Path, write: Write) -> None:
+    write(
+        """
+        graph = cues.Graph("finite", errors="errors", durability="process")
+
+        @graph.source("numbers", resume="skip")
+        def numbers():
+            for n in range(1000):
+                yield {"n": n}
+
+        @graph.stream("numbers", "squares")
+        def square(number):
+            if number["n"] == 99:
+                print("to stdout")
+                print("to stderr", file=sys.stderr)
+                import logging
+                logging.getLogger("mine").warning("logged")
+                raise ValueError("unlucky")
+            return number
+        """
+    )
+    first = command("run", tmp_path / "graph.py", "--workers", 2)
+    assert first.code == 0, first.err
+    lines = first.out.splitlines()
+    summary = json.loads(lines[-1])
+    assert lines[:-1] == ["to stdout"]
+    assert (summary["outcome"], summary["failed"]) == ("done", 1)
+    assert summary["processors"]["finite.square"]["taken"] == 1000
+    assert summary["queues"]["squares"] == {"messages": 999, "new": 999}
+    (printed,) = [line for line in first.err.splitlines() if "to stderr" in line]
+    assert printed in ("worker-1: to stderr", "worker-2: to stderr")
+    said = [json.loads(line) for line in first.err.splitlines() if line != printed]
+    (logged,) = [one for one in said if one["type"] == "log"]
+    assert logged["level"] == "warning" and logged["text"].endswith(": logged") and "worker-" in logged["text"]
+    assert [one for one in said if "ValueError: unlucky" in one["text"]], first.err
+    again = command("run", tmp_path / "graph.py", "--workers", "auto")
+    assert again.code == 0 and json.loads(again.out)["nothing_new"]
+
+
+LIVE = """
+import itertools
+graph = cues.Graph("live", durability="process")
+
+@graph.source("ticks")
+def ticks(position, process):
+    for n in itertools.count(position or 0):
+        if process.stopping:
+            return
+        yield n + 1, {"n": n}
+        time.sleep(0.001)
+
+@graph.stream("ticks", "tocks")
+def tock(tick):
+    return tick
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_first_signal_drains_also_when_the_workers_get_it(tmp_path: Path, write: Write, number: int) -> None:
+    """A Ctrl-C reaches the whole terminal, and a service manager sends SIGTERM to all of a service."""
+    write(LIVE)
+    with Command("run", tmp_path / "graph.py", "--workers", 2) as running:
+        running.until('"taken": ')
+        record = Record.of(str(tmp_path / "data" / "live"), "live")
+        assert record is not None
+        for worker in record.workers.values():
+            os.kill(worker.pid, number)
+        running.signal(number)
+        assert running.wait() == 130, running.text
+    assert "Draining" in running.text and "started again" not in running.text
+    with cues.open(tmp_path / "data" / "live") as store:
+        ticks = list(store.queue("ticks").tailer())
+        assert ticks and list(store.queue("tocks").tailer()) == ticks == [{"n": n} for n in range(len(ticks))]
+
+
+def test_the_second_signal_does_not_wait_for_a_function_that_does_not_return(tmp_path: Path, write: Write) -> None:
+    write(LIVE.replace("    return tick\n", "    print('stuck')\n    time.sleep(1000)\n"))
+    with Command("run", tmp_path / "graph.py", "--workers", 2) as running:
+        running.until("stuck")
+        running.signal(signal.SIGINT)
+        running.until("Draining")
+        running.signal(signal.SIGINT)
+        assert running.wait() == 130, running.text
+    assert '"outcome": "aborted"' in running.text
+    record = Record.of(str(tmp_path / "data" / "live"), "live")
+    assert record is not None
+    assert all(locks.process_state(worker.pid) == "gone" for worker in record.workers.values())
+
+
+def test_a_graph_that_is_fed_ends_when_it_was_idle_for_long_enough(tmp_path: Path, write: Write) -> None:
+    write(FED)
+    with cues.open(tmp_path / "store", durability="process") as store:
+        store.queue("numbers").appender().write_many([{"n": n} for n in range(100)])
+    found = command("run", tmp_path / "graph.py", "--workers", 2, "--idle-exit", 0.3)
+    assert found.code == 0 and json.loads(found.out)["outcome"] == "idle", found.err
+    with cues.open(tmp_path / "store") as store:
+        assert [message["n"] for message in store.queue("roots").tailer()] == list(range(100))
+
+
+def test_workers_forward_what_their_processors_write_for_another_store(write: Write, tmp_path: Path) -> None:
+    graph = write(
+        """
+        away = cues.QueueOptions(path="other")
+        graph = cues.Graph("two", store=HERE + "/store", durability="process", queues={"a": away, "b": away})
+        graph.source("numbers")
+
+        @graph.stream("numbers", "a")
+        def to_a(message):
+            return message
+
+        @graph.stream("numbers", "b")
+        def to_b(message):
+            return message
+
+        @graph.sink(cues.AnyOf("a", "b"))
+        def save(message):
+            pass
+        """
+    )
+    with graph.start(workers=3) as running:
+        for n in range(100):
+            running.send("numbers", {"n": n})
+        assert running.wait_idle(timeout=WAIT_S)
+        assert running.messages("a") == running.messages("b") == [{"n": n} for n in range(100)]
+        assert running.counters()["two.save"].taken == 200
+
+
+def test_a_second_start_names_the_supervisor(write: Write) -> None:
+    """Not one of its workers, who would only be started again when they are killed."""
+    graph = write(FED)
+    with graph.start(workers=1), pytest.raises(AlreadyRunning, match="in workers of this process") as refused:
+        graph.start(workers=1)
+    assert refused.value.pid == os.getpid()
+
+
+# --- what is refused ------------------------------------------------------------------------------
+
+
+def nothing_began(store: Path) -> None:
+    with cues.open(store, readonly=True) as opened, opened.view() as txn:
+        assert not list(opened.rows(txn, b"p/")) and "work" not in opened.queues()
+
+
+def test_a_file_that_workers_cannot_import_says_why_before_anything_starts(write: Write, tmp_path: Path) -> None:
+    graph = write("if os.path.exists(HERE + '/mark'):\n    import nothing_of_that_name\n" + FED)
+    (tmp_path / "mark").touch()
+    with pytest.raises(graphfile.FileFailed, match="cannot be imported") as refused:
+        graph.start(workers=2)
+    assert "ModuleNotFoundError: No module named 'nothing_of_that_name'" in refused.value.trace
+    assert "import nothing_of_that_name" in refused.value.trace, "the user's own line"
+    with cues.open(tmp_path / "store", readonly=True) as store:
+        assert command("status", store.path, "--json").out.count('"processor"') == 0
+    (tmp_path / "mark").unlink()
+    with graph.start(workers=2) as running:
+        running.send({"n": 1})
+        assert running.wait_idle(timeout=WAIT_S)
+
+
+def test_a_graph_that_is_another_one_in_a_worker_is_refused_with_what_differs(write: Write, tmp_path: Path) -> None:
+    graph = write(FED)
+    path = tmp_path / "graph.py"
+    path.write_text(path.read_text().replace('** 2, "pid"', '** 3, "pid"'))
+    with pytest.raises(GraphError, match=r"builds another one than this start has \(fed\.square\)"):
+        graph.start(workers=2)
+
+
+def test_digests_are_the_same_in_another_process(write: Write, tmp_path: Path) -> None:
+    """Whatever its hash seed, also of functions with sets, nested functions and lambdas in them."""
+    graph = write(
+        """
+        graph = cues.Graph("same")
+        graph.source("in")
+
+        @graph.stream("in", "out", types={"a", "b", "c"}, opts={"x": {1, 2}}, key=lambda m: m["k"])
+        def stream(message):
+            def inner(x):
+                return x in {"p", "q", "r"} and [y for y in x]
+            return message if inner(message) else None
+        """
+    )
+    mine = origin.digests(graph.plan())
+    code = (
+        "import json, sys; from cues import graphfile; from cues.engine import origin;"
+        "print(json.dumps(origin.digests(graphfile.load(sys.argv[1]).graph.plan())))"
+    )
+    for seed in ("1", "2"):
+        found = subprocess.run(
+            [sys.executable, "-c", code, str(tmp_path / "graph.py")],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            capture_output=True,
+            check=True,
+        )
+        assert json.loads(found.stdout) == mine
+    graph.add(cues.Sink(print, "out", id="more"))
+    assert origin.digests(graph.plan()) != mine
+
+
+def test_a_graph_that_no_file_holds_is_refused() -> None:
+    graph = cues.Graph("local", [cues.Source("in"), cues.Sink(print, "in", id="out")])
+    with pytest.raises(GraphError, match="no global of a file") as refused:
+        graph.start(workers=1)
+    assert "target='graph.py:make()'" in refused.value.hint
+    found = subprocess.run(
+        [sys.executable, "-c", "import cues\ng = cues.Graph('g', [cues.Source('q')])\ng.start(workers=1)"],
+        capture_output=True,
+        text=True,
+    )
+    assert "no global of a file" in found.stderr
+
+
+PROGRAM = """
+import cues
+graph = cues.Graph("program", store={store!r}, durability="process")
+
+@graph.source("numbers")
+def numbers(position):
+    for n in range(position or 0, 10):
+        yield n + 1, {{"n": n}}
+
+@graph.sink("numbers")
+def out(message):
+    print(message["n"])
+
+{guard}
+    graph.run(workers=1)
+"""
+
+
+def test_a_program_starts_its_graph_behind_a_guard(tmp_path: Path) -> None:
+    path = tmp_path / "program.py"
+    path.write_text(PROGRAM.format(store=str(tmp_path / "store"), guard="if True:"))
+    found = subprocess.run([sys.executable, path], capture_output=True, text=True)
+    assert "is started where its file is imported" in found.stderr
+    assert 'if __name__ == "__main__":' in found.stderr
+    path.write_text(PROGRAM.format(store=str(tmp_path / "store"), guard="if __name__ == '__main__':"))
+    found = subprocess.run([sys.executable, path], capture_output=True, text=True, check=True)
+    assert found.stdout.split() == [str(n) for n in range(10)]
+
+
+def test_a_graph_that_a_function_returns_is_named_by_its_call(write: Write, tmp_path: Path) -> None:
+    write("graph = None\n" + FED.replace("graph = cues", "made = cues").replace("graph.", "made.") + "graph = made")
+    path = tmp_path / "maker.py"
+    path.write_text(
+        "import cues\ndef make(times):\n"
+        f"    graph = cues.Graph('made', store={str(tmp_path / 'made')!r}, durability='process')\n"
+        "    graph.source('in')\n"
+        "    graph.add(cues.Stream(lambda m: [m] * times, 'in', 'out', id='repeat', opts=times))\n"
+        "    return graph\n"
+    )
+    target = f"{path}:make(3)"
+    graph = graphfile.load(target).graph
+    with pytest.raises(GraphError, match=r"another one than this start has \(made.repeat\)"):
+        graph.start(workers=1, target=f"{path}:make(2)")
+    with graph.start(workers=1, target=target) as running:
+        running.send({"n": 1})
+        assert running.wait_idle(timeout=WAIT_S)
+        assert len(running.messages("out")) == 3
+
+
+def test_a_worker_that_dies_at_the_start_is_an_error_of_the_start(write: Write, tmp_path: Path) -> None:
+    graph = write("if os.path.exists(HERE + '/mark'):\n    os.kill(os.getpid(), signal.SIGSEGV)\n" + FED)
+    (tmp_path / "mark").touch()
+    with pytest.raises(WorkerDied, match="was killed by SIGSEGV before it was ready; nothing ran") as died:
+        graph.start(workers=1)
+    assert died.value.worker == "worker-1" and died.value.returncode == -signal.SIGSEGV
+
+
+def test_what_a_start_would_refuse_is_refused_as_without_workers(write: Write, tmp_path: Path) -> None:
+    graph = write(FED)
+    with graph.start(workers=2):
+        pass
+    changed = write(FED.replace('@graph.stream("squares"', '@graph.stream("numbers"').replace("** 0.5", ""))
+    with pytest.raises(cues.TopologyChanged, match=r"fed\.root"):
+        changed.start(workers=2)
+    with changed.start(workers=2, accept_topology=True):
+        pass
+    for wrong in (0, -1, True, "many", 1.5):
+        with pytest.raises(InvalidArgument, match="no number of worker processes"):
+            graph.start(workers=wrong)
+    with pytest.raises(InvalidArgument, match="Spark has its own workers"):
+        graph.start(workers=1, engine="spark")
+    assert command("run", tmp_path / "graph.py", "--workers", "x").code == 2
+
+
+# --- failures -------------------------------------------------------------------------------------
+
+
+def test_a_processor_that_an_error_stops_is_stopped_alone(write: Write, tmp_path: Path) -> None:
+    graph = write(
+        FED.replace(', errors="errors"', "").replace('    return {"n": int', '    1 / 0\n    return {"n": int')
+    )
+    told = Told()
+    running = graph.start(workers=2, listeners=(told,))
+    running.send({"n": 1})
+    event = told.until("the others go on")
+    assert isinstance(event, events.Stopped) and event.alone and event.processor == "fed.root"
+    with pytest.raises(ProcessorStopped, match="ZeroDivisionError") as stopped:
+        running.wait_idle(timeout=WAIT_S)
+    assert isinstance(stopped.value.__cause__, ZeroDivisionError)
+    assert "1 / 0" in stopped.value.trace  # type: ignore[attr-defined]
+    running.send({"n": 2})
+    deadline = time.monotonic() + WAIT_S
+    while len(running.messages("squares")) < 2:
+        assert time.monotonic() < deadline, "the other does not go on"
+        time.sleep(0.01)
+    seen = command("status", running.store.path, "--table").out
+    assert "fed.root was stopped alone" in seen and "ZeroDivisionError" in seen
+    assert f"fed is run by process {os.getpid()} and its workers" in seen
+    with pytest.raises(ProcessorStopped):
+        running.__exit__(None, None, None)
+
+
+def test_a_processor_that_kills_its_worker_is_found_and_stopped_alone(
+    write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of four that share a worker, three are in a step when it dies: one is at fault, one waits, one works on."""
+    monkeypatch.setattr(supervisor, "BACKOFF_S", 0.01)
+    graph = write(
+        """
+        import ctypes
+        graph = cues.Graph("bad", store=HERE + "/store", durability="process")
+        graph.source("in")
+
+        @graph.stream("in", "slow", batch_size=1)
+        def slow(message):
+            if message["n"] == 1:
+                time.sleep(1)
+            return message
+
+        @graph.stream("in", "crashed", batch_size=1)
+        def crash(message):
+            if message["n"] == 3:
+                time.sleep(0.1)
+                ctypes.string_at(0)
+            return message
+
+        @graph.stream("in", "good", batch_size=1)
+        def good(message):
+            time.sleep(0.01)
+            return message
+
+        @graph.stream("crashed", "behind")
+        def behind(message):
+            return message
+        """
+    )
+    told = Told()
+    running = graph.start(workers=1, listeners=(told,))
+    for n in range(50):
+        running.send({"n": n})
+    assert "bad.crash" in told.until("in a worker of its own from now on").text
+    stop = told.until("the others go on")
+    assert stop.processor == "bad.crash" and "killed by SIGSEGV" in stop.text
+    with pytest.raises(
+        ProcessorStopped, match=r"bad\.crash stopped: its worker died \d times in a row in the same step"
+    ):
+        running.wait_done(idle_exit_s=2)
+    assert [message["n"] for message in running.messages("slow")] == list(range(50))
+    assert [message["n"] for message in running.messages("good")] == list(range(50))
+    assert [message["n"] for message in running.messages("behind")] == [0, 1, 2]
+    record = Record.of(str(running.store.path), "bad")
+    assert record is not None and set(record.stopped) == {"bad.crash"}
+    assert "SIGSEGV in a step of" in str(record.workers["worker-1"].last_failure)
+    running.close()
+
+
+def test_a_file_that_was_changed_is_refused_by_the_worker_that_starts_again(write: Write, tmp_path: Path) -> None:
+    """Else one part of a run would be of the old file, and one of the new."""
+    graph = write(FED)
+    told = Told()
+    with (
+        pytest.raises(ProcessorStopped, match="builds another one"),
+        graph.start(workers=1, listeners=(told,)) as running,
+    ):
+        path = tmp_path / "graph.py"
+        path.write_text(path.read_text().replace('** 2, "pid"', '** 3, "pid"'))
+        (pid,) = running.pids.values()
+        os.kill(pid, signal.SIGKILL)
+        assert "start again if the file was changed" in str(told.until("builds another one").error.__cause__)  # type: ignore[attr-defined]
+
+
+def test_a_worker_that_is_stopped_past_its_lease_is_replaced_and_fenced_when_it_goes_on(
+    write: Write, tmp_path: Path, checked: Any
+) -> None:
+    """SIGSTOP in the middle of its work; the other that takes its units over does the work; SIGCONT; exact."""
+    graph = write(
+        """
+        graph = cues.Graph("stopped", store=HERE + "/store", durability="process")
+
+        @graph.source("numbers", batch_size=10)
+        def numbers(position):
+            n = position or 0
+            while not os.path.exists(HERE + "/enough"):
+                yield n + 1, {"n": n}
+                n += 1
+                time.sleep(0.002)
+
+        @graph.stream("numbers", "counted", key=lambda m: m["n"] % 3, batch_size=5)
+        def count(message, process):
+            time.sleep(0.001)
+            process.state["count"] = process.state.get("count", 0) + 1
+            return {**message, "count": process.state["count"]}
+        """
+    )
+    told = Told()
+    with graph.start(workers=1, listeners=(told,)) as running:
+        while len(running.messages("counted")) < 50:
+            time.sleep(0.01)
+        (old,) = running.pids.values()
+        stop_outside_of_transactions(tmp_path / "store", [old])
+        told.until(f"process {old}) is stopped")
+        told.until("another takes its place")
+        there = running.messages("counted")
+        while len(running.messages("counted")) < len(there) + 50:
+            time.sleep(0.01)
+        (new,) = running.pids.values()
+        assert new != old and locks.process_state(old) == "stopped"
+        os.kill(old, signal.SIGCONT)
+        deadline = time.monotonic() + WAIT_S
+        while locks.process_state(old) not in ("gone", "dead, not reaped"):
+            assert time.monotonic() < deadline, "who was fenced did not end"
+            time.sleep(0.01)
+        before = len(running.messages("counted"))
+        while len(running.messages("counted")) < before + 50:
+            time.sleep(0.01)
+        assert list(running.pids.values()) == [new]
+        (tmp_path / "enough").touch()
+        assert running.wait_done()
+        numbers, counted = running.messages("numbers"), running.messages("counted")
+    assert numbers == [{"n": n} for n in range(len(numbers))]
+    assert counted == [{"n": n, "count": n // 3 + 1} for n in range(len(numbers))]
+    checked(tmp_path / "store")
+
+
+def stop_outside_of_transactions(store: Path, pids: list[int]) -> None:
+    """SIGSTOP; once more where one was inside of a write transaction, in which it would hold up all who write."""
+    with cues.open(store) as opened:
+        while True:
+            for pid in pids:
+                os.kill(pid, signal.SIGSTOP)
+            while any(locks.process_state(pid) != "stopped" for pid in pids):
+                time.sleep(0.001)
+            assert opened.doorbells is not None
+            alone = opened.doorbells.words[wakeup.BUSY_WRITER] not in pids
+            if alone and opened.locks.holder(locks.WRITER) not in pids:
+                return
+            for pid in pids:
+                os.kill(pid, signal.SIGCONT)
+            time.sleep(0.01)
+
+
+def leases(store: Path) -> list[float]:
+    """Seconds that are left to those who run the processors."""
+    rows = [json.loads(line) for line in command("status", store, "--json").out.splitlines()[1:]]
+    return [row["owner"]["lease_s"] for row in rows]
+
+
+def test_two_supervisors_of_one_graph_do_no_harm(write: Write, tmp_path: Path, checked: Any) -> None:
+    """One is stopped with its workers past the lease, another takes the graph, the first goes on: it is fenced."""
+    write(LIVE)
+    store = tmp_path / "data" / "live"
+    with Command("run", tmp_path / "graph.py", "--workers", 2) as first:
+        first.until('"taken": ')
+        record = Record.of(str(store), "live")
+        assert record is not None
+        everybody = [first.process.pid, *(worker.pid for worker in record.workers.values())]
+        os.kill(everybody[0], signal.SIGSTOP)
+        stop_outside_of_transactions(store, everybody[1:])
+        refused = command("run", tmp_path / "graph.py", "--workers", 2)
+        assert refused.code == 1 and f"by process {everybody[0]} and its workers" in refused.err
+        deadline = time.monotonic() + WAIT_S
+        while any(left > 0 for left in leases(store)):
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        with Command("run", tmp_path / "graph.py", "--workers", 2, "--take-over") as second:
+            second.until('"taken": ')
+            for pid in everybody:
+                os.kill(pid, signal.SIGCONT)
+            assert first.wait() == 1, first.text
+            assert "was taken over by process" in first.text
+            second.signal(signal.SIGINT)
+            assert second.wait() == 130, second.text
+    with cues.open(store) as opened:
+        ticks = list(opened.queue("ticks").tailer())
+        assert list(opened.queue("tocks").tailer()) == ticks == [{"n": n} for n in range(len(ticks))]
+    checked(store)
+
+
+def test_a_worker_stopped_inside_a_transaction_is_named_and_the_others_go_on_when_it_does(
+    write: Write, checked: Any, tmp_path: Path
+) -> None:
+    graph = write(
+        """
+        from cues import faults
+        from cues.store import Store
+        (Store.__init__.__kwdefaults__ or {})["writer_timeout_s"] = 0.2
+        graph = cues.Graph("stuck", store=HERE + "/store", durability="process")
+        graph.source("a")
+        graph.source("b")
+
+        @graph.stream("a", "a-out")
+        def first(message):
+            if os.path.exists(HERE + "/stop"):
+                os.unlink(HERE + "/stop")
+                faults.arm("commit.inside", 1, faults.stop)
+            return message
+
+        @graph.stream("b", "b-out")
+        def second(message):
+            return message
+        """
+    )
+    told = Told()
+    (tmp_path / "stop").touch()
+    with graph.start(workers=2, listeners=(told,)) as running:
+        with cues.open(tmp_path / "store") as store:
+            appender = store.queue("b").appender()
+            running.send("a", {"n": 1})
+            while all(locks.process_state(pid) != "stopped" for pid in running.pids.values()):
+                time.sleep(0.01)
+            (stuck,) = [pid for pid in running.pids.values() if locks.process_state(pid) == "stopped"]
+            threading.Timer(0.5, os.kill, (stuck, signal.SIGCONT)).start()
+            appender.write({"n": 2})
+        assert running.wait_idle(timeout=WAIT_S)
+        assert running.messages("a-out") == [{"n": 1}] and running.messages("b-out") == [{"n": 2}]
+    checked(tmp_path / "store")
+
+
+# --- who carries what -----------------------------------------------------------------------------
+
+
+def chains(*lengths: int) -> cues.Graph:
+    """A graph of chains; each is a source, streams and a sink, so many in all."""
+    graph = cues.Graph("g")
+    for number, length in enumerate(lengths):
+        queues = [f"c{number}-q{place}" for place in range(length - 1)]
+        graph.add(cues.Source(queues[0], lambda position: iter(())))
+        for before, behind in itertools.pairwise(queues):
+            graph.add(cues.Stream(lambda message: message, before, behind, id=f"{before}-on"))
+        graph.add(cues.Sink(lambda message: None, queues[-1], id=f"c{number}-sink"))
+    return graph
+
+
+def cuts(graph: cues.Graph, found: dict[str, tuple[str, ...]]) -> int:
+    """How many queues lead from one worker to another."""
+    carrier = {unit.partition(".")[2]: worker for worker, units in found.items() for unit in units}
+    return sum(carrier[a] != carrier[b] for a, _, b in graph.topology().edges)
+
+
+def test_short_chains_stay_whole_and_long_ones_are_cut_for_the_balance() -> None:
+    graph = chains(3, 3)
+    assert list(assign(graph.plan(), 2).values()) == [
+        ("g.c0-q0", "g.c0-q0-on", "g.c0-sink"),
+        ("g.c1-q0", "g.c1-q0-on", "g.c1-sink"),
+    ]
+    assert cuts(graph, assign(graph.plan(), 1)) == 0
+    graph = chains(*[3] * 8)
+    assert cuts(graph, assign(graph.plan(), 3)) == 0, "9, 9 and 6"
+    graph = chains(8)
+    assert [len(units) for units in assign(graph.plan(), 4).values()] == [2, 2, 2, 2]
+    assert len(assign(graph.plan(), "auto")) == 1, "more workers would only hand messages to one another"
+    assert len(assign(chains(3, 3).plan(), 100)) == 6
+
+
+@pytest.mark.parametrize("round", range(20))
+def test_every_unit_is_carried_once_and_nobody_carries_much_more_than_a_fair_share(round: int) -> None:
+    seed = random.randrange(10**6)
+    print("seed", seed)
+    chance = random.Random(seed)
+    lengths = [chance.randint(2, 9) for _ in range(chance.randint(1, 8))]
+    workers = chance.randint(1, 12)
+    plan = chains(*lengths).plan()
+    found = assign(plan, workers)
+    carried = [unit for units in found.values() for unit in units]
+    assert sorted(carried) == sorted(node.id for node in plan.running)
+    assert len(found) == min(workers, len(carried))
+    assert max(map(len, found.values())) <= -(-len(carried) * SLACK // len(found))
+    assert found == assign(plan, workers)
+
+
+def test_logging_of_a_worker_goes_to_the_handlers_of_the_program(
+    write: Write, caplog: pytest.LogCaptureFixture
+) -> None:
+    graph = write(
+        FED.replace(
+            '    return {"n": message',
+            "    import logging; logging.getLogger('mine').error('seen')\n    return {\"n\": message",
+        )
+    )
+    with caplog.at_level(logging.WARNING), graph.start(workers=1) as running:
+        running.send({"n": 1})
+        assert running.wait_idle(timeout=WAIT_S)
+    assert ("mine", logging.ERROR, "worker-1: seen") in caplog.record_tuples
+
+
+def test_a_fenced_worker_is_told_as_such(write: Write) -> None:
+    """Another process took the graph: the supervisor does not start it again, and says so."""
+    graph = write(FED)
+    running = graph.start(workers=1)
+    with running.store.view() as txn:
+        from cues.ownership import read_row
+
+        row = read_row(txn, "fed.root")
+    assert row is not None
+    from cues import names
+
+    stolen = row._replace(owner=b"somebody", epoch=row.epoch + 1)
+    running.store.commit(lambda txn: txn.put(names.processor_key("fed.root"), stolen.pack()))
+    running.send({"n": 1})
+    with pytest.raises(Fenced, match="was taken over"):
+        running.wait_idle(timeout=WAIT_S)
+    running.close()
