@@ -12,11 +12,12 @@ import sys
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.request import urlopen
 
 import pytest
 
 import cues
-from cues import Graph, Source, Stream, testing
+from cues import Graph, Source, Stream, events, testing
 from cues.engine.assembly import assemble
 from cues.errors import GraphError, InvalidArgument, ProcessorStopped, Unsupported
 
@@ -158,6 +159,17 @@ def test_the_engines_take_turns_on_one_store(spark: SparkSession, tmp_path: Path
 def test_a_session_of_the_users_goes_on(spark: SparkSession, tmp_path: Path) -> None:
     run(GRAPHS["plain"](), tmp_path / "store", engine="spark", spark=spark)
     assert spark.range(3).count() == 3
+
+
+def test_sparks_own_page_is_on_the_loopback_interface_and_its_address_is_told_once(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    told: list[events.Event] = []
+    run(GRAPHS["plain"](), tmp_path / "store", engine="spark", spark=spark, listeners=(told.append,))
+    (placed,) = [event for event in told if isinstance(event, events.Placed)]
+    assert placed.url is not None and placed.url.startswith("http://127.0.0.1:") and placed.url in placed.text
+    with urlopen(f"{placed.url}/jobs/", timeout=30) as page:
+        assert b"plain" in page.read()
 
 
 def test_a_worker_that_is_killed_stops_the_processor_and_the_next_start_is_exact(

@@ -133,7 +133,7 @@ class Table(Progress):
 
     def event(self, event: events.Event) -> None:
         notable = isinstance(event, events.Recovered) and event.decision in ("rewind", "void")
-        if notable or (self.verbose and not isinstance(event, events.Stopped)):
+        if notable or isinstance(event, events.Placed) or (self.verbose and not isinstance(event, events.Stopped)):
             self.say(_sentence(event))
         else:
             super().event(event)

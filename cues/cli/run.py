@@ -92,7 +92,13 @@ def run(
     """
     if not graphfile.is_file(graph):
         raise options.WrongUsage(f"{graph} is not a graph file.", "cues run graph.py")
+    if engine != "spark" and master is not None:
+        raise options.WrongUsage(f"--master {master} is Spark's.", "--engine spark.")
     file = graphfile.load(graph)
+    if engine == "spark":
+        from cues.spark.session import require
+
+        require()  # before --fresh deletes anything
     chosen = store if options.given("store") else None
     path = target.store_of(file, chosen)
     queues = file.graph.plan().queues
@@ -106,8 +112,6 @@ def run(
     if engine == "spark":
         _say_start(file.graph.id, quiet)
         on_spark["master"] = master
-    elif master is not None:
-        raise options.WrongUsage(f"--master {master} is Spark's.", "--engine spark.")
     declared = file.graph.store is not None and chosen is None
     before = Before.of(path, elsewhere)
     progress = progress_for(file.graph.id, quiet=quiet, verbose=verbose)

@@ -56,9 +56,8 @@ class SparkRunning(Running):
             self._session.close()
             raise
         address = self.spark.sparkContext.uiWebUrl
-        self.emit(
-            events.Event("", f"{graph.id} runs on Spark {self.spark.version}" + (f": {address}" if address else ""))
-        )
+        text = f"{graph.id} runs on Spark {self.spark.version}" + (f": {address}" if address else "")
+        self.emit(events.Placed("", text, url=address))
 
     def _look_around(self) -> None:
         """On a cluster: wait for executors, and close everything where one cannot read the stores."""
