@@ -54,6 +54,7 @@ ABORT_WAIT_S: Final = 2.0
     help="What calls the functions: this process, or Spark's executors.",
 )
 @option("--master", metavar="URL", help="Spark's cluster.  [default: local[*]]")
+@option("--backfill", is_flag=True, help="Work off what lies on the queues, in large steps, and end. Needs Spark.")
 @option("--quiet", "-q", is_flag=True, help="No progress, only what is wrong.")
 @option("--verbose", "-v", is_flag=True, help="Also say where each processor starts, and why.")
 @yes_option
@@ -68,6 +69,7 @@ def run(
     durability: str | None,
     engine: str,
     master: str | None,
+    backfill: bool,
     quiet: bool,
     verbose: bool,
     yes: bool,
@@ -86,14 +88,18 @@ def run(
       cues run graph.py --idle-exit 5      a graph fed by send, until it had nothing to do for 5 s
       cues run graph.py --fresh --yes      from the beginning
       cues run graph.py --engine spark     its functions on Spark's executors; queues and positions stay here
+      cues run graph.py --engine spark --backfill
 
     Progress goes to stderr: a table on a terminal, one JSON object a second in a pipe. The summary goes to
     stdout. The exit code is 1 when an error stopped a processor, 130 after Ctrl-C.
     """
     if not graphfile.is_file(graph):
         raise options.WrongUsage(f"{graph} is not a graph file.", "cues run graph.py")
-    if engine != "spark" and master is not None:
-        raise options.WrongUsage(f"--master {master} is Spark's.", "--engine spark.")
+    if engine != "spark" and (master is not None or backfill):
+        raise options.WrongUsage(f"{'--backfill' if backfill else f'--master {master}'} is Spark's.", "--engine spark.")
+    if backfill and (fresh or idle_exit is not None):
+        what = "--fresh leaves nothing to work off" if fresh else "it ends by itself, without --idle-exit"
+        raise options.WrongUsage(f"--backfill works off what lies on the queues; {what}.", "one of the two.")
     file = graphfile.load(graph)
     if engine == "spark":
         from cues.spark.session import require
@@ -111,7 +117,7 @@ def run(
     on_spark: dict[str, Any] = {}
     if engine == "spark":
         _say_start(file.graph.id, quiet)
-        on_spark["master"] = master
+        on_spark |= {"master": master, "backfill": backfill}
     declared = file.graph.store is not None and chosen is None
     before = Before.of(path, elsewhere)
     progress = progress_for(file.graph.id, quiet=quiet, verbose=verbose)

@@ -97,7 +97,8 @@ class Summary:
                 tailer = names.tailer_id(node.id, name)
                 if tailer in self._positions:
                     taken.append(self._positions[tailer] - self._before.positions.get(tailer, 1))
-            found[name] = max(taken) if name in self._running.plan.fed else self.new.get(name, 0)
+            from_outside = name in self._running.plan.fed or not self._running.pulls
+            found[name] = max(taken) if from_outside else self.new.get(name, 0)
         return found
 
     @property
@@ -166,6 +167,8 @@ class Summary:
         if ending in ("done", "idle") and nothing_new:
             there = _counted({name: self._ends_after.get(name, 0) for name in self.sources})
             if not there:
+                if not self._running.pulls:
+                    return f"{graph}: nothing lies on its queues, and a backfill runs no source; nothing to do."
                 return f"{graph}: no source gave a message; nothing to do."
             return f"{_and(there)} already processed; nothing new. --fresh starts over"
         took = duration(self.seconds)

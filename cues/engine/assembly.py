@@ -69,6 +69,7 @@ def assemble(
     stopping: Callable[[], bool] = lambda: False,
     emit: Callable[[events.Event], None] = lambda event: None,
     runner: Callable[..., Runner] = Runner,
+    delivery: type[Delivery] = Delivery,
 ) -> Assembly:
     """Do the five moves. Raises before anything of the graph ran, and leaves nothing locked then."""
     plan = graph.plan()
@@ -88,8 +89,8 @@ def assemble(
         marks = _marks(stores.home, plan, rows, there)
         deliveries: list[Delivery] = []
         for node in plan.running:
-            kind = SourceDelivery if node.kind == "source" else Delivery
-            delivery = kind(
+            kind = SourceDelivery if node.kind == "source" else delivery
+            made = kind(
                 stores.home,
                 node,
                 rows[node.id],
@@ -101,8 +102,8 @@ def assemble(
                 emit=emit,
                 runner=runner,
             )
-            delivery.recover()
-            deliveries.append(delivery)
+            made.recover()
+            deliveries.append(made)
         forwarders = [_forwarder(stores, other, deliveries, marks, there) for other in stores.others.values()]
     except BaseException:
         if ownership is not None:

@@ -17,7 +17,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from cues import events, faults, wakeup
 from cues.delivery import Delivery
@@ -218,6 +218,10 @@ class Courier:
 class Running:
     """A started graph. A context manager: leaving it drains, stops, and raises what stopped a processor."""
 
+    worker: ClassVar[type[Worker]] = Worker
+    pulls: ClassVar[bool] = True
+    """Whether sources run."""
+
     def __init__(self, graph: Graph, **options: Any) -> None:
         self.graph = graph
         self.bus = events.Bus()
@@ -233,7 +237,7 @@ class Running:
             graph, pause=self.pause, stopping=self._draining.is_set, emit=self.emit, **options
         )
         self.started_at = time.monotonic()
-        self.workers = [Worker(self, delivery) for delivery in self._assembly.deliveries]
+        self.workers = [self.worker(self, delivery) for delivery in self._assembly.deliveries]
         self.couriers = [Courier(self, forwarder) for forwarder in self._assembly.forwarders]
         self._threads: list[Worker | Courier] = [*self.workers, *self.couriers]
         for one in self._threads:

@@ -19,6 +19,7 @@ the source as long as nothing shuffles.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator
 from typing import Any, Final, NoReturn
 
@@ -64,7 +65,7 @@ class _Writing:
             kept = queue.options
         self._limit_bytes, self._strips = kept.max_message_bytes, kept.strips
         staging.sweep(options.place.store)
-        self._stage = Stage(options.place.store)
+        self._stage = Stage(options.place.store, os.getppid())  # this process is Spark's, beside the driver
         self._boot = staging.this_boot()
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
