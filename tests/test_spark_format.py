@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
 from datetime import UTC, date, datetime
@@ -234,7 +235,7 @@ def test_what_killed_writers_left_is_swept_and_what_living_ones_have_is_not(
     from cues.spark.staging import Stage, this_boot
 
     fill(tmp_path / "s", "q", [{"x": 1}])
-    mine = Stage(str(tmp_path / "s"))._folder
+    mine = Stage(str(tmp_path / "s"), os.getpid())._folder
     left = [mine.parent / f"{this_boot()}-{2**22 + 7}-dead", mine.parent / f"{'0' * 16}-1-rebooted"]
     for folder in (mine, *left):
         folder.mkdir(parents=True)
