@@ -259,21 +259,36 @@ def test_january_on_spark_equals_an_independent_computation(spark: SparkSession,
 DRIVER = """
 import sys
 import spark_graphs
-from cues import Stream
-made = spark_graphs.graph(Stream(spark_graphs.several, "in", "out"))()
+made = spark_graphs.GRAPHS[sys.argv[2]]()
 with made.start(store=sys.argv[1], engine="spark", master="local[2]") as running:
     running.wait_done()
 """
 
 
-@pytest.mark.parametrize("point", ["commit.before:2", "commit.inside:3", "commit.after:3"])
-def test_a_killed_driver_has_lost_and_doubled_nothing(point: str, tmp_path: Path) -> None:
-    made = spark_graphs.graph(Stream(spark_graphs.several, "in", "out"))
+FAULTS = [
+    ("several", "commit.before:2"),
+    ("error queue", "commit.inside:3"),
+    ("all filtered out", "commit.after:3"),
+]
+"""A function that emits many, one that fails on some, one that filters all out: before, in and after the commit."""
+MORE_FAULTS = [
+    (name, point)
+    for name in ("several", "error queue", "all filtered out", "join", "fork")
+    for point in ("commit.before:2", "commit.inside:3", "commit.after:3")
+    if (name, point) not in FAULTS
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "point"), [*FAULTS, *(pytest.param(*one, marks=pytest.mark.long) for one in MORE_FAULTS)]
+)
+def test_a_killed_driver_has_lost_and_doubled_nothing(name: str, point: str, tmp_path: Path) -> None:
+    made = GRAPHS[name]
     template(tmp_path / "store", made())
     shutil.copytree(tmp_path / "store", tmp_path / "expected", ignore=IGNORED)
     run(made(), tmp_path / "expected")
     done = subprocess.run(
-        [sys.executable, "-c", DRIVER, str(tmp_path / "store")],
+        [sys.executable, "-c", DRIVER, str(tmp_path / "store"), name],
         cwd=TESTS,
         env={**os.environ, "CUES_FAULT": point},
         capture_output=True,
@@ -282,4 +297,6 @@ def test_a_killed_driver_has_lost_and_doubled_nothing(point: str, tmp_path: Path
     )
     assert done.returncode == -signal.SIGKILL, done.stderr
     run(made(), tmp_path / "store")
-    assert without_times(left(tmp_path / "store")["queues"]) == without_times(left(tmp_path / "expected")["queues"])
+    expected, found = left(tmp_path / "expected"), left(tmp_path / "store")
+    assert without_times(found["queues"]) == without_times(expected["queues"])
+    assert found["positions"] == expected["positions"]

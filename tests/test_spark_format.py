@@ -14,7 +14,7 @@ import pytest
 from children import Child
 
 import cues
-from cues import locks, outside
+from cues import codec, locks, outside
 
 pytest.importorskip("pyspark", reason="pyspark is not installed (pip install 'cues-streams[test]')")
 
@@ -175,6 +175,18 @@ def test_a_task_that_fails_leaves_nothing_of_its_own(spark: SparkSession, tmp_pa
     with pytest.raises(PySparkException, match="is not the msgpack of a message"):
         broken.write.format("cues").mode("append").save(f"{tmp_path / 's'}#out")
     assert list((tmp_path / "s" / "staged").glob("*/*")) == []
+
+
+def test_broken_values_that_make_up_whole_ones_together_are_no_messages() -> None:
+    """Values are decoded many at once: half of a message, and the other half with the next one behind it."""
+    from cues.spark.writing import _together
+
+    whole = [codec.pack({"n": n}) for n in range(3)]
+    assert _together(b"\xdd\0\0\0\x03" + b"".join(whole), whole) == [{"n": n} for n in range(3)]
+    broken = [whole[0][:2], whole[0][2:] + whole[1], whole[2]]
+    assert _together(b"\xdd\0\0\0\x03" + b"".join(broken), broken) is None
+    no_dict = [codec.pack([1]), *whole[1:]]
+    assert _together(b"\xdd\0\0\0\x03" + b"".join(no_dict), no_dict) is None
 
 
 @pytest.mark.parametrize(
