@@ -19,7 +19,7 @@ same ranges and hash; what it does outside is the business of ``process.delivery
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -58,10 +58,14 @@ class Part:
     digest: bytes
     taking: tries.Taking
     failure: Failure | None
-    appends: list[tuple[Queue, list[Page]]]
+    appends: Iterable[tuple[Queue, list[Page]]]
     """What it appends in the home store: to its outputs there, and to fork queues."""
     written: int
     """Messages for outputs, wherever they are."""
+
+    def values(self) -> int:
+        """LMDB values that it appends at most, which is what the disk must have room for."""
+        return sum(1 + len(page.pieces) for _, pages in self.appends for page in pages)
 
 
 @dataclass(frozen=True)
@@ -494,11 +498,7 @@ class Delivery:
     def _commit_parts(self, parts: list[Part], row: ProcessorRow) -> None:
         if faults.active:
             faults.point("commit.before")
-        pages = 2 * len(parts)
-        for part in parts:
-            for _, appended in part.appends:
-                for page in appended:
-                    pages += 1 + len(page.pieces)
+        pages = 2 * len(parts) + sum(part.values() for part in parts)
         if self.state.changed:
             self._patiently(self.state.ensure)
             pages += 2 * self.state.pages()

@@ -42,7 +42,8 @@
     ├── ProcessorStopped           a processor stopped at an error; its cause is the user's exception
     ├── WorkerDied                 a worker process died before it had started its part of a graph
     └── Unsupported                this platform, or this engine, cannot do that
-        └── JavaNotFound           Spark needs Java, and none that is new enough was found
+        └── NotInstalled           something that the user asked for needs a package that is not there, or too old
+            └── JavaNotFound       Spark needs Java, and none that is new enough was found
 
 Every error carries its facts as attributes, survives pickling, and its text ends with what to try
 (the part after "Try:"; :attr:`CuesError.hint` on its own).
@@ -351,7 +352,14 @@ class Unsupported(CuesError):
     """Raised for what this platform or engine cannot do."""
 
 
-class JavaNotFound(Unsupported):
+class NotInstalled(Unsupported):
+    """Raised before anything is touched where something has to be installed first; the hint says what.
+
+    On the command line it is wrong usage: exit code 2.
+    """
+
+
+class JavaNotFound(NotInstalled):
     """Raised before Spark is touched where no Java is that it can run on.
 
     ``looked`` says, for each place, what was found there.

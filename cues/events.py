@@ -32,6 +32,13 @@ class Recovered(Event):
 
 
 @dataclass(frozen=True)
+class Placed(Event):
+    """Where the graph runs, if not in this process alone; ``url`` is a page that shows it, where there is one."""
+
+    url: str | None = None
+
+
+@dataclass(frozen=True)
 class Retrying(Event):
     """A function failed and is called again after ``wait_s`` seconds."""
 

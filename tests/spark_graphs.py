@@ -54,6 +54,26 @@ def picky(message: Message) -> Any:
     return 7 if message["n"] == 200 else message
 
 
+def refuses(message: Message) -> Message:
+    raise ValueError("not any")
+
+
+def first_of_error(message: Message) -> Message:
+    (failed,) = message["err.proc/messages"]["in"]
+    return dict(failed)
+
+
+def mended(message: Message) -> Message:
+    return message
+
+
+def sends_more(message: Message, process: Any) -> Message:
+    """Somebody else goes on sending while this graph runs."""
+    with cues.open(message["store"]) as store:
+        store.queue("in").appender().write(message)
+    return message
+
+
 def parity(message: Message) -> dict[str, Any]:
     return {"odd" if message["n"] % 2 else "even": message}
 

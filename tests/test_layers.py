@@ -39,7 +39,7 @@ ORDER = [
         5,
         "spark.java spark.options spark.place spark.columns spark.position spark.checkpoint"
         " spark.reading spark.staging spark.writing spark.datasource spark.session spark"
-        " spark.remote spark.engine",
+        " spark.remote spark.stretch spark.backfill spark.engine",
     ),
     (6, "check compaction testing metrics cli __main__"),
 ]

@@ -12,11 +12,12 @@ import sys
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.request import urlopen
 
 import pytest
 
 import cues
-from cues import Graph, Source, Stream, testing
+from cues import Graph, Source, Stream, events, testing
 from cues.engine.assembly import assemble
 from cues.errors import GraphError, InvalidArgument, ProcessorStopped, Unsupported
 
@@ -160,6 +161,17 @@ def test_a_session_of_the_users_goes_on(spark: SparkSession, tmp_path: Path) -> 
     assert spark.range(3).count() == 3
 
 
+def test_sparks_own_page_is_on_the_loopback_interface_and_its_address_is_told_once(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    told: list[events.Event] = []
+    run(GRAPHS["plain"](), tmp_path / "store", engine="spark", spark=spark, listeners=(told.append,))
+    (placed,) = [event for event in told if isinstance(event, events.Placed)]
+    assert placed.url is not None and placed.url.startswith("http://127.0.0.1:") and placed.url in placed.text
+    with urlopen(f"{placed.url}/jobs/", timeout=30) as page:
+        assert b"plain" in page.read()
+
+
 def test_a_worker_that_is_killed_stops_the_processor_and_the_next_start_is_exact(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -247,21 +259,36 @@ def test_january_on_spark_equals_an_independent_computation(spark: SparkSession,
 DRIVER = """
 import sys
 import spark_graphs
-from cues import Stream
-made = spark_graphs.graph(Stream(spark_graphs.several, "in", "out"))()
+made = spark_graphs.GRAPHS[sys.argv[2]]()
 with made.start(store=sys.argv[1], engine="spark", master="local[2]") as running:
     running.wait_done()
 """
 
 
-@pytest.mark.parametrize("point", ["commit.before:2", "commit.inside:3", "commit.after:3"])
-def test_a_killed_driver_has_lost_and_doubled_nothing(point: str, tmp_path: Path) -> None:
-    made = spark_graphs.graph(Stream(spark_graphs.several, "in", "out"))
+FAULTS = [
+    ("several", "commit.before:2"),
+    ("error queue", "commit.inside:3"),
+    ("all filtered out", "commit.after:3"),
+]
+"""A function that emits many, one that fails on some, one that filters all out: before, in and after the commit."""
+MORE_FAULTS = [
+    (name, point)
+    for name in ("several", "error queue", "all filtered out", "join", "fork")
+    for point in ("commit.before:2", "commit.inside:3", "commit.after:3")
+    if (name, point) not in FAULTS
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "point"), [*FAULTS, *(pytest.param(*one, marks=pytest.mark.long) for one in MORE_FAULTS)]
+)
+def test_a_killed_driver_has_lost_and_doubled_nothing(name: str, point: str, tmp_path: Path) -> None:
+    made = GRAPHS[name]
     template(tmp_path / "store", made())
     shutil.copytree(tmp_path / "store", tmp_path / "expected", ignore=IGNORED)
     run(made(), tmp_path / "expected")
     done = subprocess.run(
-        [sys.executable, "-c", DRIVER, str(tmp_path / "store")],
+        [sys.executable, "-c", DRIVER, str(tmp_path / "store"), name],
         cwd=TESTS,
         env={**os.environ, "CUES_FAULT": point},
         capture_output=True,
@@ -270,4 +297,6 @@ def test_a_killed_driver_has_lost_and_doubled_nothing(point: str, tmp_path: Path
     )
     assert done.returncode == -signal.SIGKILL, done.stderr
     run(made(), tmp_path / "store")
-    assert without_times(left(tmp_path / "store")["queues"]) == without_times(left(tmp_path / "expected")["queues"])
+    expected, found = left(tmp_path / "expected"), left(tmp_path / "store")
+    assert without_times(found["queues"]) == without_times(expected["queues"])
+    assert found["positions"] == expected["positions"]

@@ -14,6 +14,7 @@ import shutil
 import signal
 import socket
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,12 +37,13 @@ DRIVER = """
 import os, signal, sys
 from pathlib import Path
 import cues.spark
+import test_spark_exactly_once
 from cues import faults
 from cues.spark.datasource import CuesSource
 from cues.spark.options import WriteOptions
 from cues.spark.writing import StreamWriter
 
-root, point, batch, delivery, size = sys.argv[1:]
+root, point, batch, delivery, size, function = sys.argv[1:]
 driver = os.getpid()
 
 
@@ -76,6 +78,7 @@ class Source(CuesSource):
 with cues.spark.session("local[2]", conf={"spark.driver.memory": "512m"}) as spark:
     spark.dataSource.register(Source)
     source = spark.readStream.format("cues").option("maxMessagesPerTrigger", size).load(f"{root}/s#in")
+    source = test_spark_exactly_once.FUNCTIONS[function](source)
     sink = source.writeStream.format("cues").option("id", "copy").option("delivery", delivery)
     sink = sink.option("checkpointLocation", f"{root}/checkpoint").trigger(availableNow=True)
     print("query")
@@ -97,9 +100,28 @@ def result(root: Path) -> list[int]:
         return [message["n"] for message in store.queue("out").tailer()]
 
 
-def die(root: Path, point: str, batch: int, delivery: str = "exactly-once", size: int = 1000) -> None:
+def thrice(table: Any) -> Any:
+    """A function that emits many: nothing for some messages, three for others."""
+    return table.where("index % 2 = 0").selectExpr("value", "explode(sequence(1, 3)) as again").select("value")
+
+
+FUNCTIONS: dict[str, Callable[[Any], Any]] = {
+    "copy": lambda table: table,
+    "thrice": thrice,
+    "nothing": lambda table: table.where("index < 0"),
+}
+EXPECTED: dict[str, Callable[[int], list[int]]] = {
+    "copy": lambda count: list(range(count)),
+    "thrice": lambda count: [n for n in range(count) if n % 2 for _ in range(3)],  # the message n has the index n + 1
+    "nothing": lambda count: [],
+}
+
+
+def die(
+    root: Path, point: str, batch: int, delivery: str = "exactly-once", size: int = 1000, function: str = "copy"
+) -> None:
     """Run a driver that is killed when the commit of a batch comes to a point."""
-    with Child(DRIVER, root, point, batch, delivery, size) as child:
+    with Child(DRIVER, root, point, batch, delivery, size, function) as child:
         assert child.line() == "query"
         assert child.returncode() == -signal.SIGKILL
 
@@ -115,9 +137,11 @@ def go_on(
     size: int = 1000,
     delivery: str = "exactly-once",
     checkpoint: str = "checkpoint",
+    function: str = "copy",
     **reader: Any,
 ) -> None:
     source = spark.readStream.format("cues").options(maxMessagesPerTrigger=size, **reader).load(f"{root / 's'}#in")
+    source = FUNCTIONS[function](source)
     settings = {"id": "copy", "delivery": delivery, "checkpointLocation": str(root / checkpoint)}
     sink = source.writeStream.format("cues").options(**settings).trigger(availableNow=True)
     query = sink.start(f"{root / 'o'}#out")
@@ -175,7 +199,7 @@ def test_a_driver_that_is_continued_after_others_went_on_writes_nothing(spark: S
     """A zombie: stopped before its commit. Meanwhile another driver goes on from a copy of its checkpoint."""
     fill(tmp_path, 3000)
     os.mkfifo(tmp_path / "stopped")
-    with Child(DRIVER, tmp_path, "append.before", 1, "exactly-once", 1000) as child:
+    with Child(DRIVER, tmp_path, "append.before", 1, "exactly-once", 1000, "copy") as child:
         assert child.line() == "query"
         worker = int((tmp_path / "stopped").read_text())
         shutil.copytree(tmp_path / "checkpoint", tmp_path / "copy")
@@ -197,16 +221,38 @@ def test_control_a_writer_without_a_position_writes_twice(spark: SparkSession, t
         assert outside.rows(store) == {}
 
 
+def test_control_a_writer_without_a_position_writes_twice_what_an_old_checkpoint_or_none_has(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """The story of the first test, and of the zombie, without an id: each of them doubles messages."""
+    fill(tmp_path, 3000)
+    go_on(spark, tmp_path, delivery="at-least-once")
+    assert result(tmp_path) == list(range(3000))
+    shutil.copytree(tmp_path / "checkpoint", tmp_path / "stale")
+    fill(tmp_path, 500)
+    go_on(spark, tmp_path, delivery="at-least-once")
+    go_on(spark, tmp_path, delivery="at-least-once", checkpoint="stale")  # restored, or of a second driver
+    assert result(tmp_path) == [*range(3500), *range(3000, 3500)]
+    shutil.rmtree(tmp_path / "checkpoint")
+    go_on(spark, tmp_path, delivery="at-least-once")
+    assert result(tmp_path) == [*range(3500), *range(3000, 3500), *range(3500)]
+
+
 @pytest.mark.long
+@pytest.mark.parametrize("function", FUNCTIONS)
 @pytest.mark.parametrize("point", ["append.before", "append.inside", "append.after"])
 @pytest.mark.parametrize("batch", [0, 1, 2])
 def test_a_driver_killed_at_every_point_of_every_batch(
-    spark: SparkSession, tmp_path: Path, point: str, batch: int
+    spark: SparkSession, tmp_path: Path, point: str, batch: int, function: str
 ) -> None:
+    """Also where a batch has no rows: its position moves with nothing."""
     fill(tmp_path, 3000)
-    die(tmp_path, point, batch)
-    go_on(spark, tmp_path)
-    assert result(tmp_path) == list(range(3000))
+    die(tmp_path, point, batch, function=function)
+    go_on(spark, tmp_path, function=function)
+    assert result(tmp_path) == EXPECTED[function](3000)
+    with cues.open(tmp_path / "o", readonly=True) as store:
+        kept = outside.rows(store)["copy"].position
+        assert kept[1][0][1] == 3001, kept
 
 
 @pytest.mark.long

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
 from datetime import UTC, date, datetime
@@ -13,7 +14,7 @@ import pytest
 from children import Child
 
 import cues
-from cues import locks, outside
+from cues import codec, locks, outside
 
 pytest.importorskip("pyspark", reason="pyspark is not installed (pip install 'cues-streams[test]')")
 
@@ -176,6 +177,18 @@ def test_a_task_that_fails_leaves_nothing_of_its_own(spark: SparkSession, tmp_pa
     assert list((tmp_path / "s" / "staged").glob("*/*")) == []
 
 
+def test_broken_values_that_make_up_whole_ones_together_are_no_messages() -> None:
+    """Values are decoded many at once: half of a message, and the other half with the next one behind it."""
+    from cues.spark.writing import _together
+
+    whole = [codec.pack({"n": n}) for n in range(3)]
+    assert _together(b"\xdd\0\0\0\x03" + b"".join(whole), whole) == [{"n": n} for n in range(3)]
+    broken = [whole[0][:2], whole[0][2:] + whole[1], whole[2]]
+    assert _together(b"\xdd\0\0\0\x03" + b"".join(broken), broken) is None
+    no_dict = [codec.pack([1]), *whole[1:]]
+    assert _together(b"\xdd\0\0\0\x03" + b"".join(no_dict), no_dict) is None
+
+
 @pytest.mark.parametrize(
     ("select", "options", "error"),
     [
@@ -234,7 +247,7 @@ def test_what_killed_writers_left_is_swept_and_what_living_ones_have_is_not(
     from cues.spark.staging import Stage, this_boot
 
     fill(tmp_path / "s", "q", [{"x": 1}])
-    mine = Stage(str(tmp_path / "s"))._folder
+    mine = Stage(str(tmp_path / "s"), os.getpid())._folder
     left = [mine.parent / f"{this_boot()}-{2**22 + 7}-dead", mine.parent / f"{'0' * 16}-1-rebooted"]
     for folder in (mine, *left):
         folder.mkdir(parents=True)

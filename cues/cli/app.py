@@ -16,7 +16,7 @@ from typing import Any, Final
 import click
 
 from cues.cli import options
-from cues.errors import CuesError
+from cues.errors import CuesError, NotInstalled
 
 COMMANDS: Final = {
     "run": "Run a graph until its sources have ended and its queues are drained.",
@@ -42,7 +42,7 @@ Every command takes a graph file (graph.py, graph.py:name, graph.py:factory()), 
 directory), or either with #queue. Without one it takes the store that CUES_STORE names.
 
 Results go to stdout, all else to stderr; a table on a terminal, one JSON object a line in a
-pipe. Exit codes: 0, 1 failed, 2 wrong usage, 130 interrupted.
+pipe. Exit codes: 0, 1 failed, 2 wrong usage (or something to install first), 130 interrupted.
 """
 
 
@@ -123,7 +123,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
         return options.FAILED
     except CuesError as error:
         options.report(error.message, error.hint, before=getattr(error, "trace", ""))
-        return options.FAILED
+        return options.WRONG_USAGE if isinstance(error, NotInstalled) else options.FAILED
     except OSError as error:
         if error.filename is None:
             raise

@@ -134,7 +134,7 @@ class Table(Progress):
 
     def event(self, event: events.Event) -> None:
         notable = isinstance(event, events.Recovered) and event.decision in ("rewind", "void")
-        if notable or (self.verbose and not _is_told_at_the_end(event)):
+        if notable or isinstance(event, events.Placed) or (self.verbose and not _is_told_at_the_end(event)):
             self.say(_sentence(event))
         else:
             super().event(event)

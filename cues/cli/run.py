@@ -56,6 +56,7 @@ ABORT_WAIT_S: Final = 2.0
 )
 @option("--workers", metavar="N|auto", help="Processes that run the processors; a supervisor starts them again.")
 @option("--master", metavar="URL", help="Spark's cluster.  [default: local[*]]")
+@option("--backfill", is_flag=True, help="Work off what lies on the queues, in large steps, and end. Needs Spark.")
 @option("--quiet", "-q", is_flag=True, help="No progress, only what is wrong.")
 @option("--verbose", "-v", is_flag=True, help="Also say where each processor starts, and why.")
 @yes_option
@@ -71,6 +72,7 @@ def run(
     engine: str,
     workers: str | None,
     master: str | None,
+    backfill: bool,
     quiet: bool,
     verbose: bool,
     yes: bool,
@@ -90,13 +92,25 @@ def run(
       cues run graph.py --fresh --yes      from the beginning
       cues run graph.py --workers auto     in processes of their own, started again when they die
       cues run graph.py --engine spark     its functions on Spark's executors; queues and positions stay here
+      cues run graph.py --engine spark --backfill
 
     Progress goes to stderr: a table on a terminal, one JSON object a second in a pipe. The summary goes to
     stdout. The exit code is 1 when an error stopped a processor, 130 after Ctrl-C.
     """
     if not graphfile.is_file(graph):
         raise options.WrongUsage(f"{graph} is not a graph file.", "cues run graph.py")
+    if engine != "spark" and (master is not None or backfill):
+        raise options.WrongUsage(f"{'--backfill' if backfill else f'--master {master}'} is Spark's.", "--engine spark.")
+    if backfill and (fresh or idle_exit is not None):
+        what = "--fresh leaves nothing to work off" if fresh else "it ends by itself, without --idle-exit"
+        raise options.WrongUsage(f"--backfill works off what lies on the queues; {what}.", "one of the two.")
+    if workers is not None and engine == "spark":
+        raise options.WrongUsage("--workers are processes of the embedded engine.", "either, without the other.")
     file = graphfile.load(graph)
+    if engine == "spark":
+        from cues.spark.session import require
+
+        require()  # before --fresh deletes anything
     chosen = store if options.given("store") else None
     path = target.store_of(file, chosen)
     queues = file.graph.plan().queues
@@ -109,14 +123,9 @@ def run(
     more: dict[str, Any] = {}
     if engine == "spark":
         _say_start(file.graph.id, quiet)
-        more["master"] = master
-    elif master is not None:
-        raise options.WrongUsage(f"--master {master} is Spark's.", "--engine spark.")
+        more |= {"master": master, "backfill": backfill}
     if workers is not None:
-        if engine == "spark":
-            raise options.WrongUsage("--workers are processes of the embedded engine.", "either, without the other.")
-        more["workers"] = _workers(workers)
-        more["target"] = file.target
+        more |= {"workers": _workers(workers), "target": file.target}
     declared = file.graph.store is not None and chosen is None
     before = Before.of(path, elsewhere)
     progress = progress_for(file.graph.id, quiet=quiet, verbose=verbose)

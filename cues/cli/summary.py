@@ -104,7 +104,8 @@ class Summary:
                 prefix = names.tailer_id(node.id, name)
                 mine = [tailer for tailer in self._positions if tailer.partition("/")[0] == prefix]
                 taken.append(sum(self._positions[t] - self._before.positions.get(t, 1) for t in mine))
-            found[name] = max(taken) if name in self._running.plan.fed else self.new.get(name, 0)
+            from_outside = name in self._running.plan.fed or not self._running.pulls
+            found[name] = max(taken) if from_outside else self.new.get(name, 0)
         return found
 
     @property
@@ -173,6 +174,8 @@ class Summary:
         if ending in ("done", "idle") and nothing_new:
             there = _counted({name: self._ends_after.get(name, 0) for name in self.sources})
             if not there:
+                if not self._running.pulls:
+                    return f"{graph}: nothing lies on its queues, and a backfill runs no source; nothing to do."
                 return f"{graph}: no source gave a message; nothing to do."
             return f"{_and(there)} already processed; nothing new. --fresh starts over"
         took = duration(self.seconds)

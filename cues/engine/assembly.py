@@ -76,6 +76,7 @@ def assemble(
     stopping: Callable[[], bool] = lambda: False,
     emit: Callable[[events.Event], None] = lambda event: None,
     runner: Callable[..., Runner] = Runner,
+    delivery: type[Delivery] = Delivery,
 ) -> Assembly:
     """Do the five moves. Raises before anything of the graph ran, and leaves nothing locked then.
 
@@ -103,8 +104,8 @@ def assemble(
         marks = _marks(stores.home, nodes, rows, there)
         deliveries: list[Delivery] = []
         for node in nodes:
-            kind = SourceDelivery if node.kind == "source" else Delivery
-            delivery = kind(
+            kind = SourceDelivery if node.kind == "source" else delivery
+            made = kind(
                 stores.home,
                 node,
                 rows[node.id],
@@ -116,8 +117,8 @@ def assemble(
                 emit=emit,
                 runner=runner,
             )
-            delivery.recover()
-            deliveries.append(delivery)
+            made.recover()
+            deliveries.append(made)
         elsewhere = {node.id for node in divided} - {node.id for node in nodes}
         forwarders = [
             _forwarder(stores, other, deliveries, elsewhere, marks, there) for other in stores.others.values()

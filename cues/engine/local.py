@@ -20,7 +20,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
 
 from cues import events, faults, wakeup
 from cues.delivery import Delivery
@@ -303,6 +303,9 @@ class Courier:
 
 class Running:
     """A started graph. A context manager: leaving it drains, stops, and raises what stopped a processor."""
+
+    pulls: ClassVar[bool] = True
+    """Whether sources run."""
 
     def __init__(self, graph: Graph, **options: Any) -> None:
         self.graph = graph

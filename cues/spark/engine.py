@@ -19,14 +19,17 @@ import threading
 from collections.abc import Iterable
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from cues import events
-from cues.engine.local import Running
+from cues.delivery import Delivery
+from cues.engine.local import Running, Worker
 from cues.errors import GraphError
 from cues.graph import Graph
 from cues.plan import Plan
 from cues.processor import Node
+from cues.spark import staging
+from cues.spark.backfill import BackfillDelivery, Rounds, Turns
 from cues.spark.remote import SparkRunner, require_sight, why_local
 from cues.spark.session import is_local
 from cues.spark.session import session as session_of
@@ -56,9 +59,8 @@ class SparkRunning(Running):
             self._session.close()
             raise
         address = self.spark.sparkContext.uiWebUrl
-        self.emit(
-            events.Event("", f"{graph.id} runs on Spark {self.spark.version}" + (f": {address}" if address else ""))
-        )
+        text = f"{graph.id} runs on Spark {self.spark.version}" + (f": {address}" if address else "")
+        self.emit(events.Placed("", text, url=address))
 
     def _look_around(self) -> None:
         """On a cluster: wait for executors, and close everything where one cannot read the stores."""
@@ -97,6 +99,43 @@ class SparkRunning(Running):
             self._session.close()
 
 
+class Backfill(SparkRunning):
+    """A graph that works off what lies on its queues, and ends; used as any other, but that no source runs."""
+
+    pulls: ClassVar[bool] = False
+
+    def __init__(self, graph: Graph, spark: SparkSession | None, master: str | None, **options: Any) -> None:
+        super().__init__(graph, spark, master, delivery=BackfillDelivery, **options)
+        staging.sweep(self.store.path)
+
+    def _start_threads(self) -> None:
+        units: dict[str, list[str]] = {}
+        for delivery in self._assembly.deliveries:
+            units.setdefault(self.plan.node(delivery.node.processor).name, []).append(delivery.node.id)
+        order = [name for name in self.plan.topology().order() if name in units and self.plan.node(name).inputs]
+        self.rounds = Rounds([unit for name in order for unit in units[name]])
+        super()._start_threads()
+
+    def _worker(self, delivery: Delivery) -> Worker:
+        return Turns(self, delivery)
+
+    @functools.cached_property
+    def ends(self) -> dict[str, int]:
+        """Where the logs ended at the start that only others write to: what comes later is not waited for."""
+        nodes = [node for node in self.plan.running if node.inputs]
+        written = {port.queue for node in nodes for port in node.writes} | {node.errors for node in nodes}
+        return {
+            view.log.id: view.row().next
+            for name, queue in self._assembly.queues.items()
+            if name not in written
+            for view in queue.views
+        }
+
+    def wait_done(self, idle_exit_s: float | None = None) -> bool:
+        """Wait until everything is worked off; False when it was halted before. It ends by itself."""
+        return self._wait(lambda: all(worker.finished for worker in self.workers) and self.idle(), None)
+
+
 def start(
     graph: Graph,
     *,
@@ -106,9 +145,10 @@ def start(
     accept_topology: bool = False,
     take_over: bool = False,
     listeners: tuple[events.Listener, ...] = (),
+    backfill: bool = False,
 ) -> SparkRunning:
-    """What :meth:`Graph.start` does with ``engine="spark"``."""
-    return SparkRunning(
+    """What :meth:`Graph.start` does with ``engine="spark"``; ``backfill``: see :mod:`cues.spark.backfill`."""
+    return (Backfill if backfill else SparkRunning)(
         graph,
         spark,
         master,

@@ -23,7 +23,7 @@ import pickle
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 import xxhash
 
@@ -86,23 +86,32 @@ class Job:
 
 
 @dataclass
-class Answer:
+class Told:
+    """What an executor says of a part, whatever came of it."""
+
+    retries: int = 0
+    declined: str = ""
+    """"state": the function asked for the processor's, which is the driver's; "purged": the messages are gone,
+    and the driver has a copy; "failures": more than an answer should hold. Nothing else counts then."""
+    fatal: BaseException | None = None
+
+
+Answering = TypeVar("Answering", bound=Told)
+
+
+@dataclass
+class Answer(Told):
     """What came of a part; offsets are the part's own."""
 
     outputs: dict[str, tuple[list[bytes | dict[str, Any]], list[int] | None]] = field(default_factory=dict)
     failures: dict[int, Failure] = field(default_factory=dict)
     ran: int = 0
-    retries: int = 0
-    declined: str = ""
-    """"state": the function asked for the processor's, which is the driver's; "purged": the messages are gone,
-    and the driver has a copy. Nothing else counts then."""
-    fatal: BaseException | None = None
 
 
 # --- in an executor -----------------------------------------------------------------------------
 
 
-class _NeedsState(BaseException):
+class NeedsState(BaseException):
     """No ``Exception``: the user's own handlers, and retries, are not to take it for a failure."""
 
 
@@ -110,7 +119,7 @@ class _RemoteProcess(Process):
     """``process`` without state."""
 
     def _states(self) -> Layer:
-        raise _NeedsState
+        raise NeedsState
 
 
 _jobs: dict[bytes, Job] = {}
@@ -120,18 +129,40 @@ _stores: dict[tuple[int, Site, tuple[int, int]], Store] = {}
 
 def run_part(packed: bytes, part: Part) -> Answer:
     """Call the function over a part."""
-    key = xxhash.xxh3_128_digest(packed)
-    job = _jobs.get(key)
-    if job is None:
-        if len(_jobs) >= JOBS_MAX:
-            _jobs.clear()
-        job = _jobs[key] = pickle.loads(packed)
+    job = job_of(packed)
     try:
         taken = _take(part)
     except (Diverged, Unsupported) as error:
         return Answer(fatal=error)
     if taken is None:
         return Answer(declined="purged")
+    runner, counters = runner_of(job, part)
+    try:
+        results = runner.run(taken)
+    except NeedsState:
+        return Answer(declined="state")
+    except (Fenced, Diverged) as error:
+        return Answer(fatal=error)
+    finally:
+        runner.close()
+    answer = _encoded(results, job.options)
+    answer.retries = counters.retries
+    return answer
+
+
+def job_of(packed: bytes) -> Job:
+    """The job, unpickled once a process."""
+    key = xxhash.xxh3_128_digest(packed)
+    job = _jobs.get(key)
+    if job is None:
+        if len(_jobs) >= JOBS_MAX:
+            _jobs.clear()
+        job = _jobs[key] = pickle.loads(packed)
+    return job
+
+
+def runner_of(job: Job, part: Part) -> tuple[Runner, events.Counters]:
+    """What calls the job's function, and what it counts."""
     counters = events.Counters()
     process = _RemoteProcess(
         job.node,
@@ -144,20 +175,9 @@ def run_part(packed: bytes, part: Part) -> Answer:
         Imperative(job.node.id, {}, {}),
     )
     state = Table(_store(part.pieces[0].site), job.node.id)  # not looked into
-    runner = Runner(
-        job.node, process, state, _pause, lambda event: None, counters, job.options.__getitem__, process._imperative
-    )
-    try:
-        results = runner.run(taken)
-    except _NeedsState:
-        return Answer(declined="state")
-    except (Fenced, Diverged) as error:
-        return Answer(fatal=error)
-    finally:
-        runner.close()
-    answer = _encoded(results, job.options)
-    answer.retries = counters.retries
-    return answer
+    options_of = job.options.__getitem__
+    runner = Runner(job.node, process, state, _pause, lambda event: None, counters, options_of, process._imperative)
+    return runner, counters
 
 
 def _pause(seconds: float) -> bool:
@@ -165,9 +185,9 @@ def _pause(seconds: float) -> bool:
     return False
 
 
-def _take(part: Part) -> Taken | None:
-    """The messages of a part as they lie on the queues; None where some were purged since the driver took them."""
-    slices = []
+def inputs_of(part: Part) -> list[Input]:
+    """The inputs of a part, standing at its first message. Raises :class:`Diverged` and :class:`Unsupported`."""
+    inputs = []
     for piece in part.pieces:
         one = Input(piece.binding, piece.tailer, _store(piece.site).queue(piece.queue))
         one.identity = piece.identity
@@ -179,6 +199,14 @@ def _take(part: Part) -> Taken | None:
                 processor=piece.tailer.rpartition(".")[0],
             )
         one.go(piece.start)
+        inputs.append(one)
+    return inputs
+
+
+def _take(part: Part) -> Taken | None:
+    """The messages of a part as they lie on the queues; None where some were purged since the driver took them."""
+    slices = []
+    for piece, one in zip(part.pieces, inputs_of(part)):
         while one.ahead < part.messages:
             before = one.ahead
             one.fill(part.messages)
@@ -215,7 +243,7 @@ def _encoded(results: Results, options: dict[str, QueueOptions]) -> Answer:
         except _Unwritable as found:
             results.fail(found.offset, Failure(found.error, 1))
             continue
-        answer.failures = {offset: _travelling(failure) for offset, failure in answer.failures.items()}
+        answer.failures = {offset: travelling(failure) for offset, failure in answer.failures.items()}
         return answer
 
 
@@ -239,7 +267,7 @@ def _packed(output: Output, options: QueueOptions) -> list[bytes | dict[str, Any
     return packed
 
 
-def _travelling(failure: Failure) -> Failure:
+def travelling(failure: Failure) -> Failure:
     """The failure with its account as plain data, and an exception that can be pickled."""
     account = failure.account()
     error: BaseException = failure.error
@@ -314,17 +342,36 @@ class SparkRunner(Runner):
 
     def _on_executors(self, taken: Taken) -> Results | None:
         """What came of the step; None where the driver has to do it."""
-        parts = self._parts(taken)
-        packed = self._packed_job()
-        self._context.setJobGroup(self._group, f"{self._node.id}: {taken.count} messages", True)
-        call: Callable[[Part], Answer] = _Call(packed)
+        count = 1 if self._node.options.batch else min(taken.count, self.parallelism)
+        parts = self.cut(taken, [taken.count * number // count for number in range(count + 1)])
+        answers = self.gather(_Call(self.packed_job()), parts)
+        return None if answers is None else together(self._bindings, parts, answers)
+
+    @property
+    def on_executors(self) -> bool:
+        """Whether executors call the function, a part of the messages each."""
+        return not self._local and self._node.options.batch != FRAME
+
+    @property
+    def parallelism(self) -> int:
+        """Tasks that run at once."""
+        return int(self._context.defaultParallelism)
+
+    def gather(self, call: Callable[[Part], Answering], parts: list[Part]) -> list[Answering] | None:
+        """What executors say of the parts; None where one declined, and the driver has to do it.
+
+        Raises what was fatal to one, :class:`ProcessorStopped` where Spark could not do it, and
+        :class:`Interrupted` where this runner was closed meanwhile.
+        """
+        count = sum(part.messages for part in parts)
+        self._context.setJobGroup(self._group, f"{self._node.id}: {count} messages", True)
         try:
-            answers: list[Answer] = self._context.parallelize(parts, len(parts)).map(call).collect()
+            answers: list[Answering] = self._context.parallelize(parts, len(parts)).map(call).collect()
         except Exception as error:
             if self._closed:
                 raise Interrupted from error
             raise ProcessorStopped(
-                f"{self._node.id} stopped: Spark could not do its step of {taken.count} messages: {in_short(error)}.",
+                f"{self._node.id} stopped: Spark could not do its step of {count} messages: {in_short(error)}.",
                 "start again when the cause is gone; it goes on where it stands.",
                 processor=self._node.id,
             ) from None
@@ -340,14 +387,11 @@ class SparkRunner(Runner):
                         "uses the processor's state, which is the driver's: it runs there, one call after another",
                     )
                 )
-            if answer.declined:
                 return None
-        return together(self._bindings, parts, answers)
+        return None if any(answer.declined for answer in answers) else answers
 
-    def _parts(self, taken: Taken) -> list[Part]:
-        """Parts of about the same size; of a batch function the whole."""
-        count = 1 if self._node.options.batch else min(taken.count, int(self._context.defaultParallelism))
-        edges = [taken.count * number // count for number in range(count + 1)]
+    def cut(self, taken: Taken, edges: list[int]) -> list[Part]:
+        """The parts of what was taken that begin and end at these offsets."""
         return [
             Part(
                 low,
@@ -363,7 +407,7 @@ class SparkRunner(Runner):
                     )
                     for piece in taken.slices
                 ),
-                taken.hash if count == 1 else None,
+                taken.hash if len(edges) == 2 else None,
             )
             for low, high in itertools.pairwise(edges)
         ]
@@ -373,7 +417,7 @@ class SparkRunner(Runner):
             self._sites[store] = Site.of(store)
         return self._sites[store]
 
-    def _packed_job(self) -> bytes:
+    def packed_job(self) -> bytes:
         process = self._process
         under = (process._hasher.generation, process._epoch)
         if self._job is None or self._job[0] != under:

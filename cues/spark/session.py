@@ -4,9 +4,9 @@
     with session(spark=mine) as spark: ...             the user's, never stopped
 
 Quiet means: no progress bars and no warnings of Spark's own start-up; errors stay. Local sessions talk
-over the loopback interface only, start no web server, and run Python workers with this interpreter,
-not with whatever ``python3`` the PATH has. A cluster's web pages and ports are as Spark makes them, except
-that the driver of a master on the loopback interface stays there too.
+over the loopback interface only, show Spark's web page there on a free port, and run Python workers with
+this interpreter, not with whatever ``python3`` the PATH has. A cluster's web pages and ports are as Spark
+makes them, except that the driver of a master on the loopback interface stays there too.
 
 Not guaranteed: silence. Java itself prints a line about incubator modules before Spark has a say.
 """
@@ -23,7 +23,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from cues.errors import Unsupported
+from cues.errors import NotInstalled, Unsupported
 from cues.spark import java
 
 if TYPE_CHECKING:
@@ -64,8 +64,8 @@ def session(
 
     ``spark`` is used as it is; else the process's active session; else one is made, for ``master``
     (default: what ``spark-submit`` says, else ``local[*]``), and stopped at the end. ``conf`` adds to
-    the settings of one that is made here. Raises :class:`Unsupported` where pyspark is missing or
-    too old, and :class:`JavaNotFound`, before Spark is touched.
+    the settings of one that is made here. Raises :class:`NotInstalled` where pyspark, or
+    :class:`JavaNotFound` where Java is missing or too old, before Spark is touched.
     """
     mine = None
     found = spark or active()
@@ -79,6 +79,12 @@ def session(
     finally:
         if mine is not None:
             mine.stop()
+
+
+def require() -> None:
+    """Raise what :func:`session` would where something is not installed; nothing is started."""
+    if active() is None and not _submitted():
+        java.find()
 
 
 def active() -> SparkSession | None:
@@ -98,7 +104,7 @@ def start(master: str | None = None, name: str = "cues", conf: Mapping[str, str]
     _require_pyspark()
     from pyspark.sql import SparkSession
 
-    submitted = "PYSPARK_GATEWAY_PORT" in os.environ  # spark-submit has started Java, and knows the master
+    submitted = _submitted()
     if master is None and not submitted:
         master = "local[*]"
     if master is not None and master.startswith("sc://"):
@@ -132,6 +138,11 @@ def start(master: str | None = None, name: str = "cues", conf: Mapping[str, str]
                 f"Spark did not start with the master {master or 'of spark-submit'}: {why}.",
                 "the address that the master's log and web page say, spark://host:7077.",
             ) from None
+
+
+def _submitted() -> bool:
+    """Whether ``spark-submit`` started this process: it has started Java, and knows the master."""
+    return "PYSPARK_GATEWAY_PORT" in os.environ
 
 
 def in_short(error: Exception) -> str:
@@ -171,7 +182,7 @@ def settings(master: str) -> dict[str, str]:
         found |= {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"}
     if is_local(master):
         found |= {
-            "spark.ui.enabled": "false",
+            "spark.ui.port": "0",  # a free one: with 4040 a second session would say that it is taken
             # Spark's 200 are for a cluster; each costs a task, whatever little there is to do. The value is
             # written into a stream's checkpoint at its first start.
             "spark.sql.shuffle.partitions": str(max(2, os.cpu_count() or 2)),
@@ -214,4 +225,6 @@ def _require_pyspark() -> None:
             found = f"pyspark {pyspark.__version__} is installed"
         except ImportError:
             found = "pyspark is not installed"
-        raise Unsupported(f"Spark needs pyspark 4.2 or newer; {found}.", "pip install 'cues-streams[spark]'.") from None
+        raise NotInstalled(
+            f"Spark needs pyspark 4.2 or newer; {found}.", "pip install 'cues-streams[spark]'."
+        ) from None

@@ -31,7 +31,7 @@ from cues import clock, locks
 from cues.batch import Page
 
 FOLDER: Final = "staged"
-_INLINE_BYTES_MAX: Final = 256 << 10
+INLINE_BYTES_MAX: Final = 256 << 10
 """A task's pages travel in its message up to here: as much as a hundred tasks can send a driver at once."""
 _READ_PAGES: Final = 512
 """Pages that are in memory at a time while they are committed."""
@@ -47,6 +47,11 @@ class Staged(WriterCommitMessage):
     """Pages and continuation pieces, which is what the disk must have room for."""
     inline: list[bytes] = field(default_factory=list)
     path: str | None = None
+
+    @property
+    def inline_bytes(self) -> int:
+        """What of it travels in the task's message."""
+        return sum(map(len, self.inline))
 
     def pages(self) -> Iterator[list[Page]]:
         """The pages, some at a time."""
@@ -67,10 +72,11 @@ class Staged(WriterCommitMessage):
 class Stage:
     """Where the tasks of one writer put what they made; made on the driver."""
 
-    def __init__(self, store: str) -> None:
-        self._folder = Path(store) / FOLDER / f"{this_boot()}-{os.getppid()}-{secrets.token_hex(8)}"
+    def __init__(self, store: str, owner: int) -> None:
+        """``owner`` is the process whose end makes what is left worthless."""
+        self._folder = Path(store) / FOLDER / f"{this_boot()}-{owner}-{secrets.token_hex(8)}"
 
-    def collect(self, pages: Iterable[Page], local: bool, task: int) -> Staged:
+    def collect(self, pages: Iterable[Page], local: bool, task: int, inline_bytes: int = INLINE_BYTES_MAX) -> Staged:
         """On the executor: keep ``pages`` until they are committed. ``local``: this is the driver's machine."""
         found = Staged()
         size = 0
@@ -82,7 +88,7 @@ class Stage:
                     found.count += page.count
                     found.values += 1 + len(page.pieces)
                     size += len(raw)
-                    if file is None and size > _INLINE_BYTES_MAX and local:
+                    if file is None and size > inline_bytes and local:
                         self._folder.mkdir(parents=True, exist_ok=True)
                         found.path = str(self._folder / f"{task}-{secrets.token_hex(8)}")
                         file = opened.enter_context(open(found.path, "xb"))
@@ -96,6 +102,10 @@ class Stage:
                 found.drop()
                 raise
         return found
+
+    def clear(self) -> None:
+        """On the driver, when no task runs any more: delete whatever is left of it."""
+        shutil.rmtree(self._folder, ignore_errors=True)
 
 
 def sweep(store: str) -> int:

@@ -1,0 +1,318 @@
+"""A backfill: everything that lies on the queues goes through the graph's functions, in long stretches.
+
+    graph.start(engine="spark", backfill=True)
+
+A processor at a time, each behind those that it gets messages from; again from the first, until nobody has
+anything left (error queues and cycles bring messages back). Sources do not run. Then it ends.
+
+    driver                                        executors
+    takes a range: up to a million messages
+    cuts it into stretches, several a core  ──▶   call the function chunk by chunk, stage pages (stretch.py)
+    puts their runs together into steps     ◀──   where the pages are, and what failed
+    appends the pages, step by step, each one commit with outputs, try log and positions (delivery.py)
+
+The driver sees neither the messages nor what they become, so its memory does not grow with the queue. A
+step is what it is on any engine, only longer: owner, fence, snapshot, attempt, hash, positions. So a
+backfill that is killed has done whole steps, the next start (of whatever engine) goes on behind them, and
+what was staged and not committed is swept.
+
+What the driver has to do (state, sinks, side effects, at-most-once, frames, outputs in other stores) it
+does here in the steps that it does everywhere; and so the rest of a range in which too much fails.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from cues import faults
+from cues.batch import Page
+from cues.delivery import Delivery, Outcome, Part
+from cues.engine.local import Worker
+from cues.failure import Failure
+from cues.feed import SourceDelivery
+from cues.queue import Queue
+from cues.spark.remote import SparkRunner
+from cues.spark.staging import Stage, Staged
+from cues.spark.stretch import NO_HASH, Run, Work
+from cues.taking import Input, Slice, Taken
+
+if TYPE_CHECKING:
+    from cues.spark.engine import Backfill
+
+RANGE_MESSAGES: Final = 1_000_000
+"""Messages of one job. A job costs some 0.1 s, whatever it does; what was not committed is called again."""
+STRETCH_MESSAGES: Final = 100_000
+"""Messages of one task: enough to forget what a task costs, few enough that no core waits long for the last."""
+COMMIT_VALUES_MAX: Final = 32_768
+"""LMDB values (of a page each, 128 MB) of one commit: it holds the store's writer lock for some tenths of a second,
+and LMDB keeps its pages in memory."""
+LOOK_S: Final = 0.2
+"""How long a thread waits for its turn before it looks whether the graph was halted."""
+BATCHES_MAX: Final = 1_000
+"""Calls of a batch function in one job: each is a step with its record in the try log."""
+
+
+class Span(Slice):
+    """A range of an input that the driver does not look into."""
+
+    __slots__ = ("_seal",)
+
+    def __init__(self, one: Input, start: int, stop: int) -> None:
+        super().__init__(one, start, [], [])
+        self.stop = stop
+        with one.log.store.view() as txn:
+            self._seal = one.log.seal_before(txn, one.log.row(txn), stop)
+
+    def seal(self) -> bytes:
+        return self._seal
+
+
+class Staging:
+    """What a part appends, read from where it is staged, some pages at a time, under the part's hash."""
+
+    def __init__(self, digest: bytes, staged: list[tuple[Queue, Staged]]) -> None:
+        self.digest = digest
+        self.staged = staged
+
+    def __iter__(self) -> Iterator[tuple[Queue, list[Page]]]:
+        for queue, one in self.staged:
+            for pages in one.pages():
+                for page in pages:
+                    page.tail = self.digest + page.tail[len(NO_HASH) :]
+                yield queue, pages
+
+
+@dataclass(slots=True)
+class StagedPart(Part):
+    """A part whose pages are not in memory."""
+
+    staged: int
+    """LMDB values."""
+
+    def values(self) -> int:
+        return self.staged + self.staged // 64  # and the branches above them
+
+
+class BackfillDelivery(Delivery):
+    """One processor, whose function executors call over long ranges."""
+
+    def step(self) -> Outcome:
+        """One turn: a long range as several steps; or one of the usual steps, where it has to be that."""
+        runner = self.runner
+        assert isinstance(runner, SparkRunner)
+        if not runner.on_executors or self.forks or self._pending is not None or self._stop is not None:
+            return super().step()
+        taken = self._range()
+        if taken is None:
+            return super().step()  # which says "idle"
+        stage = Stage(self.store.path, os.getpid())
+        try:
+            if faults.active:
+                faults.point("take.after")
+            size = self.node.options.batch_size if self.node.options.batch else 1
+            found = runner.gather(Work(runner.packed_job(), stage), runner.cut(taken, _edges(taken.count, size)))
+            if found is None or not self._commit_runs(taken, [run for made in found for run in made.runs]):
+                self._step_dropped()
+                return super().step()
+        except BaseException:
+            self._step_dropped()
+            raise
+        finally:
+            stage.clear()
+        return "committed"
+
+    def left(self, one: Input, end: int | None) -> int:
+        """How many messages in front of ``end`` an input has to take."""
+        row = one.queue.row()
+        return (row.next if end is None else min(end, row.next)) - max(one.index, row.first)
+
+    def _range(self) -> Taken | None:
+        """What the inputs hold, up to a job's worth; nothing is read."""
+        most = RANGE_MESSAGES
+        if self.node.options.batch:
+            most = min(most, BATCHES_MAX * self.node.options.batch_size)
+        chosen = self.inputs
+        if self.node.mode == "alts":
+            turns = [(self._served + turn) % len(self.inputs) for turn in range(len(self.inputs))]
+            place = next((turn for turn in turns if self.left(self.inputs[turn], None) > 0), 0)
+            self._served, chosen = place + 1, [self.inputs[place]]
+        count = min(most, *(self.left(one, None) for one in chosen))
+        if count <= 0:
+            return None
+        starts = [max(one.index, one.queue.row().first) for one in chosen]
+        return Taken([Span(one, start, start + count) for one, start in zip(chosen, starts)], count)
+
+    def _commit_runs(self, taken: Taken, runs: list[Run]) -> bool:
+        """Commit what the stretches made; False where a failed message was purged, so nobody can tell of it."""
+        stop = None
+        if self.errors is None:
+            ran = list(itertools.takewhile(lambda run: run.failure is None, runs))
+            stop = runs[len(ran)].failure if len(ran) < len(runs) else None
+            runs = ran
+        for some in _commits(runs):
+            if not self._commit_some(taken, some):
+                return False
+        if stop is not None:
+            self._stop = stop
+            raise self._stopped(stop)
+        return True
+
+    def _commit_some(self, taken: Taken, runs: list[Run]) -> bool:
+        """One commit, of one or several steps."""
+        begin, end = runs[0].start, runs[-1].stop
+        parts = []
+        for some in _steps(runs, bool(self.node.options.batch)):
+            failure = some[0].failure
+            part = self._staged_part(taken, some) if failure is None else self._told_part(taken, some[0], failure)
+            if part is None:
+                return False
+            parts.append(part)
+        row = self._moved([Span(s.one, s.start + begin, s.start + end) for s in taken.slices])
+        self._commit_parts(parts, row)
+        self.counters.taken += (end - begin) * len(taken.slices)
+        for piece in taken.slices:
+            piece.one.go(piece.start + end)
+        for run in runs:
+            for staged in run.outputs.values():
+                staged.drop()
+        return True
+
+    def _staged_part(self, taken: Taken, runs: list[Run]) -> Part:
+        """Runs that commit as one step."""
+        start, stop = runs[0].start, runs[-1].stop
+        digest = self._digest(taken, start, stop)
+        # Queue by queue, so that each gets its messages in order whatever the bindings are.
+        staged = [
+            (queue, run.outputs[binding])
+            for binding, queue in self.outputs.items()
+            for run in runs
+            if binding in run.outputs
+        ]
+        written = sum(one.count for _, one in staged)
+        values = sum(one.values for _, one in staged)
+        taking = self._taking(taken, start, stop)
+        return StagedPart(start, stop, digest, taking, None, Staging(digest, staged), written, values)
+
+    def _told_part(self, taken: Taken, run: Run, failure: Failure) -> Part | None:
+        """What failed, with its messages, which are read for that; None where they are gone."""
+        slices = []
+        for piece in taken.slices:
+            one = Input(piece.binding, piece.tailer, piece.one.queue)
+            one.identity = piece.one.identity
+            start, count = piece.start + run.start, run.stop - run.start
+            one.go(start)
+            while one.ahead < count:
+                before = one.ahead
+                one.fill(count)
+                if one.index != start or one.ahead == before:
+                    return None
+            slices.append(one.take(count))
+        return self._failed_part(Taken(slices, run.stop - run.start), 0, run.stop - run.start, failure)
+
+
+def _edges(count: int, size: int) -> list[int]:
+    """Where stretches begin and end: batches of ``size`` are not cut."""
+    stretch = max(1, STRETCH_MESSAGES // size) * size
+    return [*range(0, count, stretch), count]
+
+
+def _commits(runs: list[Run]) -> Iterator[list[Run]]:
+    """What goes into one commit: as many runs as it may hold, up to one that stops the processor."""
+    some: list[Run] = []
+    values = 0
+    for run in runs:
+        size = sum(staged.values for staged in run.outputs.values())
+        if some and values + size > COMMIT_VALUES_MAX:
+            yield some
+            some, values = [], 0
+        some.append(run)
+        values += size
+    if some:
+        yield some
+
+
+def _steps(runs: list[Run], batch: bool) -> Iterator[list[Run]]:
+    """Runs that are one step: those between failures; of a batch function each."""
+    for failed, group in itertools.groupby(runs, lambda run: run.failure is not None):
+        some = list(group)
+        if failed or batch:
+            yield from ([run] for run in some)
+        else:
+            yield some
+
+
+# --- one after another --------------------------------------------------------------------------
+
+
+class Rounds:
+    """Whose turn it is: one processor after another, until a whole round found nothing to do."""
+
+    def __init__(self, order: list[str]) -> None:
+        self._order = order
+        self._changed = threading.Condition()
+        self._idle: set[str] = set()
+        """Who found nothing since somebody last did something."""
+
+    def take_turn(self, who: str, work: Callable[[], bool]) -> None:
+        """Do ``work``, which says whether there was any, if it becomes the turn of ``who`` soon."""
+        with self._changed:
+            if not self._changed.wait_for(lambda: self.over or self._order[0] == who, LOOK_S) or self.over:
+                return
+        did = work()
+        with self._changed:
+            self._idle = set() if did else self._idle
+            self._idle.add(who)
+            self._order.append(self._order.pop(0))
+            self._changed.notify_all()
+
+    def leave(self, who: str) -> None:
+        """There will be no more turns of ``who``."""
+        with self._changed:
+            self._order = [one for one in self._order if one != who]
+            self._changed.notify_all()
+
+    @property
+    def over(self) -> bool:
+        """Whether a whole round found nothing."""
+        return set(self._order) <= self._idle
+
+
+class Turns(Worker):
+    """One unit of a processor, which works when it is its turn."""
+
+    running: Backfill
+
+    def finish(self, error: BaseException | None = None) -> None:
+        super().finish(error)
+        self.running.rounds.leave(self.id)
+
+    @property
+    def _exhausted(self) -> bool:
+        return isinstance(self.delivery, SourceDelivery) or self.running.rounds.over
+
+    def _turn(self) -> bool:
+        self.running.rounds.take_turn(self.id, self._work)
+        return True  # it has waited for its turn; nobody is to sleep besides
+
+    def _work(self) -> bool:
+        """Step until nothing is left; returns whether there was anything."""
+        steps = self.delivery.counters.steps
+        while not self.running.halted and self._any_left():
+            super()._turn()
+        return self.delivery.counters.steps != steps
+
+    def _any_left(self) -> bool:
+        delivery = self.delivery
+        assert isinstance(delivery, BackfillDelivery)
+        if delivery._pending is not None:
+            return True
+        some = any if delivery.node.mode == "alts" else all
+        return some(delivery.left(one, self.running.ends.get(one.log.id)) > 0 for one in delivery.inputs)
+
+    def _pull(self) -> None:
+        """Sources do not run."""

@@ -1,0 +1,243 @@
+"""A backfill leaves what the embedded engine leaves, whatever the function does and whatever is killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import cues
+from cues import Graph, Stream, testing
+from cues.errors import ProcessorStopped
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytest.importorskip("pyspark", reason="pyspark is not installed (pip install 'cues-streams[test]')")
+
+import spark_graphs
+import terminal
+from spark_graphs import GRAPHS
+from test_spark_engine import IGNORED, left, run, template, without_times
+
+from cues.spark import backfill
+
+
+@pytest.fixture(autouse=True)
+def many_of_everything(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranges, stretches and commits so small that the graphs' 400 messages need several of each."""
+    monkeypatch.setattr(backfill, "RANGE_MESSAGES", 150)
+    monkeypatch.setattr(backfill, "STRETCH_MESSAGES", 40)
+    monkeypatch.setattr(backfill, "COMMIT_VALUES_MAX", 3)
+
+
+def fill(store: Path) -> None:
+    """What the graphs' source gives, and nothing else."""
+    run(spark_graphs.graph()(), store)
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+def test_a_backfill_leaves_what_the_embedded_engine_leaves(name: str, spark: SparkSession, tmp_path: Path) -> None:
+    template(tmp_path / "template", GRAPHS[name]())
+    for engine in ("embedded", "backfill"):
+        shutil.copytree(tmp_path / "template", tmp_path / engine, ignore=IGNORED)
+    run(GRAPHS[name](), tmp_path / "embedded")
+    fill(tmp_path / "backfill")
+    run(GRAPHS[name](), tmp_path / "backfill", engine="spark", spark=spark, backfill=True)
+    expected, found = left(tmp_path / "embedded"), left(tmp_path / "backfill")
+    if name == "alts":  # which input is served first is free; what comes from each is not
+        for one in (expected, found):
+            one["queues"]["tagged"].sort(key=lambda m: (m["from"], m["n"]))
+    if name.startswith("batch function"):  # a step takes what is there when it begins
+        for one in (expected, found):
+            took = [m["count"] for m in one["queues"].pop("out")]
+            failed = [m["err.proc/messages"]["in"] for m in one["queues"].pop("errors", ())]
+            assert sum(took) + sum(map(len, failed)) == spark_graphs.COUNT
+            assert [m["n"] for some in failed for m in some] in ([], list(range(spark_graphs.COUNT)))
+            one["hashes"] = {queue: one["hashes"][queue] for queue in one["queues"]}
+    assert without_times(found["queues"]) == without_times(expected["queues"])
+    assert found["hashes"] == expected["hashes"] or name == "alts"
+    for what in ("state", "positions", "sources"):
+        assert found[what] == expected[what]
+    assert not list((tmp_path / "backfill" / "staged").glob("*"))
+
+
+def exact(store: Path, expected: list[int]) -> None:
+    with cues.open(store) as opened:
+        assert [m["n"] for m in testing.messages(opened, "out")] == expected
+        assert opened.check() == []
+        assert testing.check_attempts(opened) == []
+
+
+DOUBLED = [2 * n for n in range(spark_graphs.COUNT)]
+
+
+def test_engines_take_turns_with_backfills_on_one_store(spark: SparkSession, tmp_path: Path) -> None:
+    """Also where the state is, which is the driver's: nothing is refused, and nobody sees who did what."""
+    made = Graph("g", [Stream(spark_graphs.counted, "in", "out", key="n")], durability="process")
+    for round in range(4):
+        with cues.open(tmp_path / "store", durability="process") as store:
+            store.queue("in").appender().write_many([{"n": n} for n in range(10)])
+        options: dict[str, Any] = {"engine": "spark", "spark": spark, "backfill": True} if round % 2 else {}
+        with made.start(store=tmp_path / "store", **options) as running:
+            running.wait_idle(timeout=60)
+    with cues.open(tmp_path / "store") as store:
+        assert testing.messages(store, "out") == [{"n": n, "count": r} for r in range(1, 5) for n in range(10)]
+
+
+def test_what_an_error_queue_brings_back_is_worked_off_too(spark: SparkSession, tmp_path: Path) -> None:
+    """A reader of the error queue stands in front of nobody; the rounds go on until it has nothing left either."""
+    made = Graph(
+        "g",
+        [
+            Stream(spark_graphs.first_of_error, "errors", "again", errors=None),
+            Stream(spark_graphs.picky, "in", "out"),
+            Stream(spark_graphs.mended, "again", "out"),
+        ],
+        errors="errors",
+        durability="process",
+    )
+    fill(tmp_path / "store")
+    run(made, tmp_path / "store", engine="spark", spark=spark, backfill=True)
+    with cues.open(tmp_path / "store") as store:
+        assert sorted(m["n"] for m in testing.messages(store, "out")) == list(range(spark_graphs.COUNT))
+        assert len(testing.messages(store, "errors")) == 10
+
+
+def test_where_too_much_fails_the_usual_steps_do_it(spark: SparkSession, tmp_path: Path) -> None:
+    """More failures than a task may report: the same error messages, whoever made them."""
+    count = 2500
+    with cues.open(tmp_path / "store", durability="process") as store:
+        store.queue("in").appender().write_many([{"n": n} for n in range(count)])
+    made = Graph("g", [Stream(spark_graphs.refuses, "in", "out")], errors="errors", durability="process")
+    run(made, tmp_path / "store", engine="spark", spark=spark, backfill=True)
+    with cues.open(tmp_path / "store") as store:
+        errors = testing.messages(store, "errors")
+        assert [m["err.proc/messages"]["in"] for m in errors] == [[{"n": n}] for n in range(count)]
+        assert store.check() == []
+
+
+def test_it_ends_although_somebody_goes_on_sending(spark: SparkSession, tmp_path: Path) -> None:
+    """What comes from outside after the start is not waited for."""
+    made = Graph("g", [Stream(spark_graphs.sends_more, "in", "out", side_effects=True)], durability="process")
+    with cues.open(tmp_path / "store", durability="process") as store:
+        store.queue("in").appender().write_many([{"n": n, "store": str(tmp_path / "store")} for n in range(5)])
+    run(made, tmp_path / "store", engine="spark", spark=spark, backfill=True)
+    with cues.open(tmp_path / "store") as store:
+        assert [m["n"] for m in testing.messages(store, "out")][:5] == list(range(5))
+        assert store.queue("in").last_index > 5
+
+
+# --- killed ---------------------------------------------------------------------------------------
+
+DRIVER = """
+import sys
+import spark_graphs
+from cues.spark import backfill
+
+backfill.RANGE_MESSAGES, backfill.STRETCH_MESSAGES, backfill.COMMIT_VALUES_MAX = 150, 40, 3
+made = spark_graphs.GRAPHS[sys.argv[2]]()
+with made.start(store=sys.argv[1], engine="spark", master="local[2]", backfill=True) as running:
+    running.wait_done()
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "point"),
+    [
+        ("several", "commit.before:2"),
+        ("error queue", "commit.inside:3"),
+        pytest.param("all filtered out", "commit.after:2", marks=pytest.mark.long),
+        pytest.param("several", "commit.after:3", marks=pytest.mark.long),
+        pytest.param("join", "commit.inside:6", marks=pytest.mark.long),
+        pytest.param("batch function that fails", "commit.inside:2", marks=pytest.mark.long),
+    ],
+)
+def test_a_killed_backfill_is_finished_by_whoever_is_next(
+    name: str, point: str, spark: SparkSession, tmp_path: Path
+) -> None:
+    template(tmp_path / "store", GRAPHS[name]())
+    shutil.copytree(tmp_path / "store", tmp_path / "expected", ignore=IGNORED)
+    run(GRAPHS[name](), tmp_path / "expected")
+    fill(tmp_path / "store")
+    done = subprocess.run(
+        [sys.executable, "-c", DRIVER, str(tmp_path / "store"), name],
+        cwd=Path(__file__).parent,
+        env={**os.environ, "CUES_FAULT": point},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    run(GRAPHS[name](), tmp_path / "store", engine="spark", spark=spark, backfill=True)
+    assert not list((tmp_path / "store" / "staged").glob("*")), "what the killed one staged is swept"
+    expected, found = left(tmp_path / "expected"), left(tmp_path / "store")
+    if name.startswith("batch"):
+        for one in (expected, found):
+            failed = [m["err.proc/messages"]["in"] for m in one["queues"]["errors"]]
+            one["queues"]["errors"] = [m for some in failed for m in some]
+    assert without_times(found["queues"]) == without_times(expected["queues"])
+
+
+def test_a_worker_that_is_killed_stops_the_backfill_and_the_next_is_exact(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(spark.sparkContext.environment, "CUES_TEST_FLAG", str(tmp_path / "flag"))
+    made = spark_graphs.graph(Stream(spark_graphs.dies_once, "in", "out"))()
+    fill(tmp_path / "store")
+    with pytest.raises(ProcessorStopped, match=r"Python worker exited unexpectedly"):
+        made.run(store=tmp_path / "store", engine="spark", spark=spark, backfill=True)
+    made.run(store=tmp_path / "store", engine="spark", spark=spark, backfill=True)
+    exact(tmp_path / "store", list(range(spark_graphs.COUNT)))
+
+
+# --- the command line -----------------------------------------------------------------------------
+
+FILE = """
+import cues
+graph = cues.Graph("g", durability="process")
+graph.source("in")
+
+@graph.stream("in", "out")
+def double(message):
+    return {"n": message["n"] * 2}
+"""
+
+
+def test_cues_run_works_off_a_fed_graph_and_ends(tmp_path: Path) -> None:
+    (tmp_path / "graph.py").write_text(FILE)
+    store = tmp_path / "data" / "g"
+    with cues.open(store, durability="process") as opened:
+        opened.queue("in").appender().write_many([{"n": n} for n in range(spark_graphs.COUNT)])
+    command = [*terminal.CUES, "run", "graph.py", "--engine", "spark", "--master", "local[2]", "--backfill", "--json"]
+    done = subprocess.run(
+        command, cwd=tmp_path, env=terminal.environment(), capture_output=True, text=True, timeout=180
+    )
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert (told["outcome"], told["processors"]["g.double"]["taken"]) == ("done", spark_graphs.COUNT)
+    assert "400 in processed in" in done.stderr
+    assert done.stderr.count("runs on Spark") == done.stderr.count("http://127.0.0.1:") == 1
+    exact(store, DOUBLED)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--backfill"], "--backfill is Spark's"),
+        (["--backfill", "--engine", "spark", "--fresh"], "--fresh leaves nothing to work off"),
+        (["--backfill", "--engine", "spark", "--idle-exit", "3"], "it ends by itself, without --idle-exit"),
+    ],
+)
+def test_what_makes_no_sense_with_a_backfill_is_refused(tmp_path: Path, arguments: list[str], said: str) -> None:
+    (tmp_path / "graph.py").write_text(FILE)
+    found = terminal.cues("run", tmp_path / "graph.py", *arguments)
+    assert found.code == 2 and said in found.err
+    assert not (tmp_path / "data").exists()
