@@ -252,6 +252,12 @@ def pack_one(message: dict[str, Any], limit_bytes: int, strips: bool) -> bytes |
     return body
 
 
+def split_meta(message: dict[str, Any], provenance: Provenance) -> tuple[dict[str, Any], Provenance]:
+    """A message without its ``q/meta``, and the provenance of one message with it."""
+    found = _extract([message], 0, 1, provenance)
+    return (message, provenance) if found is None else (found[0][0], found[1])
+
+
 def _check_sizes(messages: Sequence[Any], start: int, limit_bytes: int) -> None:
     for offset, message in enumerate(messages, start):
         _check_size(len(message if isinstance(message, bytes) else codec.pack(message)), offset, limit_bytes)

@@ -2,6 +2,7 @@
 
     graph.start(engine="spark")                     a session of its own
     graph.start(engine="spark", spark=session)      the user's, never stopped
+    graph.start(engine="spark", queues=DIR)         queues on a shared filesystem (cluster/)
 
 The driver is what a process of the embedded engine is: it owns the processors, takes, commits, recovers,
 and the stores are those of the graph; so the engines can take turns on one store. Executors read the
@@ -102,12 +103,28 @@ def start(
     *,
     spark: SparkSession | None = None,
     master: str | None = None,
+    queues: str | os.PathLike[str] | None = None,
     store: str | os.PathLike[str] | Store | None = None,
     accept_topology: bool = False,
     take_over: bool = False,
     listeners: tuple[events.Listener, ...] = (),
-) -> SparkRunning:
-    """What :meth:`Graph.start` does with ``engine="spark"``."""
+) -> Running:
+    """What :meth:`Graph.start` does with ``engine="spark"``; with ``queues`` all but the sources' lie there."""
+    if queues is not None:
+        from cues.spark.cluster.engine import ClusterRunning
+
+        check(graph.plan())
+        return ClusterRunning(
+            graph,
+            queues,
+            spark,
+            master,
+            ship=ship,
+            store=store,
+            accept_topology=accept_topology,
+            take_over=take_over,
+            listeners=listeners,
+        )
     return SparkRunning(
         graph,
         spark,

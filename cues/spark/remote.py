@@ -23,7 +23,7 @@ import pickle
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol
 
 import xxhash
 
@@ -215,7 +215,7 @@ def _encoded(results: Results, options: dict[str, QueueOptions]) -> Answer:
         except _Unwritable as found:
             results.fail(found.offset, Failure(found.error, 1))
             continue
-        answer.failures = {offset: _travelling(failure) for offset, failure in answer.failures.items()}
+        answer.failures = {offset: travelling(failure) for offset, failure in answer.failures.items()}
         return answer
 
 
@@ -239,7 +239,7 @@ def _packed(output: Output, options: QueueOptions) -> list[bytes | dict[str, Any
     return packed
 
 
-def _travelling(failure: Failure) -> Failure:
+def travelling(failure: Failure) -> Failure:
     """The failure with its account as plain data, and an exception that can be pickled."""
     account = failure.account()
     error: BaseException = failure.error
@@ -424,7 +424,17 @@ def why_local(node: Node) -> str | None:
     return None
 
 
-def pack_job(job: Job) -> bytes:
+class Travels(Protocol):
+    """What is the same from step to step, in whatever form."""
+
+    @property
+    def node(self) -> Node: ...
+
+    @property
+    def system(self) -> Any: ...
+
+
+def pack_job(job: Travels) -> bytes:
     """A job as executors unpickle it; raises :class:`GraphError` naming what cannot travel."""
     from pyspark import cloudpickle
 
