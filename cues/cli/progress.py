@@ -157,11 +157,17 @@ def measure(running: Running) -> list[dict[str, Any]]:
                 "taken": counters.taken,
                 "written": counters.written,
                 "failed": counters.failed,
-                "lag": sum(tailer.lag or 0 for tailer in metrics.tailers(running.store, worker.id)),
+                "lag": _lag(running, worker.id),
                 "state": _state(worker),
             }
         )
     return rows
+
+
+def _lag(running: Running, processor: str) -> int:
+    if running.shared is not None:
+        return running.shared.lag(processor)
+    return sum(tailer.lag or 0 for tailer in metrics.tailers(running.store, processor))
 
 
 def _state(worker: Worker) -> str:

@@ -54,6 +54,7 @@ ABORT_WAIT_S: Final = 2.0
     help="What calls the functions: this process, or Spark's executors.",
 )
 @option("--master", metavar="URL", help="Spark's cluster.  [default: local[*]]")
+@option("--queues", metavar="DIR", help="Keep queues where all executors see them: a path, or a URL that Hadoop knows.")
 @option("--quiet", "-q", is_flag=True, help="No progress, only what is wrong.")
 @option("--verbose", "-v", is_flag=True, help="Also say where each processor starts, and why.")
 @yes_option
@@ -68,6 +69,7 @@ def run(
     durability: str | None,
     engine: str,
     master: str | None,
+    queues: str | None,
     quiet: bool,
     verbose: bool,
     yes: bool,
@@ -86,6 +88,7 @@ def run(
       cues run graph.py --idle-exit 5      a graph fed by send, until it had nothing to do for 5 s
       cues run graph.py --fresh --yes      from the beginning
       cues run graph.py --engine spark     its functions on Spark's executors; queues and positions stay here
+      cues run graph.py --engine spark --queues hdfs:///flights    queues and positions are there
 
     Progress goes to stderr: a table on a terminal, one JSON object a second in a pipe. The summary goes to
     stdout. The exit code is 1 when an error stopped a processor, 130 after Ctrl-C.
@@ -95,8 +98,15 @@ def run(
     file = graphfile.load(graph)
     chosen = store if options.given("store") else None
     path = target.store_of(file, chosen)
-    queues = file.graph.plan().queues
-    elsewhere = {name: file.graph.place(o.path) for name, o in queues.items() if o.path is not None}
+    declared_queues = file.graph.plan().queues
+    elsewhere = {name: file.graph.place(o.path) for name, o in declared_queues.items() if o.path is not None}
+    if queues is not None and engine != "spark":
+        raise options.WrongUsage(f"--queues {queues} is Spark's.", "--engine spark.")
+    if queues is not None and fresh:
+        raise options.WrongUsage(
+            f"--fresh deletes the store of this machine, and {queues} goes on from it.",
+            "--queues with an empty directory.",
+        )
     if fresh:
         is_open = isinstance(file.graph.store, Store) and not chosen
         fresh_start.clear(path, yes, is_open, elsewhere)
@@ -106,6 +116,8 @@ def run(
     if engine == "spark":
         _say_start(file.graph.id, quiet)
         on_spark["master"] = master
+        if queues is not None:
+            on_spark["queues"] = queues
     elif master is not None:
         raise options.WrongUsage(f"--master {master} is Spark's.", "--engine spark.")
     declared = file.graph.store is not None and chosen is None

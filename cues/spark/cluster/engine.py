@@ -20,8 +20,8 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from cues import codec, events, faults, wakeup
-from cues.engine.local import Running
+from cues import codec, events, faults, names, wakeup
+from cues.engine.local import Figures, Running
 from cues.errors import Closed, Fenced, GraphError, InvalidArgument, ProcessorStopped
 from cues.failure import words
 from cues.graph import Graph
@@ -46,6 +46,8 @@ if TYPE_CHECKING:
 
 _FENCE_S = 1.0
 """How often a stage that has nothing to do looks whether it still owns its processor."""
+FEED_GAP_S = 0.5
+"""The least time between two copies that leave nothing behind: what a source yields meanwhile is one step, not ten."""
 _KEEP_S = 1.0
 """How often the keeper looks whether there is something new to keep."""
 
@@ -128,6 +130,35 @@ class StageWorker(ClusterWorker):
         return self.finished or not (self.busy or self.stage.ready())
 
 
+class _Shared:
+    """What the command line asks of the queues."""
+
+    def __init__(self, driver: Driver, stages: Sequence[Stage]) -> None:
+        self.place = driver.files.url
+        self._driver = driver
+        self._stages = stages
+        self.before = self.now()
+
+    def now(self) -> Figures:
+        queues = self._driver.queues.values()
+        return Figures(
+            {one.queue: one.next - 1 for one in queues},
+            {one.queue: sum(file.count for file in one.live) for one in queues},
+            {
+                names.tailer_id(stage.node.id, queue): position
+                for stage in self._stages
+                for queue, position in stage.positions.items()
+            },
+        )
+
+    def lag(self, processor: str) -> int:
+        for stage in self._stages:
+            if stage.node.id == processor:
+                ends = {one.queue: one.next for one in stage.inputs.values()}
+                return sum(ends[queue] - position for queue, position in stage.positions.items())
+        return 0
+
+
 class ClusterRunning(Running):
     """A graph that was started with ``queues=DIR``; used as any other."""
 
@@ -208,6 +239,7 @@ class ClusterRunning(Running):
             directory.load()  # as it is now that nobody else changes it
         faults.point("spark.claimed")
         sweep(driver, self.stages)
+        self.shared = _Shared(driver, self.stages)
         workers = [StageWorker(self, stage) for stage in self.stages]
         copiers = [self._copier(feeder) for feeder in self.feeders]
         self._copiers = copiers
@@ -223,6 +255,7 @@ class ClusterRunning(Running):
         log = feeder.queue.log
 
         def wait() -> None:
+            self.pause(FEED_GAP_S)
             wakeup.wait([(log.store.doorbells, log.mask)], lambda: self.halted or feeder.ready(), None)
 
         return ClusterWorker(self, feeder.ledger.processor, feeder.step, wait)
