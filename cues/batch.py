@@ -304,6 +304,17 @@ def pack_one(message: dict[str, Any], limit_bytes: int, strips: bool) -> bytes |
     return body
 
 
+def split_meta(message: dict[str, Any], provenance: Provenance) -> tuple[dict[str, Any], Provenance]:
+    """A message without its ``q/meta``, and the provenance of one message with it; ``q/uuid`` is refused."""
+    found = _extract([message], 0, 1, provenance)
+    if found is None:
+        return message, provenance
+    (plain, *_), came, uuids = found
+    if uuids is not None:
+        raise InvalidArgument(f"The message has a {names.UUID!r}, which queues off this machine do not keep.", "none.")
+    return plain, came or provenance
+
+
 def _check_sizes(messages: Sequence[Any], start: int, limit_bytes: int) -> None:
     for offset, message in enumerate(messages, start):
         _check_size(len(message if isinstance(message, bytes) else codec.pack(message)), offset, limit_bytes)

@@ -69,6 +69,18 @@ POINTS: dict[str, str] = {
 }
 """Every crash point, in the order of a message's journey, and what is true there."""
 
+SPARK_POINTS: dict[str, str] = {
+    "spark.take": "a step's range is chosen, nothing written",
+    "spark.taking": "the range of a step with side effects is recorded, its function not called",
+    "spark.ran": "what came of the step is in the work folder, in no queue",
+    "spark.written": "the step's files lie with their queues, in no log; no record",
+    "spark.recorded": "the step is committed, its files in no log",
+    "spark.forwarded": "a file of the step in the log of its queue, others perhaps not",
+    "spark.claimed": "the processors are claimed, nothing swept",
+    "spark.replaced": "small files out of the log, in their place a large one; they lie on the disk",
+}
+"""Crash points of graphs whose queues are on a shared filesystem (cues/spark/cluster)."""
+
 Action = Callable[[str], None]
 
 _armed: dict[str, tuple[int, Action]] = {}
@@ -85,7 +97,7 @@ def point(name: str) -> None:
 
 
 def _hit(name: str) -> None:
-    if name not in POINTS:
+    if name not in POINTS and name not in SPARK_POINTS:
         raise AssertionError(f"unknown crash point {name!r}: add it to faults.POINTS")
     with _lock:  # calls that run at once pass the same points
         _hits[name] += 1
@@ -108,8 +120,8 @@ def stop(name: str) -> None:
 def arm(name: str, hit: int = 1, action: Action = kill) -> None:
     """Let ``action`` happen at the ``hit``-th time that the point ``name`` is reached (the first is 1)."""
     global active
-    if name not in POINTS:
-        raise ValueError(f"{name!r} is no crash point; there are: {', '.join(POINTS)}")
+    if name not in POINTS and name not in SPARK_POINTS:
+        raise ValueError(f"{name!r} is no crash point; there are: {', '.join((*POINTS, *SPARK_POINTS))}")
     _armed[name] = (hit, action)
     active = True
 

@@ -103,6 +103,10 @@ class SQLite:
         self._connection: sqlite3.Connection | None = None
         self._pid = 0
 
+    def __reduce__(self) -> Any:
+        """What another process makes of it: the same database, opened there."""
+        return _again, (os.path.abspath(self.path), self.schema, self.timeout_s)
+
     @contextmanager
     def transaction(self, process: cues.Process) -> Iterator[Transaction]:
         """Run the block in a transaction that holds exactly what is new to the target.
@@ -171,6 +175,10 @@ class SQLite:
             weakref.finalize(self, connection.close)
             self._connection, self._pid = connection, os.getpid()
         return self._connection
+
+
+def _again(path: str, schema: str, timeout_s: float) -> SQLite:
+    return SQLite(path, schema, timeout_s=timeout_s)
 
 
 def _read(connection: sqlite3.Connection, processor: str) -> Row | None:

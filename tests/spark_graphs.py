@@ -164,3 +164,18 @@ GRAPHS: dict[str, Callable[[], Graph]] = {
     "broadcast": graph(cues.broadcast("in", ["a", "b"])),
     "chain": graph(Stream(plain, "in", "a"), Stream(several, "a", "b"), Sink(outside, "b")),
 }
+
+
+def by_ten(message: Message) -> int:
+    return message["n"] % 10  # type: ignore[no-any-return]
+
+
+def noted(message: Message, process: Any) -> None:
+    """Into a database that keeps positions; where it lies is in the environment of the worker."""
+    from cues.processors import sql
+
+    db = sql.SQLite(os.environ["CUES_TEST_NOTES"], "create table if not exists notes (n integer, hash text)")
+    with db.transaction(process) as tx:
+        rows = [(m["n"], process.delivery_hash) for m in tx.fresh([message])]
+        tx.executemany("insert into notes values (?, ?)", rows)
+    db.close()

@@ -154,19 +154,24 @@ def measure(running: Running) -> list[dict[str, Any]]:
         processors.setdefault(standing.processor, []).append(standing)
     rows = []
     for processor, units in processors.items():
-        tailers = [tailer for unit in units for tailer in metrics.tailers(running.store, unit.id)]
         rows.append(
             {
                 "processor": running.plan.node(processor).name,
                 "taken": sum(unit.counters.taken for unit in units),
                 "written": sum(unit.counters.written for unit in units),
                 "failed": sum(unit.counters.failed for unit in units),
-                "lag": sum(tailer.lag or 0 for tailer in tailers),
+                "lag": sum(_lag(running, unit.id) for unit in units),
                 # Of a processor over partitions, one that stopped is what there is to say.
                 "state": max((unit.state for unit in units), key=_STATES.index),
             }
         )
     return rows
+
+
+def _lag(running: Running, unit: str) -> int:
+    if running.shared is not None:
+        return running.shared.lag(unit)
+    return sum(tailer.lag or 0 for tailer in metrics.tailers(running.store, unit))
 
 
 def _is_told_at_the_end(event: events.Event) -> bool:

@@ -57,6 +57,7 @@ ABORT_WAIT_S: Final = 2.0
 @option("--workers", metavar="N|auto", help="Processes that run the processors; a supervisor starts them again.")
 @option("--master", metavar="URL", help="Spark's cluster.  [default: local[*]]")
 @option("--backfill", is_flag=True, help="Work off what lies on the queues, in large steps, and end. Needs Spark.")
+@option("--queues", metavar="DIR", help="Keep queues where all executors see them: a path, or a URL that Hadoop knows.")
 @option("--quiet", "-q", is_flag=True, help="No progress, only what is wrong.")
 @option("--verbose", "-v", is_flag=True, help="Also say where each processor starts, and why.")
 @yes_option
@@ -73,6 +74,7 @@ def run(
     workers: str | None,
     master: str | None,
     backfill: bool,
+    queues: str | None,
     quiet: bool,
     verbose: bool,
     yes: bool,
@@ -93,14 +95,22 @@ def run(
       cues run graph.py --workers auto     in processes of their own, started again when they die
       cues run graph.py --engine spark     its functions on Spark's executors; queues and positions stay here
       cues run graph.py --engine spark --backfill
+      cues run graph.py --engine spark --queues hdfs:///flights    queues and positions are there
 
     Progress goes to stderr: a table on a terminal, one JSON object a second in a pipe. The summary goes to
     stdout. The exit code is 1 when an error stopped a processor, 130 after Ctrl-C.
     """
     if not graphfile.is_file(graph):
         raise options.WrongUsage(f"{graph} is not a graph file.", "cues run graph.py")
-    if engine != "spark" and (master is not None or backfill):
-        raise options.WrongUsage(f"{'--backfill' if backfill else f'--master {master}'} is Spark's.", "--engine spark.")
+    sparks = {"--master": master, "--queues": queues, "--backfill": "" if backfill else None}
+    if engine != "spark" and (
+        found := [f"{name} {value}".strip() for name, value in sparks.items() if value is not None]
+    ):
+        raise options.WrongUsage(f"{found[0]} is Spark's.", "--engine spark.")
+    if backfill and queues is not None:
+        raise options.WrongUsage(
+            "--backfill works off the queues of a store; with --queues steps are long anyway.", "one of the two."
+        )
     if backfill and (fresh or idle_exit is not None):
         what = "--fresh leaves nothing to work off" if fresh else "it ends by itself, without --idle-exit"
         raise options.WrongUsage(f"--backfill works off what lies on the queues; {what}.", "one of the two.")
@@ -113,8 +123,13 @@ def run(
         require()  # before --fresh deletes anything
     chosen = store if options.given("store") else None
     path = target.store_of(file, chosen)
-    queues = file.graph.plan().queues
-    elsewhere = {name: file.graph.place(o.path) for name, o in queues.items() if o.path is not None}
+    declared_queues = file.graph.plan().queues
+    elsewhere = {name: file.graph.place(o.path) for name, o in declared_queues.items() if o.path is not None}
+    if queues is not None and fresh:
+        raise options.WrongUsage(
+            f"--fresh deletes the store of this machine, and {queues} goes on from it.",
+            "--queues with an empty directory.",
+        )
     if fresh:
         is_open = isinstance(file.graph.store, Store) and not chosen
         fresh_start.clear(path, yes, is_open, elsewhere)
@@ -124,6 +139,8 @@ def run(
     if engine == "spark":
         _say_start(file.graph.id, quiet)
         more |= {"master": master, "backfill": backfill}
+        if queues is not None:
+            more["queues"] = queues
     if workers is not None:
         more |= {"workers": _workers(workers), "target": file.target}
     declared = file.graph.store is not None and chosen is None

@@ -15,8 +15,9 @@ from cues.plan import Plan
 @click.argument("graph", metavar="GRAPH")
 @option("--format", type=click.Choice(("text", "mermaid")), default="text", show_default=True, help="How to draw it.")
 @option("--engine", type=click.Choice(tuple(ENGINES)), default="embedded", help="Say where functions run on it.")
+@option("--queues", metavar="DIR", help="With Spark: as with the queues there.")
 @output_options
-def show(graph: str, format: str, engine: str, output: str | None) -> None:
+def show(graph: str, format: str, engine: str, queues: str | None, output: str | None) -> None:
     """Draw a graph: what each processor reads and writes, and what is guaranteed of it.
 
     Nothing is opened or run; the graph is checked as a run would check it.
@@ -26,11 +27,14 @@ def show(graph: str, format: str, engine: str, output: str | None) -> None:
       cues show graph.py --format mermaid > graph.mmd
       cues show graph.py --json | jq .guarantee
       cues show graph.py --engine spark
+      cues show graph.py --engine spark --queues hdfs:///flights
     """
     if not graphfile.is_file(graph):
         raise WrongUsage(f"{graph} is not a graph file; a store does not hold the graph.", "cues show graph.py")
     plan = graphfile.load(graph).graph.plan()
-    places = _places(plan) if engine == "spark" else {}
+    if queues is not None and engine != "spark":
+        raise WrongUsage(f"--queues {queues} is Spark's.", "--engine spark.")
+    places = _places(plan, queues is not None) if engine == "spark" else {}
     if output == "json":
         rows = draw.describe(plan)
         for row in rows:
@@ -45,9 +49,14 @@ def show(graph: str, format: str, engine: str, output: str | None) -> None:
                 print(f"  {processor.partition('.')[2]}: {where}")
 
 
-def _places(plan: Plan) -> dict[str, str]:
+def _places(plan: Plan, shared: bool) -> dict[str, str]:
     """Where Spark would call each processor's function; refuses what it cannot run."""
     from cues.spark import engine
 
     engine.check(plan)
+    if shared:
+        from cues.spark.cluster import engine as cluster
+
+        cluster.check(plan)
+        return {node.id: cluster.place(node) for node in plan.running}
     return {node.id: engine.place(node) for node in plan.running}

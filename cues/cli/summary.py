@@ -72,6 +72,9 @@ class Summary:
     def __init__(self, running: Running, target: str, before: Before) -> None:
         self._running = running
         self._target = target
+        if running.shared is not None:
+            ends, positions = running.shared.before.ends, running.shared.before.positions
+            before = Before({**before.ends, **ends}, {**before.positions, **positions})
         self._before = before
         self._started_at = time.monotonic()
         self.seconds = 0.0
@@ -87,6 +90,11 @@ class Summary:
             self._ends_after = {name: _end(queue) for name, queue in queues.items()}
             self._positions = _positions(self._running.store)
             self._messages = {name: len(queue) for name, queue in queues.items()}
+        if self._running.shared is not None:
+            found = self._running.shared.now()
+            self._ends_after |= found.ends
+            self._positions |= found.positions
+            self._messages |= found.messages
 
     @property
     def new(self) -> dict[str, int]:
@@ -127,6 +135,7 @@ class Summary:
                 sentence,
                 graph=self._running.plan.id,
                 store=shown(self._running.store.path),
+                **self._elsewhere(),
                 outcome=ending,
                 nothing_new=nothing_new,
                 seconds=round(self.seconds, 3),
@@ -143,6 +152,10 @@ class Summary:
             queues = sorted({node.errors for node in self._running.plan.nodes if node.errors})
             where = " or ".join(f"cues tail {self._target}#{queue}" for queue in queues if self.new.get(queue))
             print(f"{count(failed, 'message')} failed: {where}")
+
+    def _elsewhere(self) -> dict[str, str]:
+        shared = self._running.shared
+        return {} if shared is None else {"shared": shared.place}
 
     def _rows(self) -> list[dict[str, Any]]:
         writers: dict[str, int] = {}
@@ -179,10 +192,12 @@ class Summary:
                 return f"{graph}: no source gave a message; nothing to do."
             return f"{_and(there)} already processed; nothing new. --fresh starts over"
         took = duration(self.seconds)
+        shared = self._running.shared
+        place = shown(self._running.store.path) if shared is None else shared.place
         came = _counted(self.came)
         what = _and(came) or "what was left"
         if ending in ("done", "idle"):
-            return f"{graph}: {what} processed in {took}, kept in {shown(self._running.store.path)}"
+            return f"{graph}: {what} processed in {took}, kept in {place}"
         again = f"cues run {self._target} goes on"
         if ending == "drained":
             return (

@@ -20,7 +20,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, Protocol
 
 from cues import events, faults, wakeup
 from cues.delivery import Delivery
@@ -301,11 +301,39 @@ class Courier:
         return self.stopped is not None or self.forwarder.done(ends)
 
 
+@dataclass(frozen=True)
+class Figures:
+    """How far a graph is, where its queues are not in a store of this machine."""
+
+    ends: dict[str, int]
+    """Last index by queue."""
+    messages: dict[str, int]
+    """How many are there, by queue."""
+    positions: dict[str, int]
+    """By tailer id."""
+
+
+class Shared(Protocol):
+    """What those who show a run ask of queues that are not in a store of this machine."""
+
+    place: str
+    """Where they are, for people."""
+    before: Figures
+    """At the start."""
+
+    def now(self) -> Figures: ...
+
+    def lag(self, processor: str) -> int:
+        """Messages that wait for it."""
+
+
 class Running:
     """A started graph. A context manager: leaving it drains, stops, and raises what stopped a processor."""
 
     pulls: ClassVar[bool] = True
     """Whether sources run."""
+    shared: Shared | None = None
+    """Queues that are not in :attr:`store`."""
 
     def __init__(self, graph: Graph, **options: Any) -> None:
         self.graph = graph

@@ -2,6 +2,7 @@
 
     graph.start(engine="spark")                     a session of its own
     graph.start(engine="spark", spark=session)      the user's, never stopped
+    graph.start(engine="spark", queues=DIR)         queues on a shared filesystem (cluster/)
 
 The driver is what a process of the embedded engine is: it owns the processors, takes, commits, recovers,
 and the stores are those of the graph; so the engines can take turns on one store. Executors read the
@@ -24,7 +25,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 from cues import events
 from cues.delivery import Delivery
 from cues.engine.local import Running, Worker
-from cues.errors import GraphError
+from cues.errors import GraphError, InvalidArgument
 from cues.graph import Graph
 from cues.plan import Plan
 from cues.processor import Node
@@ -141,13 +142,37 @@ def start(
     *,
     spark: SparkSession | None = None,
     master: str | None = None,
+    queues: str | os.PathLike[str] | None = None,
     store: str | os.PathLike[str] | Store | None = None,
     accept_topology: bool = False,
     take_over: bool = False,
     listeners: tuple[events.Listener, ...] = (),
     backfill: bool = False,
-) -> SparkRunning:
-    """What :meth:`Graph.start` does with ``engine="spark"``; ``backfill``: see :mod:`cues.spark.backfill`."""
+) -> Running:
+    """What :meth:`Graph.start` does with ``engine="spark"``.
+
+    With ``queues`` all queues but those of sources lie there (:mod:`cues.spark.cluster`); ``backfill``: see
+    :mod:`cues.spark.backfill`.
+    """
+    if queues is not None:
+        from cues.spark.cluster.engine import ClusterRunning
+
+        check(graph.plan())
+        if backfill:
+            raise InvalidArgument(
+                "backfill=True works off the queues of a store, and queues= are not in one.", "one of the two."
+            )
+        return ClusterRunning(
+            graph,
+            queues,
+            spark,
+            master,
+            ship=ship,
+            store=store,
+            accept_topology=accept_topology,
+            take_over=take_over,
+            listeners=listeners,
+        )
     return (Backfill if backfill else SparkRunning)(
         graph,
         spark,

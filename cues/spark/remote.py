@@ -23,7 +23,7 @@ import pickle
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 import xxhash
 
@@ -468,7 +468,17 @@ def why_local(node: Node) -> str | None:
     return None
 
 
-def pack_job(job: Job) -> bytes:
+class Travels(Protocol):
+    """What is the same from step to step, in whatever form."""
+
+    @property
+    def node(self) -> Node: ...
+
+    @property
+    def system(self) -> Any: ...
+
+
+def pack_job(job: Travels) -> bytes:
     """A job as executors unpickle it; raises :class:`GraphError` naming what cannot travel."""
     from pyspark import cloudpickle
 

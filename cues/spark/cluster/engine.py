@@ -1,0 +1,431 @@
+"""A running graph whose queues are on a shared filesystem.
+
+    graph.start(engine="spark", queues="hdfs://…/flights")
+
+    sources     as on the embedded engine, in this process, into the store of this machine
+    feeders     a thread a source's queue: from the store into the directory
+    stages      a thread a stream or sink: take, run on executors, commit
+    keeper      a thread that merges small files and lets go of old ones
+
+The store of this machine holds the sources' queues and positions, and nothing else. A driver that starts
+elsewhere without it is refused while the directory was fed from it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from cues import codec, events, faults, names, wakeup
+from cues.engine.local import Figures, Running, Standing
+from cues.errors import Closed, Fenced, GraphError, InvalidArgument, ProcessorStopped
+from cues.failure import words
+from cues.graph import Graph
+from cues.ownership import LEASE_BEAT_S
+from cues.processor import Node, Source
+from cues.runner import Interrupted
+from cues.spark.cluster.directory import SCHEMA, QueueDirectory
+from cues.spark.cluster.driver import Driver
+from cues.spark.cluster.feeder import Feeder
+from cues.spark.cluster.files import RENAME_COPIES, Files
+from cues.spark.cluster.keeping import Keeper, sweep
+from cues.spark.cluster.lease import Lease
+from cues.spark.cluster.step import Stage
+from cues.spark.session import session as session_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from cues.log import Log, Row
+    from cues.ownership import ProcessorRow
+    from cues.plan import Plan
+
+_FENCE_S = 1.0
+"""How often a stage that has nothing to do looks whether it still owns its processor."""
+FEED_GAP_S = 0.5
+"""The least time between two copies that leave nothing behind: what a source yields meanwhile is one step, not ten."""
+_KEEP_S = 1.0
+"""How often the keeper looks whether there is something new to keep."""
+
+
+class _Delivery:
+    """What a worker of :class:`Running` is asked for besides its thread."""
+
+    def __init__(self, node: Node, counters: events.Counters) -> None:
+        self.node = node
+        self.counters = counters
+        self.inputs: tuple[Any, ...] = ()
+
+
+class ClusterWorker:
+    """The thread of one stage, one feeder, or the keeper."""
+
+    def __init__(self, running: ClusterRunning, id: str, turn: Callable[[], bool], wait: Callable[[], None]) -> None:
+        """``turn`` does something and says whether it did; ``wait`` returns when it may have something to do."""
+        self.running = running
+        self.id = id
+        self.busy = False
+        self.finished = False
+        self.stopped: BaseException | None = None
+        self._turn = turn
+        self._wait = wait
+        self.thread = threading.Thread(target=self._run, name=f"cues {id}", daemon=True)
+
+    def _run(self) -> None:
+        try:
+            while not self.running.halted:
+                self.busy = True
+                if not self._turn():
+                    self.busy = False
+                    self.running.changed()
+                    self._wait()
+        except Interrupted:
+            pass
+        except BaseException as error:
+            if not (self.running.halted and isinstance(error, Closed)):
+                self._stop(error)
+        finally:
+            self.busy = False
+            self.finished = True
+            self.running.changed()
+
+    def _stop(self, error: BaseException) -> None:
+        if not isinstance(error, (ProcessorStopped, Fenced)):
+            wrapped = ProcessorStopped(
+                f"{self.id} stopped: {type(error).__name__}: {words(error)}",
+                "start again when the cause is gone; it goes on where it stands.",
+                processor=self.id,
+            )
+            wrapped.__cause__ = error
+            error = wrapped
+        self.stopped = error
+        text = getattr(error, "message", str(error)).removeprefix(f"{self.id} ")
+        self.running.emit(events.Stopped(self.id, text, logging.ERROR, error=error))
+
+
+class StageWorker(ClusterWorker):
+    """The thread of a stage, as the command line shows it."""
+
+    def __init__(self, running: ClusterRunning, stage: Stage) -> None:
+        self.stage = stage
+        self.delivery = _Delivery(stage.node, stage.counters)
+        self._rings = 0
+        super().__init__(running, stage.node.id, self._step, self._sleep)
+
+    def _step(self) -> bool:
+        self._rings = self.running.driver.rings
+        return self.stage.step()
+
+    def _sleep(self) -> None:
+        driver = self.running.driver
+        with driver.bell:
+            driver.bell.wait_for(lambda: driver.rings != self._rings or self.running.halted, _FENCE_S)
+
+    @property
+    def standing(self) -> Standing:
+        return Standing(self.id, self.delivery.counters, "running" if self.stopped is None else "stopped")
+
+    def idle(self, row: ProcessorRow | None, log_row: Callable[[Log], Row]) -> bool:
+        """Whether there is nothing to take."""
+        return self.finished or not (self.busy or self.stage.ready())
+
+
+class _Shared:
+    """What the command line asks of the queues."""
+
+    def __init__(self, driver: Driver, stages: Sequence[Stage]) -> None:
+        self.place = driver.files.url
+        self._driver = driver
+        self._stages = stages
+        self.before = self.now()
+
+    def now(self) -> Figures:
+        queues = self._driver.queues.values()
+        return Figures(
+            {one.queue: one.next - 1 for one in queues},
+            {one.queue: sum(file.count for file in one.live) for one in queues},
+            {
+                names.tailer_id(stage.node.id, queue): position
+                for stage in self._stages
+                for queue, position in stage.positions.items()
+            },
+        )
+
+    def lag(self, processor: str) -> int:
+        for stage in self._stages:
+            if stage.node.id == processor:
+                ends = {one.queue: one.next for one in stage.inputs.values()}
+                return sum(ends[queue] - position for queue, position in stage.positions.items())
+        return 0
+
+
+class ClusterRunning(Running):
+    """A graph that was started with ``queues=DIR``; used as any other."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        queues: str | os.PathLike[str],
+        spark: SparkSession | None,
+        master: str | None,
+        *,
+        ship: Callable[[SparkSession, Graph, Plan], None] = lambda session, graph, plan: None,
+        take_over: bool = False,
+        **options: Any,
+    ) -> None:
+        plan = graph.plan()
+        check(plan)
+        self._plan = plan
+        self._ended = False
+        self._session = contextlib.ExitStack()
+        try:
+            self.spark = self._session.enter_context(session_of(master, f"cues {graph.id}", spark=spark))
+            ship(self.spark, graph, plan)
+            files = Files(self.spark, queues)
+            self._session.callback(files.close)
+            self.driver = Driver(self.spark, files, graph.id, plan.system, self._emit, self.pause)
+            lease = Lease(files, graph.id, self.driver.owner)
+            lease.acquire(take_over)
+            self._session.callback(lease.release)
+            self._lease = lease
+            super().__init__(source_graph(graph, plan), take_over=take_over, **options)
+            self.graph = graph
+        except BaseException:
+            self._session.close()
+            raise
+        try:
+            self._open_stages()
+        except BaseException:
+            self.close()
+            raise
+        address = self.spark.sparkContext.uiWebUrl
+        self.emit(
+            events.Event(
+                "",
+                f"{graph.id} runs on Spark {self.spark.version}, its queues in {files.url}"
+                + (f": {address}" if address else ""),
+            )
+        )
+        if files.scheme in RENAME_COPIES:
+            self.emit(
+                events.Event(
+                    "",
+                    f"{files.scheme}:// decides nothing between two drivers that commit at once: run one",
+                    logging.WARNING,
+                )
+            )
+
+    def _emit(self, event: events.Event) -> None:
+        self.emit(event)
+
+    def _open_stages(self) -> None:
+        """Open the queues, claim every processor, sweep, and let the threads go."""
+        driver, plan = self.driver, self._plan
+        home, written = at_home(plan), written_on_spark(plan)
+        fed = [name for name in self._assembly.queues if name in home or name in _source_errors(plan)]
+        for name, options in plan.queues.items():
+            same = name in fed and name not in written
+            identity = self._assembly.queues[name].row().identity if same else None
+            driver.queues[name] = QueueDirectory(driver.files, name, options, identity)
+        self.feeders = [
+            Feeder(driver, self._assembly.queues[name], driver.queues[name], name not in written) for name in fed
+        ]
+        self.stages = [Stage(driver, node) for node in plan.running if node.kind != "source"]
+        for feeder in self.feeders:
+            feeder.claim()
+        for stage in self.stages:
+            stage.claim()
+        for directory in driver.queues.values():
+            directory.load()  # as it is now that nobody else changes it
+        faults.point("spark.claimed")
+        sweep(driver, self.stages)
+        self.shared = _Shared(driver, self.stages)
+        workers = [StageWorker(self, stage) for stage in self.stages]
+        copiers = [self._copier(feeder) for feeder in self.feeders]
+        self._copiers = copiers
+        self.workers += workers  # type: ignore[arg-type]
+        keeper = Keeper(driver, self.stages)
+        keeping = [ClusterWorker(self, f"{plan.id} keeper", self._keeping(keeper), self._rest)]
+        started: Sequence[ClusterWorker] = (*workers, *copiers, *keeping)
+        self._threads += started  # type: ignore[arg-type]
+        for one in started:
+            one.thread.start()
+
+    def _copier(self, feeder: Feeder) -> ClusterWorker:
+        log = feeder.queue.log
+
+        def wait() -> None:
+            self.pause(FEED_GAP_S)
+            wakeup.wait([(log.store.doorbells, log.mask)], lambda: self.halted or feeder.ready(), None)
+
+        return ClusterWorker(self, feeder.ledger.processor, feeder.step, wait)
+
+    def _keeping(self, keeper: Keeper) -> Callable[[], bool]:
+        """The keeper's turn: a look whenever something was appended, and now and then for what is old."""
+
+        def turn() -> bool:
+            keeper.step()
+            return False
+
+        return turn
+
+    def _rest(self) -> None:
+        self.pause(_KEEP_S)
+
+    # --- using ---
+
+    @property
+    def plan(self) -> Plan:
+        return self._plan
+
+    def send(self, *arguments: Any) -> int:
+        """As of any running graph, to queues that nobody of the graph writes to."""
+        if len(arguments) == 2 and arguments[0] in self._plan.queues and arguments[0] not in at_home(self._plan):
+            raise InvalidArgument(
+                f"The queue {arguments[0]!r} lies in {self.driver.files.url} and is written by the graph's processors;"
+                " what is sent goes to queues of this machine's store.",
+                f"one of {', '.join(sorted(at_home(self._plan)))}.",
+            )
+        return super().send(*arguments)
+
+    def messages(self, queue: str) -> list[dict[str, Any]]:
+        """All messages that are on a queue now."""
+        self._check()
+        directory = self.driver.queues.get(queue)
+        if directory is None or queue in at_home(self._plan):
+            return super().messages(queue)
+        urls = directory.urls(list(directory.live))
+        if not urls:
+            return []
+        rows = self.spark.read.schema(SCHEMA).parquet(*urls).orderBy("index").select("value").collect()
+        return [codec.unpack(bytes(row.value)) for row in rows]
+
+    def idle(self) -> bool:
+        """Whether nobody has anything to do, at one moment."""
+        before = self.driver.rings
+        copied = all(
+            worker.finished or not (worker.busy or feeder.ready())
+            for worker, feeder in zip(self._copiers, self.feeders)
+        )
+        return copied and super().idle() and before == self.driver.rings
+
+    # --- ending ---
+
+    def halt(self) -> None:
+        super().halt()
+        if hasattr(self, "driver"):
+            self.driver.ring()
+
+    def close(self, timeout: float = 30.0) -> None:
+        """Halt, wait for the steps under way, and give everything back; a session of the user's goes on."""
+        if self._ended:
+            return
+        self._ended = True
+        try:
+            self.halt()
+            for worker in self._threads:
+                if worker.thread.ident is not None:
+                    worker.thread.join(timeout)
+            self.driver.closed = True
+            for stage in getattr(self, "stages", ()):
+                stage.cancel()
+            super().close(1.0)
+            self.driver.files.delete(self.driver.work)
+        finally:
+            self._session.close()
+
+    def _keep(self) -> None:
+        beat = threading.Thread(target=self._beat, name="cues lease on the directory", daemon=True)
+        beat.start()
+        super()._keep()
+
+    def _beat(self) -> None:
+        while not self.pause(LEASE_BEAT_S):
+            with contextlib.suppress(Exception):  # safety never rests on it
+                self._lease.beat()
+
+
+# --- what lies where ----------------------------------------------------------------------------
+
+
+def written_on_spark(plan: Plan) -> set[str]:
+    """The queues that streams write to, and the error queues of streams and sinks."""
+    nodes = [node for node in plan.running if node.kind != "source"]
+    return {port.queue for node in nodes for port in node.outputs} | {node.errors for node in nodes if node.errors}
+
+
+def at_home(plan: Plan) -> set[str]:
+    """The queues that lie in the store of the driver's machine and are copied from there."""
+    sources = {port.queue for node in plan.nodes if node.kind == "source" for port in node.outputs}
+    return sources | set(plan.fed)
+
+
+def _source_errors(plan: Plan) -> set[str]:
+    return {node.errors for node in plan.running if node.kind == "source" and node.errors}
+
+
+def check(plan: Plan) -> None:
+    """Refuse by name what has no form on a shared filesystem, before anything is started."""
+    written = written_on_spark(plan)
+    for name in sorted(at_home(plan) & written):
+        writer = next(
+            n for n in plan.running if n.kind != "source" and name in (*(p.queue for p in n.outputs), n.errors)
+        )
+        raise GraphError(
+            f"The queue {name!r} is a source's, which lies in the store of the driver's machine, and {writer.id}"
+            " writes to it too, which would write into the shared directory.",
+            f"a queue of its own for {writer.name}, and cues.AnyOf over both where they are read.",
+            processor=writer.name,
+        )
+    for name, options in plan.queues.items():
+        if options.path is not None and name in written:
+            raise GraphError(
+                f"The queue {name!r} has path={options.path!r}, a store on one machine, and lies in the"
+                " shared directory.",
+                "no path= for it.",
+                processor="",
+            )
+
+
+def place(node: Node) -> str:
+    """What a processor becomes, for ``cues show --engine spark --queues DIR``."""
+    if node.kind == "source":
+        return "in the driver, into its machine's store; a feeder copies the queue into the directory"
+    if node.at_most_once:
+        return "on an executor, one task a step, which is never repeated"
+    if node.kind == "sink" or node.side_effects:
+        return "on an executor, one task a step: its effects happen in order"
+    if node.options.batch == "frame":
+        return "its plan, on all executors"
+    if node.options.key is not None:
+        if node.options.batch or node.mode == "join":
+            return "on an executor, one task a step, which has the state"
+        return "on all executors, by key; the state lies in the directory"
+    if node.options.batch:
+        return "on all executors, a batch each"
+    return "on all executors; on one where the function asks for the processor's state"
+
+
+def source_graph(graph: Graph, plan: Plan) -> Graph:
+    """The part of a graph that runs in the driver: its sources, and the queues that are fed by ``send``."""
+    sources = [processor for processor in graph.processors.values() if processor.kind == "source"]
+    declared = {processor.id for processor in sources}
+    sources += [Source(name) for name in plan.fed if name not in declared]
+    found = Graph(
+        graph.id,
+        sources,
+        store=graph.store,
+        errors=graph.errors,
+        strategy=graph.strategy,
+        system=graph.system,
+        durability=graph.durability,
+    )
+    found.directory = graph.directory
+    named = set(found.plan().queues) if sources else set()
+    found.queues = {name: options for name, options in plan.queues.items() if name in named}
+    found.default_source = plan.source if plan.source in named else None
+    return found

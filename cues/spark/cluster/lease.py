@@ -1,0 +1,88 @@
+"""Who runs a graph on a shared directory, and whether it still does: a courtesy, no lock.
+
+What keeps two drivers apart is that a record is put once (ledger.py). The lease spares them finding out: who
+starts and sees another one beat is told its host and pid, and has changed nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+from typing import TYPE_CHECKING, Any, Final
+
+from cues import clock, locks
+from cues.errors import AlreadyRunning
+from cues.ownership import LEASE_S
+from cues.spark.cluster.files import folder_of
+
+if TYPE_CHECKING:
+    from cues.spark.cluster.files import Files
+
+_LOOK_S: Final = 0.25
+_mine: set[str] = set()
+"""Owners in this process."""
+
+
+class Lease:
+    """The lease of one driver."""
+
+    def __init__(self, files: Files, graph: str, owner: str) -> None:
+        self._files = files
+        self._name = f"_cues/{folder_of(graph)}.driver.json"
+        self._graph = graph
+        self._owner = owner
+        self._beats = 0
+
+    def acquire(self, take_over: bool) -> None:
+        """Have the lease; waits up to :data:`LEASE_S` for a beat of another owner.
+
+        Raises :class:`AlreadyRunning` where there is one, unless ``take_over``.
+        """
+        text = self._files.read(self._name)
+        deadline = time.monotonic() + LEASE_S
+        while text and not take_over and not self._is_dead(text) and time.monotonic() < deadline:
+            time.sleep(_LOOK_S)
+            found = self._files.read(self._name)
+            if found != text and found:
+                other = _parsed(found)
+                raise AlreadyRunning(
+                    f"The graph {self._graph!r} is run on {self._files.url} by the driver"
+                    f" {other.get('pid')} on {other.get('host')}.",
+                    "stop that one; or take_over=True (cues run --take-over), after which it commits nothing more.",
+                    pid=other.get("pid", 0),
+                )
+            text = found
+        _mine.add(self._owner)
+        self.beat()
+
+    def _is_dead(self, text: str) -> bool:
+        """Whether its owner is a process of this boot that is gone."""
+        found = _parsed(text)
+        if found.get("boot") != clock.boot_id():
+            return False
+        if found.get("pid") == os.getpid():
+            return found.get("owner") not in _mine
+        return locks.process_state(int(found.get("pid", 0))) == "gone"
+
+    def beat(self) -> None:
+        """Say that this driver lives."""
+        self._beats += 1
+        found = {"owner": self._owner, "host": socket.gethostname(), "pid": os.getpid(), "boot": clock.boot_id()}
+        self._files.write(self._name, json.dumps({**found, "beat": self._beats}))
+
+    def release(self) -> None:
+        """Give it back, if it is still this driver's."""
+        _mine.discard(self._owner)
+        text = self._files.read(self._name)
+        if text and _parsed(text).get("owner") == self._owner:
+            self._files.delete(self._name)
+
+
+def _parsed(text: str) -> dict[str, Any]:
+    try:
+        found: dict[str, Any] = json.loads(text)
+    except ValueError:  # it is being written
+        return {}
+    return found

@@ -1,0 +1,86 @@
+"""Messages as rows, in an executor: what a part of a step takes from one input.
+
+A row is a message of a queue as its data file has it, with the input that it came by and its offset in the
+step. They stand in for the record batches of a store: :class:`RowSlice` answers what
+:class:`cues.taking.Slice` does, also where the messages of a part do not follow one another, because a
+key decides which part they are in.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple, cast
+
+from cues import codec, names, provenance
+from cues.batch import Batch
+from cues.hashes import Range
+from cues.provenance import Provenance
+from cues.taking import Input, Slice
+
+
+class Entrance(NamedTuple):
+    """An input of a processor, as executors know it."""
+
+    binding: str
+    tailer: str
+    queue: str
+    identity: bytes
+    kept: frozenset[str]
+    """What the queue adds to the metadata of its messages."""
+
+
+@dataclass(slots=True)
+class Row:
+    """A message that a step takes."""
+
+    offset: int
+    """In the step."""
+    index: int
+    """On its queue."""
+    time_us: int
+    hash: str | None
+    value: bytes
+    meta: bytes | None
+
+
+class RowSlice(Slice):
+    """What a part takes from one input. What is asked by offset is by that in the part."""
+
+    __slots__ = ("entrance", "rows")
+
+    def __init__(self, entrance: Entrance, rows: list[Row], messages: list[dict[str, Any]] | None = None) -> None:
+        if messages is None:
+            messages = [codec.unpack(row.value) for row in rows]
+        # What is asked of an Input here are its ids.
+        super().__init__(cast(Input, entrance), rows[0].index, messages, cast(list[Batch], []))
+        self.entrance = entrance
+        self.rows = rows
+
+    def range(self, start: int, stop: int) -> Range:
+        """From the first to behind the last of the messages; of one that is the message itself."""
+        one = self.entrance
+        return one.tailer, one.identity, self.rows[start].index, self.rows[stop - 1].index + 1
+
+    def pristine(self, offset: int) -> dict[str, Any]:
+        return codec.unpack(self.rows[offset].value)  # type: ignore[no-any-return]
+
+    @property
+    def traced(self) -> bool:
+        return bool(self.entrance.kept) or any(row.meta is not None for row in self.rows)
+
+    def provenance(self) -> Provenance:
+        return provenance.concat([self.provenance_of(offset) for offset in range(len(self.rows))])
+
+    def provenance_of(self, offset: int) -> Provenance:
+        """Of one message, with the step onto this queue; as :meth:`cues.batch.Batch.provenance` of a batch."""
+        row, queue, kept = self.rows[offset], self.entrance.queue, self.entrance.kept
+        came = provenance.decode(row.meta, 1) if row.meta is not None else None
+        columns: dict[str, tuple[Any, Any]] = dict(came.columns) if came else {}
+        if "t" in kept or "time" in kept:
+            columns[queue] = (row.index if "t" in kept else None, row.time_us * 1000 if "time" in kept else None)
+        if "tx" in kept and names.TX not in columns:
+            columns[names.TX] = (row.index, None)
+        return Provenance(1, columns, came.extra if came else None)
+
+    def before(self, offset: int) -> Slice:
+        return RowSlice(self.entrance, self.rows[:offset], self.messages[:offset])

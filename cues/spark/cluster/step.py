@@ -1,0 +1,614 @@
+"""A processor whose queues are on a shared filesystem: take, run, commit. The driver's side of a step.
+
+    1. take       choose a range of messages of each input; they are in files, and stay there
+    2. taking     where the function has side effects, record what was taken before it runs
+    3. run        executors call the function and write what came of it, once, into the work folder: from here on
+                  there is one version of it, whatever else fails
+    4. write      number the messages in the order (offset of their source, order of the function), and write
+                  them to files that lie with their queues and are in no log
+    5. commit     put the record that moves the positions and names the files, if nobody has put one
+    6. forward    add the files to the logs of their queues
+
+Died before 5: the same messages are taken again, files that no record names are swept. Died after 5: the next
+start forwards, and a file that is in the log already is not added again. Between 4 and 6 nobody else of this
+driver appends to these queues, so the numbers of 4 are those of 6; and another driver cannot have committed
+anything that was not forwarded when this one claimed the processors.
+
+What is at most once moves its positions in 2, and not in 5.
+
+Not guaranteed: that queues of one step show it at the same moment (6 goes from one to the next).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import pickle
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Final
+
+from cues import clock, events, faults, names
+from cues.errors import CuesError, Diverged, ProcessorStopped
+from cues.failure import Failure, words
+from cues.hashes import Hasher
+from cues.processor import BATCH_SIZE, FRAME, Node
+from cues.runner import Interrupted
+from cues.spark.cluster import tasks
+from cues.spark.cluster.directory import SCHEMA, QueueDirectory, file_name
+from cues.spark.cluster.files import folder_of
+from cues.spark.cluster.frames import run_frame
+from cues.spark.cluster.ledger import Ledger, Record, Taking
+from cues.spark.cluster.rows import Entrance
+from cues.spark.cluster.tasks import Answer, Job, Ran, Target
+from cues.spark.remote import pack_job
+from cues.spark.session import in_short
+
+if TYPE_CHECKING:
+    from cues.spark.cluster.driver import Driver
+
+STEP_MESSAGES: Final = 50_000
+"""Most messages of a step: its three jobs cost about a second, whatever they do."""
+STEP_BYTES: Final = 128 << 20
+"""Most bytes of files that a step takes, about; a part of it is in a worker's memory."""
+ORDERED_MESSAGES: Final = 10_000
+"""Most messages of a step that one task does, unless ``batch_size`` says: so much is repeated after a crash."""
+STATE_SCHEMA: Final = "key BINARY, row BINARY, value BINARY, step BIGINT"
+STATE_FILES_MAX: Final = 16
+"""Files of a state; so many are folded into one."""
+
+
+class Stage:
+    """One processor that this driver owns. Used by one thread at a time."""
+
+    def __init__(self, driver: Driver, node: Node) -> None:
+        self.driver = driver
+        self.node = node
+        self.counters = events.Counters()
+        self.ledger = Ledger(driver.files, node.id, driver.owner)
+        self.inputs = {names.tailer_id(node.id, port.queue): driver.queues[port.queue] for port in node.inputs}
+        queues = dict.fromkeys([*(port.queue for port in node.outputs), *([node.errors] if node.errors else [])])
+        self.targets = [driver.queues[queue] for queue in queues]
+        self.ordered = node.side_effects or node.at_most_once
+        self._bindings = {names.tailer_id(node.id, port.queue): port.binding for port in node.inputs}
+        self._served = 0
+        self._hasher = Hasher(node.id, 0)
+        self._group = f"cues {node.id} {driver.owner}"
+        self._job: tuple[int, bytes] | None = None
+        self._stop: ProcessorStopped | None = None
+        self._under_way: Taking | None = None
+
+    # --- start ---
+
+    def claim(self) -> None:
+        """Own the processor, behind whatever is committed; finish what that one did not forward."""
+        while True:
+            last = self.ledger.read()
+            if last is not None:
+                self._forward(last)
+            if self.ledger.claim(last, self._positions(last)):
+                break
+        assert self.ledger.last is not None
+        where = ", ".join(f"{tailer} {next}" for tailer, (_, next) in self.ledger.last.positions.items())
+        what = "rewind" if self.ledger.last.taking else "resume" if last else "fresh"
+        self.driver.emit(events.Recovered(self.node.id, f"{what}: from {where}", logging.INFO, decision=what))
+
+    def _positions(self, last: Record | None) -> dict[str, tuple[str, int]]:
+        """Where it stands; raises :class:`Diverged` where a queue is another one."""
+        found = {}
+        for tailer, directory in self.inputs.items():
+            identity = directory.identity.hex()
+            known, next = (last.positions.get(tailer) if last else None) or (identity, 1)
+            if known != identity or next > directory.next:
+                raise Diverged(
+                    f"{self.node.id} stands at {next} of queue {directory.queue!r} with identity {known}; in"
+                    f" {directory.files.url} it has {identity} and ends before {directory.next}.",
+                    "the directory that belongs to these steps, or another --queues DIR to start over.",
+                    processor=self.node.id,
+                )
+            found[tailer] = known, next
+        return found
+
+    def _forward(self, record: Record) -> None:
+        """6. Add the files of a record to the logs of their queues."""
+        for queue, name in record.files.items():
+            directory = self.driver.queues.get(queue)
+            if directory is None:
+                raise Diverged(
+                    f"The last step of {self.node.id} wrote to the queue {queue!r}, which the graph does not have.",
+                    "one run of the graph as it was.",
+                    processor=self.node.id,
+                )
+            with directory.lock:
+                directory.forward(name)
+            faults.point("spark.forwarded")
+        if record.files:
+            self.driver.ring()
+
+    # --- what others ask ---
+
+    def ready(self) -> bool:
+        """Whether there is something to take."""
+        last = self.ledger.last
+        assert last is not None
+        some = any if self.node.mode == "alts" else all
+        return last.taking is not None or some(low < end for low, end in self._there().values())
+
+    @property
+    def positions(self) -> dict[str, int]:
+        """The index that is taken next, by queue. What a step has taken and not committed is behind it."""
+        last = self.ledger.last
+        assert last is not None
+        return {one.queue: last.positions[tailer][1] for tailer, one in self.inputs.items()}
+
+    def holds(self, queue: str) -> int | None:
+        """From where on a step under way, or one that is to be repeated, needs the messages of a queue."""
+        last = self.ledger.last
+        taking = self._under_way or (last.taking if last else None)
+        ranges = taking.ranges if taking else {}
+        return next((low for t, (low, _) in ranges.items() if self.inputs[t].queue == queue), None)
+
+    def _there(self) -> dict[str, tuple[int, int]]:
+        """What is there for each input, by tailer id: from, up to."""
+        last = self.ledger.last
+        assert last is not None
+        return {tailer: one.ready(last.positions[tailer][1]) for tailer, one in self.inputs.items()}
+
+    def cancel(self) -> None:
+        """Let a step under way go."""
+        with contextlib.suppress(Exception):  # the session was stopped, and its jobs with it
+            self.driver.context.cancelJobGroup(self._group)
+
+    # --- step ---
+
+    def step(self) -> bool:
+        """One turn; False where there was nothing to take. Raises :class:`Fenced` and :class:`ProcessorStopped`."""
+        if self._stop is not None:
+            raise self._stop
+        taking = self._take()
+        if taking is None:
+            self.ledger.check()
+            return False
+        faults.point("spark.take")
+        last = self.ledger.last
+        assert last is not None
+        if self.ordered and last.taking is None:
+            if self.node.at_most_once:
+                self.ledger.commit("taking", positions=self._moved(taking))
+            else:
+                self.ledger.commit("taking", taking=taking)
+            faults.point("spark.taking")
+        try:
+            self.driver.context.setJobGroup(self._group, f"{self.node.id}: {taking.ranges}", True)
+            with self._held(taking):
+                self._run_and_commit(taking)
+        except (CuesError, Interrupted):
+            raise
+        except Exception as error:
+            if self.driver.closed:
+                raise Interrupted from error
+            raise ProcessorStopped(
+                f"{self.node.id} stopped: Spark could not do its step over {_shown(taking)}: {in_short(error)}.",
+                "start again when the cause is gone; it goes on where it stands.",
+                processor=self.node.id,
+            ) from error
+        return True
+
+    def _run_and_commit(self, taking: Taking) -> None:
+        ran = self._run(taking)
+        if any(one.declined == "state" for one in ran.answers):
+            # Nothing counts; every task that calls this function is given the whole state from now on.
+            self.driver.files.delete(ran.folder)
+            self.ledger.commit("step", whole=True)
+            self.driver.emit(events.Event(self.node.id, "uses the processor's state: one task, one call after another"))
+            ran = self._run(taking)
+        for one in ran.answers:
+            if one.fatal is not None:
+                raise one.fatal
+        if ran.stop is not None and ran.stop[0] and not self.ordered and (ran.changed or self._by_key):
+            # What ran behind the message that failed may have changed the state too: once more, up to it.
+            self.driver.files.delete(ran.folder)
+            cut = ran.stop[0]
+            taking = Taking({t: (start, start + cut) for t, (start, _) in taking.ranges.items()}, taking.size)
+            ran = self._run(taking)
+        faults.point("spark.ran")
+        try:
+            self._commit(taking, ran)
+        finally:
+            self.driver.files.delete(ran.folder)
+
+    # 1. Take.
+
+    def _take(self) -> Taking | None:
+        last = self.ledger.last
+        assert last is not None
+        pending = last.taking
+        if pending is not None and all(self.inputs[t].first <= low for t, (low, _) in pending.ranges.items()):
+            return pending
+        ready = self._there()
+        size = self._size()
+        if self.node.mode == "alts":
+            tailers = list(ready)
+            for turn in range(len(tailers)):
+                place = (self._served + turn) % len(tailers)
+                low, end = ready[tailers[place]]
+                if end > low:
+                    self._served = place + 1
+                    count = self._bounded({tailers[place]: (low, end)}, min(size, end - low))
+                    return Taking({tailers[place]: (low, low + count)}, self._part_size(count))
+            return None
+        count = min(size, *(end - low for low, end in ready.values()))
+        if count <= 0:
+            return None
+        count = self._bounded(ready, count)
+        return Taking({tailer: (low, low + count) for tailer, (low, _) in ready.items()}, self._part_size(count))
+
+    def _size(self) -> int:
+        """Most messages of a step."""
+        options = self.node.options
+        if options.batch == FRAME or self.node.at_most_once:
+            return options.batch_size
+        if options.batch:
+            most = ORDERED_MESSAGES if self._single else STEP_MESSAGES
+            return max(1, most // options.batch_size) * options.batch_size
+        if not self.ordered:
+            return STEP_MESSAGES
+        return options.batch_size if options.batch_size != BATCH_SIZE else ORDERED_MESSAGES
+
+    def _bounded(self, ranges: dict[str, tuple[int, int]], count: int) -> int:
+        """Fewer messages, where they are large."""
+        for tailer, (low, _) in ranges.items():
+            files = self.inputs[tailer].within(low, low + count)
+            held, size = sum(one.count for one in files), sum(one.size for one in files)
+            if size > STEP_BYTES:
+                count = max(1, min(count, held * STEP_BYTES // size))
+        if self.node.options.batch and count > self.node.options.batch_size:
+            count -= count % self.node.options.batch_size
+        return count
+
+    def _part_size(self, count: int) -> int:
+        options = self.node.options
+        if options.batch:
+            return min(count, options.batch_size)
+        return count if self._single else -(-count // min(count, self._parallelism))
+
+    @property
+    def _parallelism(self) -> int:
+        return int(self.driver.context.defaultParallelism)
+
+    @property
+    def _single(self) -> bool:
+        """Whether one task does the step, one call after another."""
+        last = self.ledger.last
+        keyed = self.node.options.key is not None
+        return self.ordered or (last is not None and last.whole) or (keyed and not self._by_key)
+
+    @property
+    def _by_key(self) -> bool:
+        """Whether the messages of a key are a part."""
+        last = self.ledger.last
+        return (
+            self.node.options.key is not None
+            and self.node.mode != "join"
+            and not (self.node.options.batch or self.ordered or (last is not None and last.whole))
+        )
+
+    def _moved(self, taking: Taking, count: int | None = None) -> dict[str, tuple[str, int]]:
+        """The positions behind what was taken, or its first ``count`` messages."""
+        last = self.ledger.last
+        assert last is not None
+        moved = dict(last.positions)
+        for tailer, (low, high) in taking.ranges.items():
+            moved[tailer] = moved[tailer][0], high if count is None else low + count
+        return moved
+
+    @contextlib.contextmanager
+    def _held(self, taking: Taking) -> Iterator[None]:
+        """Keep the files that a step reads on the disk."""
+        held = [(self.inputs[t], self.inputs[t].within(*span)) for t, span in taking.ranges.items()]
+        for directory, files in held:
+            directory.hold(files)
+        self._under_way = taking
+        try:
+            yield
+        finally:
+            self._under_way = None
+            for directory, files in held:
+                directory.release(files)
+
+    # 3. Run.
+
+    def _run(self, taking: Taking) -> Ran:
+        from pyspark.sql import functions as F
+
+        if self.node.options.batch == FRAME:
+            return run_frame(self, taking)
+        rows = self._rows(taking)
+        count = next(high - low for low, high in taking.ranges.values())
+        parts = -(-count // taking.size)
+        sees = "nothing"
+        kept: Any = None
+        if self._single:
+            sees = "all"
+            state = self._state()
+            if state is not None:
+                rows = rows.unionByName(_state_rows(state, F.lit(0)))
+            shared = rows.coalesce(1)
+        elif self._by_key:
+            sees = "keys"
+            keyed = tasks.KeyTask(self._packed(), parts)
+            rows = rows.mapInArrow(lambda given: keyed(given), tasks.IN)
+            state = self._state()
+            if state is not None:
+                rows = kept = rows.persist()  # read twice: for the keys, and for the calls
+                state = state.join(rows.select("part", "key").distinct(), "key")
+                rows = rows.unionByName(_state_rows(state, F.col("part")))
+            shared = rows.repartitionById(parts, F.col("part"))
+        else:
+            shared = rows.repartitionById(parts, F.col("part")) if parts > 1 else rows.coalesce(1)
+        task = tasks.Task(self._packed(), sees, self.node.at_most_once)
+        ran = Ran(self.driver.scratch())
+        place = self.driver.files.url_of(ran.folder)
+        try:
+            shared = shared.sortWithinPartitions("part", "input", "offset")
+            shared.mapInArrow(lambda given: task(given), tasks.OUT).write.parquet(place)
+        finally:
+            if kept is not None:
+                kept.unpersist()
+        ran.answers = self.answers(place)
+        return ran
+
+    def answers(self, place: str) -> list[Answer]:
+        """What the driver has to know of the parts."""
+        found = self.driver.session.read.schema(tasks.OUT).parquet(place).where(f"kind = {tasks.ANSWER}")
+        return sorted((pickle.loads(row.value) for row in found.select("value").collect()), key=lambda one: one.part)
+
+    def read(self, directory: QueueDirectory, low: int, high: int) -> Any:
+        """The messages [low, high) of a queue as a DataFrame."""
+        urls = directory.urls(directory.within(low, high))
+        return self.driver.session.read.schema(SCHEMA).parquet(*urls).where(f"index >= {low} AND index < {high}")
+
+    def _rows(self, taking: Taking) -> Any:
+        """The messages of the step as tasks take them."""
+        found: Any = None
+        for number, (tailer, directory) in enumerate(self.inputs.items()):
+            if tailer not in taking.ranges:
+                continue
+            low, high = taking.ranges[tailer]
+            rows = self.read(directory, low, high).selectExpr(
+                f"int((index - {low}) div {taking.size}) AS part",
+                f"int({number}) AS input",
+                f"index - {low} AS offset",
+                "index",
+                "unix_micros(time) AS time",
+                "hash",
+                "value",
+                "meta",
+                "CAST(NULL AS BINARY) AS key",
+            )
+            found = rows if found is None else found.unionAll(rows)
+        return found
+
+    def entrances(self) -> tuple[Entrance, ...]:
+        return tuple(
+            Entrance(self._bindings[tailer], tailer, one.queue, one.identity, one.options.kept)
+            for tailer, one in self.inputs.items()
+        )
+
+    def _packed(self) -> bytes:
+        last = self.ledger.last
+        assert last is not None
+        if self._job is None or self._job[0] != last.epoch:
+            places = {one.queue: number for number, one in enumerate(self.targets)}
+            job = Job(
+                self.node,
+                self.driver.system,
+                last.epoch,
+                self.driver.store_id,
+                self.entrances(),
+                tuple(Target(one.queue, one.options) for one in self.targets),
+                {port.binding: places[port.queue] for port in self.node.outputs},
+                places[self.node.errors] if self.node.errors else None,
+            )
+            self._job = last.epoch, pack_job(job)
+        return self._job[1]
+
+    # --- state ---
+
+    def _state(self) -> Any:
+        """The state as it is, a row a row; None where there is none."""
+        from pyspark.sql import functions as F
+
+        last = self.ledger.last
+        assert last is not None
+        if not last.state:
+            return None
+        found = self.driver.session.read.schema(STATE_SCHEMA).parquet(*map(self.driver.files.url_of, last.state))
+        newest = found.groupBy("row").agg(F.first("key").alias("key"), F.max_by("value", "step").alias("value"))
+        return newest.where("value IS NOT NULL")
+
+    def _write_state(self, ran: Ran) -> tuple[str, ...]:
+        """The files of the state behind this step: what changed, in one more; many folded into one before."""
+        last = self.ledger.last
+        assert last is not None
+        before = last.state
+        if not ran.changed:
+            return before
+        read = self.driver.session.read
+        if len(before) >= STATE_FILES_MAX:
+            folded = self._state().selectExpr("key", "row", "value", f"bigint({last.number}) AS step")
+            before = (self._state_file(folded, "base"),)
+        rows = read.schema(tasks.OUT).parquet(self.driver.files.url_of(ran.folder)).where(f"kind = {tasks.STATE}")
+        number = last.number + 1
+        changed = rows.selectExpr(
+            "substring(meta, 1, int(ordinal)) AS key", "meta AS row", "value", f"bigint({number}) AS step"
+        )
+        return (*before, self._state_file(changed, "delta"))
+
+    def _state_file(self, rows: Any, kind: str) -> str:
+        folder = self.driver.scratch()
+        rows.coalesce(1).write.parquet(self.driver.files.url_of(folder))
+        (name,) = self._written(folder)
+        last = self.ledger.last
+        assert last is not None
+        owner = folder_of(self.driver.owner)
+        target = f"_cues/state/{folder_of(self.node.id)}/{last.number + 1:012d}-{kind}-{owner}.parquet"
+        self.driver.files.move(f"{folder}/{name}", target)
+        self.driver.files.delete(folder)
+        return target
+
+    def _written(self, folder: str) -> list[str]:
+        return [name for name in self.driver.files.names(folder) if name.startswith("part-")]
+
+    # 4 to 6.
+
+    def _commit(self, taking: Taking, ran: Ran) -> None:
+        stop = ran.stop
+        count = next(high - low for low, high in taking.ranges.values())
+        whole = count if stop is None else stop[0]
+        if stop is not None:
+            self._stop = self._stopped(stop[1])
+            if not whole:
+                raise self._stop
+        written: dict[int, int] = {}
+        for one in ran.answers:
+            if stop is None or one.part * taking.size <= stop[0]:
+                for target, number in one.written.items():
+                    written[target] = written.get(target, 0) + number
+        digest = self._hasher.digest(
+            [(t, self.inputs[t].identity, low, low + whole) for t, (low, _) in sorted(taking.ranges.items())]
+        )
+        failed = sum(one.failed for one in ran.answers)
+        state = self._write_state(ran)
+        with contextlib.ExitStack() as locked:
+            directories = {target: self.targets[target] for target in written}
+            for directory in sorted(directories.values(), key=lambda one: one.queue):
+                locked.enter_context(directory.lock)
+                directory.settle()
+            # 4. Write.
+            files = self._write(ran, directories, written, whole)
+            faults.point("spark.written")
+            # 5. Commit.
+            before = self.ledger.last
+            assert before is not None
+            self.ledger.commit(
+                "step",
+                positions=before.positions if self.node.at_most_once else self._moved(taking, whole),
+                hash=digest.hex(),
+                files={directories[target].queue: file.name for target, file in files.items()},
+                state=state,
+                counts={"taken": whole, "written": sum(written.values()), "failed": failed},
+            )
+            for target, file in files.items():
+                directories[target].owed.append(file)
+            faults.point("spark.recorded")
+            # 6. Forward.
+            for directory in directories.values():
+                directory.settle()
+                faults.point("spark.forwarded")
+        self._drop_state(before.state, state)
+        self._count(whole * len(taking.ranges), sum(written.values()) - failed, failed, ran)
+        self.driver.ring()
+        if self._stop is not None:
+            raise self._stop
+
+    def _write(
+        self, ran: Ran, directories: dict[int, QueueDirectory], written: dict[int, int], whole: int
+    ) -> dict[int, Any]:
+        """Number the messages, and put a file of them beside each queue."""
+        if not written:
+            return {}
+        from pyspark.sql import Window
+        from pyspark.sql import functions as F
+
+        last = self.ledger.last
+        assert last is not None
+        files = self.driver.files
+        rows = self.driver.session.read.schema(tasks.OUT).parquet(files.url_of(ran.folder))
+        rows = rows.where(f"kind = {tasks.MESSAGE} AND offset < {whole}")
+        base: Any = F.lit(0).cast("bigint")
+        for target, directory in directories.items():
+            base = F.when(F.col("target") == target, F.lit(directory.next - 1).cast("bigint")).otherwise(base)
+        order = Window.partitionBy("target").orderBy("offset", "ordinal")
+        now_us = clock.now_ns() // 1000
+        numbered = rows.select(
+            (F.row_number().over(order) + base).alias("index"),
+            F.timestamp_micros(F.lit(now_us)).alias("time"),
+            "hash",
+            "value",
+            "meta",
+            "target",
+        )
+        folder = self.driver.scratch()
+        numbered.write.partitionBy("target").option("maxRecordsPerFile", 0).parquet(files.url_of(folder))
+        found = {}
+        for target, directory in directories.items():
+            (part,) = self._written(f"{folder}/target={target}")
+            name = file_name(directory.next, written[target], self.node.id, last.number + 1)
+            found[target] = directory.adopt(f"{folder}/target={target}/{part}", name)
+        files.delete(folder)
+        return found
+
+    def _drop_state(self, before: tuple[str, ...], now: tuple[str, ...]) -> None:
+        for name in set(before) - set(now):
+            self.driver.files.delete(name)
+
+    def _count(self, taken: int, written: int, failed: int, ran: Ran) -> None:
+        counters = self.counters
+        counters.steps += 1
+        counters.taken += taken
+        counters.written += written
+        counters.failed += failed
+        counters.retries += sum(one.retries for one in ran.answers)
+        first = next((one.first for one in ran.answers if one.first is not None), None)
+        if failed and first is not None:
+            self.driver.emit(
+                events.Failed(
+                    self.node.id,
+                    f"{failed} message{'s' if failed > 1 else ''} to {self.node.errors!r} after"
+                    f" {first.attempts} attempt{'s' if first.attempts > 1 else ''}:"
+                    f" {type(first.error).__name__}: {words(first.error)}",
+                    logging.WARNING,
+                    count=failed,
+                )
+            )
+        if any(one.declined == "again" for one in ran.answers):
+            self.driver.emit(
+                events.Event(
+                    self.node.id,
+                    "a task was lost with its executor; at-most-once, what it had taken is lost",
+                    logging.WARNING,
+                )
+            )
+
+    def _stopped(self, failure: Failure) -> ProcessorStopped:
+        where = "behind what its last step took: at-most-once" if self.node.at_most_once else "at this message"
+        error = ProcessorStopped(
+            f"{self.node.id} stopped after {failure.attempts} attempt{'s' if failure.attempts > 1 else ''}:"
+            f" {type(failure.error).__name__}: {words(failure.error)}",
+            f"mend the function and start again (it goes on {where}), or give the graph an error"
+            " queue: cues.Graph(…, errors='errors').",
+            processor=self.node.id,
+        )
+        error.__cause__ = failure.error
+        return error
+
+
+def _state_rows(state: Any, part: Any) -> Any:
+    """The state as rows that a task takes before its messages."""
+    from pyspark.sql import functions as F
+
+    return state.select(
+        part.cast("int").alias("part"),
+        F.lit(tasks.STATE_INPUT).alias("input"),
+        F.lit(0).cast("bigint").alias("offset"),
+        F.lit(0).cast("bigint").alias("index"),
+        F.lit(0).cast("bigint").alias("time"),
+        F.lit(None).cast("string").alias("hash"),
+        "value",
+        F.col("row").alias("meta"),
+        "key",
+    )
+
+
+def _shown(taking: Taking) -> str:
+    return ", ".join(f"{tailer} [{low}, {high})" for tailer, (low, high) in taking.ranges.items())

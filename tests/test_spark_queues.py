@@ -1,0 +1,301 @@
+"""A graph whose queues are on a shared filesystem leaves what it leaves on the embedded engine, whoever dies when."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+import signal
+import sqlite3
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import cues
+from cues import Graph, Sink, Source, Stream, faults, testing
+from cues.errors import AlreadyRunning, ProcessorStopped
+from cues.locks import process_state
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytest.importorskip("pyspark", reason="pyspark is not installed (pip install 'cues-streams[test]')")
+
+import spark_graphs
+import test_flights
+from children import Child
+from spark_cluster import until
+from spark_graphs import GRAPHS
+from test_spark_engine import IGNORED, template, without_times
+
+from cues import codec
+from cues.spark.cluster.files import folder_of
+
+
+def copy_of(template_path: Path, place: Path) -> None:
+    """A store and a directory whose queues have the identities of the template's, so that hashes can be compared."""
+    shutil.copytree(template_path, place / "store", ignore=IGNORED)
+    with cues.open(template_path, readonly=True) as store:
+        for queue in store.queues():
+            if "." not in queue:
+                folder = place / "queues" / folder_of(queue) / "_cues"
+                folder.mkdir(parents=True)
+                identity = store.queue(queue).row().identity.hex()
+                (folder / "queue.json").write_text(json.dumps({"identity": identity, "queue": queue}))
+
+
+def run(made: Graph, place: Path, spark: SparkSession, **options: Any) -> None:
+    running = made.start(engine="spark", spark=spark, store=place / "store", queues=place / "queues", **options)
+    try:
+        running.wait_done()
+    except ProcessorStopped:
+        running.drain(60)
+    finally:
+        running.close()
+
+
+def run_embedded(made: Graph, path: Path) -> None:
+    running = made.start(store=path)
+    try:
+        running.wait_done()
+    except ProcessorStopped:
+        running.drain(60)
+    finally:
+        running.close()
+
+
+def rows(place: Path, queue: str, spark: SparkSession) -> list[Any]:
+    """A queue as any Spark user reads it."""
+    folder = place / "queues" / folder_of(queue)
+    if not (folder / "_spark_metadata").exists():
+        return []
+    return spark.read.parquet(str(folder)).orderBy("index").collect()
+
+
+def left(place: Path, made: Graph, spark: SparkSession) -> dict[str, list[Any]]:
+    """The messages by queue; indices are dense, and tracebacks, which name lines that differ, are cut."""
+    found: dict[str, list[Any]] = {}
+    for queue in made.plan().queues:
+        there = rows(place, queue, spark)
+        assert [row["index"] for row in there] == list(range(1, len(there) + 1)), queue
+        found[queue] = [codec.unpack(bytes(row["value"])) for row in there]
+        for message in found[queue]:
+            _cut_traces(message)
+    return found
+
+
+def left_embedded(path: Path, made: Graph) -> dict[str, list[Any]]:
+    with cues.open(path) as store:
+        found = {queue: testing.messages(store, queue) for queue in made.plan().queues}
+    for messages in found.values():
+        for message in messages:
+            _cut_traces(message)
+    return found
+
+
+def _cut_traces(message: dict[str, Any]) -> None:
+    for cause in message.get("err/cause", ()):
+        cause["trace"] = cause["trace"].splitlines()[-1]
+
+
+def all_shapes() -> Graph:
+    """The graphs that both engines run, as one: a session does several steps at once faster than one after another."""
+    parts = []
+    for name, made in GRAPHS.items():
+        part = made()
+        queues = {queue: f"{name} {queue}" for queue in part.plan().queues if queue != "in"}
+        streams = {id: f"{name} {id}" for id, one in part.processors.items() if one.kind != "source"}
+        parts.append(part.rebind(queues, processors=streams))
+    return cues.merge("g", *[_without_source(part) for part in parts[1:]], parts[0], queues={"in": {"metadata": True}})
+
+
+def _without_source(part: Graph) -> Graph:
+    """Its queue is another part's source."""
+    return Graph(
+        part.id,
+        [one for one in part.processors.values() if one.kind != "source"],
+        errors=part.errors,
+        system=part.system,
+        durability=part.durability,
+    )
+
+
+def test_files_hold_what_the_embedded_engine_leaves(spark: SparkSession, tmp_path: Path) -> None:
+    """Every shape: messages, their order, hashes that functions saw, metadata, errors with attempts."""
+    template(tmp_path / "template", all_shapes())
+    shutil.copytree(tmp_path / "template", tmp_path / "embedded", ignore=IGNORED)
+    copy_of(tmp_path / "template", tmp_path / "spark")
+    run_embedded(all_shapes(), tmp_path / "embedded")
+    run(all_shapes(), tmp_path / "spark", spark)
+    expected = left_embedded(tmp_path / "embedded", all_shapes())
+    found = left(tmp_path / "spark", all_shapes(), spark)
+    for one in (expected, found):
+        one["alts tagged"].sort(key=lambda m: (m["from"], m["n"]))  # which input is served first is free
+        # A step takes what is there when it begins.
+        assert sum(m["count"] for m in one.pop("batch function out")) == spark_graphs.COUNT
+        failed = one.pop("batch function that fails errors")
+        assert sum(len(m["err.proc/messages"]["in"]) for m in failed) == spark_graphs.COUNT
+    assert found.keys() == expected.keys()
+    for queue in expected:
+        assert without_times(found[queue]) == without_times(expected[queue]), queue
+
+
+def test_january_on_files_equals_an_independent_computation(spark: SparkSession, tmp_path: Path) -> None:
+    """Sinks run on executors: a database with positions of its own, and a page drawn from the processor's state."""
+    with test_flights.example(tmp_path) as flights:
+        flights.graph.directory = test_flights.EXAMPLES  # as the command line says: modules beside it travel
+        run(flights.graph, tmp_path, spark)
+        queues = left(tmp_path, flights.graph, spark)
+    page = next(tmp_path.glob("report*.html")).read_text()
+    with contextlib.closing(sqlite3.connect(next(tmp_path.glob("*.db")))) as db:
+        inserted = db.execute("select * from flights").fetchall()
+        rejected = db.execute("select at, problem from rejected").fetchall()
+    results = test_flights.Results(queues, inserted, rejected, page, testing.Report())
+    test_flights.expect(results, test_flights.expected_flights(test_flights.DATA))
+
+
+# --- who dies when --------------------------------------------------------------------------------
+
+
+class Death(BaseException):
+    """What a thread of a driver dies of here; the others stop where they are."""
+
+
+def mixed() -> Graph:
+    """A fork, an error queue with another writer on one of its queues, keyed state, and a sink that keeps positions."""
+    return Graph(
+        "g",
+        [
+            Source("in"),
+            Stream(spark_graphs.parity, "in", {"even": "even", "odd": "odd"}),
+            Stream(spark_graphs.counted, "even", "counted", key=spark_graphs.by_ten),
+            Stream(spark_graphs.picky, "in", "odd", retries=cues.Retry(2, 0.0)),
+            Sink(spark_graphs.noted, "counted", errors=None),
+        ],
+        errors="errors",
+        durability="process",
+    )
+
+
+def finish(place: Path, spark: SparkSession, count: int = 0, start: int = 0) -> None:
+    """Send some more, and run until nothing is left to do."""
+    with mixed().start(engine="spark", spark=spark, store=place / "store", queues=place / "queues") as running:
+        for n in range(start, start + count):
+            running.send("in", {"n": n})
+        running.wait_idle(timeout=240)
+
+
+def expect_exact(place: Path, spark: SparkSession, count: int) -> None:
+    """What one call after another would have left, computed here."""
+    found = left(place, mixed(), spark)
+    assert [m["n"] for m in found["in"]] == list(range(count))
+    assert [m["n"] for m in found["even"]] == list(range(0, count, 2))
+    wrong = [n for n in range(count) if n % 50 == 7 or n in (100, 200)]
+    picked = [n for n in range(count) if n not in wrong]
+    assert sorted(m["n"] for m in found["odd"]) == sorted([*range(1, count, 2), *picked])
+    assert [m["err.proc/messages"]["in"][0]["n"] for m in found["errors"]] == wrong
+    assert {m["err.proc/config"]["attempt"] for m in found["errors"]} <= {1, 2}
+    expected: dict[int, int] = {}
+    for message in found["counted"]:
+        key = message["n"] % 10
+        expected[key] = expected.get(key, 0) + 1
+        assert message["count"] == expected[key]
+    assert [m["n"] for m in found["counted"]] == list(range(0, count, 2))
+    with contextlib.closing(sqlite3.connect(place / "notes.db")) as db:
+        assert db.execute("select n from notes order by n").fetchall() == [(n,) for n in range(0, count, 2)]
+        assert db.execute("select count(distinct hash) from notes").fetchone() == (len(range(0, count, 2)),)
+
+
+def test_a_driver_that_dies_anywhere_has_lost_and_doubled_nothing(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At every crash point, one after the other, in one directory; each start finishes what the last one left."""
+    monkeypatch.setitem(spark.sparkContext.environment, "CUES_TEST_NOTES", str(tmp_path / "notes.db"))
+    points = [point for point in faults.SPARK_POINTS if point != "spark.replaced"]
+    sent = 0
+    for number, point in enumerate(points):
+        dead: list[str] = []
+        running: list[Any] = []
+
+        def die(name: str, dead: list[str] = dead, running: list[Any] = running) -> None:
+            dead.append(name)
+            for one in running:
+                one.halt()
+            raise Death(name)
+
+        faults.arm(point, 1 + number % 2 if point != "spark.claimed" else 1, die)
+        with contextlib.suppress(Death, ProcessorStopped):
+            running.append(
+                mixed().start(engine="spark", spark=spark, store=tmp_path / "store", queues=tmp_path / "queues")
+            )
+            try:
+                for n in range(sent, sent + 30):
+                    running[0].send("in", {"n": n})
+                until(lambda running=running: running[0].stopped)
+            finally:
+                sent = len(running[0].store.queue("in"))
+                running[0].close()
+        faults.disarm()
+        assert dead[:1] == [point]
+    finish(tmp_path, spark, 30, sent)
+    expect_exact(tmp_path, spark, sent + 30)
+
+
+# Runs the graph of :func:`mixed`, and says how it ended.
+DRIVER = """
+import sys
+import cues
+from pathlib import Path
+from test_spark_queues import mixed
+
+place = Path(sys.argv[1])
+running = mixed().start(engine="spark", master="local[1]", store=place / "store", queues=place / "queues")
+try:
+    running.wait_idle(timeout=240)
+except cues.CuesError as error:
+    print("stopped")
+finally:
+    running.close()
+for error in running.stopped:
+    print(type(error).__name__, getattr(error, "reason", ""), flush=True)
+print("over", flush=True)
+"""
+
+
+def send(place: Path, count: int) -> None:
+    """Before any driver is there."""
+    with cues.open(place / "store", durability="process") as store:
+        store.queue("in").appender().write_many([{"n": n} for n in range(count)])
+
+
+def test_a_driver_that_was_stopped_and_goes_on_commits_nothing_more(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two that really overlap: one is held with its files written and its record not, another takes everything over."""
+    notes = str(tmp_path / "notes.db")
+    monkeypatch.setitem(spark.sparkContext.environment, "CUES_TEST_NOTES", notes)
+    send(tmp_path, 120)
+    with Child(DRIVER, tmp_path, CUES_FAULT="spark.written:3:stop", CUES_TEST_NOTES=notes) as held:
+        until(lambda: process_state(held.pid) in ("stopped", "zombie", "gone"), timeout_s=150)
+        assert process_state(held.pid) == "stopped", held.errors()
+
+        def taken_over() -> bool:
+            try:
+                with mixed().start(
+                    engine="spark", spark=spark, store=tmp_path / "store", queues=tmp_path / "queues", take_over=True
+                ) as running:
+                    running.wait_idle(timeout=240)
+                    return True
+            except AlreadyRunning:  # the store's own lease has to run out
+                return False
+
+        until(taken_over, timeout_s=300)
+        expect_exact(tmp_path, spark, 120)
+        held.signal(signal.SIGCONT)
+        told = []
+        while told[-1:] != ["over"]:
+            told.append(held.line())
+    assert "Fenced takeover" in told, told
+    finish(tmp_path, spark, 30, 120)
+    expect_exact(tmp_path, spark, 150)
