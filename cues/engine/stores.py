@@ -19,7 +19,7 @@ from typing import Any, Final
 from cues import abroad, events, fork, names
 from cues.errors import Diverged
 from cues.graph import Graph
-from cues.options import FUNCTIONS, QueueOptions
+from cues.options import QueueOptions
 from cues.plan import Plan
 from cues.processor import Node
 from cues.queue import Queue, create_queue
@@ -208,7 +208,7 @@ def prepare(stores: Stores, plan: Plan, graph: Graph, emit: Emit) -> dict[str, Q
         given = graph.queues.get(name) or graph.queues.get("*")
         store = stores.store_of(name)
         if store is home:
-            opened[name] = home.queue(name, **(_asked(given.inside) if given else {}))
+            opened[name] = home.queue(name, **(given.inside.asked if given else {}))
         else:
             opened[name] = _shared_queue(store, name, given.inside if given else QueueOptions(), emit)
     return opened
@@ -225,13 +225,6 @@ def _have(store: Store, queues: Mapping[str, QueueOptions]) -> None:
         missing = [name for name in queues if txn.get(names.queue_key(name)) is None]
     if missing:
         store.commit(create, missing)
-
-
-def _asked(given: QueueOptions) -> dict[str, Any]:
-    """The options to ask an existing queue for: one that was grown, or made with a key, is not refused by silence."""
-    placing = ("partitions", *FUNCTIONS)
-    said = given.to_dict()
-    return {name: value for name, value in vars(given).items() if name not in placing or name in said}
 
 
 def prepare_units(stores: Stores, units: Sequence[Node]) -> None:
