@@ -23,11 +23,12 @@ from terminal import Command
 from terminal import cues as command
 
 import cues
-from cues import events, graphfile, locks, wakeup
+from cues import events, graphfile, locks, names, wakeup
 from cues.engine import origin, supervised, supervisor
 from cues.engine.assignment import SLACK, assign
 from cues.engine.record import Record
 from cues.errors import AlreadyRunning, Fenced, GraphError, InvalidArgument, ProcessorStopped, WorkerDied
+from cues.ownership import read_row
 
 WAIT_S = 60
 
@@ -707,15 +708,27 @@ def test_a_fenced_worker_is_told_as_such(write: Write) -> None:
     graph = write(FED)
     running = graph.start(workers=1)
     with running.store.view() as txn:
-        from cues.ownership import read_row
-
         row = read_row(txn, "fed.root")
     assert row is not None
-    from cues import names
-
     stolen = row._replace(owner=b"somebody", epoch=row.epoch + 1)
     running.store.commit(lambda txn: txn.put(names.processor_key("fed.root"), stolen.pack()))
     running.send({"n": 1})
     with pytest.raises(Fenced, match="was taken over"):
         running.wait_idle(timeout=WAIT_S)
     running.close()
+
+
+def test_a_pid_that_another_process_has_by_now_does_not_keep_a_start_out(write: Write, tmp_path: Path) -> None:
+    """The owner died and its pid was given away: the lock is free, and that is what counts."""
+    graph = write(FED)
+    with graph.start(workers=1):
+        pass
+    with cues.open(tmp_path / "store") as store:
+        with store.view() as txn:
+            row = read_row(txn, "fed.root")
+        assert row is not None
+        store.commit(lambda txn: txn.put(names.processor_key("fed.root"), row._replace(pid=os.getppid()).pack()))
+    with graph.start(workers=1) as running:
+        running.send({"n": 2})
+        assert running.wait_idle(timeout=WAIT_S)
+        assert len(running.messages("roots")) == 1
