@@ -10,6 +10,7 @@ import contextlib
 import itertools
 import json
 import os
+import re
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -522,3 +523,20 @@ def test_a_checkpoint_has_one_text() -> None:
 def test_a_text_that_is_no_checkpoint_is_refused(text: str) -> None:
     with pytest.raises(cues.CheckpointError, match="kept as a checkpoint"):
         packing.unpack(text)
+
+
+# --- the page -------------------------------------------------------------------------------------
+
+
+def test_every_python_block_of_the_page_runs_and_prints_what_it_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("CUES_STORE", raising=False)
+    page = (Path(__file__).parent.parent / "docs" / "checkpoints.md").read_text()
+    blocks = re.findall(r"```python\n(.*?)```", page, re.S)
+    assert len(blocks) == 3
+    for block in blocks:
+        exec(compile(block, "checkpoints.md", "exec"), {"__name__": "page"})
+        promised = re.findall(r"print\(.*\) +# (.*)", block)
+        assert promised and capsys.readouterr().out.splitlines() == promised
