@@ -440,6 +440,13 @@ def test_the_file_is_readable_and_a_leftover_means_nothing(tmp_path: Path) -> No
     assert again.restore() == at(7) and again.state == {"total": 3, "name": "ü"}
 
 
+def test_the_state_is_at_once_what_a_restore_gives(tmp_path: Path) -> None:
+    checkpoint = JSONFileCheckpoint(tmp_path / "place")
+    checkpoint.restore()
+    checkpoint.commit(at(1), lambda state: state.update({1: (2, 3)}))
+    assert checkpoint.state == {"1": [2, 3]}
+
+
 def test_what_json_cannot_hold_is_refused_and_nothing_written(tmp_path: Path) -> None:
     checkpoint = JSONFileCheckpoint(tmp_path / "place")
     checkpoint.restore()
