@@ -25,10 +25,11 @@ What fails in such a sink may be the database and not the message: :class:`cues.
 the sink where it stands, whatever error queue it has, and it goes on there later.
 
 Not guaranteed: what the block does outside the database, and what it writes to it without asking
-``tx.fresh`` first. Indices of one store mean nothing in another, so a store that was made anew is
-refused (:class:`cues.Diverged`) until the target is new as well. A seek backwards delivers nothing again to such a
-target, unless the seek asks for delivery again (a higher generation): then the row starts anew, and
-removing what the table already holds is the user's decision.
+``tx.fresh`` first. Nor anything with ``concurrency=``, where a message may be written before one in front of
+it, which then is taken for written as well (``checkpoint=`` refuses it). Indices of one store mean nothing in
+another, so a store that was made anew is refused (:class:`cues.Diverged`) until the target is new as well. A
+seek backwards delivers nothing again to such a target, unless the seek asks for delivery again (a higher
+generation): then the row starts anew, and removing what the table already holds is the user's decision.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ import contextlib
 import itertools
 import json
 import os
+import re
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -439,6 +440,13 @@ def test_the_file_is_readable_and_a_leftover_means_nothing(tmp_path: Path) -> No
     assert again.restore() == at(7) and again.state == {"total": 3, "name": "ü"}
 
 
+def test_the_state_is_at_once_what_a_restore_gives(tmp_path: Path) -> None:
+    checkpoint = JSONFileCheckpoint(tmp_path / "place")
+    checkpoint.restore()
+    checkpoint.commit(at(1), lambda state: state.update({1: (2, 3)}))
+    assert checkpoint.state == {"1": [2, 3]}
+
+
 def test_what_json_cannot_hold_is_refused_and_nothing_written(tmp_path: Path) -> None:
     checkpoint = JSONFileCheckpoint(tmp_path / "place")
     checkpoint.restore()
@@ -522,3 +530,20 @@ def test_a_checkpoint_has_one_text() -> None:
 def test_a_text_that_is_no_checkpoint_is_refused(text: str) -> None:
     with pytest.raises(cues.CheckpointError, match="kept as a checkpoint"):
         packing.unpack(text)
+
+
+# --- the page -------------------------------------------------------------------------------------
+
+
+def test_every_python_block_of_the_page_runs_and_prints_what_it_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("CUES_STORE", raising=False)
+    page = (Path(__file__).parent.parent / "docs" / "checkpoints.md").read_text()
+    blocks = re.findall(r"```python\n(.*?)```", page, re.S)
+    assert len(blocks) == 3
+    for block in blocks:
+        exec(compile(block, "checkpoints.md", "exec"), {"__name__": "page"})
+        promised = re.findall(r"print\(.*\) +# (.*)", block)
+        assert promised and capsys.readouterr().out.splitlines() == promised

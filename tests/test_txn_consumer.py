@@ -445,6 +445,30 @@ def test_purged_messages_that_were_not_consumed_are_a_gap(store: Store, checkpoi
         Consumer(Noted(), [queue], JSONFileCheckpoint(checkpoint.path)).drain()
 
 
+def test_what_an_open_transaction_needs_is_not_to_be_purged(store: Store, tmp_path: Path) -> None:
+    """A successor reads it again when it is acknowledged; what is before it nobody does."""
+    queue = store.queue("q")
+    journal = f"{store.id.hex()}/q"
+    for number, purged in enumerate(("needed_from", "read_through")):
+        path = tmp_path / f"{number}.json"
+        with Publisher() as publisher:
+            write(queue, 1, 2)
+            publish(publisher, queue, 3)
+            write(queue, 4)
+            with Consumer(Noted(), [queue], JSONFileCheckpoint(path)) as consumer:
+                consumer.drain()
+            assert consumer.needed_from[journal] == queue.last_index - 1 < consumer.read_through[journal]
+            queue.purge(before=getattr(consumer, purged)[journal])
+            acknowledge(publisher)
+        app = Noted()
+        if purged == "needed_from":
+            Consumer(app, [queue], JSONFileCheckpoint(path)).drain()
+            assert app.told == [3]
+        else:
+            with pytest.raises(cues.txn.Gap):
+                Consumer(app, [queue], JSONFileCheckpoint(path)).drain()
+
+
 def test_an_acknowledgement_for_a_queue_that_is_gone_is_said_and_stops_nobody(
     tmp_path: Path, store: Store, checkpoint: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -496,6 +520,40 @@ def test_state_in_a_store_and_messages_for_it_are_one_commit(store: Store) -> No
         write(queue, 10)
         consumer.drain()
     assert checkpoint.state == {"sum": 16} and list(out.tailer()) == [{"sum": 6}, {"sum": 16}]
+
+
+def test_a_checkpoint_in_a_store_is_on_the_disk_before_others_hear_of_it(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its store is of the kind whose commits are not durable by themselves."""
+    order: list[str] = []
+
+    def noted(owner: Any, name: str) -> None:
+        real = getattr(owner, name)
+
+        def call(self: Any, *arguments: Any, **keywords: Any) -> Any:
+            if owner is not Store or self.id == store.id:
+                order.append(name)
+            return real(self, *arguments, **keywords)
+
+        monkeypatch.setattr(owner, name, call)
+
+    with cues.open(tmp_path / "elsewhere") as elsewhere:
+        out = elsewhere.queue("out")
+
+        class Passing(Noted):
+            def consume(self, envelope: Any, publisher: Any) -> None:
+                publisher.publish_uncommitted(lambda _: out, envelope.message)
+
+            def finalize(self, publisher: Any) -> Any:
+                return None
+
+        write(store.queue("q"), 1)
+        with Consumer(Passing(), [store.queue("q")], LMDBCheckpoint(store, "passing")) as consumer:
+            for owner, name in ((Store, "sync"), (LMDBCheckpoint, "_write"), (Publisher, "append_ack_intents")):
+                noted(owner, name)
+            consumer.drain()
+    assert order == ["append_ack_intents", "sync", "_write", "sync", "append_ack_intents"]
 
 
 # --- at random ------------------------------------------------------------------------------------

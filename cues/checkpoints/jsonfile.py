@@ -84,6 +84,8 @@ class JSONFileCheckpoint:
         state = copy.deepcopy(self.state)
         if work is not None:
             work(state)
+        # As it would be read again, now and not after the next start: JSON knows no tuples, and no keys but strings.
+        state = json.loads(_text(state))
         made = {"cues": _VERSION, "fence": fence, "checkpoint": packing.to_plain(checkpoint), "state": state}
         # 1. Lock.
         with self._locked():
@@ -168,7 +170,7 @@ class JSONFileCheckpoint:
         return found  # type: ignore[no-any-return]
 
     def _write(self, made: dict[str, Any]) -> None:
-        text = json.dumps(made, ensure_ascii=False, allow_nan=False)
+        text = _text(made)
         # A file of that name is of an owner that died here; its contents mean nothing.
         following = self.path.with_name(self.path.name + ".next")
         with open(following, "w") as file:
@@ -186,3 +188,7 @@ class JSONFileCheckpoint:
 
     def __repr__(self) -> str:
         return f"<cues.JSONFileCheckpoint {self.path}>"
+
+
+def _text(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, allow_nan=False)

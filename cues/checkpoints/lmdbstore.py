@@ -1,23 +1,25 @@
 """A checkpoint in a Cues store, beside state and messages that it stands for.
 
     \\0checkpoint\\0<name>        the fence, 8 bytes, big-endian
-    state of checkpoint.<name>   the checkpoint, and the user's state
+    state of checkpoint:<name>   the checkpoint, and the user's state
 
 The writer lock of a store is exclusion for one transaction and no ownership, so there is a fence here as in
 any other checkpoint: a commit compares it in its own transaction.
 
     1. work      the user's writes are collected; no user code runs inside the transaction
     2. commit    one transaction: the fence is mine, or Fenced; messages, state, checkpoint
-    3. ring      wake who waits for the queues that were written
+    3. sync      where the checkpoint is about to be acknowledged in other stores, and commits are not durable
+                 by themselves: a power cut must not take it back when they have heard of it
+    4. ring      wake who waits for the queues that were written
 
-Not guaranteed: more than the store does. Under ``durability="process"`` a power cut may take commits back
-whose acknowledgements are in other stores already; a consumer that publishes elsewhere wants "disk".
+Not guaranteed: more than the store does. What else a ``durability="process"`` store lost in a power cut is lost.
 """
 
 from __future__ import annotations
 
 import os
 import struct
+import threading
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Final
 
@@ -26,6 +28,7 @@ from cues.checkpoints import packing
 from cues.errors import CuesError, Fenced, Forked
 from cues.queue import Queue
 from cues.state import State, Table
+from cues.txn.stamped import check_one_log
 
 if TYPE_CHECKING:
     from cues.store import Store
@@ -55,6 +58,7 @@ class Writes:
                 f"The queue {queue.id!r} lies in {queue.store.path}, the checkpoint in {self._store.path}.",
                 "publish_uncommitted() of the consumer's publisher.",
             )
+        check_one_log(queue)
         options = queue.options
         found = list(messages)
         if found:
@@ -71,19 +75,22 @@ class LMDBCheckpoint:
         self.store = store
         self.name = names.check("checkpoint", name)
         self._key = names.checkpoint_key(name)
-        self._table = Table(store, f"checkpoint.{name}")
+        self._table = Table(store, f"checkpoint:{name}")  # no processor's: their ids have a dot
+        self._guard = threading.Lock()
+        """Held by who uses the table: a consumer commits in a thread of its own."""
         self._fence: tuple[int, int] | None = None
         """The fence that this object restored, and the process that did."""
 
     def restore(self) -> Checkpoint | None:
         """Raise the fence and return the last checkpoint; None when there is none yet."""
-        self._table.forget()
-        self._table.ensure()
-        self._fence = self.store.commit(self._raise_fence), os.getpid()
-        if faults.active:
-            faults.point("checkpoint.restored")
-        text = self._table.view(_CHECKPOINT).get("text")
-        self._table.call.discard()
+        with self._guard:
+            self._table.forget()
+            self._table.ensure()
+            self._fence = self.store.commit(self._raise_fence), os.getpid()
+            if faults.active:
+                faults.point("checkpoint.restored")
+            text = self._table.view(_CHECKPOINT).get("text")
+            self._table.call.discard()
         return None if text is None else packing.unpack(text)
 
     def commit(self, checkpoint: Checkpoint, work: Work | None = None) -> None:
@@ -93,23 +100,27 @@ class LMDBCheckpoint:
         written.
         """
         fence = self._mine()
-        try:
-            # 1. Work.
-            writes = Writes(self.store, self._table)
-            if work is not None:
-                work(writes)
-            self._table.view(_CHECKPOINT)["text"] = packing.pack(checkpoint)
-            self._table.call.settle()
-            # 2. Commit.
-            pages = self._table.pages() + sum(1 + len(p.pieces) for _, found in writes.appends for p in found)
-            self.store.commit(self._write, fence, writes, pages=pages)
-        except BaseException:
-            self._table.forget()
-            raise
-        self._table.committed()
+        with self._guard:
+            try:
+                # 1. Work.
+                writes = Writes(self.store, self._table)
+                if work is not None:
+                    work(writes)
+                self._table.view(_CHECKPOINT)["text"] = packing.pack(checkpoint)
+                self._table.call.settle()
+                # 2. Commit.
+                pages = self._table.pages() + sum(1 + len(p.pieces) for _, found in writes.appends for p in found)
+                self.store.commit(self._write, fence, writes, pages=pages)
+            except BaseException:
+                self._table.forget()
+                raise
+            self._table.committed()
+        # 3. Sync.
+        if checkpoint.ack_intents and self.store.durability != "disk":
+            self.store.sync()
         if faults.active:
             faults.point("checkpoint.after")
-        # 3. Ring.
+        # 4. Ring.
         mask = 0
         for queue, _ in writes.appends:
             mask |= queue.log.mask
@@ -151,8 +162,9 @@ class LMDBCheckpoint:
     @property
     def state(self) -> dict[Any, Any]:
         """A copy of the user's state as the last commit left it."""
-        found = dict(self._table.view(_STATE))
-        self._table.call.discard()
+        with self._guard:
+            found = dict(self._table.view(_STATE))
+            self._table.call.discard()
         return found
 
     def close(self) -> None:

@@ -39,14 +39,13 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
-import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from cues import faults, wakeup
-from cues.errors import CuesError, Diverged, InvalidArgument
+from cues.errors import CuesError, Diverged, InvalidArgument, SequenceError
 from cues.txn.mapping import journal_of
 from cues.txn.publisher import Publisher
 from cues.txn.reader import ReadUncommitted
@@ -177,7 +176,7 @@ class Consumer:
         self._ring = ring
         self._horizon_ns = int(horizon_s * 1e9)
         self._now = now
-        self._stop = threading.Event()
+        self._stopping = False
         self._ended = False
         self._sources: list[_Source] = []
         self._by_journal: dict[str, _Source] = {}
@@ -189,7 +188,10 @@ class Consumer:
         self._out: Envelope | None = None
         """A committed message that was handed out and not consumed: the next transaction's first."""
         self.read_through: dict[str, int] = {}
-        """By journal: before which index everything is processed, committed and acknowledged."""
+        """By journal: before which index everything was read, committed and acknowledged."""
+        self.needed_from: dict[str, int] = {}
+        """By journal: what is before this index is never read again, and may be purged. Below :attr:`read_through`
+        while a transaction is open there."""
 
     # --- running ------------------------------------------------------------------------------
 
@@ -202,9 +204,8 @@ class Consumer:
         self._run(draining=True)
 
     def stop(self) -> None:
-        """Let :meth:`run` end soon. From any thread, or a signal handler."""
-        self._stop.set()
-        self._ring_own()
+        """Let :meth:`run` end soon. From any thread, or a signal handler: it takes no lock, and a sleeper looks."""
+        self._stopping = True
 
     def close(self) -> None:
         """Let go of what was opened. What was not committed did not take place. Sources and checkpoint stay open."""
@@ -227,7 +228,7 @@ class Consumer:
         try:
             if self._publisher is None:
                 self._start()
-            while not self._stop.is_set() and self._transaction(draining):
+            while not self._stopping and self._transaction(draining):
                 pass
             self._settle()
         except BaseException as error:
@@ -257,7 +258,7 @@ class Consumer:
         self._sequencer = Sequencer(found.producers, self._ring, found.offsets)
         self._sources = [_Source(queue, found.offsets.get(journal_of(queue))) for queue in self._queues]
         self._by_journal = {source.journal: source for source in self._sources}
-        self.read_through = dict(found.offsets)
+        self._committed(found)
 
     # --- a transaction ------------------------------------------------------------------------
 
@@ -291,7 +292,12 @@ class Consumer:
     def _next(self) -> Envelope | None:
         """The next committed message; None when none can be had now."""
         while True:
-            found = self._sequencer.step()
+            try:
+                found = self._sequencer.step()
+            except SequenceError as error:
+                if isinstance(error.__cause__, CuesError):
+                    raise error.__cause__ from None  # a gap, or a damaged batch, in what is read again
+                raise
             if found is not None:
                 return found
             for source in self._sources:
@@ -313,7 +319,7 @@ class Consumer:
             age_s = self._now() - transaction.began
             transaction.young = age_s < self._min_s
             transaction.reading = transaction.reading and age_s < self._max_s
-        if self._stop.is_set():
+        if self._stopping:
             transaction.reading = transaction.young = False
 
     def _consume(self, transaction: _Transaction, envelope: Envelope) -> None:
@@ -349,7 +355,7 @@ class Consumer:
             return True
         # Nothing was consumed, so there is nothing to commit: more must come, unless no more is wanted.
         if transaction.began is None:
-            return not draining and not self._stop.is_set()
+            return not draining and not self._stopping
         # Who drains has read everything, and whatever is missing will not come.
         if draining:
             return False
@@ -368,7 +374,7 @@ class Consumer:
             left_s = max(0.0, transaction.began + due_s - self._now())
 
         def ready() -> bool:
-            if self._stop.is_set() and transaction.reading:
+            if self._stopping and transaction.reading:
                 return True
             if behind is not None and behind.done():
                 return True
@@ -419,7 +425,14 @@ class Consumer:
             with contextlib.suppress(CuesError):
                 publisher.close()
             raise
-        self.read_through = made.offsets
+        self._committed(made)
+
+    def _committed(self, checkpoint: Checkpoint) -> None:
+        needed = dict(checkpoint.offsets)
+        for one in checkpoint.producers:
+            if one.begin >= 0:
+                needed[one.journal] = min(one.begin, needed.get(one.journal, one.begin))
+        self.read_through, self.needed_from = checkpoint.offsets, needed
 
     def _collect(self) -> None:
         """Hear of the commit under way, if it is done. Raises what it failed with."""
