@@ -621,6 +621,8 @@ def _open_partition(store: Store, id: str, options: Mapping[str, Any]) -> Queue:
 
 def matching(store: Store, pattern: str) -> list[str]:
     """What :meth:`Store.matching` does."""
+    if not isinstance(pattern, str):
+        raise InvalidArgument(f"matching({pattern!r}): a pattern is text.", "'orders/*'.")
     queue, slash, partition = pattern.partition("/")
     found: list[str] = []
     prefix = names.queue_key("")

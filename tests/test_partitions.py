@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import pickle
 import random
+import threading
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -68,6 +69,7 @@ def test_messages_go_to_the_partition_of_their_key_in_one_transaction(store: cue
     one = queue.appender().write({"user": "user-3", "n": 200})
     assert isinstance(one, Place)
     assert one.partition == partition_for("user-3", 8)
+    assert (str(one), repr(one)) == (f"{int(one)}", f"<{int(one)} of partition {one.partition}>")
     assert pickle.loads(pickle.dumps(one)).partition == one.partition
     assert queue.appender().write_many([]) == []
 
@@ -416,6 +418,38 @@ def test_a_merged_tailer_waits_for_any_partition(store: cues.Store) -> None:
         tailer.index  # noqa: B018
     with pytest.raises(InvalidArgument, match="partition"):
         tailer.to_index(3)
+
+
+def test_writers_in_threads_a_growing_queue_and_a_reader_that_follows(store: cues.Store) -> None:
+    """Each message once; those of a writer, which appends one after another, in its order, on whatever partitions."""
+    queue = store.queue("q", partitions=2, partitioner="round-robin")
+    count, writers = 400, 4
+    grown = threading.Barrier(writers + 1)
+
+    def write(writer: int) -> None:
+        appender = store.queue("q").appender()
+        for n in range(count):
+            if n == count // 2:
+                grown.wait(30)
+            appender.write({"writer": writer, "n": n})
+
+    threads = [threading.Thread(target=write, args=(writer,)) for writer in range(writers)]
+    for thread in threads:
+        thread.start()
+    tailer = queue.tailer("reader")
+    found: list[dict[str, Any]] = []
+    while len(found) < count * writers:
+        if len(found) == count * writers // 2:
+            queue.grow(7)
+            grown.wait(30)
+        message = tailer.read(block=True, timeout=30)
+        assert message is not None
+        found.append(message)
+    for thread in threads:
+        thread.join()
+    for writer in range(writers):
+        assert [m["n"] for m in found if m["writer"] == writer] == list(range(count))
+    assert all(len(view) for view in queue.views)
 
 
 def test_partitions_are_there_after_reopening_and_check_walks_them(tmp_path: Path) -> None:
