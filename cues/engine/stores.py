@@ -245,10 +245,11 @@ def _shared_queue(store: Store, name: str, given: QueueOptions, emit: Emit) -> Q
     before = queue.options
     said = {option: getattr(given, option) for option in given.to_dict()}
     queue.give(given)
-    changed = [option for option, value in said.items() if getattr(before, option) != value]
+    known = before.to_dict()
+    changed = [option for option, value in given.to_dict().items() if known.get(option) != value]
     if changed:
         queue = store.queue(name, **said)
-        was, now = before.to_dict(), queue.options.to_dict()
-        what = ", ".join(f"{option} from {was.get(option, 'the default')} to {now[option]}" for option in changed)
+        now = queue.options.to_dict()
+        what = ", ".join(f"{option} from {known.get(option, 'the default')} to {now[option]}" for option in changed)
         emit(events.Event("", f"queue {name} of {store.path} is changed for all who use it: {what}", logging.WARNING))
     return queue
