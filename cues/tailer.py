@@ -54,6 +54,8 @@ class Envelope:
     producer: str | None
     metadata: dict[str, Any]
     """``{"q/hash", "q/queue": {queue: {"q/t", "q/time"}}, "tx/t"}``, as far as its queues keep it."""
+    partition: int = 0
+    """On which its index counts."""
 
 
 class Tailer:
@@ -82,7 +84,7 @@ class Tailer:
         self._purges = -1
         self._last: tuple[Batch, int] | None = None
         self.served = 0
-        self._row_key = names.reader_key(queue.id, 0, name) if name is not None else b""
+        self._row_key = names.reader_key(queue.name, queue.log.partition, name) if name is not None else b""
         with self._store.view() as txn:
             row = self._log.row(txn)
             self._kept = queue.follow_options(txn, row).kept
@@ -145,6 +147,11 @@ class Tailer:
         return self._index
 
     @property
+    def positions(self) -> dict[int, int]:
+        """The index that is read next, by partition: the one that this tailer reads."""
+        return {self._log.partition: self._index}
+
+    @property
     def last_read_index(self) -> int | None:
         """The index of the message read last; None before the first."""
         return self._last[0].first + self._last[1] if self._last else None
@@ -162,6 +169,7 @@ class Tailer:
             head.hash.hex() if head.hash else None,
             None,
             self._metadata(batch, offset),
+            self._log.partition,
         )
 
     @property
@@ -343,7 +351,7 @@ class Tailer:
         return {**message, names.META: self._metadata(batch, offset)}
 
     def _metadata(self, batch: Batch, offset: int) -> dict[str, Any]:
-        return metadata(batch, offset, self.queue.id, self._kept)
+        return metadata(batch, offset, self._log.id, self._kept)
 
     # --- the stored position of a named tailer ---
 

@@ -19,11 +19,12 @@ PROCESSORS = ROOT.parent / "processors"
 
 # Each module may import only what stands before it. The numbers are the layers of docs/design.md.
 ORDER = [
-    (0, "errors names codec clock faults events provenance batch hashes tries options"),
+    (0, "errors names codec clock faults events provenance batch hashes tries partitioners options"),
     (1, "locks wakeup datafile writers store"),
-    (2, "log queue tailer state abroad outside fork ownership retention"),
+    (2, "log spread queue tailer merged state abroad outside fork ownership retention"),
     (3, "processor taking concurrency eventloop imperative failure results process runner delivery feed forwarder"),
     (4, "topology plan compose graph graphfile draw"),
+    (4, "groups"),
     (
         5,
         "engine engine.stores engine.assembly engine.local"
@@ -45,6 +46,7 @@ UPWARD = {
     ("store", "queue"): "Store.queue: what a user calls first",
     ("store", "check"): "Store.check: a suspect store is checked before it is used",
     ("queue", "tailer"): "Queue.tailer: a queue hands out its readers",
+    ("queue", "merged"): "Queue.tailer, of a queue with several partitions",
     ("queue", "retention"): "retention looks at positions, of processors and of named tailers",
 }
 """Imports inside functions that go up, and why."""

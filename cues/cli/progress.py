@@ -11,7 +11,7 @@ from typing import Any, Final
 from cues import events, metrics
 from cues.cli.live import Live
 from cues.cli.output import Column, duration, table
-from cues.engine.local import Running
+from cues.engine.local import Running, Standing
 
 _REDRAW_S: Final = 0.2
 _LINE_S: Final = 1.0
@@ -148,20 +148,31 @@ def progress_for(graph: str, *, quiet: bool, verbose: bool) -> Progress:
 
 def measure(running: Running) -> list[dict[str, Any]]:
     """Each processor's counters, and what waits for it."""
-    rows = []
+    units: dict[str, list[Standing]] = {}
     for standing in running.standings():
-        counters = standing.counters
+        units.setdefault(standing.processor, []).append(standing)
+    rows = []
+    for processor, standings in units.items():
+        counters = [one.counters for one in standings]
+        tailers = [tailer for one in standings for tailer in metrics.tailers(running.store, one.id)]
         rows.append(
             {
-                "processor": running.plan.node(standing.id).name,
-                "taken": counters.taken,
-                "written": counters.written,
-                "failed": counters.failed,
-                "lag": sum(tailer.lag or 0 for tailer in metrics.tailers(running.store, standing.id)),
-                "state": standing.state,
+                "processor": processor.rpartition(".")[2],
+                "taken": sum(one.taken for one in counters),
+                "written": sum(one.written for one in counters),
+                "failed": sum(one.failed for one in counters),
+                "lag": sum(tailer.lag or 0 for tailer in tailers),
+                "state": _state(standings),
             }
         )
     return rows
+
+
+def _state(standings: list[Standing]) -> str:
+    """Of a processor, all of whose units are given; one that stopped is what there is to say."""
+    if any(one.state == "stopped" for one in standings):
+        return "stopped"
+    return standings[0].state
 
 
 def _is_told_at_the_end(event: events.Event) -> bool:
