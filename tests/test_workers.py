@@ -165,6 +165,16 @@ def tock(tick):
 """
 
 
+def test_what_workers_print_is_not_mixed_with_the_table(tmp_path: Path, write: Write) -> None:
+    write(LIVE.replace("    return tick\n", "    print('saw', tick['n'])\n    return tick\n"))
+    with Command("run", tmp_path / "graph.py", "--workers", 2, terminal=True) as running:
+        running.until("saw 300\r\n")
+        running.type("\x03")
+        assert running.wait() == 130, running.text
+    saw = [line for line in running.screen.split("\n") if "saw" in line]
+    assert saw[:250] == [f"saw {n}" for n in range(250)]
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_the_first_signal_drains_also_when_the_workers_get_it(tmp_path: Path, write: Write, number: int) -> None:
     """A Ctrl-C reaches the whole terminal, and a service manager sends SIGTERM to all of a service."""
