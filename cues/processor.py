@@ -250,6 +250,10 @@ class Stream(Processor):
     and each queue gets it) or a dict of bindings (it returns a dict by binding). A parameter
     called ``process`` gets the :class:`Process`.
 
+    Over inputs with several partitions it runs as a unit for each, with positions and state of its own;
+    ``instances=n`` divides the units over n threads (default: one steps them in turn), so the function must
+    stand being called by several at once.
+
     ``async def`` functions run on an event loop that lives as long as the processor. With
     ``concurrency=n`` up to n calls run at once; outputs stay in input order.
 

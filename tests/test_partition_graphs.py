@@ -317,6 +317,29 @@ def test_a_queue_that_grew_gives_new_units_that_begin_at_its_start(tmp_path: Pat
             testing.run_until_idle(more, store)
 
 
+@pytest.mark.parametrize("path", [None, "abroad"])
+def test_units_that_a_processor_has_no_more_hold_nothing_back(tmp_path: Path, path: str | None) -> None:
+    """It read four partitions and reads one queue now: nobody waits for the other three any more."""
+    queues = {"orders": QueueOptions(partitions=4, key="user", retention="read", path=path and str(tmp_path / path))}
+
+    def made(queue: str) -> Graph:
+        return Graph("g", [Sink(lambda m: None, queue, id="sink"), Source("orders")], queues=queues)
+
+    with cues.open(tmp_path / "s", durability="process") as store:
+        testing.run_until_idle(made("orders"), store)
+        report = testing.run_until_idle(made("other"), store, accept_topology=True)
+        assert report.decisions == {"sink": "fresh"}
+        with store.view() as txn:
+            assert [key for key, _ in store.rows(txn, names.processor_key(""))] == [names.processor_key("g.sink")]
+            assert len(list(store.rows(txn, b"\0sub\0"))) == 1
+        assert store.check() == []
+        again = testing.run_until_idle(made("orders"), store, accept_topology=True)
+        assert set(again.decisions) == {"sink", "sink/1", "sink/2", "sink/3"}
+    if path:
+        with cues.open(tmp_path / path) as store, store.view() as txn:
+            assert len(list(store.rows(txn, names.LOW_WATERS))) == 4
+
+
 def test_growing_under_a_running_graph_loses_nothing(tmp_path: Path) -> None:
     """Those that write follow at once; what is on the new partitions waits for the next start."""
     graph = counting(tmp_path / "s")
@@ -435,6 +458,76 @@ def test_partitions_in_another_store(tmp_path: Path) -> None:
     with cues.open(tmp_path / "abroad") as store:
         judge(messages, store.queue("out"))
         assert store.check() == []
+
+
+def test_functions_that_place_messages_abroad_are_the_graphs_and_change_nothing(tmp_path: Path) -> None:
+    def last_digit(message: Message) -> str:
+        return str(message["n"])[-1]
+
+    def made() -> Graph:
+        options = QueueOptions(partitions=3, key=last_digit, path=str(tmp_path / "abroad"))
+        return Graph("g", [Stream(lambda m: m, "in", "out", id="copy")], queues={"out": options})
+
+    with cues.open(tmp_path / "home", durability="process") as store:
+        store.queue("in").appender().write_many([{"n": n} for n in range(40)])
+        testing.run_until_idle(made(), store)
+        store.queue("in").appender().write_many([{"n": n} for n in range(40, 80)])
+        report = testing.run_until_idle(made(), store)
+        assert not [event.text for event in report.events if "changed" in event.text]
+    with cues.open(tmp_path / "abroad") as store:
+        for number, view in enumerate(store.queue("out").views):
+            found = [m["n"] for m in view.tailer()]
+            assert found == [n for n in range(80) if partition_for(str(n)[-1], 3) == number]
+
+
+def test_an_imperative_function_reads_its_own_partition_and_writes_to_any(tmp_path: Path) -> None:
+    def look(message: Message, process: Any) -> None:
+        rate = process.tailers["rate"].read()
+        process.appenders["log"].write({"user": message["user"], "n": message["n"], "rate": rate and rate["n"]})
+        process.appenders["log"].write({"user": "all", "n": message["n"], "rate": None})
+
+    with cues.open(tmp_path / "s", durability="process") as store:
+        graph = Graph(
+            "g",
+            [Stream(look, "orders", None, tailers={"rate": "rates"}, appenders="log", batch_size=4)],
+            queues=parted(orders=3, rates=3, log=2),
+        )
+        assemble(graph, store).close()
+        users = [f"user-{n % 11}" for n in range(60)]
+        store.queue("rates").appender().write_many([{"user": user, "n": n} for n, user in enumerate(users)])
+        store.queue("orders").appender().write_many([{"user": user, "n": n} for n, user in enumerate(users)])
+        testing.run_until_idle(graph, store)
+        found = [m for m in store.queue("log").tailer() if m["user"] != "all"]
+        assert by_key(found) == by_key([{"user": user, "n": n} for n, user in enumerate(users)])
+        assert all(m["rate"] == m["n"] for m in found)  # both queues were placed alike
+        assert len(store.queue("log").partition(partition_for("all", 2))) >= 60
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+def test_a_batch_function_writes_more_than_it_took_to_any_partition(tmp_path: Path, wrong: bool) -> None:
+    def spread(messages: list[Message]) -> list[Message]:
+        last = [{"n": -1}] if wrong and any(m["n"] == 5 for m in messages) else []
+        return [{"user": f"{m['user']}-{part}", "n": m["n"]} for m in messages for part in range(5)] + last
+
+    with cues.open(tmp_path / "s", durability="process") as store:
+        graph = Graph(
+            "g",
+            [Stream(spread, "orders", "out", batch=True, batch_size=3)],
+            errors="errors",
+            queues=parted(orders=2, out=4),
+        )
+        assemble(graph, store).close()
+        messages = [{"user": f"user-{n % 3}", "n": n} for n in range(12)]
+        store.queue("orders").appender().write_many(messages)
+        testing.run_until_idle(graph, store)
+        failed = [m["n"] for e in store.queue("errors").tailer() for m in e["err.proc/messages"]["orders"]]
+        assert (5 in failed) is wrong and len(failed) <= 3
+        expected = [m for m in messages if m["n"] not in failed]
+        for number, view in enumerate(store.queue("out").views):
+            assert all(partition_for(m["user"], 4) == number for m in view.tailer())
+        assert by_key(list(store.queue("out").tailer())) == by_key(
+            [{"user": f"{m['user']}-{part}", "n": m["n"]} for m in expected for part in range(5)]
+        )
 
 
 def test_the_commands_understand_partitions(tmp_path: Path) -> None:

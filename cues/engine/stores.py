@@ -19,7 +19,7 @@ from typing import Any, Final
 from cues import abroad, events, fork, names
 from cues.errors import Diverged
 from cues.graph import Graph
-from cues.options import FUNCTIONS, QueueOptions
+from cues.options import QueueOptions
 from cues.plan import Plan
 from cues.processor import Node
 from cues.queue import Queue, create_queue
@@ -208,7 +208,7 @@ def prepare(stores: Stores, plan: Plan, graph: Graph, emit: Emit) -> dict[str, Q
         given = graph.queues.get(name) or graph.queues.get("*")
         store = stores.store_of(name)
         if store is home:
-            opened[name] = home.queue(name, **(_asked(given.inside) if given else {}))
+            opened[name] = home.queue(name, **(given.inside.asked if given else {}))
         else:
             opened[name] = _shared_queue(store, name, given.inside if given else QueueOptions(), emit)
     return opened
@@ -225,13 +225,6 @@ def _have(store: Store, queues: Mapping[str, QueueOptions]) -> None:
         missing = [name for name in queues if txn.get(names.queue_key(name)) is None]
     if missing:
         store.commit(create, missing)
-
-
-def _asked(given: QueueOptions) -> dict[str, Any]:
-    """The options to ask an existing queue for: one that was grown, or made with a key, is not refused by silence."""
-    placing = ("partitions", *FUNCTIONS)
-    said = given.to_dict()
-    return {name: value for name, value in vars(given).items() if name not in placing or name in said}
 
 
 def prepare_units(stores: Stores, units: Sequence[Node]) -> None:
@@ -252,10 +245,11 @@ def _shared_queue(store: Store, name: str, given: QueueOptions, emit: Emit) -> Q
     before = queue.options
     said = {option: getattr(given, option) for option in given.to_dict()}
     queue.give(given)
-    changed = [option for option, value in said.items() if getattr(before, option) != value]
+    known = before.to_dict()
+    changed = [option for option, value in given.to_dict().items() if known.get(option) != value]
     if changed:
         queue = store.queue(name, **said)
-        was, now = before.to_dict(), queue.options.to_dict()
-        what = ", ".join(f"{option} from {was.get(option, 'the default')} to {now[option]}" for option in changed)
+        now = queue.options.to_dict()
+        what = ", ".join(f"{option} from {known.get(option, 'the default')} to {now[option]}" for option in changed)
         emit(events.Event("", f"queue {name} of {store.path} is changed for all who use it: {what}", logging.WARNING))
     return queue
