@@ -47,6 +47,20 @@ def test_an_unknown_row_is_refused_with_those_that_there_are() -> None:
     assert "there are append-one" in found.stderr
 
 
+def test_the_benchmark_of_workers_runs_all_rows() -> None:
+    found = subprocess.run(
+        [sys.executable, str(CORE.parent / "workers.py"), "--quick", "--json"],
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    assert found.returncode == 0, found.stderr
+    lines = [json.loads(line) for line in found.stdout.splitlines()]
+    assert [line["row"] for line in lines] == ["throughput", "idle", "restart"]
+    for line in lines:
+        assert all(math.isfinite(figure) for figure in line.values() if isinstance(figure, float)), line
+
+
 @pytest.mark.long
 def test_those_of_spark_run_and_every_contender_does_the_same() -> None:
     pytest.importorskip("pyspark", reason="pyspark is not installed (pip install 'cues-streams[test]')")

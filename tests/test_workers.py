@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from terminal import Command
@@ -163,6 +163,16 @@ def ticks(position, process):
 def tock(tick):
     return tick
 """
+
+
+def test_what_workers_print_is_not_mixed_with_the_table(tmp_path: Path, write: Write) -> None:
+    write(LIVE.replace("    return tick\n", "    print('saw', tick['n'])\n    return tick\n"))
+    with Command("run", tmp_path / "graph.py", "--workers", 2, terminal=True) as running:
+        running.until("saw 300\r\n")
+        running.type("\x03")
+        assert running.wait() == 130, running.text
+    saw = [line for line in running.screen.split("\n") if "saw" in line]
+    assert saw[:250] == [f"saw {n}" for n in range(250)]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -651,6 +661,11 @@ def chains(*lengths: int) -> cues.Graph:
     return graph
 
 
+def shared(graph: cues.Graph, workers: int | Literal["auto"]) -> dict[str, tuple[str, ...]]:
+    plan = graph.plan()
+    return assign(plan.topology(), plan.running, workers)
+
+
 def cuts(graph: cues.Graph, found: dict[str, tuple[str, ...]]) -> int:
     """How many queues lead from one worker to another."""
     carrier = {unit.partition(".")[2]: worker for worker, units in found.items() for unit in units}
@@ -659,17 +674,17 @@ def cuts(graph: cues.Graph, found: dict[str, tuple[str, ...]]) -> int:
 
 def test_short_chains_stay_whole_and_long_ones_are_cut_for_the_balance() -> None:
     graph = chains(3, 3)
-    assert list(assign(graph.plan(), 2).values()) == [
+    assert list(shared(graph, 2).values()) == [
         ("g.c0-q0", "g.c0-q0-on", "g.c0-sink"),
         ("g.c1-q0", "g.c1-q0-on", "g.c1-sink"),
     ]
-    assert cuts(graph, assign(graph.plan(), 1)) == 0
+    assert cuts(graph, shared(graph, 1)) == 0
     graph = chains(*[3] * 8)
-    assert cuts(graph, assign(graph.plan(), 3)) == 0, "9, 9 and 6"
+    assert cuts(graph, shared(graph, 3)) == 0, "9, 9 and 6"
     graph = chains(8)
-    assert [len(units) for units in assign(graph.plan(), 4).values()] == [2, 2, 2, 2]
-    assert len(assign(graph.plan(), "auto")) == 1, "more workers would only hand messages to one another"
-    assert len(assign(chains(3, 3).plan(), 100)) == 6
+    assert [len(units) for units in shared(graph, 4).values()] == [2, 2, 2, 2]
+    assert len(shared(graph, "auto")) == 1, "more workers would only hand messages to one another"
+    assert len(shared(chains(3, 3), 100)) == 6
 
 
 @pytest.mark.parametrize("round", range(20))
@@ -679,13 +694,13 @@ def test_every_unit_is_carried_once_and_nobody_carries_much_more_than_a_fair_sha
     chance = random.Random(seed)
     lengths = [chance.randint(2, 9) for _ in range(chance.randint(1, 8))]
     workers = chance.randint(1, 12)
-    plan = chains(*lengths).plan()
-    found = assign(plan, workers)
+    graph = chains(*lengths)
+    found = shared(graph, workers)
     carried = [unit for units in found.values() for unit in units]
-    assert sorted(carried) == sorted(node.id for node in plan.running)
+    assert sorted(carried) == sorted(node.id for node in graph.plan().running)
     assert len(found) == min(workers, len(carried))
     assert max(map(len, found.values())) <= -(-len(carried) * SLACK // len(found))
-    assert found == assign(plan, workers)
+    assert found == shared(graph, workers)
 
 
 def test_logging_of_a_worker_goes_to_the_handlers_of_the_program(
@@ -732,3 +747,42 @@ def test_a_pid_that_another_process_has_by_now_does_not_keep_a_start_out(write: 
         running.send({"n": 2})
         assert running.wait_idle(timeout=WAIT_S)
         assert len(running.messages("roots")) == 1
+
+
+PARTITIONED = """
+graph = cues.Graph(
+    "parts", store=HERE + "/store", durability="process", queues={"in": cues.QueueOptions(partitions=6, key="user")}
+)
+graph.source("in")
+
+@graph.stream("in", "counted", key="user", instances=3)
+def count(message, process):
+    process.state["count"] = process.state.get("count", 0) + 1
+    return {**message, "count": process.state["count"], "pid": os.getpid()}
+"""
+
+
+def test_instances_are_spread_over_workers_and_keep_order_and_state_of_each_key(write: Write, checked: Any) -> None:
+    graph = write(PARTITIONED)
+    with graph.start(workers=3) as running:
+        for n in range(300):
+            running.send("in", {"user": f"user {n % 17}", "n": n})
+        assert running.wait_idle(timeout=WAIT_S)
+        counted = running.messages("counted")
+        pids = running.pids
+        assert running.counters()["parts.count"].written == 300
+        assert len(running.standings()) == 6
+    assert {message["pid"] for message in counted} == set(pids.values()) and len(pids) == 3
+    for user in range(17):
+        mine = [message for message in counted if message["user"] == f"user {user}"]
+        assert [message["n"] for message in mine] == list(range(user, 300, 17))
+        assert [message["count"] for message in mine] == list(range(1, len(mine) + 1))
+    record = Record.of(running.store.path, "parts")
+    assert record is not None
+    carried = [worker.units for worker in record.workers.values()]
+    assert sorted(carried) == [
+        ["parts.count", "parts.count/3"],
+        ["parts.count/1", "parts.count/4"],
+        ["parts.count/2", "parts.count/5"],
+    ]
+    checked(running.store.path)

@@ -1,17 +1,17 @@
 """Which worker carries what: a pure function over a graph's shape.
 
-    unit    what one owner runs: a processor, or its part on one partition; its id is that of row, try log and state
-    chain   units along a path of the graph: what one writes the next reads
+    unit      what one owner runs: a processor, or its part for one partition of what it reads
+    instance  units of a processor that are stepped in turn; all of them, unless it has ``instances=``
+    chain     processors along a path of the graph: what one writes the next reads
 
-1. Units are put in a row in the order of the graph, each chain without a gap.
+1. Processors are put in a row in the order of the graph, each chain without a gap.
 2. The row is cut into as many pieces as there are workers, none longer by more than a quarter than a fair
    share; of all ways to do so that with the fewest queues across the cuts, then the most even one. So
    short chains stay whole, and a long one is cut only where the balance asks for it.
-3. The instances of a processor over partitions do not stand in the row: they are dealt out, each to the worker
-   with the least, and two of one processor to two workers where there are enough. Without ``instances=`` all its
-   units are one element of the row.
+3. Several instances of a processor do not stand in the row: they are dealt out, each to the worker with
+   the least, and two of one processor to two workers where there are enough.
 
-Nobody knows before a run how much work a function is, so every unit counts as one. Who knows better
+Nobody knows before a run how much work a function is, so every instance counts as one. Who knows better
 says it by the number of workers, or by instances.
 """
 
@@ -20,11 +20,9 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final, Literal
 
 from cues.errors import InvalidArgument
-from cues.plan import Plan
 from cues.processor import Node
 from cues.topology import Topology
 
@@ -35,50 +33,24 @@ Assignment = dict[str, tuple[str, ...]]
 """Unit ids by worker name."""
 
 
-@dataclass(frozen=True)
-class Unit:
-    """What has one owner."""
-
-    id: str
-    processor: str
-    """Its processor's name, a node of the topology."""
-    instance: int | None = None
-    """Which of the processor's instances it belongs to; None where there is only one."""
+def check_number(workers: int | Literal["auto"]) -> None:
+    """Raise :class:`InvalidArgument` for what is no number of workers."""
+    if workers != "auto" and (not isinstance(workers, int) or isinstance(workers, bool) or workers < 1):
+        raise InvalidArgument(f"workers={workers!r} is no number of worker processes.", "1 or more, or 'auto'.")
 
 
-def units_of(plan: Plan, nodes: Sequence[Node]) -> list[Unit]:
-    """``nodes`` are what the graph's processors were divided into (:func:`cues.engine.assembly.divide`)."""
-    found = []
-    for node in nodes:
-        instances = node.options.instances
-        found.append(
-            Unit(node.id, plan.node(node.processor).name, node.partition % instances if instances > 1 else None)
-        )
-    return found
-
-
-def assign(plan: Plan, nodes: Sequence[Node], workers: int | Literal["auto"]) -> Assignment:
-    """Share a graph's units out among ``workers``; fewer where there are not so many units.
+def assign(topology: Topology, units: Sequence[Node], workers: int | Literal["auto"]) -> Assignment:
+    """Share a graph's units out among ``workers``; fewer where there are not so many instances.
 
     ``"auto"`` is a worker for each processor of the machine that this process may use, but not more than the graph
     has chains and instances: more would only hand messages to one another.
-
-    Raises :class:`InvalidArgument` for a number below 1.
     """
-    if workers != "auto" and (not isinstance(workers, int) or isinstance(workers, bool) or workers < 1):
-        raise InvalidArgument(f"workers={workers!r} is no number of worker processes.", "1 or more, or 'auto'.")
-    units = units_of(plan, nodes)
-    topology = plan.topology()
-    together: dict[str, list[str]] = {}
-    for unit in units:
-        if unit.instance is None:
-            together.setdefault(unit.processor, []).append(unit.id)
-    chains = _chains(list(together), topology)
-    instances = _instances(units)
+    alone, instances = _instances(units)
+    chains = _chains(list(alone), topology)
     asked = min(_cpus(), len(chains) + len(instances)) if workers == "auto" else int(workers)
     row = [name for chain in chains for name in chain]
     count = max(1, min(asked, len(row) + len(instances)))
-    loads = [[id for name in piece for id in together[name]] for piece in _cut(row, topology, count)]
+    loads = [[unit for name in piece for unit in alone[name]] for piece in _cut(row, topology, count)]
     loads += [[] for _ in range(count - len(loads))]
     _deal(instances, loads)
     return {f"worker-{number}": tuple(load) for number, load in enumerate((x for x in loads if x), 1)}
@@ -139,13 +111,21 @@ def _cut(row: Sequence[str], topology: Topology, pieces: int) -> list[Sequence[s
     return cut[::-1]
 
 
-def _instances(units: Sequence[Unit]) -> dict[tuple[str, int], list[str]]:
-    """The units of each instance, by processor and number."""
-    found: dict[tuple[str, int], list[str]] = {}
+def _instances(units: Sequence[Node]) -> tuple[dict[str, list[str]], dict[tuple[str, int], list[str]]]:
+    """The units of processors with one instance, by name; and of each of several, by name and number."""
+    by_name: dict[str, list[Node]] = {}
     for unit in units:
-        if unit.instance is not None:
-            found.setdefault((unit.processor, unit.instance), []).append(unit.id)
-    return found
+        by_name.setdefault(unit.processor.rpartition(".")[2], []).append(unit)
+    alone: dict[str, list[str]] = {}
+    several: dict[tuple[str, int], list[str]] = {}
+    for name, nodes in by_name.items():
+        ids = [node.id for node in nodes]
+        count = min(nodes[0].options.instances, len(ids))
+        if count == 1:
+            alone[name] = ids
+        else:
+            several |= {(name, number): ids[number::count] for number in range(count)}
+    return alone, several
 
 
 def _deal(instances: dict[tuple[str, int], list[str]], loads: list[list[str]]) -> None:

@@ -46,17 +46,14 @@ _LOOK_S: Final = 0.05
 
 @dataclass(frozen=True)
 class Standing:
-    """How one unit of a processor does."""
+    """How one unit does."""
 
     id: str
+    processor: str
+    """Id of its processor."""
     counters: events.Counters
     state: Literal["running", "ended", "stopped"]
     """ended: a source that has no more; stopped: at an error."""
-
-    @property
-    def processor(self) -> str:
-        """The id of its processor."""
-        return self.id.partition("/")[0]
 
 
 class Worker:
@@ -173,7 +170,8 @@ class Worker:
     def standing(self) -> Standing:
         ended = isinstance(self.delivery, SourceDelivery) and (self.finished or self.delivery.ended)
         state: Literal["running", "ended", "stopped"] = "ended" if ended else "running"
-        return Standing(self.id, self.delivery.counters, "stopped" if self.stopped is not None else state)
+        state = "stopped" if self.stopped is not None else state
+        return Standing(self.id, self.delivery.node.processor, self.delivery.counters, state)
 
     def idle(self, row: ProcessorRow | None, log_row: Callable[[Log], Row]) -> bool:
         """Whether there is nothing to take, by its row and those of the logs."""
@@ -432,8 +430,8 @@ class Running:
     def counters(self) -> dict[str, events.Counters]:
         """By processor id, since the start; of a processor over partitions, all units together."""
         found: dict[str, events.Counters] = {}
-        for unit in self.standings():
-            counters, id = unit.counters, unit.processor
+        for standing in self.standings():
+            counters, id = standing.counters, standing.processor
             found[id] = counters if id not in found else found[id].with_those_of(counters)
         return found
 

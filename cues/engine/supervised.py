@@ -21,11 +21,11 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from cues import events, locks
 from cues.engine import wire
 from cues.engine.assembly import divide, refuse_frames
-from cues.engine.assignment import assign
+from cues.engine.assignment import assign, check_number
 from cues.engine.local import Running, Standing
 from cues.engine.origin import digests, origin_of
 from cues.engine.record import Record, lock_of
-from cues.engine.stores import open_stores, prepare
+from cues.engine.stores import open_stores, prepare, prepare_units
 from cues.engine.supervisor import Supervisor
 from cues.errors import AlreadyRunning
 
@@ -50,6 +50,7 @@ class Supervised(Running):
         self._plan = self.graph.plan()
         refuse_frames(self._plan)
         workers = options.pop("workers")
+        check_number(workers)
         origin = origin_of(self.graph, options.pop("target"))
         take_over = options["take_over"]
         self._numbers = itertools.count(1)
@@ -59,10 +60,10 @@ class Supervised(Running):
         try:
             if not home.locks.try_lock(self._lock) and not take_over:
                 raise self._already_running(home.locks.holder(self._lock) or os.getpid())
+            self._await_orphans()
             self._queues = prepare(self._stores, self._plan, self.graph, self.emit)
             self._units = divide(self._plan, self._queues)
-            assignment = assign(self._plan, self._units, workers)
-            self._await_orphans()
+            prepare_units(self._stores, self._units)
             load = wire.Load("", origin, digests(self._plan), sys.argv)
             carry = wire.Carry(
                 (),
@@ -75,7 +76,7 @@ class Supervised(Running):
             self._record = Record(self.graph.id, os.getpid())
             self._supervisor = Supervisor(
                 home,
-                assignment,
+                assign(self._plan.topology(), self._units, workers),
                 lambda name: dataclasses.replace(load, worker=name),
                 lambda units, first, over: dataclasses.replace(
                     carry,
@@ -112,11 +113,11 @@ class Supervised(Running):
         """Let the workers of a supervisor that was killed come to their end, which the kernel has begun."""
         home = self._stores.home
         record = Record.of(home.path, self.graph.id)
-        pids = {worker.pid for worker in record.workers.values()} if record is not None else set()
         deadline = time.monotonic() + ORPHANS_S
-        for unit in self._units if pids else ():
-            while home.locks.holder(locks.offset_of(unit.id)) in pids and time.monotonic() < deadline:
-                time.sleep(0.005)
+        for worker in record.workers.values() if record is not None else ():
+            for unit in worker.units:
+                while home.locks.holder(locks.offset_of(unit)) == worker.pid and time.monotonic() < deadline:
+                    time.sleep(0.005)
 
     @property
     def store(self) -> Store:
@@ -203,8 +204,8 @@ class Supervised(Running):
         return False
 
     def _done(self) -> bool:
-        kinds = {unit.id: unit.kind for unit in self._units}
-        sources = [one for one in self.standings() if kinds[one.id] == "source"]
+        kinds = {node.id: node.kind for node in self.plan.running}
+        sources = [one for one in self.standings() if kinds[one.processor] == "source"]
         return all(one.state != "running" for one in sources) and self.idle()
 
     def _quiet_for(self, seconds: float) -> bool:

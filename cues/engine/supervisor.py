@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import dataclasses
 import logging
 import os
 import select
@@ -163,12 +164,17 @@ class Supervisor:
             stand = post.child.stand if post.child is not None else None
             now = {one.id: one for one in stand.standings} if stand is not None else {}
             for unit in post.units:
-                one = now.get(unit, Standing(unit, events.Counters(), "running"))
-                found[unit] = Standing(unit, _sum(one.counters, self._counted.get(unit)), one.state)
+                one = now.get(unit, Standing(unit, processor_of(unit), events.Counters(), "running"))
+                found[unit] = self._whole(one)
         for unit in tuple(self.stopped):
-            counters = found[unit].counters if unit in found else self._counted.get(unit, events.Counters())
-            found[unit] = Standing(unit, counters, "stopped")
+            one = found.get(unit) or self._whole(Standing(unit, processor_of(unit), events.Counters(), "stopped"))
+            found[unit] = dataclasses.replace(one, state="stopped")
         return found
+
+    def _whole(self, one: Standing) -> Standing:
+        """With what was counted by workers that are dead."""
+        before = self._counted.get(one.id)
+        return one if before is None else dataclasses.replace(one, counters=one.counters.with_those_of(before))
 
     # --- the thread ---
 
@@ -402,7 +408,7 @@ class Supervisor:
 
     def _count(self, child: Child) -> None:
         for one in child.stand.standings if child.stand is not None else ():
-            self._counted[one.id] = _sum(one.counters, self._counted.get(one.id))
+            self._counted[one.id] = self._whole(one).counters
 
     # --- workers that are stopped ---
 
@@ -466,5 +472,6 @@ def _print(worker: str, is_error: bool, line: str) -> None:
             print(line, flush=True)
 
 
-def _sum(one: events.Counters, other: events.Counters | None) -> events.Counters:
-    return one if other is None else one.with_those_of(other)
+def processor_of(unit: str) -> str:
+    """The id of a unit's processor."""
+    return unit.partition("/")[0]

@@ -18,6 +18,7 @@ Nothing of the command line is imported here: a restart waits for every import.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
 import mmap
 import os
@@ -97,7 +98,7 @@ class Carrier(Running):
         """How the processors do; asked for by the supervisor where ``number`` is not 0."""
         busy = any(worker.busy for worker in self.workers if not isinstance(worker.delivery, SourceDelivery))
         standings = [worker.standing for worker in self.workers]
-        standings = [type(s)(s.id, events.Counters(**vars(s.counters)), s.state) for s in standings]
+        standings = [dataclasses.replace(s, counters=events.Counters(**vars(s.counters))) for s in standings]
         idle = bool(number) and self.idle()
         return wire.Stand(number, idle, busy, tuple(standings))
 

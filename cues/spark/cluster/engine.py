@@ -127,7 +127,7 @@ class StageWorker(ClusterWorker):
 
     @property
     def standing(self) -> Standing:
-        return Standing(self.id, self.delivery.counters, "running" if self.stopped is None else "stopped")
+        return Standing(self.id, self.id, self.delivery.counters, "running" if self.stopped is None else "stopped")
 
     def idle(self, row: ProcessorRow | None, log_row: Callable[[Log], Row]) -> bool:
         """Whether there is nothing to take."""
