@@ -24,7 +24,7 @@ ORDER = [
     (1, "locks wakeup datafile writers store"),
     (2, "producers log queue tailer state abroad outside fork ownership retention"),
     (3, "processor taking concurrency eventloop imperative failure results process runner delivery feed forwarder"),
-    (3, "txn.stamped txn.publisher txn.reader txn.committed"),
+    (3, "txn.stamped txn.publisher txn.reader txn.committed txn.journals"),
     (4, "topology plan compose graph draw"),
     (5, "engine engine.stores engine.assembly engine.local"),
     (

@@ -74,7 +74,7 @@ def test_committed_messages_have_one_identity_a_record_batch(tmp_path: Path) -> 
         assert [parse_uuid(append.uuid) for append in appends] == [(p, c, f) for _, p, c, f, _ in found]
         assert all(batch.stamps is not None and batch.stamps.regular for batch in batches(queue))
         number = int.from_bytes(publisher.id, "big")
-        assert dict(producers.rows(store, "q")) == {number: producers.Written(clocks[-1], clocks[-1], 0)}
+        assert dict(producers.rows(store, "q")) == {number: producers.Written(clocks[-1], clocks[-1], 0, 0)}
 
 
 def test_a_transaction_over_two_stores_is_pending_until_its_intents_are_appended(tmp_path: Path) -> None:
