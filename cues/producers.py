@@ -20,7 +20,6 @@ from cues import batch, names
 from cues.batch import Page
 from cues.txn import stamps as stamping
 from cues.txn.identity import PRODUCER_BYTES, Flags
-from cues.txn.stamps import Stamps
 
 if TYPE_CHECKING:
     from cues.store import Store
@@ -69,13 +68,12 @@ class Written(NamedTuple):
         return True
 
 
-def advanced(written: Written | None, stamps: Stamps, index: int) -> Written:
-    """What a producer has written when messages with these stamps stand at ``index`` and behind it."""
-    first, last = stamps.clocks[0], stamps.clocks[-1]
+def advanced(written: Written | None, flags: int, first: int, last: int, index: int) -> Written:
+    """What a producer has written when messages with these flags and clocks stand at ``index`` and behind it."""
     if written is None:
         written = Written(0, first - 1, 0, 0)
     highest = max(written.last, last)
-    if stamps.flags == _CONTINUE:
+    if flags == _CONTINUE:
         return Written(highest, written.acked, written.begin or index, written.opened or first)
     return Written(highest, last, 0, 0)
 
@@ -95,7 +93,8 @@ def note(txn: Any, log: str, pages: Iterable[tuple[int, Page]]) -> None:
         producer = stamps.producer
         if producer not in found:
             found[producer] = read(txn, log, producer)
-        found[producer] = advanced(found[producer], stamps, index)
+        clocks = stamps.clocks
+        found[producer] = advanced(found[producer], stamps.flags, clocks[0], clocks[-1], index)
     for producer, written in found.items():
         assert written is not None
         txn.put(_key(log, producer), written.pack())

@@ -179,8 +179,7 @@ def _advance(known: dict[tuple[str, int], Written | None], log: str, uuid: uuids
     written = known[log, producer]
     if written is not None and written.repeats(clock, flags, before):
         return False
-    stamps = stamping.Stamps(producer, flags, range(clock, clock + 1))
-    known[log, producer] = producers.advanced(written, stamps, 1)  # any index: only whether one is pending counts
+    known[log, producer] = producers.advanced(written, flags, clock, clock, 1)  # at any index: it is not looked at
     return True
 
 
