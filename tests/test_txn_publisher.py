@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import threading
 import uuid
 from dataclasses import dataclass
@@ -342,6 +343,16 @@ def test_a_producer_that_died_in_its_next_transaction_is_rolled_back_by_its_last
             # No intent names the other queue.
             assert recovering.roll_back(other, dead.id) and not recovering.roll_back(other, dead.id)
             assert [flags for *_, flags, _ in written(other)] == [CONTINUE, ACK]
+
+
+def test_the_example_of_the_page_runs_and_prints_what_it_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    page = (Path(__file__).parent.parent / "docs" / "transactions.md").read_text()
+    (block,) = re.findall(r"^```python\n(.*?)^```", page, re.M | re.S)
+    exec(compile(block, "transactions.md", "exec"), {"__name__": "page"})
+    assert capsys.readouterr().out.splitlines() == re.findall(r"print\(.*\)\s+# (.*)", block)
 
 
 # --- messages that were stamped elsewhere ---------------------------------------------------------

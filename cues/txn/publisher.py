@@ -150,7 +150,7 @@ class Publisher:
         self._lost: BaseException | None = None
         """Why a pending message was not appended: this transaction must not be acknowledged."""
 
-    # --- publishing ---------------------------------------------------------------------------
+    # --- 1. publishing ------------------------------------------------------------------------
 
     def publish_committed(self, mapping: Mapping, message: Any) -> Append:
         """Append a message that readers see at once. Any thread may call it.
@@ -234,7 +234,7 @@ class Publisher:
             some.append(_Writer(self, store))
             return some[-1]
 
-    # --- acknowledging ------------------------------------------------------------------------
+    # --- 2 and 4. acknowledging -----------------------------------------------------------------
 
     def build_ack_intents(self, timeout: float | None = None) -> list[AckIntent]:
         """What acknowledges everything that was published uncommitted since the last time: one intent a queue.
