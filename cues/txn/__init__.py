@@ -22,9 +22,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from cues.errors import Desynchronised, FramingError, Gap, NoPartitions, SequenceError, UnexpectedEOF, WaitTimeout
+    from cues.partitioners import fnv1a32
     from cues.txn.framing import FrameReader, Framing, framing_for, register_framing
     from cues.txn.identity import ZERO_UUID, Clock, Flags, ProducerID, build_uuid, parse_uuid
-    from cues.txn.mapping import fnv1a32, journal_of, modulo_mapping, random_mapping, rendezvous_mapping
+    from cues.txn.mapping import journal_of, modulo_mapping, random_mapping, rendezvous_mapping
     from cues.txn.messages import DICT, MessageType, dicts
     from cues.txn.publisher import Append, Publisher
     from cues.txn.reader import ReadCommitted, ReadUncommitted
@@ -33,9 +34,10 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "errors": "Desynchronised FramingError Gap NoPartitions SequenceError UnexpectedEOF WaitTimeout",
+    "partitioners": "fnv1a32",
     "txn.framing": "FrameReader Framing framing_for register_framing",
     "txn.identity": "Clock Flags ProducerID ZERO_UUID build_uuid parse_uuid",
-    "txn.mapping": "fnv1a32 journal_of modulo_mapping random_mapping rendezvous_mapping",
+    "txn.mapping": "journal_of modulo_mapping random_mapping rendezvous_mapping",
     "txn.messages": "DICT MessageType dicts",
     "txn.publisher": "Append Publisher",
     "txn.reader": "ReadCommitted ReadUncommitted",

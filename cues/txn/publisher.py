@@ -334,7 +334,8 @@ class Publisher:
                         "missing='skip' at a recovery.",
                         queue=name,
                     )
-                return store.queue(name)
+                found = store.queue(name)
+                return found.partition(0) if found.spread else found
         raise StoreNotFound(
             f"The store {id} is not at {path} any more, where a transaction was to be acknowledged.",
             "the store where it was, or open where it is; missing='skip' at a recovery.",

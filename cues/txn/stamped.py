@@ -116,8 +116,13 @@ def encode(queue: Queue, message: dict[str, Any]) -> bytes:
     return codec.pack({key: value for key, value in message.items() if key not in batch.HEADER_KEYS})
 
 
-def check_target(queue: Queue) -> None:
+def check_target(queue: Queue | str) -> None:
     """Raise unless messages with identities may be appended here: to one log, that is no processor's."""
+    if isinstance(queue, str):
+        raise InvalidArgument(
+            f"The mapping answered {queue!r}, which is a name and no queue.",
+            "partitions that are queues: store.matching('…/*'), or a list of store.queue(…).",
+        )
     queue.check()
     queue._not_a_try_log("writes")
     check_one_log(queue)
@@ -125,10 +130,9 @@ def check_target(queue: Queue) -> None:
 
 def check_one_log(queue: Queue) -> None:
     """Raise for a queue with several partitions: clocks and acknowledgements count in one log."""
-    count = queue._options.partitions
-    if count > 1 and "/" not in queue.id:
+    if queue.spread:
         raise InvalidArgument(
-            f"The queue {queue.id!r} has {count} partitions, and transactions are of one log.",
+            f"The queue {queue.id!r} has {queue.partitions} partitions, and transactions are of one log.",
             f"one of store.matching('{queue.id}/*'), or a mapping over them.",
         )
 
