@@ -276,6 +276,7 @@ def test_a_publisher_is_not_used_by_a_forked_child_which_makes_its_own(tmp_path:
                 for call in calls:
                     with pytest.raises(Forked):
                         call()
+                publisher.close()  # as the end of a with block does
                 said = Publisher().id.hex()
             finally:
                 os.write(write, said.encode())

@@ -345,8 +345,11 @@ class Publisher:
     # --- end ----------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Flush, and end the threads. What was not acknowledged stays pending. Raises as :meth:`flush`."""
-        if self._closed:
+        """Flush, and end the threads. What was not acknowledged stays pending. Raises as :meth:`flush`.
+
+        In a forked child it does nothing: there is nothing of the publisher there.
+        """
+        if self._closed or os.getpid() != self._pid:
             return
         try:
             self.flush()
