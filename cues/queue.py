@@ -653,10 +653,32 @@ def _open_partition(store: Store, id: str, options: Mapping[str, Any]) -> Queue:
     return open_queue(store, name, {}).partition(int(number))
 
 
-def matching(store: Store, pattern: str) -> list[str]:
+class Matching(list[str]):
+    """Names that a pattern matches, as they were; called, it gives the queues that it matches by then."""
+
+    def __init__(self, store: Store, pattern: str) -> None:
+        self._store = store
+        self._pattern = pattern
+        self._known: dict[str, Queue] = {}
+        super().__init__(_matching(store, pattern))
+
+    def __call__(self) -> list[Queue]:
+        known = self._known
+        self._known = {
+            name: known[name] if name in known and not known[name].closed else self._store.queue(name)
+            for name in _matching(self._store, self._pattern)
+        }
+        return list(self._known.values())
+
+
+def matching(store: Store, pattern: str) -> Matching:
     """What :meth:`Store.matching` does."""
     if not isinstance(pattern, str):
         raise InvalidArgument(f"matching({pattern!r}): a pattern is text.", "'orders/*'.")
+    return Matching(store, pattern)
+
+
+def _matching(store: Store, pattern: str) -> list[str]:
     queue, slash, partition = pattern.partition("/")
     found: list[str] = []
     prefix = names.queue_key("")

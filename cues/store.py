@@ -51,7 +51,7 @@ from cues.errors import (
 from cues.writers import Turnstile
 
 if TYPE_CHECKING:
-    from cues.queue import Queue
+    from cues.queue import Matching, Queue
 
 R = TypeVar("R")
 
@@ -245,11 +245,12 @@ class Store:
             found = [key[len(prefix) :].decode() for key, _ in self.rows(txn, prefix)]
         return [name for name in found if all or "." not in name]
 
-    def matching(self, pattern: str) -> list[str]:
+    def matching(self, pattern: str) -> Matching:
         """The names of queues that a shell pattern matches: ``"page*"``; with a slash, of their partitions.
 
         ``"pageviews/*"`` gives ``pageviews/0``, ``pageviews/1``, … in their order, and each is a name for
         :meth:`queue`; the only log of a queue that is not partitioned is ``/0``. No pattern matches the slash.
+        The list is callable and then gives the queues that match by then, as :mod:`cues.txn.mapping` takes them.
         """
         from cues.queue import matching
 

@@ -6,6 +6,7 @@ import json
 import os
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Final
 
@@ -48,12 +49,8 @@ def send(target: str, messages: tuple[str, ...], store: str | None, create: bool
     its number: the lines before it are sent, nothing of what follows is. Exit code 1 then.
     """
     found = targets.resolve(target, store)
-    if found.file is not None and not found.name:
-        source = found.file.graph.plan().source or ""
-        found = replace(found, path=targets.store_of_queue(found.file, source, store))
     given = _arguments(messages)
-    with _open(found, create) as opened:
-        queue = _queue(found, opened, create)
+    with opened_queue(found, create, store) as queue:
         sender = _Sender(queue.appender())
         try:
             if given:
@@ -63,6 +60,16 @@ def send(target: str, messages: tuple[str, ...], store: str | None, create: bool
         finally:
             sender.tell(Output(output))
     return 0
+
+
+@contextmanager
+def opened_queue(found: targets.Target, create: bool, store: str | None = None) -> Iterator[Queue]:
+    """The queue that messages from outside are for, in its store; a graph file without a name means its source."""
+    if found.file is not None and not found.name:
+        source = found.file.graph.plan().source or ""
+        found = replace(found, path=targets.store_of_queue(found.file, source, store))
+    with _open(found, create) as opened:
+        yield _queue(found, opened, create)
 
 
 def _arguments(messages: tuple[str, ...]) -> list[dict[str, Any]]:

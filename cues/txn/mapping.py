@@ -8,8 +8,8 @@ When the number of partitions changes, modulo moves almost every key, and rendez
 new partition wins. Hashes and choices are those of Gazette (``message/mappings.go``).
 
 Partitions are queues, of any number of stores, or plain names; then a mapping answers names. They are
-given as a sequence, or as a callable that gives one and may give another each time
-(``store.matching("pageviews/*")``).
+given as a sequence, or as a callable that gives one and may give another each time:
+``store.matching("pageviews/*")`` gives the partitions that the queue has by then.
 """
 
 from __future__ import annotations
@@ -77,8 +77,8 @@ def name_of(partition: Any) -> str:
 
 
 def journal_of(queue: Queue) -> str:
-    """The name of a queue among those of all stores: ``<id of the store>/<queue>``."""
-    return f"{queue.store.id.hex()}/{queue.id}"
+    """The name of a log among those of all stores: ``<id of the store>/<queue>``, with ``/<n>`` for partition n > 0."""
+    return f"{queue.store.id.hex()}/{queue.log.id}"
 
 
 def _list(partitions: Partitions[P]) -> Sequence[P]:
