@@ -100,7 +100,8 @@ def test_every_crash_point_is_reached_by_some_scenario(forks: Forks, tmp_path: P
     for name in ("sink", "purge", "compaction", "side effects from abroad"):
         made = template(forks, name, tmp_path / name)
         reached |= {point for point, _ in undisturbed(forks, name, made)[0]}
-    assert reached == set(faults.POINTS)
+    groups = {point for point in faults.POINTS if point.startswith(("group", "session"))}  # test_sessions.py has these
+    assert reached == set(faults.POINTS) - groups
 
 
 @pytest.mark.parametrize("name", ["alts with messages on both", "alts across stores with messages on both"])
