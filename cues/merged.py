@@ -179,6 +179,8 @@ class MergedTailer(Tailer):
 
     def _next(self, n: int) -> list[dict[str, Any]]:
         """Take the next ``n`` messages and move, all or, with an error, nothing."""
+        if n == 1 and self.name is None:
+            return self._take_ahead(1)  # what raises has not moved anything
         while True:
             marks: list[Mark] = [(part._index, part._last) for part in self._parts]
             read = self._read

@@ -142,6 +142,13 @@ class QueueOptions:
         """As the store that the queue lies in keeps them: without the path."""
         return self if self.path is None else QueueOptions(**{**vars(self), "path": None})
 
+    @property
+    def asked(self) -> dict[str, Any]:
+        """As arguments for a queue that may exist: one that was grown or made with a key is not refused by silence."""
+        said = self.to_dict()
+        placing = ("partitions", *FUNCTIONS)
+        return {name: value for name, value in vars(self).items() if name not in placing or name in said}
+
     def changed(self, options: Mapping[str, Any]) -> QueueOptions:
         """These options with the given ones put in place; unknown names raise."""
         check_names(options)

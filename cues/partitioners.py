@@ -203,6 +203,7 @@ class Router:
             error.__dict__["offset"] = len(found)
             raise
         except Exception as error:
+            error.__dict__["offset"] = len(found)
             error.add_note(f"in placing messages[{len(found)}] of {len(messages)} on a partition")
             raise
         return found

@@ -73,14 +73,19 @@ Built = list[tuple["Queue", list["Page"], "Share"]]
 """What is appended to each partition, by its queue."""
 
 
-def build(queue: Queue, messages: Sequence[dict[str, Any]], shares: Sequence[Share]) -> Built:
-    """The record batches of an append, partition by partition; an error has the ``offset`` of the message."""
+def build(
+    queue: Queue, messages: Sequence[dict[str, Any]], shares: Sequence[Share], digest: bytes | None = None
+) -> Built:
+    """The record batches of an append, partition by partition; an error has the ``offset`` of the message.
+
+    ``digest`` is the delivery hash of the step that they are of.
+    """
     options = queue._options
     found: Built = []
     for share in shares:
         chosen = [messages[offset] for offset in share.offsets]
         try:
-            pages = batch.build(chosen, options.max_message_bytes, strips=options.strips)
+            pages = batch.build(chosen, options.max_message_bytes, digest, strips=options.strips)
         except CuesError as error:
             error.__dict__["offset"] = share.offsets[getattr(error, "offset", 0)]
             raise

@@ -172,3 +172,15 @@ def test_options_say_what_places() -> None:
     for name in NAMES:
         assert cues.QueueOptions(key="user", partitioner=name).placing == ("user", name)
     assert cues.QueueOptions().to_dict() == {}
+
+
+def by_parity(message: dict[str, Any], n: int) -> int:
+    return int(message["n"]) % n
+
+
+def test_a_graph_as_plain_data_finds_its_functions_again() -> None:
+    queues = {"q": cues.QueueOptions(partitions=2, partitioner=by_parity)}
+    graph = cues.Graph("g", [cues.Source("q")], queues=queues)
+    again = cues.Graph.from_dict(graph.to_dict())
+    assert again.queues == queues
+    assert again.to_dict() == graph.to_dict()
