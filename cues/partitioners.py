@@ -26,7 +26,7 @@ from typing import Any, Final
 import xxhash
 
 from cues import codec
-from cues.errors import CuesError, InvalidArgument
+from cues.errors import CodecError, CuesError, InvalidArgument
 
 KEYED: Final = ("murmur2", "fnv1a-modulo", "rendezvous")
 """Partitioners that keep the messages of one key together."""
@@ -96,7 +96,10 @@ def key_bytes(key: Any) -> bytes:
         return key
     if key is None:
         raise InvalidArgument("The key is None, which belongs to no partition.", "a key in every message.")
-    return codec.pack(key)
+    try:
+        return codec.pack(key)
+    except CodecError as error:
+        raise InvalidArgument(f"The key cannot be encoded: {error.message}", error.hint) from error
 
 
 def _utf8(key: str) -> bytes:
@@ -221,9 +224,9 @@ class Router:
         if isinstance(key, str):
             found = message.get(key)
             if found is None:
+                there = "it is None" if key in message else f"it has {', '.join(map(repr, message)) or 'nothing'}"
                 raise InvalidArgument(
-                    f"The message has no {key!r}, by which its partition is chosen; it has"
-                    f" {', '.join(map(repr, message)) or 'nothing'}.",
+                    f"The message has no {key!r}, by which its partition is chosen; {there}.",
                     f"{key!r} in every message, or queue.partition(i).appender().",
                 )
             return found

@@ -114,7 +114,7 @@ class Queue:
         return self._handle(number)
 
     def view(self, number: int) -> Queue:
-        """The handle on a partition that is kept for this one's own use."""
+        """A handle on a partition that this one keeps, not to be closed; where there is one log, this handle."""
         if not self.spread:
             return self
         found = self._views.get(number)
@@ -124,7 +124,7 @@ class Queue:
 
     @property
     def views(self) -> list[Queue]:
-        """Handles on all partitions."""
+        """The :meth:`view` of every partition that there is now."""
         if self._whole is not None:
             return [self]
         return [self.view(number) for number in range(self.options.partitions)]
@@ -142,8 +142,9 @@ class Queue:
         than before (with ``"rendezvous"``, only those that go to a new one), so a reader may see a key's
         later messages before its earlier ones: where the order of keys matters, let the readers finish
         first. State stays with the partition that it was kept for: processors with state begin anew with
-        a key that moved. Writers follow at once; tailers of the whole queue when they read next; a
-        graph that runs reads the new partitions from its next start on, from their beginning.
+        a key that moved. Writers follow at once; tailers of several partitions when they read next, one that
+        was made when there was one partition goes on with that; a graph that runs reads the new
+        partitions from its next start on, from their beginning.
         """
         self.check()
         self._not_a_try_log("grows")
@@ -621,6 +622,8 @@ def _open_partition(store: Store, id: str, options: Mapping[str, Any]) -> Queue:
 
 def matching(store: Store, pattern: str) -> list[str]:
     """What :meth:`Store.matching` does."""
+    if not isinstance(pattern, str):
+        raise InvalidArgument(f"matching({pattern!r}): a pattern is text.", "'orders/*'.")
     queue, slash, partition = pattern.partition("/")
     found: list[str] = []
     prefix = names.queue_key("")

@@ -38,6 +38,8 @@ class Place(int):
     def __repr__(self) -> str:
         return f"<{int(self)} of partition {self.partition}>"
 
+    __str__ = int.__repr__
+
 
 class Share(NamedTuple):
     """What of an append goes to one partition."""

@@ -317,6 +317,29 @@ def test_a_queue_that_grew_gives_new_units_that_begin_at_its_start(tmp_path: Pat
             testing.run_until_idle(more, store)
 
 
+@pytest.mark.parametrize("path", [None, "abroad"])
+def test_units_that_a_processor_has_no_more_hold_nothing_back(tmp_path: Path, path: str | None) -> None:
+    """It read four partitions and reads one queue now: nobody waits for the other three any more."""
+    queues = {"orders": QueueOptions(partitions=4, key="user", retention="read", path=path and str(tmp_path / path))}
+
+    def made(queue: str) -> Graph:
+        return Graph("g", [Sink(lambda m: None, queue, id="sink"), Source("orders")], queues=queues)
+
+    with cues.open(tmp_path / "s", durability="process") as store:
+        testing.run_until_idle(made("orders"), store)
+        report = testing.run_until_idle(made("other"), store, accept_topology=True)
+        assert report.decisions == {"sink": "fresh"}
+        with store.view() as txn:
+            assert [key for key, _ in store.rows(txn, names.processor_key(""))] == [names.processor_key("g.sink")]
+            assert len(list(store.rows(txn, b"\0sub\0"))) == 1
+        assert store.check() == []
+        again = testing.run_until_idle(made("orders"), store, accept_topology=True)
+        assert set(again.decisions) == {"sink", "sink/1", "sink/2", "sink/3"}
+    if path:
+        with cues.open(tmp_path / path) as store, store.view() as txn:
+            assert len(list(store.rows(txn, names.LOW_WATERS))) == 4
+
+
 def test_growing_under_a_running_graph_loses_nothing(tmp_path: Path) -> None:
     """Those that write follow at once; what is on the new partitions waits for the next start."""
     graph = counting(tmp_path / "s")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import pickle
 import random
+import threading
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -68,6 +69,7 @@ def test_messages_go_to_the_partition_of_their_key_in_one_transaction(store: cue
     one = queue.appender().write({"user": "user-3", "n": 200})
     assert isinstance(one, Place)
     assert one.partition == partition_for("user-3", 8)
+    assert (str(one), repr(one)) == (f"{int(one)}", f"<{int(one)} of partition {one.partition}>")
     assert pickle.loads(pickle.dumps(one)).partition == one.partition
     assert queue.appender().write_many([]) == []
 
@@ -316,11 +318,21 @@ class Oracle:
 
 @pytest.mark.parametrize("name", [None, "reader"])
 def test_a_merged_tailer_reads_what_a_simple_oracle_says(tmp_path: Path, name: str | None) -> None:
+    compare_with_oracle(tmp_path, name, 5)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", [None, "reader"])
+def test_a_merged_tailer_reads_what_a_simple_oracle_says_for_long(tmp_path: Path, name: str | None) -> None:
+    compare_with_oracle(tmp_path, name, 200)
+
+
+def compare_with_oracle(tmp_path: Path, name: str | None, rounds: int) -> None:
     """Random appends, to one partition or over all; reads of any size, both ways; seeks, purges, and new handles."""
     seed = random.randrange(1 << 32)
     print(f"seed {seed}")
     rng = random.Random(seed)
-    for round in range(12):
+    for round in range(rounds):
         with cues.open(tmp_path / f"s{round}", durability="process") as store:
             queue = store.queue("q", partitions=rng.randint(2, 5), partitioner=rng.choice(["round-robin", "sticky"]))
             appender, oracle, tailer = queue.appender(), Oracle(queue), queue.tailer(name)
@@ -331,7 +343,7 @@ def test_a_merged_tailer_reads_what_a_simple_oracle_says(tmp_path: Path, name: s
                     ["append", "append", "append", "one", "read", "read", "peek", "back", "seek", "other"]
                 )
                 if action == "append":
-                    count = rng.choice([1, 1, 2, 7, 300])
+                    count = rng.choice([1, 1, 2, 7, 100])
                     appender.write_many([{"n": n + i} for i in range(count)])
                     n += count
                 elif action == "one":
@@ -416,6 +428,38 @@ def test_a_merged_tailer_waits_for_any_partition(store: cues.Store) -> None:
         tailer.index  # noqa: B018
     with pytest.raises(InvalidArgument, match="partition"):
         tailer.to_index(3)
+
+
+def test_writers_in_threads_a_growing_queue_and_a_reader_that_follows(store: cues.Store) -> None:
+    """Each message once; those of a writer, which appends one after another, in its order, on whatever partitions."""
+    queue = store.queue("q", partitions=2, partitioner="round-robin")
+    count, writers = 400, 4
+    grown = threading.Barrier(writers + 1)
+
+    def write(writer: int) -> None:
+        appender = store.queue("q").appender()
+        for n in range(count):
+            if n == count // 2:
+                grown.wait(30)
+            appender.write({"writer": writer, "n": n})
+
+    threads = [threading.Thread(target=write, args=(writer,)) for writer in range(writers)]
+    for thread in threads:
+        thread.start()
+    tailer = queue.tailer("reader")
+    found: list[dict[str, Any]] = []
+    while len(found) < count * writers:
+        if len(found) == count * writers // 2:
+            queue.grow(7)
+            grown.wait(30)
+        message = tailer.read(block=True, timeout=30)
+        assert message is not None
+        found.append(message)
+    for thread in threads:
+        thread.join()
+    for writer in range(writers):
+        assert [m["n"] for m in found if m["writer"] == writer] == list(range(count))
+    assert all(len(view) for view in queue.views)
 
 
 def test_partitions_are_there_after_reopening_and_check_walks_them(tmp_path: Path) -> None:

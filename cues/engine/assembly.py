@@ -20,8 +20,9 @@ import logging
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from cues import abroad, events
+from cues import abroad, events, names
 from cues.delivery import Delivery
 from cues.engine.stores import Stores, open_stores, prepare, prepare_units
 from cues.errors import CuesError, GraphError, StoreError
@@ -88,7 +89,8 @@ def assemble(
     ownership = None
     try:
         queues = prepare(stores, plan, graph, emit)
-        nodes = [node for node in divide(plan, queues) if units is None or node.id in units]
+        every = divide(plan, queues)
+        nodes = [node for node in every if units is None or node.id in units]
         prepare_units(stores, nodes)
         claimants = []
         for node in nodes:
@@ -97,6 +99,8 @@ def assemble(
         ownership = Ownership(stores.home, claimants, take_over)
         _tell_of_growth(stores.home, nodes, emit)
         rows = _claim(stores, nodes, queues, ownership, accept_topology)
+        if accept_topology:
+            _give_up(stores, every)
         there = {name: queue for name, queue in queues.items() if queue.store is not stores.home}
         marks = _marks(stores.home, nodes, rows, there)
         deliveries: list[Delivery] = []
@@ -174,6 +178,31 @@ def _tell_of_growth(home: Store, nodes: Sequence[Node], emit: Callable[[events.E
                 logging.WARNING,
             )
         )
+
+
+def _give_up(stores: Stores, units: Sequence[Node]) -> None:
+    """Forget the units of processors that read fewer partitions than before: retention would wait for them for ever."""
+    home = stores.home
+    known, processors = {unit.id for unit in units}, {unit.processor for unit in units}
+    prefix = names.processor_key("")
+    with home.view() as txn:
+        ids = [key[len(prefix) :].decode() for key, _ in home.rows(txn, prefix)]
+        gone = {id: read_topology(txn, id) for id in ids if id not in known and id.partition("/")[0] in processors}
+
+    def forget(txn: Any) -> None:
+        for id, topology in gone.items():
+            txn.delete(names.processor_key(id))
+            txn.delete(names.topology_key(id))
+            for queue, store in zip(topology.queues, topology.stores) if topology else ():
+                if not store:
+                    txn.delete(names.subscription_key(queue, id))
+
+    if gone:
+        home.commit(forget)
+    for id, topology in gone.items():
+        for queue, store in zip(topology.queues, topology.stores) if topology else ():
+            if store in stores.others:
+                abroad.drop_mark(stores.others[store], queue, abroad.Reader(home.id, id, 0))
 
 
 def _claim(
