@@ -67,7 +67,8 @@ def compact(path: str | os.PathLike[str], remove: Iterable[str] = (), progress: 
     """Remove the queues ``remove`` and rewrite the store's data file without free pages.
 
     A queue can be removed when it is empty, no processor has a position on it, and no try log names
-    it (a log keeps several hundred steps); named tailers of it go with it. All of ``remove`` go, or none.
+    it (a log keeps several hundred steps); named tailers and groups' positions on it go with it. All of
+    ``remove`` go, or none.
 
     Needs free disk for a copy of what is in use. Raises :class:`QueueInUse`, :class:`QueueNotFound`,
     :class:`AlreadyRunning` (another process has the store open), :class:`StoreError` (this process
@@ -212,13 +213,14 @@ def _databases(txn: Any, queue: str) -> list[bytes]:
 
 
 def _rows(txn: Any, queue: str) -> list[bytes]:
-    """The keys of everything that a store keeps of a queue besides its logs: record, rows, named readers."""
+    """The keys of everything that a store keeps of a queue besides its logs: record, rows, named readers, claims."""
     found = [names.queue_key(queue)]
     for partition in range(_partitions(txn, queue)):
         found.append(names.row_key(queue, partition))
         found += [key for key, _ in Store.rows(txn, names.reader_key(queue, partition, ""))]
-        log = f"{queue}/{partition}" if partition else queue
+        log = names.log_id(queue, partition)
         found += [key for key, _ in Store.rows(txn, names.clocks_prefix(log))]
+        found += [key for key, _ in Store.rows(txn, names.claim_key(log, ""))]
     return found
 
 

@@ -3,6 +3,7 @@
     store       durability, sizes, owner
     queues      what is on them, since when, how fast they grow
     processors  positions, lag, rates, failures, owner
+    groups      members, who holds what, positions, lag
 
 Everything is read in short transactions from rows that are kept anyway; nobody counts for our sake.
 A rate is over the last :data:`WINDOW_S`, or since the first record that is there where that is younger:
@@ -21,11 +22,12 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 
-from cues import abroad, clock, codec, leases, locks, names, ownership
+from cues import abroad, claims, clock, codec, leases, locks, names, ownership
 from cues.batch import HEAD
 from cues.engine.record import Record, lock_of
 from cues.errors import BatchDamaged, CuesError, StoreReadOnly
 from cues.forwarder import Forwarder
+from cues.groups.table import MemberRow, Table
 from cues.log import Log, Row
 from cues.options import QueueOptions
 from cues.ownership import LEASE_S, ProcessorRow
@@ -158,6 +160,48 @@ class SupervisorMetrics:
 
 
 @dataclass(frozen=True)
+class GroupMemberMetrics:
+    """A member of a consumer group."""
+
+    member: str
+    pid: int
+    state: str
+    """As the system tells it of a member that lives; "closed" or "dead" of one whose place is kept for its lease."""
+    lease_s: float
+    """Seconds until its place goes to others, if it is not heard of."""
+    queues: tuple[str, ...]
+    """What it subscribes to."""
+
+
+@dataclass(frozen=True)
+class GroupPartitionMetrics:
+    """Where a group stands on one partition."""
+
+    log: str
+    member: str | None
+    """Who reads it; None while nobody does."""
+    heir: str
+    """Who is to read it; another one while it moves."""
+    position: int
+    lag: int
+    paused: bool
+
+
+@dataclass(frozen=True)
+class GroupMetrics:
+    """A consumer group."""
+
+    group: str
+    generation: int
+    members: tuple[GroupMemberMetrics, ...]
+    partitions: tuple[GroupPartitionMetrics, ...]
+
+    @property
+    def lag(self) -> int:
+        return sum(partition.lag for partition in self.partitions)
+
+
+@dataclass(frozen=True)
 class StoreMetrics:
     """One store."""
 
@@ -171,6 +215,7 @@ class StoreMetrics:
     forwards: tuple[ForwardMetrics, ...]
     readers: tuple[ReaderMetrics, ...]
     supervisors: tuple[SupervisorMetrics, ...]
+    groups: tuple[GroupMetrics, ...]
 
 
 def of_store(store: Store) -> StoreMetrics:
@@ -187,6 +232,7 @@ def of_store(store: Store) -> StoreMetrics:
         tuple(of_forwards(store)),
         tuple(of_readers(store)),
         tuple(of_supervisors(store)),
+        tuple(of_groups(store)),
     )
 
 
@@ -409,6 +455,52 @@ def _window(log: Log, txn: Any, row: Row, now_ns: int) -> tuple[int, float]:
         return start, WINDOW_S
     first_ns = HEAD.unpack_from(raws[0][1], 8)[3]
     return start, min(WINDOW_S, max(_SPAN_S_MIN, (now_ns - first_ns) / 1e9))
+
+
+# --- consumer groups ------------------------------------------------------------------------------
+
+
+def of_groups(store: Store) -> list[GroupMetrics]:
+    """Every consumer group, by name."""
+    prefix = names.group_key("")
+    with store.view() as txn:
+        found = [key[len(prefix) :].decode() for key, _ in store.rows(txn, prefix)]
+    queues: dict[str, set[str]] = {group: set() for group in found}
+    for log, group, _ in claims.all_rows(store):
+        queues.setdefault(group, set()).add(names.log_parts(log)[0])
+    return [_group(Table(store, group), sorted(queues[group])) for group in found]
+
+
+def _group(table: Table, queues: Iterable[str]) -> GroupMetrics:
+    seen = table.look(queues)
+    owners = {row.id: name for name, row in seen.members.items()}
+    lag = table.lag(queues)
+    return GroupMetrics(
+        table.group,
+        seen.row.generation,
+        tuple(_group_member(table, name, row) for name, row in seen.members.items()),
+        tuple(
+            GroupPartitionMetrics(
+                names.log_id(*partition),
+                owners.get(claim.owner),
+                claim.heir,
+                claim.next,
+                lag[partition],
+                claim.paused,
+            )
+            for partition, claim in seen.claims.items()
+        ),
+    )
+
+
+def _group_member(table: Table, name: str, row: MemberRow) -> GroupMemberMetrics:
+    state = "closed"
+    if not row.kept_ns:
+        try:
+            state = locks.process_state(row.pid) if table.alive(name, row) else "dead"
+        except StoreReadOnly:  # nobody can lock here, so nobody can be a member
+            state = "dead"
+    return GroupMemberMetrics(name, row.pid, state, max(0.0, table.left_s(row)), row.queues)
 
 
 # --- failures -------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ clock but where a lease has to run out.
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -14,10 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import terminal
 from children import Child
 
 import cues
-from cues import clock
+from cues import clock, names
+from cues.compaction import compact
 from cues.errors import (
     AlreadyRunning,
     Closed,
@@ -707,6 +710,62 @@ def test_partitions_that_a_queue_grows_by_are_read_from_their_start(store: Store
         found: list[Any] = []
         until(lambda: found.extend(a.read_many(9) + b.read_many(9)) or found == [{"n": 7}])
         until(lambda: a.read_many(9) or b.read_many(9) or sorted(map(len, held(a, b))) == [4, 4])
+
+
+# --- what others see of a group -------------------------------------------------------------------------------
+
+
+def test_status_shows_members_partitions_and_lag(store: Store) -> None:
+    """As a table and as JSON; partitions that nobody reads have a row of their own."""
+    fill(store, 12)
+    with Member(store, "orders", "billing", name="ann") as ann:
+        ann.read_many(3)
+        ann.commit()
+        with Member(store, "orders", "billing", name="bob") as bob:
+            bob.read()
+            table = terminal.cues("status", store.path, "--table").out
+            assert "billing" in table and "ann" in table and "bob" in table
+            group = json.loads(terminal.cues("status", store.path).out.splitlines()[-1])
+            assert group["lag"] == 9
+            assert set(group["members"]) == {"ann", "bob"}
+            assert [one["member"] for one in group["partitions"].values()] == ["ann"] * PARTITIONS
+            assert [one["heir"] for one in group["partitions"].values()].count("bob") == 3
+    assert "nobody" in terminal.cues("status", store.path, "--table").out
+
+
+def test_check_finds_damaged_rows_of_a_group(tmp_path: Path) -> None:
+    with cues.open(tmp_path / "damaged") as store:
+        store.queue("orders", partitions=2)
+        with Member(store, "orders", "g", name="a") as member:
+            member.read()
+        assert store.check() == []
+        keys = [names.claim_key("orders/1", "g"), names.member_key("g", "a"), names.group_key("g")]
+        whole = {}
+
+        def damage(txn: Any) -> None:
+            for key in keys:
+                whole[key] = bytes(txn.get(key))
+                txn.put(key, whole[key][:-1] + bytes([whole[key][-1] ^ 1]))
+
+        store.commit(damage)
+        found = "\n".join(store.check())
+        assert "The claim of group 'g' on orders/1 is damaged" in found
+        assert "The row of the member of a group 'g a' is damaged" in found
+        assert "The row of the group 'g' is damaged" in found
+        store.commit(lambda txn: [txn.put(key, value) for key, value in whole.items()])
+
+
+def test_a_removed_queue_takes_the_positions_of_groups_with_it(tmp_path: Path) -> None:
+    path = tmp_path / "compacted"
+    with cues.open(path) as store:
+        store.queue("orders", partitions=2)
+        store.queue("kept")
+        with Member(store, ["orders", "kept"], "g") as member:
+            member.read()
+    compact(path, ["orders"])
+    with cues.open(path) as store, Member(store, "kept", "g") as member:
+        settle(member)
+        assert member.assigned == [("kept", 0)]
 
 
 # --- refusals -------------------------------------------------------------------------------------------------

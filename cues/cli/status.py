@@ -11,7 +11,7 @@ from cues.cli import target as targets
 from cues.cli.options import command, output_options, store_option
 from cues.cli.output import Column, Output, ago, count, plain, size
 from cues.engine.record import WorkerRecord
-from cues.metrics import ForwardMetrics, ProcessorMetrics, StoreMetrics, SupervisorMetrics
+from cues.metrics import ForwardMetrics, GroupMetrics, ProcessorMetrics, StoreMetrics, SupervisorMetrics
 
 _COLUMNS = (
     Column("processor", "processor"),
@@ -25,13 +25,22 @@ _COLUMNS = (
     Column("owner", "owner", optional=True),
 )
 
+_GROUP_COLUMNS = (
+    Column("group", "group"),
+    Column("member", "member"),
+    Column("process", "process", optional=True),
+    Column("partitions", "partitions", right=True),
+    Column("to come", "coming", right=True, optional=True),
+    Column("lag", "lag", right=True),
+)
+
 
 @command()
 @click.argument("target", metavar="[GRAPH | STORE]", required=False)
 @store_option
 @output_options
 def status(target: str | None, store: str | None, output: str | None) -> int:
-    """Positions, lag, rates, errors and owner of each processor, and the durability of the store.
+    """Positions, lag, rates, errors and owner of each processor, consumer groups, and the durability of the store.
 
     A position is the index that is taken next, the lag what is there and not taken. Rates are over the last
     ten seconds. Errors are the processor's messages that are on error queues now.
@@ -43,7 +52,7 @@ def status(target: str | None, store: str | None, output: str | None) -> int:
 
     The store is opened read-only; its graph may run meanwhile, or not. A processor over partitions is one
     line, the sum of its units. In JSON the first line is the store, each other line a processor, or one unit of
-    it (its id has the partition: flights.enrich/3).
+    it (its id has the partition: flights.enrich/3), or a consumer group.
     """
     found = targets.resolve(target, store)
     with found.open() as opened:
@@ -58,7 +67,7 @@ def status(target: str | None, store: str | None, output: str | None) -> int:
         for processor in processors:
             to = {one.store: one.waiting for one in seen.forwards if one.processor == processor.processor}
             rows.append(_processor(processor, to))
-        out.rows(rows, ())
+        out.rows(rows + [_group(group) for group in seen.groups], ())
         return 0
     print(_headline(seen))
     missing = []
@@ -71,8 +80,11 @@ def status(target: str | None, store: str | None, output: str | None) -> int:
         for processor in processors:
             groups.setdefault(_whole(processor), []).append(processor)
         out.rows([row for units in groups.values() for row in _rows(units)], _COLUMNS)
-    else:
+    elif not seen.groups:
         print("No graph has run on it.")
+    if seen.groups:
+        print()
+        out.rows([row for group in seen.groups for row in _members(group)], _GROUP_COLUMNS)
     for processor in processors:
         last = processor.last_error
         if last is not None:
@@ -170,6 +182,55 @@ def _rows(units: list[ProcessorMetrics]) -> list[dict[str, Any]]:
                 row["lag"] = (row["lag"] or 0) + one.lag
     first, *others = inputs.values() or [{}]
     return [own | first, *others]
+
+
+def _members(group: GroupMetrics) -> list[dict[str, Any]]:
+    """A row for each member of a group, and one for partitions that nobody reads."""
+    rows: list[dict[str, Any]] = []
+    for member in (*group.members, None):
+        name = member.member if member else None
+        held = [one for one in group.partitions if one.member == name]
+        if member is None and not held:
+            continue
+        coming = [one for one in group.partitions if member and one.heir == name and one.member != name]
+        rows.append(
+            {
+                "group": "" if rows else group.group,
+                "member": name or "nobody",
+                "process": f"{member.pid} ({member.state})" if member else None,
+                "partitions": len(held),
+                "coming": len(coming) or None,
+                "lag": sum(one.lag for one in held),
+            }
+        )
+    return rows
+
+
+def _group(group: GroupMetrics) -> dict[str, Any]:
+    return {
+        "group": group.group,
+        "generation": group.generation,
+        "lag": group.lag,
+        "members": {
+            one.member: {
+                "pid": one.pid,
+                "state": one.state,
+                "lease_s": round(one.lease_s, 1),
+                "queues": list(one.queues),
+            }
+            for one in group.members
+        },
+        "partitions": {
+            one.log: {
+                "member": one.member,
+                "heir": one.heir or None,
+                "position": one.position,
+                "lag": one.lag,
+                "paused": one.paused,
+            }
+            for one in group.partitions
+        },
+    }
 
 
 def _store(seen: StoreMetrics) -> dict[str, Any]:

@@ -411,7 +411,7 @@ class Member:
     def _next(self, only: Held | None) -> Held | None:
         """The partition that is read next: of those with something to read, the one served longest ago."""
         if only is not None:
-            return only if self._holds(only) else None
+            return only if self._holds(only) and only.readable else None
         if not self._ready:
             with self.store.view() as txn:
                 found = [held for held in self.holdings.held.values() if held.readable and held.waiting(txn)]
