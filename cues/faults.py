@@ -113,8 +113,9 @@ def kill(name: str) -> None:
 
 
 def stop(name: str) -> None:
-    """Stop this process as ``kill -STOP`` would, until somebody continues it."""
-    os.kill(os.getpid(), signal.SIGSTOP)
+    """Stop this process as ``kill -STOP`` would, until somebody continues it; this thread at this place."""
+    # To the thread, which stops all: after a signal to the process it might run on for a moment.
+    signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
 
 
 def arm(name: str, hit: int = 1, action: Action = kill) -> None:

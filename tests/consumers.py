@@ -120,6 +120,16 @@ class Slow(Consumer):
         super()._commit_behind(made, work, intents)
 
 
+class Still(Consumer):
+    """Commits while nothing else of it writes, so that whoever stops it there stops no writer of a store."""
+
+    def _commit_behind(self, made: Checkpoint, work: Any, intents: list[AckIntent]) -> None:
+        self._app.full.wait(SLOW_S)  # type: ignore[attr-defined]
+        assert self._publisher is not None
+        self._publisher.flush()
+        super()._commit_behind(made, work, intents)
+
+
 class Impatient(Slow):
     """Publishes the next transaction's messages in front of this one's acknowledgements."""
 
@@ -202,9 +212,9 @@ def remember_syncs(place: str) -> None:
     Store.sync = sync  # type: ignore[method-assign]
 
 
-def live(place: str, url: str, life: str, rule: str = "") -> None:
+def live(place: str, url: str, life: str, rule: str = "", kind: type[Consumer] = Consumer) -> None:
     """Do what is left to do. ``rule`` names one that it lives without."""
-    kind = KINDS.get(rule, Consumer)
+    kind = KINDS.get(rule, kind)
     remember_syncs(place)
     with (
         opened(place) as (a, b),
@@ -229,7 +239,7 @@ def zombie(place: str, url: str, life: str, rule: str, point: str, hit: int) -> 
     """Stops at the point until somebody continues it; returns what became of it then."""
     try:
         with testing.crash(point, hit, how="stop"):
-            live(place, url, life, rule)
+            live(place, url, life, rule, Still)
     except BaseException as error:
         return type(error).__name__
     return "finished"
