@@ -293,7 +293,7 @@ def test_a_killed_driver_has_lost_and_doubled_nothing(name: str, point: str, tmp
         env={**os.environ, "CUES_FAULT": point},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=240,
     )
     assert done.returncode == -signal.SIGKILL, done.stderr
     run(made(), tmp_path / "store")
