@@ -111,6 +111,17 @@ def test_what_an_error_queue_brings_back_is_worked_off_too(spark: SparkSession, 
         assert len(testing.messages(store, "errors")) == 10
 
 
+def test_what_goes_through_another_store_is_waited_for(spark: SparkSession, tmp_path: Path) -> None:
+    """A forwarder brings it there; its reader, whose turn is next, must not find nothing and end."""
+    queues = {"half": cues.QueueOptions(path=str(tmp_path / "other"))}
+    made = spark_graphs.graph(
+        Stream(spark_graphs.mended, "in", "half"), Stream(spark_graphs.plain, "half", "out"), queues=queues
+    )()
+    fill(tmp_path / "store")
+    run(made, tmp_path / "store", engine="spark", spark=spark, backfill=True)
+    exact(tmp_path / "store", DOUBLED)
+
+
 def test_where_too_much_fails_the_usual_steps_do_it(spark: SparkSession, tmp_path: Path) -> None:
     """More failures than a task may report: the same error messages, whoever made them."""
     count = 2500

@@ -327,6 +327,7 @@ class Turns(Worker):
     def _work(self) -> bool:
         """Step until nothing is left; returns whether there was anything."""
         steps = self.delivery.counters.steps
+        self.running.settle()
         while not self.running.halted and self._any_left():
             super()._turn()
         self.busy = False
