@@ -246,7 +246,7 @@ def _edges(count: int, size: int, cores: int) -> list[int]:
 
 
 def _commits(runs: list[Run]) -> Iterator[list[Run]]:
-    """What goes into one commit: as many runs as it may hold, up to one that stops the processor."""
+    """What goes into one commit: as many runs as it may hold, or one that is larger."""
     some: list[Run] = []
     values = 0
     for run in runs:
