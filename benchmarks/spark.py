@@ -153,8 +153,8 @@ class Bench:
         import spark_peers
 
         out = self._read_entries().mapInArrow(mapped, "value binary")
-        out.write.format("entries").mode("append").save(str(room / "o"))
-        return spark_peers.count(str(room / "o"))
+        out.write.format("entries").mode("append").save(str(room / "e"))
+        return spark_peers.count(str(room / "e"))
 
     def _map_nothing(self, room: Path) -> int:
         """Nothing is read and nothing is written: what is left is Spark's, and the function's."""
@@ -192,10 +192,11 @@ def length(store: Path) -> int:
 
 
 def prepare(race: Race, room: Path) -> None:
-    """A store of its own for graphs and streams, which write beside what they read."""
+    """Stores of its own: what graphs and streams read, and what the format writes to; no disk is waited for."""
     room.mkdir()
     if race.name != "read":
         fill(room / "s", race.count)
+        cues.open(room / "o", durability="process").close()
 
 
 # --- racing ---------------------------------------------------------------------------------------

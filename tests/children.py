@@ -51,9 +51,9 @@ class Child:
         """Wait until it ends, however; returns what it wrote to its standard error."""
         return self._process.communicate(timeout=LINE_TIMEOUT_S * 2)[1]
 
-    def returncode(self) -> int:
+    def returncode(self, timeout_s: float = LINE_TIMEOUT_S * 2) -> int:
         """Wait until it ends, however."""
-        self._process.communicate(timeout=LINE_TIMEOUT_S * 2)
+        self._process.communicate(timeout=timeout_s)
         return self._process.returncode
 
     def signal(self, number: int) -> None:

@@ -111,6 +111,17 @@ def test_what_an_error_queue_brings_back_is_worked_off_too(spark: SparkSession, 
         assert len(testing.messages(store, "errors")) == 10
 
 
+def test_what_goes_through_another_store_is_waited_for(spark: SparkSession, tmp_path: Path) -> None:
+    """A forwarder brings it there; its reader, whose turn is next, must not find nothing and end."""
+    queues = {"half": cues.QueueOptions(path=str(tmp_path / "other"))}
+    made = spark_graphs.graph(
+        Stream(spark_graphs.mended, "in", "half"), Stream(spark_graphs.plain, "half", "out"), queues=queues
+    )()
+    fill(tmp_path / "store")
+    run(made, tmp_path / "store", engine="spark", spark=spark, backfill=True)
+    exact(tmp_path / "store", DOUBLED)
+
+
 def test_where_too_much_fails_the_usual_steps_do_it(spark: SparkSession, tmp_path: Path) -> None:
     """More failures than a task may report: the same error messages, whoever made them."""
     count = 2500
@@ -133,6 +144,59 @@ def test_it_ends_although_somebody_goes_on_sending(spark: SparkSession, tmp_path
     with cues.open(tmp_path / "store") as store:
         assert [m["n"] for m in testing.messages(store, "out")][:5] == list(range(5))
         assert store.queue("in").last_index > 5
+
+
+def test_every_core_has_a_stretch_and_batches_are_not_cut() -> None:
+    assert backfill._edges(30, 1, 4) == [0, 8, 16, 24, 30]
+    assert backfill._edges(30, 7, 2) == [0, 21, 30]
+    assert backfill._edges(3, 7, 2) == [0, 3]
+    assert len(backfill._edges(1000, 1, 2)) == 26, "not more than 40 in one (see the top of this file)"
+
+
+def test_a_slow_function_gets_short_jobs_and_a_quick_one_long_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever kills the driver, or stops the graph, loses a job at most."""
+    delivery = object.__new__(backfill.BackfillDelivery)
+    monkeypatch.setattr(backfill, "RANGE_MESSAGES", 1_000_000)
+    for _ in range(10):
+        delivery._pace(0.1)
+    assert delivery._most == 1_000_000
+    delivery._pace(1000.0)
+    assert delivery._most == 5_000
+    delivery._pace(5.0)
+    assert delivery._most == 5_000
+    for _ in range(10):
+        delivery._pace(1000.0)
+    assert delivery._most == 1
+
+
+@pytest.mark.long
+def test_the_drivers_memory_does_not_grow_with_the_queue(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """600,000 messages of 1,000 bytes, on a "disk" store, which keeps what it commits in memory until it is written."""
+    for name, value in (("RANGE_MESSAGES", 300_000), ("STRETCH_MESSAGES", 100_000), ("COMMIT_VALUES_MAX", 8_192)):
+        monkeypatch.setattr(backfill, name, value)
+    monkeypatch.setattr(backfill.BackfillDelivery, "_most", 300_000)
+    made = Graph("g", [Stream(spark_graphs.mended, "in", "out")])
+    with cues.open(tmp_path / "store", durability="disk") as store:
+        for start in range(0, 600_000, 5_000):
+            store.queue("in").appender().write_many([{"n": n, "text": "x" * 1000} for n in range(start, start + 5_000)])
+    before = own_memory()
+    with made.start(store=tmp_path / "store", engine="spark", spark=spark, backfill=True) as running:
+        most = 0
+        while not running.workers[0].finished:
+            most = max(most, own_memory())
+            running.workers[0].thread.join(0.05)
+        running.wait_done()
+    assert most - before < 200 << 20
+    with cues.open(tmp_path / "store", readonly=True) as store:
+        assert len(store.queue("out")) == 600_000
+
+
+def own_memory() -> int:
+    """Bytes of memory that no file is behind."""
+    lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
+    return 1024 * sum(int(line.split()[1]) for line in lines if line.startswith(("Anonymous:", "Swap:")))
 
 
 # --- killed ---------------------------------------------------------------------------------------
@@ -173,7 +237,7 @@ def test_a_killed_backfill_is_finished_by_whoever_is_next(
         env={**os.environ, "CUES_FAULT": point},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=240,
     )
     assert done.returncode == -signal.SIGKILL, done.stderr
     run(GRAPHS[name](), tmp_path / "store", engine="spark", spark=spark, backfill=True)

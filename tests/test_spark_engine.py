@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import pickle
 import re
 import shutil
 import signal
@@ -224,9 +225,22 @@ def test_a_store_that_executors_cannot_see_is_refused_with_host_and_path(spark: 
         cues.open(path).close()
         with pytest.raises(Unsupported, match=f"driver's store {path} on {host}: under this path it finds another"):
             require_sight(context, [store])
-        moved = dataclasses.replace(Site.of(store), boot="of another machine")
+        moved = dataclasses.replace(Site.of(store), machine="another")
         with pytest.raises(Unsupported, match="it is on another machine"):
             moved.open()
+
+
+def test_a_container_with_process_ids_of_its_own_is_another_machine(tmp_path: Path) -> None:
+    """LMDB knows its readers by process ids: two that have the same one would give each other's pages away."""
+    apart = ["unshare", "-rpf"]
+    if subprocess.run([*apart, "true"], capture_output=True).returncode:
+        pytest.skip("this user may not unshare")
+    with cues.open(tmp_path) as store:
+        site = pickle.dumps(Site.of(store)).hex()
+        code = f"import pickle; pickle.loads(bytes.fromhex({site!r})).open()"
+        assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0
+        found = subprocess.run([*apart, sys.executable, "-c", code], capture_output=True, text=True)
+    assert "or in a container with process ids of its own" in found.stderr
 
 
 def test_what_cannot_run_on_spark_is_refused_by_name(spark: SparkSession, tmp_path: Path) -> None:
@@ -293,7 +307,7 @@ def test_a_killed_driver_has_lost_and_doubled_nothing(name: str, point: str, tmp
         env={**os.environ, "CUES_FAULT": point},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=240,
     )
     assert done.returncode == -signal.SIGKILL, done.stderr
     run(made(), tmp_path / "store")

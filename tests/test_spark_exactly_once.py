@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 pytestmark = pytest.mark.timeout(240)
+DRIVER_TIMEOUT_S = 180
+"""A session that starts on a machine that is busy with other things."""
 
 DRIVER = """
 import os, signal, sys
@@ -123,7 +125,7 @@ def die(
     """Run a driver that is killed when the commit of a batch comes to a point."""
     with Child(DRIVER, root, point, batch, delivery, size, function) as child:
         assert child.line() == "query"
-        assert child.returncode() == -signal.SIGKILL
+        assert child.returncode(DRIVER_TIMEOUT_S) == -signal.SIGKILL
 
 
 def commits(root: Path) -> set[str]:
@@ -208,7 +210,7 @@ def test_a_driver_that_is_continued_after_others_went_on_writes_nothing(spark: S
         fill(tmp_path, 500)
         go_on(spark, tmp_path, checkpoint="copy")
         os.kill(worker, signal.SIGCONT)
-        assert child.returncode() == 0  # what it has is skipped: batch 1, and batch 2 of the same range
+        assert child.returncode(DRIVER_TIMEOUT_S) == 0  # what it has is skipped: batch 1, and batch 2 of the same range
     assert result(tmp_path) == list(range(3500))
 
 

@@ -6,8 +6,8 @@ A processor at a time, each behind those that it gets messages from; again from 
 anything left (error queues and cycles bring messages back). Sources do not run. Then it ends.
 
     driver                                        executors
-    takes a range: up to a million messages
-    cuts it into stretches, several a core  ──▶   call the function chunk by chunk, stage pages (stretch.py)
+    takes a range: some seconds' work
+    cuts it into stretches, one a task      ──▶   call the function chunk by chunk, stage pages (stretch.py)
     puts their runs together into steps     ◀──   where the pages are, and what failed
     appends the pages, step by step, each one commit with outputs, try log and positions (delivery.py)
 
@@ -25,6 +25,7 @@ from __future__ import annotations
 import itertools
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
@@ -45,9 +46,13 @@ if TYPE_CHECKING:
     from cues.spark.engine import Backfill
 
 RANGE_MESSAGES: Final = 1_000_000
-"""Messages of one job. A job costs some 0.1 s, whatever it does; what was not committed is called again."""
+"""Most messages of one job. A job costs some 0.1 s, whatever it does, which so many do not notice."""
+FIRST_MESSAGES: Final = 20_000
+"""Messages of the first job; nobody knows yet how long the function takes."""
+JOB_S: Final = 10.0
+"""How long a job should take at most: what it did is called again where the driver dies before the commit."""
 STRETCH_MESSAGES: Final = 100_000
-"""Messages of one task: enough to forget what a task costs, few enough that no core waits long for the last."""
+"""Most messages of one task: enough to forget what a task costs, few enough that no core waits long for the last."""
 COMMIT_VALUES_MAX: Final = 32_768
 """LMDB values (of a page each, 128 MB) of one commit: it holds the store's writer lock for some tenths of a second,
 and LMDB keeps its pages in memory."""
@@ -101,6 +106,9 @@ class StagedPart(Part):
 class BackfillDelivery(Delivery):
     """One processor, whose function executors call over long ranges."""
 
+    _most = FIRST_MESSAGES
+    """Messages of the next job; it follows the time that jobs take."""
+
     def step(self) -> Outcome:
         """One turn: a long range as several steps; or one of the usual steps, where it has to be that."""
         runner = self.runner
@@ -114,8 +122,10 @@ class BackfillDelivery(Delivery):
         try:
             if faults.active:
                 faults.point("take.after")
-            size = self.node.options.batch_size if self.node.options.batch else 1
-            found = runner.gather(Work(runner.packed_job(), stage), runner.cut(taken, _edges(taken.count, size)))
+            began = time.monotonic()
+            edges = _edges(taken.count, self._size, runner.parallelism)
+            found = runner.gather(Work(runner.packed_job(), stage), runner.cut(taken, edges))
+            self._pace(time.monotonic() - began)
             if found is None or not self._commit_runs(taken, [run for made in found for run in made.runs]):
                 self._step_dropped()
                 return super().step()
@@ -133,9 +143,10 @@ class BackfillDelivery(Delivery):
 
     def _range(self) -> Taken | None:
         """What the inputs hold, up to a job's worth; nothing is read."""
-        most = RANGE_MESSAGES
+        size = self._size
+        most = min(self._most, RANGE_MESSAGES)
         if self.node.options.batch:
-            most = min(most, BATCHES_MAX * self.node.options.batch_size)
+            most = size * min(BATCHES_MAX, max(1, most // size))  # whole batches
         chosen = self.inputs
         if self.node.mode == "alts":
             turns = [(self._served + turn) % len(self.inputs) for turn in range(len(self.inputs))]
@@ -146,6 +157,18 @@ class BackfillDelivery(Delivery):
             return None
         starts = [max(one.index, one.queue.row().first) for one in chosen]
         return Taken([Span(one, start, start + count) for one, start in zip(chosen, starts)], count)
+
+    @property
+    def _size(self) -> int:
+        """Messages of one call."""
+        return self.node.options.batch_size if self.node.options.batch else 1
+
+    def _pace(self, took_s: float) -> None:
+        """Have the next job take a time that may be lost."""
+        if took_s < JOB_S / 4:
+            self._most = min(self._most * 4, RANGE_MESSAGES)
+        elif took_s > JOB_S:
+            self._most = max(1, int(self._most * JOB_S / 2 / took_s))
 
     def _commit_runs(self, taken: Taken, runs: list[Run]) -> bool:
         """Commit what the stretches made; False where a failed message was purged, so nobody can tell of it."""
@@ -215,14 +238,15 @@ class BackfillDelivery(Delivery):
         return self._failed_part(Taken(slices, run.stop - run.start), 0, run.stop - run.start, failure)
 
 
-def _edges(count: int, size: int) -> list[int]:
-    """Where stretches begin and end: batches of ``size`` are not cut."""
-    stretch = max(1, STRETCH_MESSAGES // size) * size
+def _edges(count: int, size: int, cores: int) -> list[int]:
+    """Where stretches begin and end: every core has one, and batches of ``size`` are not cut."""
+    stretch = min(STRETCH_MESSAGES, -(-count // cores))
+    stretch = -(-stretch // size) * size
     return [*range(0, count, stretch), count]
 
 
 def _commits(runs: list[Run]) -> Iterator[list[Run]]:
-    """What goes into one commit: as many runs as it may hold, up to one that stops the processor."""
+    """What goes into one commit: as many runs as it may hold, or one that is larger."""
     some: list[Run] = []
     values = 0
     for run in runs:
@@ -302,8 +326,10 @@ class Turns(Worker):
     def _work(self) -> bool:
         """Step until nothing is left; returns whether there was anything."""
         steps = self.delivery.counters.steps
+        self.running.settle()
         while not self.running.halted and self._any_left():
             super()._turn()
+        self.busy = False
         return self.delivery.counters.steps != steps
 
     def _any_left(self) -> bool:

@@ -30,7 +30,7 @@ from cues.graph import Graph
 from cues.plan import Plan
 from cues.processor import Node
 from cues.spark import staging
-from cues.spark.backfill import BackfillDelivery, Rounds, Turns
+from cues.spark.backfill import LOOK_S, BackfillDelivery, Rounds, Turns
 from cues.spark.remote import SparkRunner, require_sight, why_local
 from cues.spark.session import is_local
 from cues.spark.session import session as session_of
@@ -131,6 +131,14 @@ class Backfill(SparkRunning):
             if name not in written
             for view in queue.views
         }
+
+    def settle(self) -> None:
+        """Wait until what was written for other stores lies there, or is not forwarded any more."""
+        while self.couriers and not self.halted:
+            with self.store.view() as txn:
+                ends = [courier.forwarder.ends(txn) for courier in self.couriers]
+            if all(courier.idle(end) for courier, end in zip(self.couriers, ends)) or self.pause(LOOK_S):
+                return
 
     def wait_done(self, idle_exit_s: float | None = None) -> bool:
         """Wait until everything is worked off; False when it was halted before. It ends by itself."""

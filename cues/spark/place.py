@@ -2,7 +2,8 @@
 
 A store is a local LMDB environment. Driver and executors may use it at the same time when they run on
 one machine; over a network file system LMDB's shared memory is not shared, and a reader sees torn pages.
-So what the driver plans carries the boot id of its machine, and a worker on another one refuses.
+So what the driver plans says on which machine it is, and a worker on another one refuses; so does one in a
+container with process ids of its own, because LMDB knows its readers, and Cues its writers, by these.
 
 Workers are forked and used again for other tasks, so a store is opened for one task and closed with it:
 nothing is inherited, and a store that was deleted and made anew under its path is not mistaken for itself.
@@ -36,16 +37,19 @@ class Site:
     """Absolute."""
     id: bytes
     host: str
-    boot: str
+    machine: str
 
     @staticmethod
     def of(store: Store) -> Site:
-        return Site(os.path.abspath(store.path), store.id, socket.gethostname(), clock.boot_id())
+        return Site(os.path.abspath(store.path), store.id, socket.gethostname(), this_machine())
 
     def open(self) -> Store:
         """The store, read-only, in whatever process this is."""
-        if clock.boot_id() != self.boot:
-            raise self._unseen("it is on another machine, and a store is shared memory, which works on one only")
+        if this_machine() != self.machine:
+            raise self._unseen(
+                "it is on another machine, or in a container with process ids of its own, and a store is shared"
+                " memory of processes that know each other"
+            )
         try:
             store = Store(self.path, readonly=True)
         except (CuesError, OSError) as error:
@@ -76,7 +80,7 @@ class Pinned:
 
     place: Place
     host: str
-    boot: str
+    machine: str
     identity: bytes
     """Of the queue, or of its partition; one that was deleted and made anew under the same name has another."""
 
@@ -107,7 +111,16 @@ class Pinned:
 
     def here(self) -> bool:
         """Whether this is the driver's machine."""
-        return clock.boot_id() == self.boot
+        return this_machine() == self.machine
+
+
+def this_machine() -> str:
+    """This boot of this machine, and whose process ids count here."""
+    try:
+        processes = os.readlink("/proc/self/ns/pid")
+    except OSError:  # not Linux: there is one kind only
+        processes = ""
+    return f"{clock.boot_id()} {processes}"
 
 
 def pin(place: Place) -> tuple[Pinned, int, int]:
@@ -115,7 +128,7 @@ def pin(place: Place) -> tuple[Pinned, int, int]:
     with Store(place.store, readonly=True) as store:
         queue = one_log(store, place)
         row, identity = queue.row(), _identity(queue)
-    return Pinned(place, socket.gethostname(), clock.boot_id(), identity), row.first, row.next
+    return Pinned(place, socket.gethostname(), this_machine(), identity), row.first, row.next
 
 
 def one_log(store: Store, place: Place) -> Queue:

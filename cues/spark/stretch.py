@@ -32,7 +32,11 @@ from cues.spark.staging import Stage, Staged
 from cues.taking import Input, Taken
 
 CHUNK_MESSAGES: Final = 10_000
-"""Messages of a message function that a task has in memory; a chunk's pages are staged together."""
+"""Most messages of a message function that a task has in memory; a chunk's pages are staged together."""
+FIRST_CHUNK_MESSAGES: Final = 1_000
+"""Messages of a task's first chunk; nobody knows yet how much the function makes of one."""
+CHUNK_VALUES: Final = 2_048
+"""Pages that a chunk should become at most, 8 MB: whoever makes much of a message gets fewer at a time."""
 FAILURES_MAX: Final = 1_000
 """Messages that may fail in a stretch: their accounts travel to the driver's memory. What has more is done in the
 driver's steps, which are shorter."""
@@ -87,11 +91,11 @@ class Work:
         """Chunk after chunk, until the end or a failure that stops the processor."""
         made = Made()
         batch = bool(job.node.options.batch)
-        size = job.node.options.batch_size if batch else CHUNK_MESSAGES
+        size = job.node.options.batch_size if batch else FIRST_CHUNK_MESSAGES
         context = TaskContext.get()
         task = context.partitionId() if context is not None else 0
         room = staging.INLINE_BYTES_MAX
-        failed = done = 0
+        failed = done = values = 0
         while done < part.messages:
             wanted = min(size, part.messages - done)
             count = min(wanted, *(one.fill(wanted) for one in inputs))
@@ -105,6 +109,7 @@ class Work:
                 for binding, some in pages.items():
                     run.outputs[binding] = staged = self.stage.collect(some, True, task, room)
                     room = max(0, room - staged.inline_bytes)
+                    values += staged.values
                 if failure is None:
                     continue
                 failed += stop - start
@@ -113,6 +118,9 @@ class Work:
                 if failed > max(FAILURES_MAX, size if batch else 0):
                     return Made(declined="failures")
             done += count
+            if not batch:
+                size = min(2 * size, CHUNK_MESSAGES) if values <= CHUNK_VALUES else max(1, size // 2)
+            values = 0
         return made
 
 
