@@ -7,6 +7,7 @@ import json
 import shutil
 import signal
 import sqlite3
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,7 @@ import pytest
 
 import cues
 from cues import Graph, Sink, Source, Stream, faults, testing
-from cues.errors import AlreadyRunning, ProcessorStopped
+from cues.errors import AlreadyRunning, Diverged, Fenced, ProcessorStopped
 from cues.locks import process_state
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 pytest.importorskip("pyspark", reason="pyspark is not installed (pip install 'cues-streams[test]')")
 
+import pyarrow as pa
 import spark_graphs
 import test_flights
 from children import Child
@@ -30,7 +32,15 @@ from spark_graphs import GRAPHS
 from test_spark_engine import IGNORED, template, without_times
 
 from cues import codec
-from cues.spark.cluster.files import folder_of
+from cues.options import Retention
+from cues.spark.cluster.directory import SCHEMA, QueueDirectory, file_name
+from cues.spark.cluster.driver import Driver
+from cues.spark.cluster.feeder import ROWS
+from cues.spark.cluster.files import Files, folder_of
+from cues.spark.cluster.keeping import Keeper, sweep
+from cues.spark.cluster.ledger import Ledger, Record
+from cues.spark.cluster.step import Stage
+from cues.spark.engine import ship
 
 
 def copy_of(template_path: Path, place: Path) -> None:
@@ -299,3 +309,172 @@ def test_a_driver_that_was_stopped_and_goes_on_commits_nothing_more(
     assert "Fenced takeover" in told, told
     finish(tmp_path, spark, 30, 120)
     expect_exact(tmp_path, spark, 150)
+
+
+# --- the protocol by itself, and controls that fail ------------------------------------------------
+
+
+def filled(place: Path, spark: SparkSession, count: int) -> None:
+    """A queue ``in`` as a feeder leaves it."""
+    files = Files(spark, place)
+    directory = QueueDirectory(files, "in", cues.QueueOptions())
+    at = datetime(2026, 1, 1, tzinfo=UTC)
+    messages = [(n + 1, at, None, codec.pack({"n": n}), None) for n in range(count)]
+    columns = [pa.array(column, kind.type) for column, kind in zip(zip(*messages), ROWS)]
+    table = pa.Table.from_arrays(columns, schema=ROWS)
+    spark.createDataFrame(table).coalesce(1).write.parquet(files.url_of("draft"))  # type: ignore[arg-type]
+    (part,) = [name for name in files.names("draft") if name.startswith("part-")]
+    name = file_name(1, count, "g.in.feed", 1)
+    directory.adopt(f"draft/{part}", name)
+    with directory.lock:
+        directory.forward(name)
+
+
+def owner(place: Path, spark: SparkSession, **options: Any) -> Stage:
+    """A driver that owns ``plain``, which goes from ``in`` to ``out``."""
+    graph = Graph("g", [Stream(spark_graphs.plain, "in", "out", **options)])
+    plan = graph.plan()
+    ship(spark, graph, plan)
+    driver = Driver(spark, Files(spark, place), "g", None, lambda event: None, lambda seconds: False)
+    driver.queues = {queue: QueueDirectory(driver.files, queue, o) for queue, o in plan.queues.items()}
+    (node,) = plan.running
+    stage = Stage(driver, node)
+    stage.claim()
+    return stage
+
+
+def numbers(place: Path, spark: SparkSession) -> list[int]:
+    found = spark.read.parquet(str(place / "out")).orderBy("index").collect()
+    assert [row["index"] for row in found] == list(range(1, len(found) + 1))
+    return [codec.unpack(bytes(row["value"]))["n"] for row in found]
+
+
+def both_step(place: Path, spark: SparkSession) -> tuple[str, Stage]:
+    """Two owners at once; the first is overtaken while it does its step, and goes on. Returns what became of it."""
+    filled(place, spark, 20)
+    first = owner(place, spark)
+
+    def overtaken(point: str) -> None:
+        faults.disarm()
+        second = owner(place, spark)
+        while second.step():
+            pass
+
+    faults.arm("spark.written", 1, overtaken)
+    try:
+        while first.step():
+            pass
+    except (Fenced, Diverged) as error:
+        return type(error).__name__, first
+    return "nothing", first
+
+
+def test_who_was_overtaken_is_fenced_at_its_commit(spark: SparkSession, tmp_path: Path) -> None:
+    told, first = both_step(tmp_path, spark)
+    assert told == "Fenced"
+    assert first.ledger._read(1).kind == "claim"  # of the second, where the first would have put its step
+    assert numbers(tmp_path, spark) == [2 * n for n in range(20)]
+    last = owner(tmp_path, spark)
+    assert sweep(last.driver, [last]) > 0  # its file lies with the queue, and in no log
+    assert len(list((tmp_path / "out").glob("*.parquet"))) == 1
+
+
+def test_control_without_put_if_absent_an_overtaken_driver_commits(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Records are written whatever is there: the claim that overtook the first one is gone."""
+
+    def put(ledger: Ledger, record: Record) -> bool:
+        ledger._files.write(ledger._name(record.number), record.to_json())
+        ledger.last = record
+        return True
+
+    monkeypatch.setattr(Ledger, "_put", put)
+    told, first = both_step(tmp_path, spark)
+    assert told != "Fenced" and first.ledger._read(1).owner == first.driver.owner
+
+
+def test_records_that_are_gone_or_old_are_refused_and_control_without_the_check_doubles(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a lost and a stale checkpoint are elsewhere: positions that do not belong to the queues."""
+    filled(tmp_path, spark, 20)
+    before = tmp_path / "_cues" / "before"
+    stage = owner(tmp_path, spark)
+    steps = tmp_path / "_cues" / "steps"
+    shutil.copytree(steps, before)
+    assert stage.step() and not stage.step()
+    for copy in (before, None):
+        shutil.rmtree(steps)
+        if copy is not None:
+            shutil.copytree(copy, steps)
+        with pytest.raises(Diverged, match=r"holds what record 1 of g\.plain wrote"):
+            owner(tmp_path, spark)
+    monkeypatch.setattr(Stage, "_check_newest", lambda stage, last: None)
+    owner(tmp_path, spark).step()
+    assert numbers(tmp_path, spark) == [2 * n for n in range(20)] * 2
+
+
+def test_spark_sees_what_the_log_says_and_nothing_of_orphans(spark: SparkSession, tmp_path: Path) -> None:
+    """Torn files, a whole copy of another, and files that were left in the work folder."""
+    filled(tmp_path, spark, 20)
+    stage = owner(tmp_path, spark, batch_size=5, side_effects=True)  # several steps, several files
+    while stage.step():
+        pass
+    queue = tmp_path / "out"
+    one = next(queue.glob("*.parquet"))
+    assert len(list(queue.glob("*.parquet"))) == 4
+    shutil.copy(one, queue / file_name(1, 5, "g.plain", 99))
+    (queue / file_name(21, 5, "g.plain", 99)).write_bytes(b"")
+    (queue / "somebody-elses.parquet").write_bytes(b"PAR1")
+    (tmp_path / "_cues" / "work" / "g" / "dead-driver").mkdir(parents=True)
+    assert numbers(tmp_path, spark) == [2 * n for n in range(20)]
+    streamed = spark.readStream.schema(SCHEMA).parquet(str(queue)).writeStream.format("memory")
+    query = streamed.queryName("seen").trigger(availableNow=True).start()
+    assert query.awaitTermination(120)
+    assert spark.table("seen").count() == 20
+    again = owner(tmp_path, spark)
+    sweep(again.driver, [again])
+    assert len(list(queue.glob("*.parquet"))) == 5  # what is not ours stays
+    assert not (tmp_path / "_cues" / "work" / "g" / "dead-driver").exists()
+    assert numbers(tmp_path, spark) == [2 * n for n in range(20)]
+
+
+def test_small_files_become_one_and_old_ones_go_also_when_that_dies(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    filled(tmp_path, spark, 60)
+    stage = owner(tmp_path, spark, batch_size=4, side_effects=True)
+    while stage.step():
+        pass
+    keeper = Keeper(stage.driver, [stage])
+    keeper.merge_files = 6
+    out = stage.driver.queues["out"]
+    assert len(out.live) == 15
+
+    def die(point: str) -> None:
+        raise Death(point)
+
+    faults.arm("spark.replaced", 1, die)
+    with pytest.raises(Death):
+        keeper.merge(out)
+    faults.disarm()
+    assert len(out.live) == 2 and len(list((tmp_path / "out").glob("*.parquet"))) == 16
+    assert numbers(tmp_path, spark) == [2 * n for n in range(60)]
+    again = owner(tmp_path, spark)
+    assert not again.ready()
+    sweep(again.driver, [again])
+    out = again.driver.queues["out"]
+    assert len(list((tmp_path / "out").glob("*.parquet"))) == 2
+    assert numbers(tmp_path, spark) == [2 * n for n in range(60)]
+    # Retention: whole files below the bound, from the log at once and from the disk later; the last one stays.
+    monkeypatch.setattr("cues.spark.cluster.keeping.GRACE_S", 0.0)
+    keeper = Keeper(again.driver, [again])
+    keeper.retain(out, Retention(count=4))
+    assert (out.first, out.next, len(out.live)) == (57, 61, 1)
+    assert len(list((tmp_path / "out").glob("*.parquet"))) == 2
+    keeper.clear()
+    assert len(list((tmp_path / "out").glob("*.parquet"))) == 1
+    assert QueueDirectory(out.files, "out", cues.QueueOptions()).next == 61
+    keeper.retain(again.driver.queues["in"], Retention(read=True))
+    assert again.driver.queues["in"].next == 61

@@ -17,12 +17,13 @@ import contextlib
 import logging
 import os
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from cues import codec, events, faults, names, wakeup
 from cues.engine.local import Figures, Running
-from cues.errors import Closed, Fenced, GraphError, InvalidArgument, ProcessorStopped
+from cues.errors import Closed, Fenced, GraphError, InvalidArgument, ProcessorStopped, Unsupported
 from cues.failure import words
 from cues.graph import Graph
 from cues.ownership import LEASE_BEAT_S
@@ -177,9 +178,11 @@ class ClusterRunning(Running):
         check(plan)
         self._plan = plan
         self._ended = False
+        self._accept_topology = bool(options.get("accept_topology"))
         self._session = contextlib.ExitStack()
         try:
             self.spark = self._session.enter_context(session_of(master, f"cues {graph.id}", spark=spark))
+            _refuse_speculation(self.spark, plan)
             ship(self.spark, graph, plan)
             files = Files(self.spark, queues)
             self._session.callback(files.close)
@@ -234,7 +237,7 @@ class ClusterRunning(Running):
         for feeder in self.feeders:
             feeder.claim()
         for stage in self.stages:
-            stage.claim()
+            stage.claim(self._accept_topology)
         for directory in driver.queues.values():
             directory.load()  # as it is now that nobody else changes it
         faults.point("spark.claimed")
@@ -323,9 +326,10 @@ class ClusterRunning(Running):
         self._ended = True
         try:
             self.halt()
-            for worker in self._threads:
+            deadline = time.monotonic() + timeout
+            for worker in getattr(self, "_threads", ()):
                 if worker.thread.ident is not None:
-                    worker.thread.join(timeout)
+                    worker.thread.join(max(0.0, deadline - time.monotonic()))
             self.driver.closed = True
             for stage in getattr(self, "stages", ()):
                 stage.cancel()
@@ -385,6 +389,16 @@ def check(plan: Plan) -> None:
                 "no path= for it.",
                 processor="",
             )
+
+
+def _refuse_speculation(session: Any, plan: Plan) -> None:
+    """A task of a sink that runs twice at once would deliver twice at once."""
+    ordered = [node.id for node in plan.running if node.kind != "source" and (node.side_effects or node.at_most_once)]
+    if ordered and session.conf.get("spark.speculation", "false") == "true":
+        raise Unsupported(
+            f"spark.speculation runs a task twice at once, and with it the effects of {', '.join(ordered)}.",
+            "spark.speculation=false.",
+        )
 
 
 def place(node: Node) -> str:

@@ -28,7 +28,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 from cues import clock, events, faults, names
-from cues.errors import CuesError, Diverged, ProcessorStopped
+from cues.errors import CuesError, Diverged, ProcessorStopped, TopologyChanged
 from cues.failure import Failure, words
 from cues.hashes import Hasher
 from cues.processor import BATCH_SIZE, FRAME, Node
@@ -76,15 +76,23 @@ class Stage:
         self._job: tuple[int, bytes] | None = None
         self._stop: ProcessorStopped | None = None
         self._under_way: Taking | None = None
+        self._told: dict[str, int] = {}
+        """Up to where the loss of purged messages was told, by tailer id."""
 
     # --- start ---
 
-    def claim(self) -> None:
-        """Own the processor, behind whatever is committed; finish what that one did not forward."""
+    def claim(self, accept_topology: bool = False) -> None:
+        """Own the processor, behind whatever is committed; finish what that one did not forward.
+
+        Raises :class:`Diverged` where records and queues do not belong together, and :class:`TopologyChanged`
+        where it has inputs that its records do not know, unless ``accept_topology``.
+        """
         while True:
             last = self.ledger.read()
             if last is not None:
                 self._forward(last)
+                self._check_inputs(last, accept_topology)
+            self._check_newest(last)
             if self.ledger.claim(last, self._positions(last)):
                 break
         assert self.ledger.last is not None
@@ -107,6 +115,33 @@ class Stage:
                 )
             found[tailer] = known, next
         return found
+
+    def _check_inputs(self, last: Record, accept_topology: bool) -> None:
+        new = [tailer for tailer in self.inputs if tailer not in last.positions]
+        gone = [tailer for tailer in last.positions if tailer not in self.inputs]
+        if (new or gone) and not accept_topology:
+            what = [f"new: {', '.join(new)}"] if new else []
+            what += [f"no longer read: {', '.join(gone)}"] if gone else []
+            raise TopologyChanged(
+                f"The inputs of {self.node.id} have changed since its last step ({'; '.join(what)}).",
+                "--accept-topology (graph.start(accept_topology=True)): new inputs begin at the start of their queue;"
+                " or another --queues DIR to start over.",
+                processor=self.node.id,
+            )
+
+    def _check_newest(self, last: Record | None) -> None:
+        """Raise :class:`Diverged` where its queues hold what no record says: records are gone, or an old copy."""
+        number = last.number if last else -1
+        for directory in self.targets:
+            for file in directory.live:
+                made = file.record_of(self.node.id)
+                if made is not None and made > number:
+                    raise Diverged(
+                        f"The queue {directory.queue!r} holds what record {made} of {self.node.id} wrote, and its"
+                        f" records in {directory.files.url} " + (f"end at {number}." if last else "are gone."),
+                        "the records that belong to the queues, or another --queues DIR to start over.",
+                        processor=self.node.id,
+                    )
 
     def _forward(self, record: Record) -> None:
         """6. Add the files of a record to the logs of their queues."""
@@ -225,6 +260,7 @@ class Stage:
         if pending is not None and all(self.inputs[t].first <= low for t, (low, _) in pending.ranges.items()):
             return pending
         ready = self._there()
+        self._tell_purged(ready)
         size = self._size()
         if self.node.mode == "alts":
             tailers = list(ready)
@@ -241,6 +277,17 @@ class Stage:
             return None
         count = self._bounded(ready, count)
         return Taking({tailer: (low, low + count) for tailer, (low, _) in ready.items()}, self._part_size(count))
+
+    def _tell_purged(self, ready: dict[str, tuple[int, int]]) -> None:
+        """Say what was let go of before this processor took it, once."""
+        last = self.ledger.last
+        assert last is not None
+        for tailer, (low, _) in ready.items():
+            lost = low - max(last.positions[tailer][1], self._told.get(tailer, 0))
+            if lost > 0:
+                self._told[tailer] = low
+                text = f"{lost:,} messages of {self.inputs[tailer].queue} were purged before it took them"
+                self.driver.emit(events.Event(self.node.id, text, logging.WARNING))
 
     def _size(self) -> int:
         """Most messages of a step."""
@@ -355,6 +402,14 @@ class Stage:
             if kept is not None:
                 kept.unpersist()
         ran.answers = self.answers(place)
+        if not any(one.declined or one.fatal or one.stop for one in ran.answers):
+            found = sum(one.count for one in ran.answers)
+            if found != count:
+                raise Diverged(
+                    f"{self.node.id} took {_shown(taking)}, {count} messages, and {found} of them were in the files.",
+                    "spark.sql.files.ignoreMissingFiles=false, and a copy of the directory.",
+                    processor=self.node.id,
+                )
         return ran
 
     def answers(self, place: str) -> list[Answer]:
