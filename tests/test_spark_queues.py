@@ -12,10 +12,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from click.testing import CliRunner
 
 import cues
+import cues.spark
 from cues import Graph, Sink, Source, Stream, faults, testing
-from cues.errors import AlreadyRunning, Diverged, Fenced, ProcessorStopped
+from cues.cli.tail import tail
+from cues.errors import (
+    AlreadyRunning,
+    Diverged,
+    Fenced,
+    GraphError,
+    InvalidArgument,
+    PositionMismatch,
+    ProcessorStopped,
+    TopologyChanged,
+)
 from cues.locks import process_state
 
 if TYPE_CHECKING:
@@ -29,10 +41,11 @@ import test_flights
 from children import Child
 from spark_cluster import until
 from spark_graphs import GRAPHS
-from test_spark_engine import IGNORED, template, without_times
+from test_spark_engine import IGNORED, sums, template, without_times
 
 from cues import codec
 from cues.options import Retention
+from cues.spark.cluster import looking
 from cues.spark.cluster.directory import SCHEMA, QueueDirectory, file_name
 from cues.spark.cluster.driver import Driver
 from cues.spark.cluster.feeder import ROWS
@@ -311,6 +324,25 @@ def test_a_driver_that_was_stopped_and_goes_on_commits_nothing_more(
     expect_exact(tmp_path, spark, 150)
 
 
+@pytest.mark.long
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("hit", [1, 3])
+@pytest.mark.parametrize("point", [point for point in faults.SPARK_POINTS if point != "spark.replaced"])
+def test_a_driver_that_is_killed_anywhere_has_lost_and_doubled_nothing(
+    point: str, hit: int, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As above, by ``kill -9`` of a process of its own."""
+    notes = str(tmp_path / "notes.db")
+    monkeypatch.setitem(spark.sparkContext.environment, "CUES_TEST_NOTES", notes)
+    send(tmp_path, 120)
+    hit = 1 if point == "spark.claimed" else hit
+    with Child(DRIVER, tmp_path, CUES_FAULT=f"{point}:{hit}", CUES_TEST_NOTES=notes) as child:
+        child._process.wait(timeout=300)
+        assert child.returncode() == -signal.SIGKILL, child.errors()
+    finish(tmp_path, spark, 30, 120)
+    expect_exact(tmp_path, spark, 150)
+
+
 # --- the protocol by itself, and controls that fail ------------------------------------------------
 
 
@@ -478,3 +510,105 @@ def test_small_files_become_one_and_old_ones_go_also_when_that_dies(
     assert QueueDirectory(out.files, "out", cues.QueueOptions()).next == 61
     keeper.retain(again.driver.queues["in"], Retention(read=True))
     assert again.driver.queues["in"].next == 61
+
+
+# --- other ways in, other places ------------------------------------------------------------------
+
+
+def arrivals(folder: Path) -> cues.Source:
+    options = {"path": str(folder), "maxFilesPerTrigger": "1"}
+    return cues.Source("in", cues.spark.Source("json", options, schema="n bigint", available_now=True))
+
+
+def arrive(folder: Path, *numbers: range) -> None:
+    folder.mkdir(exist_ok=True)
+    for some in numbers:
+        (folder / f"{some.start:06d}.json").write_text("".join(f'{{"n": {n}}}\n' for n in some))
+
+
+def test_a_spark_stream_is_a_source_and_another_checkpoint_is_refused(spark: SparkSession, tmp_path: Path) -> None:
+    """Without anything in the driver's store; a death behind the commit of a batch, which Spark repeats."""
+    arrive(tmp_path / "files", range(10), range(10, 25), range(25, 40))
+
+    def made() -> Graph:
+        return Graph("g", [arrivals(tmp_path / "files"), Stream(spark_graphs.plain, "in", "out")])
+
+    def die(point: str) -> None:
+        raise Death(point)
+
+    faults.arm("spark.recorded", 2, die)
+    with pytest.raises(ProcessorStopped):
+        made().run(engine="spark", spark=spark, store=tmp_path / "store", queues=tmp_path / "queues")
+    faults.disarm()
+    run(made(), tmp_path, spark)
+    arrive(tmp_path / "files", range(40, 45))
+    run(made(), tmp_path, spark)
+    found = left(tmp_path, made(), spark)
+    assert sorted(m["n"] for m in found["in"]) == list(range(45))
+    assert [m["n"] for m in found["out"]] == [2 * m["n"] for m in found["in"]]
+    shutil.rmtree(tmp_path / "queues" / "_cues" / "checkpoints")
+    with (
+        pytest.raises(PositionMismatch, match=r"Batch 0 of g\.in does not follow"),
+        made().start(engine="spark", spark=spark, store=tmp_path / "store", queues=tmp_path / "queues") as running,
+    ):
+        running.wait_done()
+    assert left(tmp_path, made(), spark) == found
+
+
+def test_any_hadoop_filesystem_will_do_and_frames_run_there(spark: SparkSession, tmp_path: Path) -> None:
+    """A filesystem that is not the local one to its client: a view of it, without hard links."""
+    (tmp_path / "files").mkdir()
+    spark._jsc.hadoopConfiguration().set("fs.viewfs.mounttable.cues.link./here", (tmp_path / "files").as_uri())  # type: ignore[attr-defined]
+    made = Graph("g", [Source("in", spark_graphs.numbers, batch_size=500)], errors="errors", durability="process")
+    made.frame("in", "out", fields="n long", id="sums")(sums)
+    made.frame("out", "failed", id="fails")(lambda frame: frame.select("no_such_column"))
+    with made.start(engine="spark", spark=spark, store=tmp_path / "store", queues="viewfs://cues/here/q") as running:
+        running.wait_done()
+        found = running.messages("out")
+        assert sum(message["total"] for message in found) == sum(range(spark_graphs.COUNT))
+        assert max(message["last"] for message in found) == spark_graphs.COUNT
+        errors = running.messages("errors")
+        assert sum(len(m["err.proc/messages"]["out"]) for m in errors) == len(found)
+        assert "no_such_column" in errors[0]["err/cause"][0]["message"]
+        seen = spark.read.parquet("viewfs://cues/here/q/out").orderBy("index").collect()
+        assert [row["hash"] for row in seen] == [message["hash"] for message in found]
+        with pytest.raises(InvalidArgument, match="what is sent goes to queues of this machine's store"):
+            running.send("out", {"n": 1})
+    place = tmp_path / "files" / "q"
+    assert [one.message for one in looking.last_messages(place, "out", 2)] == found[-2:]
+    shown = CliRunner().invoke(tail, [f"{place}#out", "-n", "1"])
+    assert json.loads(shown.output) == found[-1]
+
+
+def test_what_has_no_form_there_is_refused_by_name(spark: SparkSession, tmp_path: Path) -> None:
+    places: dict[str, Any] = {"engine": "spark", "spark": spark, "store": tmp_path / "s", "queues": tmp_path / "q"}
+    back = Graph("g", [Source("in"), Stream(spark_graphs.plain, "in", "out"), Stream(spark_graphs.picky, "out", "in")])
+    with pytest.raises(GraphError, match=r"The queue 'in' is a source's.*and g\.picky writes to it too"):
+        back.start(**places)
+    elsewhere = {"out": cues.QueueOptions(path=str(tmp_path / "other"))}
+    other = Graph("g", [Stream(spark_graphs.plain, "in", "out")], queues=elsewhere)
+    with pytest.raises(GraphError, match="The queue 'out' has path="):
+        other.start(**places)
+    look = Graph("g", [Stream(lambda m, process: None, "in", None, id="look", appenders=["log"])])
+    with pytest.raises(GraphError, match=r"g\.look is imperative"):
+        look.start(**places)
+    streamed = Graph("g", [arrivals(tmp_path), Stream(spark_graphs.plain, "in", "out")], store=tmp_path / "embedded")
+    with pytest.raises(ProcessorStopped, match="is a source on a shared filesystem only"):
+        streamed.run()
+    with Graph("g", [Stream(spark_graphs.plain, "in", "out")]).start(**places) as running:
+        running.send("in", {"n": 1})
+        with pytest.raises(AlreadyRunning):
+            Graph("g", [Stream(spark_graphs.plain, "in", "out")]).start(**{**places, "store": tmp_path / "s2"})
+    more = Graph(
+        "g",
+        [
+            Source("in"),
+            Source("other"),
+            Stream(spark_graphs.pairs, {"left": "in", "right": "other"}, "out", id="plain"),
+        ],
+    )
+    with pytest.raises(TopologyChanged, match=r"new: g\.plain\.other"):
+        more.start(**places)
+    shutil.rmtree(tmp_path / "s")
+    with pytest.raises(Diverged, match="it is another queue"):
+        Graph("g", [Stream(spark_graphs.plain, "in", "out")]).start(**places)

@@ -71,7 +71,7 @@ class Keeper:
             rows = driver.session.read.schema(SCHEMA).parquet(*directory.urls(files))
             one = rows.coalesce(1).sortWithinPartitions("index")
             one.write.option("maxRecordsPerFile", 0).parquet(driver.files.url_of(folder))
-            (part,) = [name for name in driver.files.names(folder) if name.startswith("part-")]
+            (part,) = driver.files.parts(folder)
             made = directory.adopt(f"{folder}/{part}", merged_name(first, count, driver.graph))
             driver.files.delete(folder)
             made = replace(made, modified_ms=max(file.modified_ms for file in files))
