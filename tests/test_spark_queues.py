@@ -7,14 +7,27 @@ import json
 import shutil
 import signal
 import sqlite3
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from click.testing import CliRunner
 
 import cues
+import cues.spark
 from cues import Graph, Sink, Source, Stream, faults, testing
-from cues.errors import AlreadyRunning, ProcessorStopped
+from cues.cli.tail import tail
+from cues.errors import (
+    AlreadyRunning,
+    Diverged,
+    Fenced,
+    GraphError,
+    InvalidArgument,
+    PositionMismatch,
+    ProcessorStopped,
+    TopologyChanged,
+)
 from cues.locks import process_state
 
 if TYPE_CHECKING:
@@ -22,15 +35,25 @@ if TYPE_CHECKING:
 
 pytest.importorskip("pyspark", reason="pyspark is not installed (pip install 'cues-streams[test]')")
 
+import pyarrow as pa
 import spark_graphs
 import test_flights
 from children import Child
 from spark_cluster import until
 from spark_graphs import GRAPHS
-from test_spark_engine import IGNORED, template, without_times
+from test_spark_engine import IGNORED, sums, template, without_times
 
 from cues import codec
-from cues.spark.cluster.files import folder_of
+from cues.options import Retention
+from cues.spark.cluster import looking
+from cues.spark.cluster.directory import SCHEMA, QueueDirectory, file_name
+from cues.spark.cluster.driver import Driver
+from cues.spark.cluster.feeder import ROWS
+from cues.spark.cluster.files import Files, folder_of
+from cues.spark.cluster.keeping import Keeper, sweep
+from cues.spark.cluster.ledger import Ledger, Record
+from cues.spark.cluster.step import Stage
+from cues.spark.engine import ship
 
 
 def copy_of(template_path: Path, place: Path) -> None:
@@ -299,3 +322,293 @@ def test_a_driver_that_was_stopped_and_goes_on_commits_nothing_more(
     assert "Fenced takeover" in told, told
     finish(tmp_path, spark, 30, 120)
     expect_exact(tmp_path, spark, 150)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("hit", [1, 3])
+@pytest.mark.parametrize("point", [point for point in faults.SPARK_POINTS if point != "spark.replaced"])
+def test_a_driver_that_is_killed_anywhere_has_lost_and_doubled_nothing(
+    point: str, hit: int, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As above, by ``kill -9`` of a process of its own."""
+    notes = str(tmp_path / "notes.db")
+    monkeypatch.setitem(spark.sparkContext.environment, "CUES_TEST_NOTES", notes)
+    send(tmp_path, 120)
+    hit = 1 if point == "spark.claimed" else hit
+    with Child(DRIVER, tmp_path, CUES_FAULT=f"{point}:{hit}", CUES_TEST_NOTES=notes) as child:
+        child._process.wait(timeout=300)
+        assert child.returncode() == -signal.SIGKILL, child.errors()
+    finish(tmp_path, spark, 30, 120)
+    expect_exact(tmp_path, spark, 150)
+
+
+# --- the protocol by itself, and controls that fail ------------------------------------------------
+
+
+def filled(place: Path, spark: SparkSession, count: int) -> None:
+    """A queue ``in`` as a feeder leaves it."""
+    files = Files(spark, place)
+    directory = QueueDirectory(files, "in", cues.QueueOptions())
+    at = datetime(2026, 1, 1, tzinfo=UTC)
+    messages = [(n + 1, at, None, codec.pack({"n": n}), None) for n in range(count)]
+    columns = [pa.array(column, kind.type) for column, kind in zip(zip(*messages), ROWS)]
+    table = pa.Table.from_arrays(columns, schema=ROWS)
+    spark.createDataFrame(table).coalesce(1).write.parquet(files.url_of("draft"))  # type: ignore[arg-type]
+    (part,) = [name for name in files.names("draft") if name.startswith("part-")]
+    name = file_name(1, count, "g.in.feed", 1)
+    directory.adopt(f"draft/{part}", name)
+    with directory.lock:
+        directory.forward(name)
+
+
+def owner(place: Path, spark: SparkSession, **options: Any) -> Stage:
+    """A driver that owns ``plain``, which goes from ``in`` to ``out``."""
+    graph = Graph("g", [Stream(spark_graphs.plain, "in", "out", **options)])
+    plan = graph.plan()
+    ship(spark, graph, plan)
+    driver = Driver(spark, Files(spark, place), "g", None, lambda event: None, lambda seconds: False)
+    driver.queues = {queue: QueueDirectory(driver.files, queue, o) for queue, o in plan.queues.items()}
+    (node,) = plan.running
+    stage = Stage(driver, node)
+    stage.claim()
+    return stage
+
+
+def numbers(place: Path, spark: SparkSession) -> list[int]:
+    found = spark.read.parquet(str(place / "out")).orderBy("index").collect()
+    assert [row["index"] for row in found] == list(range(1, len(found) + 1))
+    return [codec.unpack(bytes(row["value"]))["n"] for row in found]
+
+
+def both_step(place: Path, spark: SparkSession) -> tuple[str, Stage]:
+    """Two owners at once; the first is overtaken while it does its step, and goes on. Returns what became of it."""
+    filled(place, spark, 20)
+    first = owner(place, spark)
+
+    def overtaken(point: str) -> None:
+        faults.disarm()
+        second = owner(place, spark)
+        while second.step():
+            pass
+
+    faults.arm("spark.written", 1, overtaken)
+    try:
+        while first.step():
+            pass
+    except (Fenced, Diverged) as error:
+        return type(error).__name__, first
+    return "nothing", first
+
+
+def test_who_was_overtaken_is_fenced_at_its_commit(spark: SparkSession, tmp_path: Path) -> None:
+    told, first = both_step(tmp_path, spark)
+    assert told == "Fenced"
+    assert first.ledger._read(1).kind == "claim"  # of the second, where the first would have put its step
+    assert numbers(tmp_path, spark) == [2 * n for n in range(20)]
+    last = owner(tmp_path, spark)
+    assert sweep(last.driver, [last]) > 0  # its file lies with the queue, and in no log
+    assert len(list((tmp_path / "out").glob("*.parquet"))) == 1
+
+
+def test_control_without_put_if_absent_an_overtaken_driver_commits(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Records are written whatever is there: the claim that overtook the first one is gone."""
+
+    def put(ledger: Ledger, record: Record) -> bool:
+        ledger._files.write(ledger._name(record.number), record.to_json())
+        ledger.last = record
+        return True
+
+    monkeypatch.setattr(Ledger, "_put", put)
+    told, first = both_step(tmp_path, spark)
+    assert told != "Fenced" and first.ledger._read(1).owner == first.driver.owner
+
+
+def test_records_that_are_gone_or_old_are_refused_and_control_without_the_check_doubles(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a lost and a stale checkpoint are elsewhere: positions that do not belong to the queues."""
+    filled(tmp_path, spark, 20)
+    before = tmp_path / "_cues" / "before"
+    stage = owner(tmp_path, spark)
+    steps = tmp_path / "_cues" / "steps"
+    shutil.copytree(steps, before)
+    assert stage.step() and not stage.step()
+    for copy in (before, None):
+        shutil.rmtree(steps)
+        if copy is not None:
+            shutil.copytree(copy, steps)
+        with pytest.raises(Diverged, match=r"holds what record 1 of g\.plain wrote"):
+            owner(tmp_path, spark)
+    monkeypatch.setattr(Stage, "_check_newest", lambda stage, last: None)
+    owner(tmp_path, spark).step()
+    assert numbers(tmp_path, spark) == [2 * n for n in range(20)] * 2
+
+
+def test_spark_sees_what_the_log_says_and_nothing_of_orphans(spark: SparkSession, tmp_path: Path) -> None:
+    """Torn files, a whole copy of another, and files that were left in the work folder."""
+    filled(tmp_path, spark, 20)
+    stage = owner(tmp_path, spark, batch_size=5, side_effects=True)  # several steps, several files
+    while stage.step():
+        pass
+    queue = tmp_path / "out"
+    one = next(queue.glob("*.parquet"))
+    assert len(list(queue.glob("*.parquet"))) == 4
+    shutil.copy(one, queue / file_name(1, 5, "g.plain", 99))
+    (queue / file_name(21, 5, "g.plain", 99)).write_bytes(b"")
+    (queue / "somebody-elses.parquet").write_bytes(b"PAR1")
+    (tmp_path / "_cues" / "work" / "g" / "dead-driver").mkdir(parents=True)
+    assert numbers(tmp_path, spark) == [2 * n for n in range(20)]
+    streamed = spark.readStream.schema(SCHEMA).parquet(str(queue)).writeStream.format("memory")
+    query = streamed.queryName("seen").trigger(availableNow=True).start()
+    assert query.awaitTermination(120)
+    assert spark.table("seen").count() == 20
+    again = owner(tmp_path, spark)
+    sweep(again.driver, [again])
+    assert len(list(queue.glob("*.parquet"))) == 5  # what is not ours stays
+    assert not (tmp_path / "_cues" / "work" / "g" / "dead-driver").exists()
+    assert numbers(tmp_path, spark) == [2 * n for n in range(20)]
+
+
+def test_small_files_become_one_and_old_ones_go_also_when_that_dies(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    filled(tmp_path, spark, 60)
+    stage = owner(tmp_path, spark, batch_size=4, side_effects=True)
+    while stage.step():
+        pass
+    keeper = Keeper(stage.driver, [stage])
+    keeper.merge_files = 6
+    out = stage.driver.queues["out"]
+    assert len(out.live) == 15
+
+    def die(point: str) -> None:
+        raise Death(point)
+
+    faults.arm("spark.replaced", 1, die)
+    with pytest.raises(Death):
+        keeper.merge(out)
+    faults.disarm()
+    assert len(out.live) == 2 and len(list((tmp_path / "out").glob("*.parquet"))) == 16
+    assert numbers(tmp_path, spark) == [2 * n for n in range(60)]
+    again = owner(tmp_path, spark)
+    assert not again.ready()
+    sweep(again.driver, [again])
+    out = again.driver.queues["out"]
+    assert len(list((tmp_path / "out").glob("*.parquet"))) == 2
+    assert numbers(tmp_path, spark) == [2 * n for n in range(60)]
+    # Retention: whole files below the bound, from the log at once and from the disk later; the last one stays.
+    monkeypatch.setattr("cues.spark.cluster.keeping.GRACE_S", 0.0)
+    keeper = Keeper(again.driver, [again])
+    keeper.retain(out, Retention(count=4))
+    assert (out.first, out.next, len(out.live)) == (57, 61, 1)
+    assert len(list((tmp_path / "out").glob("*.parquet"))) == 2
+    keeper.clear()
+    assert len(list((tmp_path / "out").glob("*.parquet"))) == 1
+    assert QueueDirectory(out.files, "out", cues.QueueOptions()).next == 61
+    keeper.retain(again.driver.queues["in"], Retention(read=True))
+    assert again.driver.queues["in"].next == 61
+
+
+# --- other ways in, other places ------------------------------------------------------------------
+
+
+def arrivals(folder: Path) -> cues.Source:
+    options = {"path": str(folder), "maxFilesPerTrigger": "1"}
+    return cues.Source("in", cues.spark.Source("json", options, schema="n bigint", available_now=True))
+
+
+def arrive(folder: Path, *numbers: range) -> None:
+    folder.mkdir(exist_ok=True)
+    for some in numbers:
+        (folder / f"{some.start:06d}.json").write_text("".join(f'{{"n": {n}}}\n' for n in some))
+
+
+def test_a_spark_stream_is_a_source_and_another_checkpoint_is_refused(spark: SparkSession, tmp_path: Path) -> None:
+    """Without anything in the driver's store; a death behind the commit of a batch, which Spark repeats."""
+    arrive(tmp_path / "files", range(10), range(10, 25), range(25, 40))
+
+    def made() -> Graph:
+        return Graph("g", [arrivals(tmp_path / "files"), Stream(spark_graphs.plain, "in", "out")])
+
+    def die(point: str) -> None:
+        raise Death(point)
+
+    faults.arm("spark.recorded", 2, die)
+    with pytest.raises(ProcessorStopped):
+        made().run(engine="spark", spark=spark, store=tmp_path / "store", queues=tmp_path / "queues")
+    faults.disarm()
+    run(made(), tmp_path, spark)
+    arrive(tmp_path / "files", range(40, 45))
+    run(made(), tmp_path, spark)
+    found = left(tmp_path, made(), spark)
+    assert sorted(m["n"] for m in found["in"]) == list(range(45))
+    assert [m["n"] for m in found["out"]] == [2 * m["n"] for m in found["in"]]
+    shutil.rmtree(tmp_path / "queues" / "_cues" / "checkpoints")
+    with (
+        pytest.raises(PositionMismatch, match=r"Batch 0 of g\.in does not follow"),
+        made().start(engine="spark", spark=spark, store=tmp_path / "store", queues=tmp_path / "queues") as running,
+    ):
+        running.wait_done()
+    assert left(tmp_path, made(), spark) == found
+
+
+def test_any_hadoop_filesystem_will_do_and_frames_run_there(spark: SparkSession, tmp_path: Path) -> None:
+    """A filesystem that is not the local one to its client: a view of it, without hard links."""
+    (tmp_path / "files").mkdir()
+    spark._jsc.hadoopConfiguration().set("fs.viewfs.mounttable.cues.link./here", (tmp_path / "files").as_uri())  # type: ignore[attr-defined]
+    made = Graph("g", [Source("in", spark_graphs.numbers, batch_size=500)], errors="errors", durability="process")
+    made.frame("in", "out", fields="n long", id="sums")(sums)
+    made.frame("out", "failed", id="fails")(lambda frame: frame.select("no_such_column"))
+    with made.start(engine="spark", spark=spark, store=tmp_path / "store", queues="viewfs://cues/here/q") as running:
+        running.wait_done()
+        found = running.messages("out")
+        assert sum(message["total"] for message in found) == sum(range(spark_graphs.COUNT))
+        assert max(message["last"] for message in found) == spark_graphs.COUNT
+        errors = running.messages("errors")
+        assert sum(len(m["err.proc/messages"]["out"]) for m in errors) == len(found)
+        assert "no_such_column" in errors[0]["err/cause"][0]["message"]
+        seen = spark.read.parquet("viewfs://cues/here/q/out").orderBy("index").collect()
+        assert [row["hash"] for row in seen] == [message["hash"] for message in found]
+        with pytest.raises(InvalidArgument, match="what is sent goes to queues of this machine's store"):
+            running.send("out", {"n": 1})
+    place = tmp_path / "files" / "q"
+    assert [one.message for one in looking.last_messages(place, "out", 2)] == found[-2:]
+    shown = CliRunner().invoke(tail, [f"{place}#out", "-n", "1"])
+    assert json.loads(shown.output) == found[-1]
+
+
+def test_what_has_no_form_there_is_refused_by_name(spark: SparkSession, tmp_path: Path) -> None:
+    places: dict[str, Any] = {"engine": "spark", "spark": spark, "store": tmp_path / "s", "queues": tmp_path / "q"}
+    back = Graph("g", [Source("in"), Stream(spark_graphs.plain, "in", "out"), Stream(spark_graphs.picky, "out", "in")])
+    with pytest.raises(GraphError, match=r"The queue 'in' is a source's.*and g\.picky writes to it too"):
+        back.start(**places)
+    elsewhere = {"out": cues.QueueOptions(path=str(tmp_path / "other"))}
+    other = Graph("g", [Stream(spark_graphs.plain, "in", "out")], queues=elsewhere)
+    with pytest.raises(GraphError, match="The queue 'out' has path="):
+        other.start(**places)
+    look = Graph("g", [Stream(lambda m, process: None, "in", None, id="look", appenders=["log"])])
+    with pytest.raises(GraphError, match=r"g\.look is imperative"):
+        look.start(**places)
+    streamed = Graph("g", [arrivals(tmp_path), Stream(spark_graphs.plain, "in", "out")], store=tmp_path / "embedded")
+    with pytest.raises(ProcessorStopped, match="is a source on a shared filesystem only"):
+        streamed.run()
+    with Graph("g", [Stream(spark_graphs.plain, "in", "out")]).start(**places) as running:
+        running.send("in", {"n": 1})
+        with pytest.raises(AlreadyRunning):
+            Graph("g", [Stream(spark_graphs.plain, "in", "out")]).start(**{**places, "store": tmp_path / "s2"})
+    more = Graph(
+        "g",
+        [
+            Source("in"),
+            Source("other"),
+            Stream(spark_graphs.pairs, {"left": "in", "right": "other"}, "out", id="plain"),
+        ],
+    )
+    with pytest.raises(TopologyChanged, match=r"new: g\.plain\.other"):
+        more.start(**places)
+    shutil.rmtree(tmp_path / "s")
+    with pytest.raises(Diverged, match="it is another queue"):
+        Graph("g", [Stream(spark_graphs.plain, "in", "out")]).start(**places)

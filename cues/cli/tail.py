@@ -6,6 +6,7 @@ import sys
 from collections import deque
 from collections.abc import Iterator
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 import click
@@ -16,7 +17,7 @@ from cues.cli import target as targets
 from cues.cli.options import WrongUsage, command, option, store_option
 from cues.cli.output import iso, to_json
 from cues.cli.where import Where
-from cues.errors import BatchDamaged
+from cues.errors import BatchDamaged, QueueNotFound
 from cues.merged import MergedTailer
 from cues.queue import Queue
 from cues.tailer import Tailer
@@ -69,6 +70,7 @@ def tail(
       cues tail data/shop#priced --from 1h --where 'total > 100 and country in ("DE", "FR")'
       cues tail data/shop#errors --meta | jq .
       cues tail data/shop#orders/3                   one partition of a queue that has several
+      cues tail /mnt/flights#enriched                a queue that lies in files (cues run --queues)
 
     Several partitions are printed as one queue, in the order of their appends; an index of --from is of one of
     them.
@@ -81,6 +83,12 @@ def tail(
     """
     condition = Where(where) if where else None
     begin = place.parse(start, "--from") if start else None
+    if _is_shared(target):
+        if follow or start:
+            raise options.WrongUsage(
+                f"--{'follow' if follow else 'from'} is for stores; {target} lies in files.", "-n and --where."
+            )
+        return _print_shared(target, condition, count, meta)
     found = targets.resolve(target, store)
     with found.open() as opened:
         known = opened.queues(all="." in found.name)
@@ -92,6 +100,31 @@ def tail(
         if explained:
             options.note(explained)
     return options.FAILED if reader.damaged else 0
+
+
+def _is_shared(target: str) -> bool:
+    """Whether it is a queue of a directory that ``cues run --queues`` keeps."""
+    folder, _, queue = target.rpartition("#")
+    return bool(folder and queue) and Path(folder, "_cues", "id.json").exists()
+
+
+def _print_shared(target: str, condition: Where | None, count: int | str | None, meta: bool) -> int:
+    """The last messages of such a queue."""
+    from cues.spark.cluster import looking
+
+    folder, _, queue = target.rpartition("#")
+    known = looking.queues_of(Path(folder))
+    if queue not in known:
+        raise QueueNotFound(
+            f"{folder} has no queue {queue!r}; it has {', '.join(known)}.", "one of those.", queue=queue
+        )
+    most = LAST if count is None else None if count == "all" else int(count)
+    found = looking.last_messages(Path(folder), queue, most if condition is None else None)
+    lines = deque((one for one in found if condition is None or condition(one.message)), most)
+    for one in lines:
+        about = {names.HASH: one.hash, names.QUEUE: {queue: {names.T: one.index, names.TIME: iso(one.time)}}}
+        print(to_json({**one.message, names.META: about} if meta else one.message))
+    return 0
 
 
 class _Reader:

@@ -7,6 +7,7 @@
 
     java.py        a Java that Spark can run on
     session.py     the user's session, or a quiet one
+    source.py      a Spark stream as a graph's source
     datasource.py  the format "cues"; options.py, reading.py, writing.py and what they stand on
 
 Nothing here is loaded by ``import cues``, and pyspark is loaded by none of these names before it is called.
@@ -17,11 +18,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from cues.spark.session import session
+from cues.spark.source import Source
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["register", "session"]
+__all__ = ["Source", "register", "session"]
 
 
 def register(spark: SparkSession) -> None:

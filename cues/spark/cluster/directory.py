@@ -59,6 +59,11 @@ class DataFile:
         """The index behind its last message."""
         return self.first + self.count
 
+    def record_of(self, processor: str) -> int | None:
+        """The number of the record that wrote it, if it is one of this processor's."""
+        found = self.name.split("-", 2)[2].rsplit("-", 2)
+        return int(found[1]) if found[0] == f"by-{folder_of(processor)}" else None
+
     @property
     def merged(self) -> bool:
         """Whether it holds what several files held."""
@@ -80,7 +85,7 @@ def merged_name(first: int, count: int, graph: str) -> str:
 
 def written_by(name: str, graph: str) -> bool:
     """Whether a driver of this graph made the data file."""
-    rest = name.split("-", 2)[2]
+    rest = name.split("-", 2)[-1]
     return rest.startswith((f"by-{folder_of(graph)}.", f"{_MERGED}{folder_of(graph)}-"))
 
 
@@ -156,7 +161,7 @@ class QueueDirectory:
                         "a copy of the directory.",
                         processor="",
                     )
-                found += _parsed(text)
+                found += parse_entry(text)
             self.live = tuple(sorted(found, key=lambda one: one.first))
 
     def _entries(self) -> dict[int, str]:
@@ -303,7 +308,7 @@ class QueueDirectory:
         return [self.files.url_of(f"{self.folder}/{one.name}") for one in files]
 
 
-def _parsed(text: str) -> list[DataFile]:
+def parse_entry(text: str) -> list[DataFile]:
     """The files of an entry."""
     version, *lines = text.split("\n")
     if version != _VERSION:

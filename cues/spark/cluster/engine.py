@@ -17,25 +17,30 @@ import contextlib
 import logging
 import os
 import threading
+import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from cues import codec, events, faults, names, wakeup
 from cues.engine.local import Figures, Running, Standing
-from cues.errors import Closed, Fenced, GraphError, InvalidArgument, ProcessorStopped
+from cues.errors import Closed, CuesError, Fenced, GraphError, InvalidArgument, ProcessorStopped, Unsupported
 from cues.failure import words
 from cues.graph import Graph
 from cues.ownership import LEASE_BEAT_S
+from cues.plan import build
 from cues.processor import Node, Source
 from cues.runner import Interrupted
 from cues.spark.cluster.directory import SCHEMA, QueueDirectory
 from cues.spark.cluster.driver import Driver
 from cues.spark.cluster.feeder import Feeder
 from cues.spark.cluster.files import RENAME_COPIES, Files
+from cues.spark.cluster.inlet import Inlet
 from cues.spark.cluster.keeping import Keeper, sweep
 from cues.spark.cluster.lease import Lease
 from cues.spark.cluster.step import Stage
+from cues.spark.session import in_short
 from cues.spark.session import session as session_of
+from cues.spark.source import Source as Stream
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -48,6 +53,8 @@ _FENCE_S = 1.0
 """How often a stage that has nothing to do looks whether it still owns its processor."""
 FEED_GAP_S = 0.5
 """The least time between two copies that leave nothing behind: what a source yields meanwhile is one step, not ten."""
+_KEEP_AGAIN_S = 60.0
+"""How long the keeper waits after a failure."""
 _KEEP_S = 1.0
 """How often the keeper looks whether there is something new to keep."""
 
@@ -134,6 +141,24 @@ class StageWorker(ClusterWorker):
         return self.finished or not (self.busy or self.stage.ready())
 
 
+class InletWorker(ClusterWorker):
+    """The thread of a source that is a Spark stream."""
+
+    def __init__(self, running: ClusterRunning, inlet: Inlet) -> None:
+        self.inlet = inlet
+        self.delivery = _Delivery(inlet.node, inlet.counters)
+        super().__init__(running, inlet.node.id, self._pull, lambda: None)
+
+    def _pull(self) -> bool:
+        self.inlet.run(lambda: self.running.draining)
+        self.running.driver.ring()
+        raise Interrupted  # the stream has ended
+
+    def idle(self, row: ProcessorRow | None, log_row: Callable[[Log], Row]) -> bool:
+        """Whether the stream gives nothing now."""
+        return self.finished or self.inlet.idle()
+
+
 class _Shared:
     """What the command line asks of the queues."""
 
@@ -181,9 +206,11 @@ class ClusterRunning(Running):
         check(plan)
         self._plan = plan
         self._ended = False
+        self._accept_topology = bool(options.get("accept_topology"))
         self._session = contextlib.ExitStack()
         try:
             self.spark = self._session.enter_context(session_of(master, f"cues {graph.id}", spark=spark))
+            _refuse_speculation(self.spark, plan)
             ship(self.spark, graph, plan)
             files = Files(self.spark, queues)
             self._session.callback(files.close)
@@ -234,23 +261,27 @@ class ClusterRunning(Running):
         self.feeders = [
             Feeder(driver, self._assembly.queues[name], driver.queues[name], name not in written) for name in fed
         ]
+        self.inlets = [Inlet(driver, node) for node in plan.running if isinstance(node.fn, Stream)]
         self.stages = [Stage(driver, node) for node in plan.running if node.kind != "source"]
         for feeder in self.feeders:
             feeder.claim()
         for stage in self.stages:
-            stage.claim()
+            stage.claim(self._accept_topology)
+        for inlet in self.inlets:
+            inlet.claim()
         for directory in driver.queues.values():
             directory.load()  # as it is now that nobody else changes it
         faults.point("spark.claimed")
         sweep(driver, self.stages)
         self.shared = _Shared(driver, self.stages)
         workers = [StageWorker(self, stage) for stage in self.stages]
+        self._inlets = inlets = [InletWorker(self, inlet) for inlet in self.inlets]
         copiers = [self._copier(feeder) for feeder in self.feeders]
         self._copiers = copiers
-        self.workers += workers  # type: ignore[arg-type]
+        self.workers += [*inlets, *workers]  # type: ignore[list-item]
         keeper = Keeper(driver, self.stages)
         keeping = [ClusterWorker(self, f"{plan.id} keeper", self._keeping(keeper), self._rest)]
-        started: Sequence[ClusterWorker] = (*workers, *copiers, *keeping)
+        started: Sequence[ClusterWorker] = (*inlets, *workers, *copiers, *keeping)
         self._threads += started  # type: ignore[arg-type]
         for one in started:
             one.thread.start()
@@ -268,7 +299,15 @@ class ClusterRunning(Running):
         """The keeper's turn: a look whenever something was appended, and now and then for what is old."""
 
         def turn() -> bool:
-            keeper.step()
+            try:
+                keeper.step()
+            except CuesError:
+                raise
+            except Exception as error:  # what was not kept in shape now is at the next look
+                if not self.halted:
+                    text = f"small files and old ones stay for now: {in_short(error)}"
+                    self.emit(events.Event(self._plan.id, text, logging.WARNING))
+                    self.pause(_KEEP_AGAIN_S)
             return False
 
         return turn
@@ -313,6 +352,9 @@ class ClusterRunning(Running):
         )
         return copied and super().idle() and before == self.driver.rings
 
+    def _done(self) -> bool:
+        return all(worker.finished for worker in self._inlets) and super()._done()
+
     # --- ending ---
 
     def halt(self) -> None:
@@ -327,9 +369,10 @@ class ClusterRunning(Running):
         self._ended = True
         try:
             self.halt()
-            for worker in self._threads:
+            deadline = time.monotonic() + timeout
+            for worker in getattr(self, "_threads", ()):
                 if worker.thread.ident is not None:
-                    worker.thread.join(timeout)
+                    worker.thread.join(max(0.0, deadline - time.monotonic()))
             self.driver.closed = True
             for stage in getattr(self, "stages", ()):
                 stage.cancel()
@@ -360,12 +403,13 @@ def written_on_spark(plan: Plan) -> set[str]:
 
 def at_home(plan: Plan) -> set[str]:
     """The queues that lie in the store of the driver's machine and are copied from there."""
-    sources = {port.queue for node in plan.nodes if node.kind == "source" for port in node.outputs}
-    return sources | set(plan.fed)
+    sources = [node for node in plan.nodes if node.kind == "source" and not isinstance(node.fn, Stream)]
+    return {port.queue for node in sources for port in node.outputs} | set(plan.fed)
 
 
 def _source_errors(plan: Plan) -> set[str]:
-    return {node.errors for node in plan.running if node.kind == "source" and node.errors}
+    sources = [node for node in plan.running if node.kind == "source" and not isinstance(node.fn, Stream)]
+    return {node.errors for node in sources if node.errors}
 
 
 def check(plan: Plan) -> None:
@@ -391,8 +435,20 @@ def check(plan: Plan) -> None:
             )
 
 
+def _refuse_speculation(session: Any, plan: Plan) -> None:
+    """A task of a sink that runs twice at once would deliver twice at once."""
+    ordered = [node.id for node in plan.running if node.kind != "source" and (node.side_effects or node.at_most_once)]
+    if ordered and session.conf.get("spark.speculation", "false") == "true":
+        raise Unsupported(
+            f"spark.speculation runs a task twice at once, and with it the effects of {', '.join(ordered)}.",
+            "spark.speculation=false.",
+        )
+
+
 def place(node: Node) -> str:
     """What a processor becomes, for ``cues show --engine spark --queues DIR``."""
+    if isinstance(node.fn, Stream):
+        return "a streaming query, into the directory"
     if node.kind == "source":
         return "in the driver, into its machine's store; a feeder copies the queue into the directory"
     if node.at_most_once:
@@ -410,12 +466,32 @@ def place(node: Node) -> str:
     return "on all executors; on one where the function asks for the processor's state"
 
 
+class _SourceGraph(Graph):
+    """A graph that may have no processors: the sources of the whole may all be streams of Spark."""
+
+    def plan(self) -> Plan:
+        return super().plan() if self.processors else build(self.id, [], **_NOTHING)
+
+
+_NOTHING: Final[dict[str, Any]] = {
+    "errors": None,
+    "strategy": "exactly-once",
+    "system": None,
+    "source": None,
+    "queues": {},
+}
+
+
 def source_graph(graph: Graph, plan: Plan) -> Graph:
     """The part of a graph that runs in the driver: its sources, and the queues that are fed by ``send``."""
-    sources = [processor for processor in graph.processors.values() if processor.kind == "source"]
+    sources = [
+        processor
+        for processor in graph.processors.values()
+        if processor.kind == "source" and not isinstance(processor.fn, Stream)
+    ]
     declared = {processor.id for processor in sources}
     sources += [Source(name) for name in plan.fed if name not in declared]
-    found = Graph(
+    found = _SourceGraph(
         graph.id,
         sources,
         store=graph.store,
@@ -425,7 +501,7 @@ def source_graph(graph: Graph, plan: Plan) -> Graph:
         durability=graph.durability,
     )
     found.directory = graph.directory
-    named = set(found.plan().queues) if sources else set()
+    named = set(found.plan().queues)
     found.queues = {name: options for name, options in plan.queues.items() if name in named}
     found.default_source = plan.source if plan.source in named else None
     return found

@@ -148,7 +148,7 @@ class Feeder:
         files, folder = self.driver.files, self.driver.scratch()
         rows = pa.Table.from_arrays([pa.array(columns[f.name], f.type) for f in ROWS], schema=ROWS)
         self.driver.session.createDataFrame(rows).coalesce(1).write.parquet(files.url_of(folder))
-        (part,) = [name for name in files.names(folder) if name.startswith("part-")]
+        (part,) = files.parts(folder)
         last = self.ledger.last
         assert last is not None
         name = file_name(start, count, self.ledger.processor, last.number + 1)

@@ -91,6 +91,10 @@ class Files:
             raise
         return sorted(str(one.getPath().getName()) for one in found)
 
+    def parts(self, folder: str) -> list[str]:
+        """The files that a job of Spark has written into a folder."""
+        return [name for name in self.names(folder) if name.startswith("part-")]
+
     def status(self, name: str) -> Status | None:
         """Size and times of a file; None where it is not there."""
         try:

@@ -53,10 +53,14 @@ class _Decode:
             )
 
 
-class _Encode:
-    """The function of ``mapInArrow`` that makes messages of a frame's rows, in the order of its partitions."""
+class Encode:
+    """The function of ``mapInArrow`` that makes messages of a DataFrame's rows, in the order of its partitions."""
 
-    def __init__(self, schema: Any, options: QueueOptions, offset: int, hash: str, meta: bytes | None) -> None:
+    def __init__(
+        self, schema: Any, options: QueueOptions, offset: int, hash: str, meta: bytes | None, raw: bool = False
+    ) -> None:
+        """``raw``: the column ``value`` is the message, packed."""
+        self.raw = raw
         self.schema = schema
         self.options = options
         self.offset = offset
@@ -66,13 +70,12 @@ class _Encode:
     def __call__(self, given: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         from pyspark import TaskContext
 
-        encoder = Encoder(self.schema)
+        encoder = None if self.raw else Encoder(self.schema)
         context = TaskContext.get()
         ordinal = (context.partitionId() if context is not None else 0) << 40
         for rows in given:
-            packed = [
-                batches.pack_one(message, self.options.max_message_bytes, True) for message in encoder.messages(rows)
-            ]
+            messages = encoder.messages(rows) if encoder else map(codec.unpack, rows.column("value").to_pylist())
+            packed = [batches.pack_one(message, self.options.max_message_bytes, True) for message in messages]
             count = len(packed)
             columns: list[list[Any]] = [
                 [MESSAGE] * count,
@@ -118,7 +121,7 @@ def run_frame(stage: Stage, taking: Taking) -> Ran:
                 raise ReturnError(
                     f"{node.id} returned {type(result).__name__}; a frame returns a DataFrame.", "the DataFrame."
                 )
-            encode = _Encode(result.schema, options, high - low - 1, digest.hex(), meta)
+            encode = Encode(result.schema, options, high - low - 1, digest.hex(), meta)
             Encoder(result.schema)  # what cannot be a message is refused here, not in a task
             result.mapInArrow(lambda rows: encode(rows), OUT).write.parquet(place)
             written = driver.session.read.schema(OUT).parquet(place).count()

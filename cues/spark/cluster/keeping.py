@@ -13,7 +13,6 @@ messages. ``spark.cues.mergeFiles`` = 0 in the session's settings turns merging 
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import time
 from collections.abc import Sequence
@@ -72,7 +71,7 @@ class Keeper:
             rows = driver.session.read.schema(SCHEMA).parquet(*directory.urls(files))
             one = rows.coalesce(1).sortWithinPartitions("index")
             one.write.option("maxRecordsPerFile", 0).parquet(driver.files.url_of(folder))
-            (part,) = [name for name in driver.files.names(folder) if name.startswith("part-")]
+            (part,) = driver.files.parts(folder)
             made = directory.adopt(f"{folder}/{part}", merged_name(first, count, driver.graph))
             driver.files.delete(folder)
             made = replace(made, modified_ms=max(file.modified_ms for file in files))
@@ -148,11 +147,9 @@ def sweep(driver: Driver, stages: Sequence[Stage]) -> int:
     for directory in driver.queues.values():
         known = {file.name for file in directory.live}
         for name in files.names(directory.folder):
-            if name.endswith(".parquet") and name not in known:
-                with contextlib.suppress(ValueError):  # somebody else's file
-                    if written_by(name, driver.graph):
-                        files.delete(f"{directory.folder}/{name}")
-                        swept += 1
+            if name.endswith(".parquet") and name not in known and written_by(name, driver.graph):
+                files.delete(f"{directory.folder}/{name}")
+                swept += 1
     for stage in stages:
         last = stage.ledger.last
         folder = f"_cues/state/{folder_of(stage.node.id)}"

@@ -51,7 +51,7 @@ class Lease:
                     f"The graph {self._graph!r} is run on {self._files.url} by the driver"
                     f" {other.get('pid')} on {other.get('host')}.",
                     "stop that one; or take_over=True (cues run --take-over), after which it commits nothing more.",
-                    pid=other.get("pid", 0),
+                    pid=other.get("pid") or 0,
                 )
             text = found
         _mine.add(self._owner)

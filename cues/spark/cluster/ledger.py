@@ -63,6 +63,8 @@ class Record:
     """Files of the processor's state, oldest first."""
     counts: dict[str, int] = field(default_factory=dict)
     """For who looks: messages taken, written, failed."""
+    source: str | None = None
+    """Of a source that is a stream: where that is behind this record; msgpack in hex."""
     whole: bool = False
     """The function asks for the processor's state: one task, one call after another."""
 
@@ -79,6 +81,7 @@ class Record:
             "files": self.files,
             "state": self.state,
             "counts": self.counts,
+            "source": self.source,
             "whole": self.whole,
         }
         return json.dumps({name: value for name, value in found.items() if value not in (None, {}, (), False)})
@@ -104,6 +107,7 @@ class Record:
             found.get("files", {}),
             tuple(found.get("state", ())),
             found.get("counts", {}),
+            found.get("source"),
             found.get("whole", False),
         )
 
@@ -147,7 +151,7 @@ class Ledger:
             before.number + 1 if before else 0, "claim", self.owner, before.epoch + 1 if before else 1, positions
         )
         if before is not None:
-            record = replace(record, taking=before.taking, state=before.state, whole=before.whole)
+            record = replace(record, taking=before.taking, state=before.state, source=before.source, whole=before.whole)
         return self._put(record)
 
     def commit(self, kind: Kind, **changes: Any) -> Record:

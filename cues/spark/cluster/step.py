@@ -27,16 +27,17 @@ import pickle
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 
-from cues import clock, events, faults, names
-from cues.errors import CuesError, Diverged, ProcessorStopped
+from cues import events, faults, names
+from cues.errors import CuesError, Diverged, ProcessorStopped, TopologyChanged
 from cues.failure import Failure, words
 from cues.hashes import Hasher
 from cues.processor import BATCH_SIZE, FRAME, Node
 from cues.runner import Interrupted
 from cues.spark.cluster import tasks
-from cues.spark.cluster.directory import SCHEMA, QueueDirectory, file_name
-from cues.spark.cluster.files import folder_of
+from cues.spark.cluster.directory import SCHEMA, QueueDirectory
 from cues.spark.cluster.frames import run_frame
+from cues.spark.cluster.kept import KeptState
+from cues.spark.cluster.landing import land
 from cues.spark.cluster.ledger import Ledger, Record, Taking
 from cues.spark.cluster.rows import Entrance
 from cues.spark.cluster.tasks import Answer, Job, Ran, Target
@@ -52,9 +53,6 @@ STEP_BYTES: Final = 128 << 20
 """Most bytes of files that a step takes, about; a part of it is in a worker's memory."""
 ORDERED_MESSAGES: Final = 10_000
 """Most messages of a step that one task does, unless ``batch_size`` says: so much is repeated after a crash."""
-STATE_SCHEMA: Final = "key BINARY, row BINARY, value BINARY, step BIGINT"
-STATE_FILES_MAX: Final = 16
-"""Files of a state; so many are folded into one."""
 
 
 class Stage:
@@ -65,6 +63,7 @@ class Stage:
         self.node = node
         self.counters = events.Counters()
         self.ledger = Ledger(driver.files, node.id, driver.owner)
+        self.state = KeptState(driver, self.ledger)
         self.inputs = {names.tailer_id(node.id, port.queue): driver.queues[port.queue] for port in node.inputs}
         queues = dict.fromkeys([*(port.queue for port in node.outputs), *([node.errors] if node.errors else [])])
         self.targets = [driver.queues[queue] for queue in queues]
@@ -76,15 +75,23 @@ class Stage:
         self._job: tuple[int, bytes] | None = None
         self._stop: ProcessorStopped | None = None
         self._under_way: Taking | None = None
+        self._told: dict[str, int] = {}
+        """Up to where the loss of purged messages was told, by tailer id."""
 
     # --- start ---
 
-    def claim(self) -> None:
-        """Own the processor, behind whatever is committed; finish what that one did not forward."""
+    def claim(self, accept_topology: bool = False) -> None:
+        """Own the processor, behind whatever is committed; finish what that one did not forward.
+
+        Raises :class:`Diverged` where records and queues do not belong together, and :class:`TopologyChanged`
+        where it has inputs that its records do not know, unless ``accept_topology``.
+        """
         while True:
             last = self.ledger.read()
             if last is not None:
                 self._forward(last)
+                self._check_inputs(last, accept_topology)
+            self._check_newest(last)
             if self.ledger.claim(last, self._positions(last)):
                 break
         assert self.ledger.last is not None
@@ -107,6 +114,33 @@ class Stage:
                 )
             found[tailer] = known, next
         return found
+
+    def _check_inputs(self, last: Record, accept_topology: bool) -> None:
+        new = [tailer for tailer in self.inputs if tailer not in last.positions]
+        gone = [tailer for tailer in last.positions if tailer not in self.inputs]
+        if (new or gone) and not accept_topology:
+            what = [f"new: {', '.join(new)}"] if new else []
+            what += [f"no longer read: {', '.join(gone)}"] if gone else []
+            raise TopologyChanged(
+                f"The inputs of {self.node.id} have changed since its last step ({'; '.join(what)}).",
+                "--accept-topology (graph.start(accept_topology=True)): new inputs begin at the start of their queue;"
+                " or another --queues DIR to start over.",
+                processor=self.node.id,
+            )
+
+    def _check_newest(self, last: Record | None) -> None:
+        """Raise :class:`Diverged` where its queues hold what no record says: records are gone, or an old copy."""
+        number = last.number if last else -1
+        for directory in self.targets:
+            for file in directory.live:
+                made = file.record_of(self.node.id)
+                if made is not None and made > number:
+                    raise Diverged(
+                        f"The queue {directory.queue!r} holds what record {made} of {self.node.id} wrote, and its"
+                        f" records in {directory.files.url} " + (f"end at {number}." if last else "are gone."),
+                        "the records that belong to the queues, or another --queues DIR to start over.",
+                        processor=self.node.id,
+                    )
 
     def _forward(self, record: Record) -> None:
         """6. Add the files of a record to the logs of their queues."""
@@ -171,7 +205,7 @@ class Stage:
         faults.point("spark.take")
         last = self.ledger.last
         assert last is not None
-        if self.ordered and last.taking is None:
+        if self.ordered and taking is not last.taking:
             if self.node.at_most_once:
                 self.ledger.commit("taking", positions=self._moved(taking))
             else:
@@ -190,7 +224,7 @@ class Stage:
                 f"{self.node.id} stopped: Spark could not do its step over {_shown(taking)}: {in_short(error)}.",
                 "start again when the cause is gone; it goes on where it stands.",
                 processor=self.node.id,
-            ) from error
+            ) from None
         return True
 
     def _run_and_commit(self, taking: Taking) -> None:
@@ -225,6 +259,7 @@ class Stage:
         if pending is not None and all(self.inputs[t].first <= low for t, (low, _) in pending.ranges.items()):
             return pending
         ready = self._there()
+        self._tell_purged(ready)
         size = self._size()
         if self.node.mode == "alts":
             tailers = list(ready)
@@ -241,6 +276,17 @@ class Stage:
             return None
         count = self._bounded(ready, count)
         return Taking({tailer: (low, low + count) for tailer, (low, _) in ready.items()}, self._part_size(count))
+
+    def _tell_purged(self, ready: dict[str, tuple[int, int]]) -> None:
+        """Say what was let go of before this processor took it, once."""
+        last = self.ledger.last
+        assert last is not None
+        for tailer, (low, _) in ready.items():
+            lost = low - max(last.positions[tailer][1], self._told.get(tailer, 0))
+            if lost > 0:
+                self._told[tailer] = low
+                text = f"{lost:,} messages of {self.inputs[tailer].queue} were purged before it took them"
+                self.driver.emit(events.Event(self.node.id, text, logging.WARNING))
 
     def _size(self) -> int:
         """Most messages of a step."""
@@ -329,7 +375,7 @@ class Stage:
         kept: Any = None
         if self._single:
             sees = "all"
-            state = self._state()
+            state = self.state.rows()
             if state is not None:
                 rows = rows.unionByName(_state_rows(state, F.lit(0)))
             shared = rows.coalesce(1)
@@ -337,7 +383,7 @@ class Stage:
             sees = "keys"
             keyed = tasks.KeyTask(self._packed(), parts)
             rows = rows.mapInArrow(lambda given: keyed(given), tasks.IN)
-            state = self._state()
+            state = self.state.rows()
             if state is not None:
                 rows = kept = rows.persist()  # read twice: for the keys, and for the calls
                 state = state.join(rows.select("part", "key").distinct(), "key")
@@ -355,6 +401,14 @@ class Stage:
             if kept is not None:
                 kept.unpersist()
         ran.answers = self.answers(place)
+        if not any(one.declined or one.fatal or one.stop for one in ran.answers):
+            found = sum(one.count for one in ran.answers)
+            if found != count:
+                raise Diverged(
+                    f"{self.node.id} took {_shown(taking)}, {count} messages, and {found} of them were in the files.",
+                    "spark.sql.files.ignoreMissingFiles=false, and a copy of the directory.",
+                    processor=self.node.id,
+                )
         return ran
 
     def answers(self, place: str) -> list[Answer]:
@@ -412,53 +466,6 @@ class Stage:
             self._job = last.epoch, pack_job(job)
         return self._job[1]
 
-    # --- state ---
-
-    def _state(self) -> Any:
-        """The state as it is, a row a row; None where there is none."""
-        from pyspark.sql import functions as F
-
-        last = self.ledger.last
-        assert last is not None
-        if not last.state:
-            return None
-        found = self.driver.session.read.schema(STATE_SCHEMA).parquet(*map(self.driver.files.url_of, last.state))
-        newest = found.groupBy("row").agg(F.first("key").alias("key"), F.max_by("value", "step").alias("value"))
-        return newest.where("value IS NOT NULL")
-
-    def _write_state(self, ran: Ran) -> tuple[str, ...]:
-        """The files of the state behind this step: what changed, in one more; many folded into one before."""
-        last = self.ledger.last
-        assert last is not None
-        before = last.state
-        if not ran.changed:
-            return before
-        read = self.driver.session.read
-        if len(before) >= STATE_FILES_MAX:
-            folded = self._state().selectExpr("key", "row", "value", f"bigint({last.number}) AS step")
-            before = (self._state_file(folded, "base"),)
-        rows = read.schema(tasks.OUT).parquet(self.driver.files.url_of(ran.folder)).where(f"kind = {tasks.STATE}")
-        number = last.number + 1
-        changed = rows.selectExpr(
-            "substring(meta, 1, int(ordinal)) AS key", "meta AS row", "value", f"bigint({number}) AS step"
-        )
-        return (*before, self._state_file(changed, "delta"))
-
-    def _state_file(self, rows: Any, kind: str) -> str:
-        folder = self.driver.scratch()
-        rows.coalesce(1).write.parquet(self.driver.files.url_of(folder))
-        (name,) = self._written(folder)
-        last = self.ledger.last
-        assert last is not None
-        owner = folder_of(self.driver.owner)
-        target = f"_cues/state/{folder_of(self.node.id)}/{last.number + 1:012d}-{kind}-{owner}.parquet"
-        self.driver.files.move(f"{folder}/{name}", target)
-        self.driver.files.delete(folder)
-        return target
-
-    def _written(self, folder: str) -> list[str]:
-        return [name for name in self.driver.files.names(folder) if name.startswith("part-")]
-
     # 4 to 6.
 
     def _commit(self, taking: Taking, ran: Ran) -> None:
@@ -478,79 +485,25 @@ class Stage:
             [(t, self.inputs[t].identity, low, low + whole) for t, (low, _) in sorted(taking.ranges.items())]
         )
         failed = sum(one.failed for one in ran.answers)
-        state = self._write_state(ran)
-        with contextlib.ExitStack() as locked:
-            directories = {target: self.targets[target] for target in written}
-            for directory in sorted(directories.values(), key=lambda one: one.queue):
-                locked.enter_context(directory.lock)
-                directory.settle()
-            # 4. Write.
-            files = self._write(ran, directories, written, whole)
-            faults.point("spark.written")
-            # 5. Commit.
-            before = self.ledger.last
-            assert before is not None
-            self.ledger.commit(
-                "step",
-                positions=before.positions if self.node.at_most_once else self._moved(taking, whole),
-                hash=digest.hex(),
-                files={directories[target].queue: file.name for target, file in files.items()},
-                state=state,
-                counts={"taken": whole, "written": sum(written.values()), "failed": failed},
-            )
-            for target, file in files.items():
-                directories[target].owed.append(file)
-            faults.point("spark.recorded")
-            # 6. Forward.
-            for directory in directories.values():
-                directory.settle()
-                faults.point("spark.forwarded")
-        self._drop_state(before.state, state)
+        before = self.ledger.last
+        assert before is not None
+        land(
+            self.driver,
+            self.ledger,
+            ran.folder,
+            {target: self.targets[target] for target in written},
+            written,
+            whole,
+            positions=before.positions if self.node.at_most_once else self._moved(taking, whole),
+            hash=digest.hex(),
+            state=self.state.changed(ran.folder) if ran.changed else before.state,
+            counts={"taken": whole, "written": sum(written.values()), "failed": failed},
+        )
+        self.state.drop(before.state)
         self._count(whole * len(taking.ranges), sum(written.values()) - failed, failed, ran)
         self.driver.ring()
         if self._stop is not None:
             raise self._stop
-
-    def _write(
-        self, ran: Ran, directories: dict[int, QueueDirectory], written: dict[int, int], whole: int
-    ) -> dict[int, Any]:
-        """Number the messages, and put a file of them beside each queue."""
-        if not written:
-            return {}
-        from pyspark.sql import Window
-        from pyspark.sql import functions as F
-
-        last = self.ledger.last
-        assert last is not None
-        files = self.driver.files
-        rows = self.driver.session.read.schema(tasks.OUT).parquet(files.url_of(ran.folder))
-        rows = rows.where(f"kind = {tasks.MESSAGE} AND offset < {whole}")
-        base: Any = F.lit(0).cast("bigint")
-        for target, directory in directories.items():
-            base = F.when(F.col("target") == target, F.lit(directory.next - 1).cast("bigint")).otherwise(base)
-        order = Window.partitionBy("target").orderBy("offset", "ordinal")
-        now_us = clock.now_ns() // 1000
-        numbered = rows.select(
-            (F.row_number().over(order) + base).alias("index"),
-            F.timestamp_micros(F.lit(now_us)).alias("time"),
-            "hash",
-            "value",
-            "meta",
-            "target",
-        )
-        folder = self.driver.scratch()
-        numbered.write.partitionBy("target").option("maxRecordsPerFile", 0).parquet(files.url_of(folder))
-        found = {}
-        for target, directory in directories.items():
-            (part,) = self._written(f"{folder}/target={target}")
-            name = file_name(directory.next, written[target], self.node.id, last.number + 1)
-            found[target] = directory.adopt(f"{folder}/target={target}/{part}", name)
-        files.delete(folder)
-        return found
-
-    def _drop_state(self, before: tuple[str, ...], now: tuple[str, ...]) -> None:
-        for name in set(before) - set(now):
-            self.driver.files.delete(name)
 
     def _count(self, taken: int, written: int, failed: int, ran: Ran) -> None:
         counters = self.counters
