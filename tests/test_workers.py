@@ -244,12 +244,17 @@ def test_workers_forward_what_their_processors_write_for_another_store(write: Wr
         assert running.counters()["two.save"].taken == 200
 
 
-def test_a_second_start_names_the_supervisor(write: Write) -> None:
+def test_a_second_start_names_the_supervisor(write: Write, tmp_path: Path) -> None:
     """Not one of its workers, who would only be started again when they are killed."""
     graph = write(FED)
     with graph.start(workers=1), pytest.raises(AlreadyRunning, match="in workers of this process") as refused:
         graph.start(workers=1)
     assert refused.value.pid == os.getpid()
+    with graph.start(workers=1) as running:
+        found = command("run", tmp_path / "graph.py")
+        (worker,) = running.pids.values()
+    assert found.code == 1 and f"by process {worker}, a worker of process {os.getpid()}" in found.err
+    assert f"kill {os.getpid()}" in found.err
 
 
 # --- what is refused ------------------------------------------------------------------------------
