@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from cues import abroad, claims, clock, codec, leases, locks, names, ownership
 from cues.batch import HEAD
-from cues.engine.record import Record, lock_of
+from cues.engine.record import Record
 from cues.errors import BatchDamaged, CuesError, StoreReadOnly
 from cues.forwarder import Forwarder
 from cues.groups.table import MemberRow, Table
@@ -362,7 +362,7 @@ def of_supervisors(store: Store) -> list[SupervisorMetrics]:
     for record in Record.all(store.path):
         pid = None
         with contextlib.suppress(StoreReadOnly):
-            lock = lock_of(record.graph)
+            lock = ownership.supervisor_lock(record.graph)
             pid = os.getpid() if store.locks.mine(lock) else store.locks.holder(lock)
         found.append(SupervisorMetrics(record, pid == record.supervisor))
     return found

@@ -115,6 +115,11 @@ class Topology:
         return dict(zip(self.tailers, self.stores))
 
 
+def supervisor_lock(graph: str) -> int:
+    """The lock that a graph's supervisor holds while it lives. (No processor is called so: no name holds a blank.)"""
+    return locks.offset_of(f"{graph} supervisor")
+
+
 def boot() -> bytes:
     """Eight bytes that stand for this boot."""
     return xxhash.xxh3_64_digest(clock.boot_id().encode())
@@ -209,6 +214,9 @@ class Ownership:
             pid = self.store.locks.holder(offset) or (row.pid if row else 0)
         if here or not take_over:
             where = "in this process" if here else f"by process {pid} ({locks.process_state(pid)})"
+            supervisor = self.store.locks.holder(supervisor_lock(processor.partition(".")[0]))
+            if supervisor is not None:  # who would start a worker that is killed again
+                where, pid = f"by process {pid}, a worker of process {supervisor}", supervisor
             raise AlreadyRunning(
                 f"{processor} is already run {where}, on the store {self.store.path}.",
                 "stop that one first" + ("." if here else f" (kill {pid}), or --take-over if it does not answer."),

@@ -12,7 +12,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -245,12 +244,17 @@ def test_workers_forward_what_their_processors_write_for_another_store(write: Wr
         assert running.counters()["two.save"].taken == 200
 
 
-def test_a_second_start_names_the_supervisor(write: Write) -> None:
+def test_a_second_start_names_the_supervisor(write: Write, tmp_path: Path) -> None:
     """Not one of its workers, who would only be started again when they are killed."""
     graph = write(FED)
     with graph.start(workers=1), pytest.raises(AlreadyRunning, match="in workers of this process") as refused:
         graph.start(workers=1)
     assert refused.value.pid == os.getpid()
+    with graph.start(workers=1) as running:
+        found = command("run", tmp_path / "graph.py")
+        (worker,) = running.pids.values()
+    assert found.code == 1 and f"by process {worker}, a worker of process {os.getpid()}" in found.err
+    assert f"kill {os.getpid()}" in found.err
 
 
 # --- what is refused ------------------------------------------------------------------------------
@@ -627,23 +631,35 @@ def test_a_worker_stopped_inside_a_transaction_is_named_and_the_others_go_on_whe
 
         @graph.stream("b", "b-out")
         def second(message):
+            open(HERE + "/begun", "w").close()
+            while not os.path.exists(HERE + "/go"):
+                time.sleep(0.01)
             return message
         """
     )
     told = Told()
     (tmp_path / "stop").touch()
     with graph.start(workers=2, listeners=(told,)) as running:
-        with cues.open(tmp_path / "store") as store:
-            appender = store.queue("b").appender()
-            running.send("a", {"n": 1})
-            while all(locks.process_state(pid) != "stopped" for pid in running.pids.values()):
-                time.sleep(0.01)
-            (stuck,) = [pid for pid in running.pids.values() if locks.process_state(pid) == "stopped"]
-            threading.Timer(0.5, os.kill, (stuck, signal.SIGCONT)).start()
-            appender.write({"n": 2})
+        running.send("b", {"n": 2})
+        until(lambda: (tmp_path / "begun").exists())
+        running.send("a", {"n": 1})
+        until(lambda: any(locks.process_state(pid) == "stopped" for pid in running.pids.values()))
+        ((name, stuck),) = [one for one in running.pids.items() if locks.process_state(one[1]) == "stopped"]
+        (tmp_path / "go").touch()
+        waits = told.until(f"{name}, process {stuck} (stopped) is writing")
+        assert isinstance(waits, events.Waiting) and waits.processor == "stuck.second"
+        assert not running.wait_idle(timeout=0)
+        os.kill(stuck, signal.SIGCONT)
         assert running.wait_idle(timeout=WAIT_S)
         assert running.messages("a-out") == [{"n": 1}] and running.messages("b-out") == [{"n": 2}]
     checked(tmp_path / "store")
+
+
+def until(reached: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while not reached():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 # --- who carries what -----------------------------------------------------------------------------

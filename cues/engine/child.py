@@ -3,7 +3,7 @@
     control     supervisor to worker; its end is how a worker hears that the supervisor is gone
     reports     worker to supervisor (wire.py)
     out, err    what the worker prints, in whole lines
-    marks       a shared page: a byte for each unit, 1 while it is in a step
+    marks       shared memory: a byte for each unit, 1 while it is in a step
     pidfd       readable when the process is dead (Linux; elsewhere the end of `reports` says it)
 
 The worker also holds the reading ends of its own `out` and `err`, so that a print never fails: behind
@@ -30,7 +30,6 @@ _BOOT: Final = (
     "import os, sys; sys.path[:] = sys.argv.pop(1).split(os.pathsep);"
     " from cues.engine.workers import main; main(*map(int, sys.argv[1:]))"
 )
-_PAGE_BYTES: Final = 4096
 _READ_BYTES: Final = 1 << 16
 
 Status = Literal["loading", "assembling", "running", "waiting", "left"]
@@ -56,8 +55,8 @@ class Child:
         self._reports, reports = os.pipe()
         out = os.pipe()
         err = os.pipe()
-        marks = _shared_page()
-        self._marks = mmap.mmap(marks, _PAGE_BYTES)
+        marks = _shared_memory(len(self.units))
+        self._marks = mmap.mmap(marks, 0)
         theirs = (control, reports, marks, out[0], err[0])
         arguments = [os.pathsep.join(sys.path), *map(str, (control, reports, marks, os.getpid()))]
         try:
@@ -153,12 +152,12 @@ class _Lines:
         return [line.decode("utf-8", "replace") for line in lines]
 
 
-def _shared_page() -> int:
-    """A descriptor of a page that two processes can map."""
+def _shared_memory(size: int) -> int:
+    """A descriptor of so many bytes, all 0, that two processes can map."""
     if hasattr(os, "memfd_create"):
         fd = os.memfd_create("cues worker")
     else:
         fd, path = tempfile.mkstemp()
         os.unlink(path)
-    os.truncate(fd, _PAGE_BYTES)
+    os.truncate(fd, size)
     return fd

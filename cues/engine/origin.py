@@ -46,9 +46,18 @@ class Origin:
         if self.file:
             return graphfile.load(self.target).graph
         module, _, name = self.target.partition(":")
-        found = getattr(importlib.import_module(module), name, None)
+        try:
+            found = getattr(importlib.import_module(module), name, None)
+        except Exception as error:
+            raise GraphError(
+                f"A worker cannot import {module} ({type(error).__name__}: {error}).",
+                f"python -c 'import {module}'.",
+                processor="",
+            ) from error
         if not isinstance(found, Graph):
-            raise GraphError(f"{self.target} is no graph where a worker imports it.", "python -c it.", processor="")
+            raise GraphError(
+                f"{self.target} is no graph where a worker imports it.", "a global of that module.", processor=""
+            )
         return found
 
 

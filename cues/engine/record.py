@@ -4,7 +4,7 @@
 
 It is replaced as a whole at every start, death and stop of a worker, and stays behind the end: the last
 failure is asked for afterwards. Nothing rests on it. Whether its supervisor is alive is said by a
-POSIX lock (:func:`lock_of`).
+POSIX lock (:func:`ownership.supervisor_lock`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
-from cues import clock, locks
+from cues import clock
 
 PATTERN: Final = "workers-*.json"
 
@@ -97,8 +97,3 @@ def _path(store: str, graph: str) -> Path:
 def _worker(found: dict[str, Any]) -> WorkerRecord:
     last = found["last_failure"]
     return WorkerRecord(found["pid"], found["units"], found["restarts"], Failure(**last) if last else None)
-
-
-def lock_of(graph: str) -> int:
-    """The lock that a graph's supervisor holds while it lives. (No processor is called so: no name holds a blank.)"""
-    return locks.offset_of(f"{graph} supervisor")

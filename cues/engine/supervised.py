@@ -24,10 +24,11 @@ from cues.engine.assembly import divide, refuse_frames
 from cues.engine.assignment import assign, check_number
 from cues.engine.local import Running, Standing
 from cues.engine.origin import digests, origin_of
-from cues.engine.record import Record, lock_of
+from cues.engine.record import Record
 from cues.engine.stores import open_stores, prepare, prepare_units
 from cues.engine.supervisor import Supervisor
 from cues.errors import AlreadyRunning
+from cues.ownership import supervisor_lock
 
 if TYPE_CHECKING:
     from cues.graph import Graph
@@ -56,7 +57,7 @@ class Supervised(Running):
         self._numbers = itertools.count(1)
         self._stores = open_stores(self.graph, self._plan, options["store"], options["accept_topology"], self.emit)
         home = self._stores.home
-        self._lock = lock_of(self.graph.id)
+        self._lock = supervisor_lock(self.graph.id)
         try:
             if not home.locks.try_lock(self._lock) and not take_over:
                 raise self._already_running(home.locks.holder(self._lock) or os.getpid())

@@ -107,6 +107,8 @@ class Supervisor:
         self._draining = self._halting = False
         self._look_at = 0.0
         self._calls: collections.deque[Callable[[], None]] = collections.deque()
+        self._waking = threading.Lock()
+        self._ended = False
         self._wakes, self._wake = os.pipe()
         os.set_blocking(self._wakes, False)
         self._poll = select.poll()
@@ -118,9 +120,10 @@ class Supervisor:
 
     def call(self, work: Callable[[], None]) -> None:
         """Let the supervisor's thread do something soon."""
-        self._calls.append(work)
-        with contextlib.suppress(OSError):
-            os.write(self._wake, b"\0")
+        with self._waking:
+            if not self._ended:
+                self._calls.append(work)
+                os.write(self._wake, b"\0")
 
     def drain(self) -> None:
         """End the sources of all workers, also of those that are started again."""
@@ -194,6 +197,10 @@ class Supervisor:
             for child in (*self._children, *self._lost):
                 child.process.wait()
                 child.close()
+            with self._waking:
+                self._ended = True
+                os.close(self._wake)
+                os.close(self._wakes)
 
     @property
     def _children(self) -> list[Child]:
@@ -317,8 +324,17 @@ class Supervisor:
             return  # fenced, as it must be
         if isinstance(event, events.Stopped) and event.error is not None:
             self._stop(event.processor, event.error, event)
+        elif isinstance(event, events.Waiting) and event.error is not None:
+            self._emit(dataclasses.replace(event, text=self._named(event.text, event.error.pid)))
         else:
             self._emit(event)
+
+    def _named(self, text: str, pid: int) -> str:
+        """With the name of the worker where a text tells of a process that is one."""
+        for child in (*self._children, *self._lost):
+            if child.pid == pid:
+                return text.replace(f"process {pid} ", f"{child.name}, process {pid} ")
+        return text
 
     def _stop(self, unit: str, error: BaseException, event: events.Stopped | None = None) -> None:
         """A unit is not run any more, the others are; or the forwarding of a worker has stopped."""

@@ -100,7 +100,7 @@ class Failure:
     def whole(self) -> BaseException:
         """The error with its cause; ``trace`` is an attribute of a :class:`CuesError`."""
         self.error.__cause__ = self.cause
-        if isinstance(self.error, CuesError):
+        if self.trace and isinstance(self.error, CuesError):
             self.error.__dict__["trace"] = self.trace
         return self.error
 

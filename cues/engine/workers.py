@@ -40,9 +40,6 @@ REPORT_S: Final = 0.05
 """How far apart a worker says how its processors do, where that has changed."""
 CLOSE_S: Final = 3600.0
 """How long a worker waits for its steps under way; the supervisor, which ends it before, decides."""
-PAGE_BYTES: Final = 4096
-"""Of the shared page in which a worker marks the units that are in a step, a byte each."""
-UNITS_MAX: Final = PAGE_BYTES
 
 
 def main(reads: int, writes: int, marks: int, supervisor: int) -> None:
@@ -52,7 +49,7 @@ def main(reads: int, writes: int, marks: int, supervisor: int) -> None:
         signal.signal(number, lambda number, frame: None)
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
-    worker = _WorkerProcess(wire.Channel(reads, writes), mmap.mmap(marks, PAGE_BYTES))
+    worker = _WorkerProcess(wire.Channel(reads, writes), mmap.mmap(marks, 0))
     code = worker.run()
     sys.stdout.flush()
     sys.stderr.flush()
