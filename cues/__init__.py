@@ -16,7 +16,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from cues import codec, errors, faults, testing
+    from cues import codec, errors, faults, groups, testing
     from cues.compose import broadcast
     from cues.errors import (
         AlreadyRunning,
@@ -143,12 +143,13 @@ __all__ = [
     "error_context",
     "errors",
     "faults",
+    "groups",
     "merge",
     "open",
     "testing",
 ]
 
-_MODULES = {"codec", "errors", "faults", "testing"}
+_MODULES = {"codec", "errors", "faults", "groups", "testing"}
 _HOMES = {
     "broadcast": "compose",
     "Graph": "graph",

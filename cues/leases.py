@@ -19,17 +19,21 @@ if TYPE_CHECKING:
 
 
 class Lease:
-    """The lease of one owner, held open while it beats. Safe from any thread, but for :meth:`close`."""
+    """The lease of one owner, held open while it beats. Safe from any thread, but for :meth:`close`.
+
+    In a forked child it does nothing: the owner is the parent.
+    """
 
     def __init__(self, store: Store, owner: bytes) -> None:
         """Make the file; raises OSError where it cannot."""
         self._path = _path(store, owner)
+        self._pid = os.getpid()
         self._fd: int | None = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         self.beat()
 
     def beat(self) -> None:
         """Say that the owner answers. After :meth:`close` nothing happens."""
-        if self._fd is not None:
+        if self._fd is not None and self._pid == os.getpid():
             os.pwrite(self._fd, clock.monotonic_ns().to_bytes(8, "big"), 0)
 
     def close(self) -> None:
@@ -37,6 +41,8 @@ class Lease:
         if self._fd is not None:
             os.close(self._fd)
             self._fd = None
+            if self._pid != os.getpid():
+                return
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(self._path)
 

@@ -6,7 +6,9 @@ clock but where a lease has to run out.
 
 from __future__ import annotations
 
+import itertools
 import json
+import random
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -19,7 +21,7 @@ import terminal
 from children import Child
 
 import cues
-from cues import clock, names
+from cues import clock, names, testing
 from cues.compaction import compact
 from cues.errors import (
     AlreadyRunning,
@@ -31,7 +33,7 @@ from cues.errors import (
     QueueNotFound,
     StoreReadOnly,
 )
-from cues.groups import TRY_COMMIT, Member, Relative
+from cues.groups import TRY_ABORT, TRY_COMMIT, Member, Relative
 from cues.groups.sticky import Partition
 from cues.groups.table import Table
 from cues.store import Store
@@ -320,6 +322,7 @@ def test_a_commit_after_the_takeover_is_fenced(store: Store) -> None:
             before = member.positions()
             with pytest.raises(Fenced) as fenced:
                 late.commit()
+            assert fenced.value.reason == "takeover"
             assert fenced.value.partitions == [("orders", n) for n in range(PARTITIONS)]
             assert "comes again" in str(fenced.value)
             assert member.positions() == before
@@ -569,8 +572,9 @@ def test_a_seek_fences_what_was_read_before_it(store: Store) -> None:
         assert len(member.read_many(100)) == 6
         with Member(store, "orders", "g") as other:
             other.seek("start", "orders")
-            with pytest.raises(Fenced):
+            with pytest.raises(Fenced) as fenced:
                 member.commit()
+            assert fenced.value.reason == "seek"
             assert set(member.positions().values()) == {1}
             again: list[Any] = []
             until(lambda: again.extend(member.read_many(9) + other.read_many(9)) or len(again) == 6)
@@ -841,3 +845,136 @@ def test_a_session_and_a_read_beside_it(store: Store) -> None:
         assert session.read() is not None
         assert session.end(TRY_COMMIT).committed
         assert member.read() is not None
+
+
+def test_a_session_does_not_commit_what_was_read_before_it(store: Store) -> None:
+    fill(store, 6)
+    with Member(store, store.queue("orders"), "g") as member:
+        first = member.read()
+        with pytest.raises(InvalidArgument, match="handed out and are not committed"):
+            member.session()
+        member.seek(Relative(0))
+        with member.session() as session:
+            assert session.read() is not None
+            session.end(TRY_COMMIT)
+        member.commit()
+        assert first in member.read_many(10)
+
+
+def test_a_forked_child_leaves_the_parents_membership_alone(tmp_path: Path) -> None:
+    """It inherits the member, and closes it on its way out; the parent's lease and lock stay."""
+    code = """
+import os, sys, cues
+from cues.groups import Member
+store = cues.open(sys.argv[1])
+store.queue("q")
+member = Member(store, "q", "g", name="a")
+member.read()
+pid = os.fork()
+if pid == 0:
+    member.keepalive()
+    try:
+        member.close()
+    except cues.Forked:
+        os._exit(7)
+    os._exit(8)
+print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
+sys.stdin.readline()
+print(member.assigned, member.read(), flush=True)
+member.close()
+store.close()
+"""
+    with Child(code, tmp_path / "store") as child:
+        assert child.line() == "7"
+        with cues.open(tmp_path / "store") as store:
+            with pytest.raises(AlreadyRunning):
+                Member(store, "q", "g", name="a")
+            with Member(store, "q", "g") as member:
+                for _ in range(3):
+                    member.holdings.stale()
+                    assert member.read() is None
+                assert len(member.table.look().members) == 2
+        child.say()
+        assert child.line() == "[('q', 0)] None"
+        child.end()
+
+
+# --- at random ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rounds", [pytest.param(40, id="bounded"), pytest.param(2000, marks=pytest.mark.long)])
+def test_members_that_come_and_go_at_random(rounds: int, tmp_path: Path) -> None:
+    """Members of one process join, close, leave, fall silent (as a stopped process does), are buried, wake up, take
+    steps and hold them open. In the end every message is there once, and those of a partition in their order."""
+    seed = random.randrange(1 << 32)
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    with cues.open(tmp_path / "store", durability="process") as store:
+        queue = store.queue("orders", partitions=PARTITIONS, key="n", partitioner=by_number)
+        out = store.queue("out", partitions=3, key="n", partitioner=by_number)
+        for _ in range(rounds):
+            one_round(store, queue, out, rng)
+        with Member(store, "orders", "g") as member:
+            finish(member, out)
+        written = [message["n"] for n in range(PARTITIONS) for message in testing.messages(store, f"orders/{n}")]
+        found = [message["n"] for n in range(3) for message in testing.messages(store, f"out/{n}")]
+        assert sorted(found) == sorted(written)
+        for n in range(3):
+            for number in range(PARTITIONS):
+                series = [m["n"] for m in testing.messages(store, f"out/{n}") if m["n"] % PARTITIONS == number]
+                assert series == sorted(series)
+        assert len(out) == len(queue)
+
+
+NUMBERS = itertools.count()
+
+
+def one_round(store: Store, queue: cues.Queue, out: cues.Queue, rng: random.Random) -> None:
+    members: list[Member] = []
+    silent: list[Member] = []
+    open_steps: dict[Member, Any] = {}
+    for _ in range(60):
+        what = rng.choice(("join", "close", "silent", "wake", "bury", "write", "step", "step", "step", "begin", "end"))
+        busy = [member for member in members if member in open_steps]
+        idle = [member for member in members if member not in open_steps]
+        if what == "join" and len(members) < 4:
+            members.append(Member(store, "orders", "g", name=rng.choice((None, f"n{next(NUMBERS)}")), lease_s=1))
+        elif what == "close" and idle:
+            member = rng.choice(idle)
+            members.remove(member)
+            member.leave() if rng.random() < 0.7 else member.close()
+        elif what == "silent" and members:
+            member = rng.choice(members)
+            members.remove(member)
+            silent.append(member)
+        elif what == "wake" and silent:
+            members.append(silent.pop(rng.randrange(len(silent))))
+        elif what == "bury" and silent:  # as the others do when its lease is over
+            member = rng.choice(silent)
+            member.table.remove({member.name: member.holdings.id})
+        elif what == "write":
+            start = len(queue)
+            queue.appender().write_many([{"n": n} for n in range(start, start + rng.randrange(1, 20))])
+        elif what == "begin" and idle:
+            member = rng.choice(idle)
+            session = open_steps[member] = member.session()
+            session.write_many(out, session.read_many(rng.randrange(1, 6)))
+        elif what == "end" and busy:
+            member = rng.choice(busy)
+            open_steps.pop(member).end(rng.choice((TRY_COMMIT, TRY_COMMIT, TRY_ABORT)))
+        elif what == "step" and idle:
+            member = rng.choice(idle)
+            member.holdings.stale()
+            with member.session() as session:
+                session.write_many(out, session.read_many(rng.randrange(1, 6)))
+                session.end(TRY_COMMIT)
+    for member in members + silent:
+        open_steps.pop(member).end(TRY_COMMIT) if member in open_steps else None
+        member.leave()
+
+
+def finish(member: Member, out: cues.Queue) -> None:
+    while sum(member.lag().values()):
+        with member.session() as session:
+            session.write_many(out, session.read_many(7, timeout=1))
+            session.end(TRY_COMMIT)

@@ -158,6 +158,15 @@ def test_messages_of_all_kinds_keep_their_order(store: Store) -> None:
     assert len(found[100]["large"]) == 20_000
 
 
+def test_outputs_are_in_the_members_store(store: Store, tmp_path: Path) -> None:
+    fill(store, 40)
+    with cues.open(tmp_path / "other") as other, Member(store, "orders", "g") as member, member.session() as session:
+        session.read()
+        with pytest.raises(InvalidArgument, match="one commit is in one store"):
+            session.write(other.queue("invoices"), {"x": 1})
+        assert session.end(TRY_COMMIT) == (False, Reason.APPEND)
+
+
 # --- aborts ---------------------------------------------------------------------------------------------
 
 

@@ -71,6 +71,8 @@ class Holdings:
         self._seen = -1
         """The group's count of changes that this member has followed."""
         self._check_at = self._look_at = 0
+        self._counts: dict[str, int] = {}
+        """How many partitions its queues had when it looked last."""
         self._id = b""
         self._lease: Lease | None = None
         self._fenced: Fenced | None = None
@@ -181,7 +183,10 @@ class Holdings:
         gone = {name: row.id for name, row in seen.members.items() if name != self.name and self.table.gone(name, row)}
         if gone:
             self.table.remove(gone)
-        self.table.settle()
+        counts = self.table.counts(self.queues)
+        if counts != self._counts:
+            self.table.settle()
+            self._counts = counts
 
     def _follow(self) -> bool:
         """One look at the table; False if another is needed at once."""

@@ -67,7 +67,7 @@ Place = Literal["start", "end"] | int | datetime | Relative
 class Member:
     """A member of a consumer group.
 
-    ``queues`` is a queue's name, or several; they must be there. ``group`` names the group: its members share the
+    ``queues`` is a queue or its name, or several; they must be there. ``group`` names the group: its members share the
     partitions, its positions are kept in the store. With a ``name`` the member is *static*: its place is kept for its
     lease when it closes or dies, and one that comes back under that name in time finds its partitions as they were,
     unnoticed by the others. Without a name its partitions go to others at once. ``lease_s`` is how long it may call
@@ -84,7 +84,7 @@ class Member:
     def __init__(
         self,
         store: Store,
-        queues: str | Iterable[str],
+        queues: str | Queue | Iterable[str | Queue],
         group: str,
         *,
         name: str | None = None,
@@ -109,7 +109,7 @@ class Member:
         self.lease_s = float(lease_s)
         self.store = store
         self.table = Table(store, self.group)
-        self._queues = self._opened((queues,) if isinstance(queues, str) else tuple(queues))
+        self._queues = self._opened((queues,) if isinstance(queues, (str, Queue)) else queues)
         self._outputs: dict[str, Queue] = {}
         self._last: Held | None = None
         self._turn = 0
@@ -123,8 +123,8 @@ class Member:
         )
         store.on_close(self.holdings.let_go)
 
-    def _opened(self, queues: Iterable[str]) -> dict[str, Queue]:
-        found = sorted(set(queues))
+    def _opened(self, queues: Iterable[str | Queue]) -> dict[str, Queue]:
+        found = sorted({queue.id if isinstance(queue, Queue) else queue for queue in queues})
         if not found:
             raise InvalidArgument("A member subscribes to one queue at least.", "Member(store, 'orders', 'billing').")
         for queue in found:
@@ -225,18 +225,22 @@ class Member:
                 held[partition].claim = claim
             refused = sorted(set(moves) - set(written))
             if refused:
-                for partition in refused:
-                    held[partition].rewind()
-                self._ready.clear()
-                self.holdings.stale()
-                raise Fenced(
-                    f"The member {self.name} of {self.group} no longer holds {_listed(refused)} as it did when it read"
-                    " from there; nothing of that was committed.",
-                    "nothing: what was read from there comes again, to whoever holds it now.",
-                    processor=self.group,
-                    reason="takeover",
-                    partitions=refused,
-                )
+                raise self._refused(refused)
+
+    def _refused(self, partitions: list[Partition]) -> Fenced:
+        """What a commit says of partitions that are not as they were, once they are as the store has them."""
+        seen = self.table.look({queue for queue, _ in partitions}).claims
+        mine = all(seen[partition].owner == self.holdings.id for partition in partitions)
+        for partition in partitions:
+            self.doubt(self.holdings.held[partition])
+        return Fenced(
+            f"The member {self.name} of {self.group} no longer holds {_listed(partitions)} as it did when it read from"
+            " there; nothing of that was committed.",
+            "nothing: what was read from there comes again, to whoever holds it now.",
+            processor=self.group,
+            reason="seek" if mine else "takeover",
+            partitions=partitions,
+        )
 
     def _checkpoints(self, checkpoint: bytes | Mapping[Partition, bytes] | None) -> dict[Partition, bytes]:
         if checkpoint is None:
@@ -276,12 +280,7 @@ class Member:
         """
         with self._use():
             self._no_session("seek")
-            wanted = self._named(partitions)
-            if not wanted:  # otherwise not yet: what cannot be claimed may be sought
-                self._keep_up()
-                wanted = self.assigned
-            if not wanted:
-                raise InvalidArgument("This member holds no partition yet.", "seek(to, queue), or seek after a read.")
+            wanted = self._chosen(partitions)
             logs = {partition: self._log(partition) for partition in wanted}
             with self.store.view() as txn:
                 targets = {partition: self._target(txn, partition, log, to) for partition, log in logs.items()}
@@ -306,9 +305,19 @@ class Member:
 
     def _pause(self, partitions: Iterable[Partition | str], paused: bool) -> None:
         with self._use():
-            self.table.pause(self._named(partitions) or self.assigned, paused)
+            self.table.pause(self._chosen(partitions), paused)
             self.holdings.stale()
             self._keep_up()
+
+    def _chosen(self, partitions: Iterable[Partition | str]) -> list[Partition]:
+        """The partitions that a caller means; those that this member holds, where none are named."""
+        wanted = self._named(partitions)
+        if not wanted:  # otherwise not yet: what cannot be claimed may be sought
+            self._keep_up()
+            wanted = self.assigned
+        if not wanted:
+            raise InvalidArgument("This member holds no partition yet.", "the same with the name of a queue.")
+        return wanted
 
     def _named(self, partitions: Iterable[Partition | str]) -> list[Partition]:
         """The partitions that a caller means; refuses those of other queues."""
@@ -454,6 +463,14 @@ class Member:
 
         with self._use():
             self._no_session("begin another session")
+            self._keep_up()
+            under_way = [partition for partition, held in sorted(self.holdings.held.items()) if held.dirty]
+            if under_way:
+                raise InvalidArgument(
+                    f"Messages of {_listed(under_way)} were handed out and are not committed; a session's commit would"
+                    " be theirs too.",
+                    "member.commit() first, or member.seek(Relative(0)) to read them again.",
+                )
             self._session = Session(self)
             return self._session
 
@@ -461,11 +478,19 @@ class Member:
         """What a session says when it is over."""
         self._session = None
 
-    def output(self, name: str) -> Queue:
+    def output(self, queue: str | Queue) -> Queue:
         """The queue of this store that a session writes to."""
-        found = self._outputs.get(name)
+        if isinstance(queue, Queue):
+            if not queue.store.same_as(self.store):
+                raise InvalidArgument(
+                    f"The queue {queue.id!r} is in the store {queue.store.path}, the member's is {self.store.path}:"
+                    " one commit is in one store.",
+                    "a graph, which forwards what is bound for another store.",
+                )
+            return queue
+        found = self._outputs.get(queue)
         if found is None:
-            found = self._outputs[name] = self._opened((name,))[name]
+            found = self._outputs[queue] = self._opened((queue,))[queue]
         return found
 
     def doubt(self, held: Held) -> None:

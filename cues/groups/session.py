@@ -142,15 +142,16 @@ class Session:
 
     # --- writing ---
 
-    def write(self, queue: str, message: Message) -> None:
+    def write(self, queue: str | Queue, message: Message) -> None:
         """Write a message to a queue of the store, when the session is committed.
 
-        It is checked and encoded now. Raises :class:`QueueNotFound`, :class:`CodecError`, :class:`MessageTooLarge`,
+        ``queue`` is a name, or a handle where its key or partitioner is a function. The message is checked and
+        encoded now. Raises :class:`QueueNotFound`, :class:`CodecError`, :class:`MessageTooLarge`,
         :class:`ReservedKey` and :class:`InvalidArgument`; after any of them the session can only be aborted.
         """
         self.write_many(queue, (message,))
 
-    def write_many(self, queue: str, messages: Iterable[Message]) -> None:
+    def write_many(self, queue: str | Queue, messages: Iterable[Message]) -> None:
         """:meth:`write` for several."""
         self._check()
         try:
@@ -159,10 +160,11 @@ class Session:
             self._doomed = self._doomed or Reason.APPEND
             raise
 
-    def _output(self, name: str) -> _Output:
+    def _output(self, queue: str | Queue) -> _Output:
+        name = queue.id if isinstance(queue, Queue) else queue
         found = self._outputs.get(name)
         if found is None:
-            found = self._outputs[name] = _Output(self._member.output(name))
+            found = self._outputs[name] = _Output(self._member.output(queue))
         return found
 
     # --- the end ---

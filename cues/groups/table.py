@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
@@ -145,6 +145,11 @@ class Table:
                         found[queue, number] = claim
             return View(self.row(txn), members, found, counts)
 
+    def counts(self, queues: Iterable[str]) -> dict[str, int]:
+        """How many partitions each queue has; 0 where there is no such queue."""
+        with self.store.view() as txn:
+            return {queue: partitions_of(txn, queue) for queue in sorted(queues)}
+
     def lag(self, queues: Iterable[str]) -> dict[Partition, int]:
         """Messages behind the group's positions, by partition; a partition that was never planned counts whole."""
         found: dict[Partition, int] = {}
@@ -243,7 +248,7 @@ class Table:
             previous.setdefault(claim.heir, set()).add(partition)
         planned = plan({name: row.queues for name, row in seen.members.items()}, seen.counts, previous)
         heirs = {partition: name for name, given in planned.items() for partition in given}
-        self._commit(self._write_plan, seen.row, heirs)
+        self._commit(self._write_plan, seen.row, heirs, pages=len(heirs))
 
     def _write_plan(self, txn: Any, seen: GroupRow, heirs: Mapping[Partition, str]) -> None:
         row = self.row(txn)
@@ -267,7 +272,7 @@ class Table:
         An owner that is dead, or not in the table any more, holds nothing: the new epoch fences it. Raises
         :class:`Diverged` where a log is not the one that the group has read.
         """
-        return self._commit(self._claim, name, id, wanted)
+        return self._commit(self._claim, name, id, wanted, pages=len(wanted))
 
     def _claim(self, txn: Any, name: str, id: bytes, wanted: Mapping[Partition, Log]) -> dict[Partition, Claim]:
         members = self.members(txn)
@@ -289,7 +294,7 @@ class Table:
 
     def release(self, given: Mapping[Partition, Claim]) -> None:
         """Give partitions up, each as far as it is still held under that claim's epoch."""
-        self._commit(self._release, given)
+        self._commit(self._release, given, pages=len(given))
 
     def _release(self, txn: Any, given: Mapping[Partition, Claim]) -> None:
         for partition, claim in given.items():
@@ -304,7 +309,7 @@ class Table:
 
     def move(self, moves: Mapping[Partition, Move]) -> dict[Partition, Claim]:
         """Move the positions of what is still held; returns the new claims, without those that were refused."""
-        found: dict[Partition, Claim] = self.store.commit(self._move, moves)
+        found: dict[Partition, Claim] = self.store.commit(self._move, moves, pages=2 * len(moves))
         faults.point("group.after")
         return found
 
@@ -332,9 +337,9 @@ class Table:
 
     # --- what anybody may change ---
 
-    def pause(self, partitions: Iterable[Partition], paused: bool) -> None:
+    def pause(self, partitions: Collection[Partition], paused: bool) -> None:
         """Stop, or let go on, the reading of partitions, whoever reads them."""
-        self._commit(self._pause, sorted(partitions), paused)
+        self._commit(self._pause, list(partitions), paused, pages=len(partitions))
 
     def _pause(self, txn: Any, partitions: Iterable[Partition], paused: bool) -> None:
         for partition in partitions:
@@ -345,7 +350,7 @@ class Table:
 
     def seek(self, targets: Mapping[Partition, tuple[bytes, int, bytes]]) -> dict[Partition, Claim]:
         """Move positions (identity, index, seal), and raise the epochs: steps under way are fenced."""
-        return self._commit(self._seek, targets)
+        return self._commit(self._seek, targets, pages=len(targets))
 
     def _seek(self, txn: Any, targets: Mapping[Partition, tuple[bytes, int, bytes]]) -> dict[Partition, Claim]:
         moved: dict[Partition, Claim] = {}
@@ -368,8 +373,8 @@ class Table:
     def _put(self, txn: Any, row: GroupRow) -> None:
         txn.put(names.group_key(self.group), row.pack())
 
-    def _commit(self, work: Callable[..., R], *args: Any) -> R:
-        found = self.store.commit(work, *args)
+    def _commit(self, work: Callable[..., R], *args: Any, pages: int = 0) -> R:
+        found = self.store.commit(work, *args, pages=pages)
         self.store.ring(self.mask)
         faults.point("group.after")
         return found
