@@ -223,6 +223,20 @@ def test_purged_messages_are_a_gap_that_is_skipped_only_if_asked(queue: Queue) -
         ReadUncommitted(queue, on_gap="jump")  # type: ignore[arg-type]
 
 
+def test_a_purge_in_the_middle_of_a_replay_is_a_gap_each_time_it_is_asked_for(queue: Queue) -> None:
+    for n in range(1, 8):  # so large that few are read ahead
+        queue.appender().write({"n": n, "x": "x" * 100_000, "q/uuid": build_uuid(A, 160 * n, CONTINUE)})
+    queue.appender().write({"q/uuid": build_uuid(A, 160 * 8, ACK)})
+    reader = ReadCommitted(queue, ring=1)
+    found = [next(reader).begin]
+    queue.purge(before=7)
+    for _ in range(3):
+        with pytest.raises(Gap):
+            while True:
+                found.append(next(reader).begin)
+    assert found == list(range(1, len(found) + 1)) and 1 <= len(found) < 6
+
+
 def test_a_checkpoint_of_a_reader_is_where_the_next_goes_on(queue: Queue) -> None:
     write(queue, *STORY)
     reader = ReadCommitted(queue)
