@@ -98,7 +98,7 @@ def check_others(store: Store) -> list[str]:
                 topology.tailers, topology.queues, topology.stores, row.positions if row else ()
             ):
                 other = others.get(id) if id else None
-                if other is not None and queue in other.queues():
+                if other is not None and names.log_parts(queue)[0] in other.queues():
                     with other.view() as txn:
                         found += _place(Log(other, queue), txn, f"Tailer {tailer}", *position)
     return found
@@ -168,33 +168,37 @@ class _Walker:
     # --- queues ---
 
     def _queues(self) -> Generator[str, None, list[str]]:
-        """Check records against rows; returns the names of the queues that can be walked."""
+        """Check records against rows; returns the ids of the logs that can be walked."""
         walkable: list[str] = []
         with self.store.view() as txn:
             rows = self._rows_in(txn, names.row_key("", 0))
             records = self._rows_in(txn, names.queue_key(""))
-        if any(names.log_database(key.decode("utf-8", "replace"), 0) not in self._entries for key in records):
+        if any(names.log_database(key.decode("utf-8", "replace"), 0) not in self._entries for key in rows):
             self._entries = dict(self.store.entries())  # one was made meanwhile, or is gone
         for key, raw in records.items():
             queue = key.decode("utf-8", "replace")
-            self._known.add(queue)
-            row = rows.pop(key, None)
-            identity, problem = _queue_record(queue, raw)
+            identity, partitions, problem = _queue_record(queue, raw)
             if problem:
                 yield problem
-            elif row is None:
-                yield f"Queue {queue} has no row, so nobody knows its next index."
-            elif not row_intact(row):
-                yield f"The row of queue {queue} is damaged (its checksum fails)."
-            elif unpack_row(row).identity != identity:
-                yield (
-                    f"Queue {queue} has identity {identity.hex()} in its record and"
-                    f" {unpack_row(row).identity.hex()} in its row."
-                )
-            elif names.log_database(queue, 0) not in self._entries:
-                yield f"Queue {queue} has no database."
-            else:
-                walkable.append(queue)
+            for partition in range(partitions):
+                log = names.log_id(queue, partition)
+                self._known.add(log)
+                row = rows.pop(log.encode(), None)
+                if problem:
+                    continue
+                if row is None:
+                    yield f"Queue {log} has no row, so nobody knows its next index."
+                elif not row_intact(row):
+                    yield f"The row of queue {log} is damaged (its checksum fails)."
+                elif unpack_row(row).identity != identity:
+                    yield (
+                        f"Queue {log} has identity {identity.hex()} in its record and"
+                        f" {unpack_row(row).identity.hex()} in its row."
+                    )
+                elif names.log_database(queue, partition) not in self._entries:
+                    yield f"Queue {log} has no database."
+                else:
+                    walkable.append(log)
         for key in rows:
             yield f"The row of {key.decode('utf-8', 'replace')} belongs to no queue."
         return walkable
@@ -346,7 +350,7 @@ class _Walker:
         self, txn: Any, who: str, queue: str, identity: bytes, index: int, seal: bytes, *, known: list[str]
     ) -> Iterator[str]:
         if queue not in known:
-            if txn.get(names.queue_key(queue)) is None:
+            if txn.get(names.queue_key(names.log_parts(queue)[0])) is None:
                 yield f"{who} stands on queue {queue}, which is not there."
             return  # a damaged queue was named already
         yield from _place(Log(self.store, queue), txn, who, identity, index, seal)
@@ -577,15 +581,15 @@ def _open(first: int, value: bytes, pieces: list[tuple[bytes, bytes]]) -> tuple[
     return "", opened
 
 
-def _queue_record(queue: str, raw: bytes) -> tuple[bytes, str]:
-    """The identity of a queue, and what is wrong with its record."""
+def _queue_record(queue: str, raw: bytes) -> tuple[bytes, int, str]:
+    """The identity of a queue, how many partitions it has, and what is wrong with its record."""
     try:
         record = codec.unpack(raw)
         QueueOptions.from_dict(record["options"])
-        identity, _ = bytes(record["identity"]), record["version"]
+        identity, partitions, _ = bytes(record["identity"]), int(record["partitions"]), record["version"]
     except Exception as error:
-        return b"", f"The record of queue {queue} cannot be read ({type(error).__name__}: {error})."
-    return identity, ""
+        return b"", 1, f"The record of queue {queue} cannot be read ({type(error).__name__}: {error})."
+    return identity, partitions, ""
 
 
 def _topology(raw: bytes | None) -> Topology | None:

@@ -167,15 +167,17 @@ def _check_removable(txn: Any, store: Store, queue: str, tails: Sequence[Log]) -
                 queue=queue,
             )
     for key, raw in Store.rows(txn, names.PRODUCERS):
-        if queue in ProducerRow.unpack(raw).ends:
+        if any(names.log_parts(log)[0] == queue for log in ProducerRow.unpack(raw).ends):
             raise QueueInUse(
                 f"The processor {key.decode().partition('/')[2]!r} of another store forwards to the queue {queue!r}.",
                 "--forget, if that store is gone for good.",
                 queue=queue,
             )
-    for key, _ in Store.rows(txn, names.low_water_prefix(queue)):
+    logs = [names.log_id(queue, partition) for partition in range(_partitions(txn, queue))]
+    for key in [key for log in logs for key, _ in Store.rows(txn, names.low_water_prefix(log))]:
+        reader = key.decode().rpartition("\0")[2].partition("/")[2]
         raise QueueInUse(
-            f"The processor {key.decode().rpartition('/')[2]!r} of another store reads the queue {queue!r}.",
+            f"The processor {reader!r} of another store reads the queue {queue!r}.",
             "a start of its graph without that input (--accept-topology); --forget, if its store is gone for good.",
             queue=queue,
         )
@@ -194,7 +196,7 @@ def _named_by(txn: Any, log: Log) -> set[str]:
     found: set[str] = set()
     for batch in log.batches(log.read(txn, row, row.first, row.next - row.first)):
         for message in batch.messages():
-            found.update(message.get(names.MESSAGE_INDEX, ()))
+            found.update(names.log_parts(log)[0] for log in message.get(names.MESSAGE_INDEX, ()))
             for tailer in message.get(names.TAILER_INDICES, ()):
                 found.add(tailer.rpartition(".")[2].partition("/")[0])
     return found

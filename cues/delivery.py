@@ -37,7 +37,7 @@ from cues.ownership import NO_SEAL, Position, ProcessorRow, fenced
 from cues.process import Process
 from cues.processor import Node
 from cues.queue import Queue
-from cues.results import Results
+from cues.results import Output, Results
 from cues.runner import Pause, Runner
 from cues.state import Table
 from cues.taking import Input, Slice, Taken
@@ -88,13 +88,16 @@ class Delivery:
         emit: Callable[[events.Event], None] = lambda event: None,
         runner: Callable[..., Runner] = Runner,
     ) -> None:
-        """``queues`` are those of other stores, ``marks`` the low-water marks there by tailer id; ``runner``
-        makes what calls the function, of the arguments of :class:`Runner`."""
+        """``queues`` are handles by name, which those in other stores must be, ``marks`` the low-water marks there
+        by tailer id; ``runner`` makes what calls the function, of the arguments of :class:`Runner`."""
         self.store = store
-        abroad = queues or {}
+        given = queues or {}
 
         def queue_of(id: str) -> Queue:
-            return abroad[id] if id in abroad else store.queue(id)
+            return given[id] if id in given else store.queue(id)
+
+        def log_of(id: str) -> Queue:
+            return queue_of(id).view(node.partition)
 
         self.node = node
         self.counters = events.Counters()
@@ -104,11 +107,11 @@ class Delivery:
         self._expected = row.pack()
         self._row_key = names.processor_key(node.id)
         self.try_log = store.queue(node.id)
-        inputs = {names.tailer_id(node.id, port.queue): port for port in node.inputs}
-        self.inputs = [Input(port.binding, tailer, queue_of(port.queue)) for tailer, port in inputs.items()]
+        inputs = {node.tailer(port.queue): port for port in node.inputs}
+        self.inputs = [Input(port.binding, tailer, log_of(port.queue)) for tailer, port in inputs.items()]
         self.imperative = Imperative(
             node.id,
-            {p.binding: ProcessTailer(queue_of(p.queue), names.tailer_id(node.id, p.queue)) for p in node.tailers},
+            {p.binding: ProcessTailer(log_of(p.queue), node.tailer(p.queue)) for p in node.tailers},
             {p.binding: ProcessAppender(queue_of(p.queue)) for p in node.appenders},
         )
         self.marks = marks or {}
@@ -121,7 +124,7 @@ class Delivery:
         self._targets = [(binding, queue, False) for binding, queue in self.outputs.items()]
         self._targets += [(binding, one.queue, True) for binding, one in self.imperative.appenders.items()]
         """Where a step's messages go, in this order, and whether they come through an appender."""
-        self.errors = queue_of(node.errors) if node.errors else None
+        self.errors = self._error_log(queue_of(node.errors)) if node.errors else None
         written = [*(queue for _, queue, _ in self._targets), *([self.errors] if self.errors else [])]
         others = {queue.store.id for queue in written} - {store.id}
         self.forks = {other: store.queue(names.fork_id(node.id, other)) for other in others}
@@ -152,6 +155,12 @@ class Delivery:
         for queue in (*written, *self.forks.values(), self.try_log):
             if queue.store.id == store.id:
                 self.rings |= queue.log.mask
+        self._spreads = any(queue.spread for queue in written)
+        """Whether a step's messages may go to other logs than those in ``rings``."""
+
+    def _error_log(self, queue: Queue) -> Queue:
+        """Error messages have no key: those of a unit are on one partition."""
+        return queue.view(self.node.partition % queue.options.partitions)
 
     # --- start --------------------------------------------------------------------------------
 
@@ -498,7 +507,12 @@ class Delivery:
         if faults.active:
             faults.point("commit.after")
         # 5. Ring.
-        self.store.ring(self.rings)
+        rings = self.rings
+        if self._spreads:
+            for part in parts:
+                for queue, _ in part.appends:
+                    rings |= queue.log.mask
+        self.store.ring(rings)
         if faults.active:
             faults.point("ring.after")
         counters = self.counters
@@ -534,7 +548,7 @@ class Delivery:
             indices: dict[str, int] = {}
             for queue, pages in part.appends:
                 index = queue.append_pages(txn, pages)
-                indices.setdefault(queue.id, index)  # of the first, where two bindings lead to one queue
+                indices.setdefault(queue.log.id, index)  # of the first, where two bindings lead to one queue
             records += self._tries.step(part.taking, part.digest, indices, part.failure is not None)
         if faults.active:
             faults.point("commit.outputs")
@@ -671,24 +685,25 @@ class Delivery:
             options = queue._options
             if provenance is None and not options.strips and any(s.traced for s in taken.slices):
                 provenance = taken.provenance()
-            came = None
-            if provenance is not None and not options.strips:
-                if self.node.options.batch:
-                    came = provenance.spread(len(output.items))
-                elif output.origins is None:
-                    came = provenance.slice(start, stop)
-                else:
-                    came = provenance.select(output.origins)
-            try:
-                items, encoded = _forms(output.items, options)
-                pages = batches.build(
-                    items, options.max_message_bytes, digest, came, encoded=encoded, strips=options.strips
-                )
-            except CuesError as error:
-                at = getattr(error, "offset", 0)
-                raise _Unwritable(start + at if output.origins is None else output.origins[at], error) from error
-            appends.append((queue, pages))
-            written += len(output.items)
+            for log, items, origins in _divided(queue, output, start):
+                came = None
+                if provenance is not None and not options.strips:
+                    if self.node.options.batch:
+                        came = provenance.spread(len(items))
+                    elif origins is None:
+                        came = provenance.slice(start, stop)
+                    else:
+                        came = provenance.select(origins)
+                try:
+                    forms, encoded = _forms(items, options)
+                    pages = batches.build(
+                        forms, options.max_message_bytes, digest, came, encoded=encoded, strips=options.strips
+                    )
+                except CuesError as error:
+                    at = getattr(error, "offset", 0)
+                    raise _Unwritable(start + at if origins is None else origins[at], error) from error
+                appends.append((log, pages))
+                written += len(items)
         appends = self._at_home(appends, digest)
         return Part(start, stop, digest, self._taking(taken, start, stop), None, appends, written)
 
@@ -698,7 +713,7 @@ class Delivery:
             return appends
         found = [(queue, pages) for queue, pages in appends if queue.store.id == self.store.id]
         for other, fork_queue in self.forks.items():
-            bound = [(queue.id, pages) for queue, pages in appends if queue.store.id == other]
+            bound = [(queue.log.id, pages) for queue, pages in appends if queue.store.id == other]
             if bound:
                 found.append((fork_queue, fork.pack(bound, digest)))
         return found
@@ -736,6 +751,30 @@ class _Unwritable(Exception):
         super().__init__(words(error))
         self.offset = offset
         self.error = error
+
+
+def _divided(queue: Queue, output: Output, start: int) -> list[tuple[Queue, list[Any], list[int] | None]]:
+    """What an output appends to each log of its queue: items, and the messages that they came from.
+
+    ``start`` is the message that the first item came from, where each came from one. A message that cannot
+    be placed is :class:`_Unwritable`, whatever its key's function raised.
+    """
+    if not queue.spread:
+        return [(queue, output.items, output.origins)]
+    origins = output.origins if output.origins is not None else list(range(start, start + len(output.items)))
+    try:
+        messages = [codec.unpack(item) if isinstance(item, bytes) else item for item in output.items]
+        shares = queue.shares(messages)
+    except Exception as error:
+        raise _Unwritable(origins[getattr(error, "offset", 0)], error) from error
+    return [
+        (
+            queue.view(share.partition),
+            [output.items[offset] for offset in share.offsets],
+            [origins[offset] for offset in share.offsets],
+        )
+        for share in shares
+    ]
 
 
 def _forms(items: list[dict[str, Any] | bytes], options: QueueOptions) -> tuple[list[Any], list[bytes] | None]:

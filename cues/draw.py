@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from cues.plan import Plan
+from cues.plan import Plan, partitions_of
 from cues.processor import FRAME, Node, Port, function_name
 
 _JOINED = " + "
@@ -49,10 +49,10 @@ def mermaid(plan: Plan) -> str:
     elsewhere = _elsewhere(plan)
     for queue, id in ids.items():
         if plan.queues[queue].path is None:
-            lines.append(f"    {id}[({_quoted(queue)})]")
+            lines.append(f"    {id}[({_quoted(_drum(plan, queue))})]")
     for number, (path, queues) in enumerate(elsewhere.items()):
         lines.append(f"    subgraph s{number}[{_quoted(path)}]")
-        lines += [f"        {ids[queue]}[({_quoted(queue)})]" for queue in queues]
+        lines += [f"        {ids[queue]}[({_quoted(_drum(plan, queue))})]" for queue in queues]
         lines.append("    end")
     for queue in plan.fed:
         lines.append(f"    send_{ids[queue]}([{_quoted('cues send')}]) --> {ids[queue]}")
@@ -91,6 +91,7 @@ def describe(plan: Plan) -> list[dict[str, Any]]:
             "errors": node.errors,
             "strategy": node.strategy if node.kind != "source" else None,
             "guarantee": node.guarantee,
+            "partitions": partitions_of(node, plan.queues),
             "stores": {q: plan.queues[q].path for q in plan.named(node) if plan.queues[q].path is not None},
             "cycle": next((list(cycle) for cycle in plan.topology().cycles() if node.name in cycle), None),
         }
@@ -151,6 +152,10 @@ def _notes(plan: Plan) -> list[str]:
         )
     for path, queues in _elsewhere(plan).items():
         notes.append(f"In the store {path}: {', '.join(queues)}")
+    parted = [queue for queue, options in plan.queues.items() if options.partitions > 1]
+    if parted:
+        ways = ", ".join(f"{queue} {_placing(plan, queue)}" for queue in parted)
+        notes.append(f"×n: so many partitions, in each of which messages keep their order: {ways}")
     if plan.crossing:
         notes.append("@: crosses stores; what goes there is written twice, first at home on a fork queue")
     modes = {node.mode for node in plan.nodes}
@@ -199,8 +204,21 @@ def _outputs(plan: Plan, node: Node) -> str:
 
 def _port(plan: Plan, port: Port) -> str:
     shown = port.queue if port.binding == port.queue else f"{port.queue} as {port.binding}"
-    path = plan.queues[port.queue].path
-    return f"{shown} @{path}" if path else shown
+    options = plan.queues[port.queue]
+    if options.partitions > 1:
+        shown += f" ×{options.partitions}"
+    return f"{shown} @{options.path}" if options.path else shown
+
+
+def _placing(plan: Plan, queue: str) -> str:
+    key, way = plan.queues[queue].placing
+    return f"by {key}" if key is not None and way == "murmur2" else f"by {key} ({way})" if key is not None else f"{way}"
+
+
+def _drum(plan: Plan, queue: str) -> str:
+    """A queue's name, and how many partitions it has."""
+    partitions = plan.queues[queue].partitions
+    return f"{queue} ×{partitions}" if partitions > 1 else queue
 
 
 def _manner(plan: Plan, node: Node) -> list[str]:
@@ -213,6 +231,10 @@ def _manner(plan: Plan, node: Node) -> list[str]:
         found.append(f"a DataFrame of up to {options.batch_size:,}, on Spark only")
     elif options.batch:
         found.append(f"in batches of up to {options.batch_size:,}")
+    partitions = partitions_of(node, plan.queues)
+    if partitions > 1:
+        threads = min(options.instances, partitions)
+        found.append(f"a unit for each of {partitions} partitions{f', in {threads} threads' if threads > 1 else ''}")
     if options.concurrency > 1:
         found.append(f"up to {options.concurrency} calls at once")
     if node.imperative:

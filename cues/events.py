@@ -64,6 +64,10 @@ class Counters:
     steps: int = 0
     retries: int = 0
 
+    def with_those_of(self, other: Counters) -> Counters:
+        """The sums."""
+        return Counters(**{name: value + getattr(other, name) for name, value in vars(self).items()})
+
 
 @dataclass
 class Bus:

@@ -19,6 +19,7 @@ POINTS: dict[str, str] = {
     "append.before": "encoded, no transaction yet",
     "append.inside": "written, not committed",
     "append.after": "committed, nobody told",
+    "grow.inside": "partitions made, not committed",
     "claim.inside": "ownership written, not committed",
     "claim.after": "ownership committed, not recovered yet",
     "take.after": "messages copied out, nothing run",

@@ -20,10 +20,10 @@ from collections.abc import AsyncIterable, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 from cues import batch as batches
-from cues import codec, events, faults, tries
+from cues import codec, events, faults, spread, tries
 from cues.concurrency import Closed
 from cues.delivery import Delivery, Outcome, Part
-from cues.errors import CodecError, CuesError, PositionRequired, ReturnError
+from cues.errors import CodecError, PositionRequired, ReturnError
 from cues.failure import Failure, error_message, words
 from cues.processor import position_count, wants_process
 
@@ -294,12 +294,12 @@ class SourceDelivery(Delivery):
                 except CodecError as error:  # of the position
                     return parts, self._at(position, count), Failure(error, 1)
                 if failure is not None:
-                    append = self._refused(items[0][1], failure, digest)
+                    appends = [self._refused(items[0][1], failure, digest)]
                     break
                 try:
-                    append = self._append([message for _, message in items[:stop]], digest)
+                    appends = self._append([message for _, message in items[:stop]], digest)
                     break
-                except CuesError as error:
+                except Exception as error:  # CuesError, or what the function that gives the key has raised
                     stop = getattr(error, "offset", 0)
                     if not stop:
                         stop, failure = 1, Failure(error, 1)
@@ -307,7 +307,7 @@ class SourceDelivery(Delivery):
                             return parts, self._at(position, count), failure
             items = items[stop:]
             taking = tries.Taking((), (), (), source=(before, after))
-            parts.append(Part(0, stop, digest, taking, failure, self._at_home([append], digest), stop))
+            parts.append(Part(0, stop, digest, taking, failure, self._at_home(appends, digest), stop))
             failure = None
             if bare:
                 count = after
@@ -318,10 +318,14 @@ class SourceDelivery(Delivery):
     def _at(self, position: Any, count: int) -> ProcessorRow:
         return self._row._replace(source=codec.pack([position, count]))
 
-    def _append(self, messages: list[dict[str, Any]], digest: bytes) -> tuple[Queue, list[Page]]:
+    def _append(self, messages: list[dict[str, Any]], digest: bytes) -> list[tuple[Queue, list[Page]]]:
         (queue,) = self.outputs.values()
+        if queue.spread:
+            built = spread.build(queue, messages, queue.shares(messages), digest)
+            return [(log, pages) for log, pages, _ in built]
         options = queue._options
-        return queue, batches.build(messages, options.max_message_bytes, digest, strips=options.strips)
+        pages = batches.build(messages, options.max_message_bytes, digest, strips=options.strips)
+        return [(queue, pages)]
 
     def _refused(self, message: Any, failure: Failure, digest: bytes) -> tuple[Queue, list[Page]]:
         """A message that cannot be written goes to the error queue as its ``repr``."""

@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from cues import compose, names, plan
 from cues.errors import GraphError, InvalidArgument
-from cues.options import QueueOptions
+from cues.options import FUNCTIONS, QueueOptions
 from cues.plan import REST, Plan
 from cues.processor import (
     FRAME,
@@ -361,6 +361,8 @@ class Graph:
         for name in rest:
             if name not in known:
                 raise GraphError(f"A graph has no {name!r}.", f"one of {', '.join(sorted(known))}.", processor="")
+        if "queues" in rest:
+            rest["queues"] = {name: _queue_options(options) for name, options in rest["queues"].items()}
         rest.update(overrides)
         return Graph(id, [_processor(one) for one in declared], **rest)
 
@@ -554,6 +556,16 @@ def _bound(form: type[AnyOf] | type[AllOf], name: str, ports: Any) -> Any:
     if not isinstance(ports, Mapping) or set(ports) != {name} or isinstance(ports[name], str):
         return ports
     return form(**ports[name]) if isinstance(ports[name], Mapping) else form(*ports[name])
+
+
+def _queue_options(options: Any) -> Any:
+    """The options of a queue, with ``{"function": "module:qualname"}`` as the function."""
+    if not isinstance(options, Mapping):
+        return options
+    return {
+        name: _function(value["function"]) if name in FUNCTIONS and isinstance(value, Mapping) else value
+        for name, value in options.items()
+    }
 
 
 def _function(found: Any) -> Function | None:

@@ -62,6 +62,14 @@ def row_intact(raw: bytes) -> bool:
     return len(raw) == ROW_BYTES and batch.checksum(raw[:-8]) == raw[-8:]
 
 
+def read_row(txn: Any, queue: str, partition: int) -> Row:
+    """The row of a log whose records are not asked for."""
+    raw = txn.get(names.row_key(queue, partition))
+    if raw is None:
+        raise QueueNotFound(f"The queue {queue!r} is gone from the store.", "cues queues.", queue=queue)
+    return unpack_row(raw)
+
+
 class Log:
     """A log of one store. Made for a queue that exists."""
 
@@ -71,7 +79,7 @@ class Log:
         self.store = store
         self.queue = queue
         self.partition = partition
-        self.id = f"{queue}/{partition}" if partition else queue
+        self.id = names.log_id(queue, partition)
         self.key = names.row_key(queue, partition)
         self.mask = wakeup.mask_of(queue, partition)
         self.database = store.database(names.log_database(queue, partition))

@@ -55,9 +55,13 @@ class QueueMetrics:
     appended: datetime | None
     """When the last message came."""
     options: QueueOptions
+    partitions: tuple[QueueMetrics, ...] = ()
+    """Where there are several, each by itself; above stands then what is of all, the lowest first, the highest last."""
 
     @property
     def messages(self) -> int:
+        if self.partitions:
+            return sum(one.messages for one in self.partitions)
         return self.last - self.first + 1
 
 
@@ -184,12 +188,28 @@ def of_queues(store: Store, all: bool = False) -> list[QueueMetrics]:
 
 
 def of_queue(store: Store, name: str) -> QueueMetrics:
-    log = Log(store, name)
+    """One queue, or one partition of it (``orders/3``)."""
+    queue = store.queue(name)
+    found = [_of_log(store, view.log, view.id, queue.options) for view in queue.views]
+    if len(found) == 1:
+        return found[0]
+    return QueueMetrics(
+        name,
+        min(one.first for one in found),
+        max(one.last for one in found),
+        sum(one.bytes for one in found),
+        sum(one.rate for one in found),
+        max((one.appended for one in found if one.appended), default=None),
+        queue.options,
+        tuple(found),
+    )
+
+
+def _of_log(store: Store, log: Log, name: str, options: QueueOptions) -> QueueMetrics:
     now = clock.now_ns()
     with store.view() as txn:
         row = log.row(txn)
         start, span_s = _window(log, txn, row, now)
-        record = codec.unpack(txn.get(names.queue_key(name)))
         stat = txn.stat(log.database)
     pages = stat["branch_pages"] + stat["leaf_pages"] + stat["overflow_pages"]
     return QueueMetrics(
@@ -199,7 +219,7 @@ def of_queue(store: Store, name: str) -> QueueMetrics:
         pages * PAGE_BYTES,
         (row.next - start) / span_s,
         clock.to_datetime(row.time_ns) if row.time_ns else None,
-        QueueOptions.from_dict(record["options"]),
+        options,
     )
 
 
@@ -265,17 +285,17 @@ def of_forwards(store: Store) -> list[ForwardMetrics]:
 def producers(store: Store) -> list[str]:
     """The processors of other stores that have forwarded to this one."""
     with store.view() as txn:
-        return [key.decode().rpartition("/")[2] for key, _ in store.rows(txn, names.PRODUCERS)]
+        return [key.decode().partition("/")[2] for key, _ in store.rows(txn, names.PRODUCERS)]
 
 
 def of_readers(store: Store) -> list[ReaderMetrics]:
     """Who reads this store's queues from positions in other stores."""
     found = []
-    for queue in store.queues():
-        log = Log(store, queue)
-        with store.view() as txn:
-            known = abroad.marks(txn, log)
-        found += [ReaderMetrics(who.processor, who.home.hex(), queue, mark.next) for who, mark in known]
+    for name in store.queues():
+        for view in store.queue(name).views:
+            with store.view() as txn:
+                known = abroad.marks(txn, view.log)
+            found += [ReaderMetrics(who.processor, who.home.hex(), view.log.id, mark.next) for who, mark in known]
     return found
 
 
@@ -396,8 +416,9 @@ def _failures(store: Store) -> dict[str, _Failures]:
 
 
 def _count_failures(store: Store, found: dict[str, _Failures]) -> None:
-    for name in store.queues():
-        for index, time_ns, message in _backwards(store, name):
+    logs = [view.log for name in store.queues() for view in store.queue(name).views]
+    for log in logs:
+        for index, time_ns, message in _backwards(log):
             if message.get(names.TYPE) != names.PROCESSOR_ERROR:
                 break
             processor = str(message.get(names.ERR_CONFIG, {}).get("id"))
@@ -406,12 +427,12 @@ def _count_failures(store: Store, found: dict[str, _Failures]) -> None:
             time = clock.to_datetime(time_ns)
             if known.last is None or time > known.last.time:
                 cause = (message.get(names.ERR_CAUSE) or [{}])[0]
-                known.last = LastError(name, index, time, str(cause.get("type")), str(cause.get("message")))
+                known.last = LastError(log.id, index, time, str(cause.get("type")), str(cause.get("message")))
 
 
-def _backwards(store: Store, queue: str) -> Iterable[tuple[int, int, dict[str, Any]]]:
+def _backwards(log: Log) -> Iterable[tuple[int, int, dict[str, Any]]]:
     """The last :data:`ERRORS_MAX` messages that can be read, last first: index, time, message."""
-    log = Log(store, queue)
+    store = log.store
     index: int | None = None
     count = 0
     while count < ERRORS_MAX:

@@ -98,6 +98,20 @@ def tailer_id(processor: str, queue: str, partition: int = 0) -> str:
     return f"{processor}.{queue}/{partition}" if partition else f"{processor}.{queue}"
 
 
+def log_id(queue: str, partition: int) -> str:
+    """The id of a log: its queue's for partition 0, with ``/<partition>`` behind it for others."""
+    return f"{queue}/{partition}" if partition else queue
+
+
+def log_parts(log: str) -> tuple[str, int]:
+    """The queue and the partition that :func:`log_id` was made of.
+
+    A try log is a queue with the partition of its processor in its id: ``flights.enrich/3`` is one log.
+    """
+    queue, slash, partition = log.rpartition("/")
+    return (queue, int(partition)) if slash and "." not in log else (log, 0)
+
+
 def fork_id(processor: str, store: bytes) -> str:
     """The id of the queue that holds what a processor wrote for another store, given by its id."""
     return f"{processor}.fork.{store.hex()}"
@@ -205,4 +219,4 @@ def state_database(processor: str) -> bytes:
 
 
 def _log(queue: str, partition: int) -> bytes:
-    return (f"{queue}/{partition}" if partition else queue).encode()
+    return log_id(queue, partition).encode()

@@ -11,10 +11,15 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Final
 
+from cues import partitioners
 from cues.errors import InvalidArgument
+from cues.partitioners import PARTITIONS_MAX, Key, Missing, Placement
 
 MESSAGE_BYTES_MAX: Final = 64 << 20
 METADATA: Final = frozenset({"t", "time", "tx"})
+
+FUNCTIONS: Final = ("key", "partitioner")
+"""Options that may be functions: as plain data ``{"function": "module:qualname"}``."""
 
 _UNITS_S: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 _UNITS_BYTES: Final = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30}
@@ -75,7 +80,12 @@ class QueueOptions:
                         of it (never the delivery hash)
     retention           see :class:`Retention`; None keeps everything
     max_message_bytes   largest encoded message, 64 MiB
-    partitions          number of logs; fixed when the queue is made
+    partitions          number of logs, 1 to 256; :meth:`Queue.grow` makes it larger
+    key                 of a queue with several partitions: a field of its messages, or a function of a
+                        message; messages with one key are on one partition, in their order
+    partitioner         ``"murmur2"`` (default with a key; as Kafka places keys), ``"fnv1a-modulo"``,
+                        ``"rendezvous"``, ``"round-robin"``, ``"sticky"`` (default without a key) or a
+                        function ``(message, n) -> int``; see :mod:`cues.partitioners`
     path                directory of another store that the queue lies in, made when it is missing
                         (graphs only); relative ones are beside the graph file under ``cues run``, else
                         under the current directory; ~ is your home. What is written there is committed at home first
@@ -86,6 +96,8 @@ class QueueOptions:
     max_message_bytes: int = MESSAGE_BYTES_MAX
     partitions: int = 1
     path: str | None = None
+    key: str | Key | None = None
+    partitioner: str | Placement | None = None
 
     def __init__(
         self,
@@ -94,16 +106,16 @@ class QueueOptions:
         max_message_bytes: int = MESSAGE_BYTES_MAX,
         partitions: int = 1,
         path: str | os.PathLike[str] | None = None,
+        key: str | Key | None = None,
+        partitioner: str | Placement | None = None,
     ) -> None:
         object.__setattr__(self, "metadata", _metadata(metadata))
         object.__setattr__(self, "retention", Retention.of(retention))
         object.__setattr__(self, "max_message_bytes", _size(max_message_bytes))
-        object.__setattr__(self, "partitions", partitions)
+        object.__setattr__(self, "partitions", _partitions(partitions))
         object.__setattr__(self, "path", os.fspath(path) if isinstance(path, os.PathLike) else path)
-        if partitions != 1:
-            raise InvalidArgument(
-                f"partitions={partitions!r}: partitioned queues are not in this version.", "partitions=1."
-            )
+        object.__setattr__(self, "key", _key(key))
+        object.__setattr__(self, "partitioner", _partitioner(partitioner, key))
         if path is not None and (
             not isinstance(path, (str, os.PathLike)) or not os.fspath(path) or "\0" in os.fspath(path)
         ):
@@ -120,9 +132,22 @@ class QueueOptions:
         return self.metadata is False
 
     @property
+    def placing(self) -> tuple[str | None, str | None]:
+        """Key and partitioner by name: queues of which they are equal place equal keys alike."""
+        default = "sticky" if self.key is None else "murmur2"
+        return partitioners.name_of(self.key), partitioners.name_of(self.partitioner) or default
+
+    @property
     def inside(self) -> QueueOptions:
         """As the store that the queue lies in keeps them: without the path."""
         return self if self.path is None else QueueOptions(**{**vars(self), "path": None})
+
+    @property
+    def asked(self) -> dict[str, Any]:
+        """As arguments for a queue that may exist: one that was grown or made with a key is not refused by silence."""
+        said = self.to_dict()
+        placing = ("partitions", *FUNCTIONS)
+        return {name: value for name, value in vars(self).items() if name not in placing or name in said}
 
     def changed(self, options: Mapping[str, Any]) -> QueueOptions:
         """These options with the given ones put in place; unknown names raise."""
@@ -139,6 +164,8 @@ class QueueOptions:
                     value = sorted(value)
                 elif isinstance(value, Retention):
                     value = {k: v for k, v in dataclasses.asdict(value).items() if v}
+                elif field.name in FUNCTIONS and not isinstance(value, str):
+                    value = {"function": partitioners.name_of(value)}
                 found[field.name] = value
         return found
 
@@ -148,6 +175,9 @@ class QueueOptions:
         options = dict(found)
         if isinstance(options.get("retention"), dict):
             options["retention"] = Retention(**options["retention"])
+        for name in FUNCTIONS:
+            if isinstance(options.get(name), dict):
+                options[name] = Missing(options[name]["function"])
         check_names(options)
         return QueueOptions(**options)
 
@@ -180,6 +210,32 @@ def _metadata(value: Iterable[str] | bool) -> frozenset[str] | bool:
             "a set of 't', 'time' and 'tx'; True; or False.",
         )
     return found
+
+
+def _partitions(value: int) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= PARTITIONS_MAX:
+        raise InvalidArgument(f"partitions is {value!r}.", f"a count from 1 to {PARTITIONS_MAX}.")
+    return value
+
+
+def _key(value: object) -> object:
+    if value is None or callable(value) or (isinstance(value, str) and value):
+        return value
+    raise InvalidArgument(f"key is {value!r}.", "the name of a field, or a function of a message.")
+
+
+def _partitioner(value: object, key: object) -> object:
+    if value is None or callable(value):
+        return value
+    if not isinstance(value, str) or value not in partitioners.NAMES:
+        near = difflib.get_close_matches(str(value), partitioners.NAMES, 1)
+        raise InvalidArgument(
+            f"partitioner is {value!r}; there are {', '.join(map(repr, partitioners.NAMES))}.",
+            f"{near[0]!r}." if near else "one of those, or a function (message, n) -> partition.",
+        )
+    if value in partitioners.KEYED and key is None:
+        raise InvalidArgument(f"partitioner={value!r} places messages by their key.", "key='…' beside it.")
+    return value
 
 
 def _size(value: int) -> int:

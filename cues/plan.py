@@ -55,8 +55,9 @@ class Plan:
         return any(self.queues[queue].path is not None for queue in written)
 
     def node(self, name: str) -> Node:
+        """A processor by its name or id, which may be that of one of its units."""
         for node in self.nodes:
-            if name in (node.name, node.id):
+            if name.partition("/")[0] in (node.name, node.id):
                 return node
         raise GraphError(
             f"The graph {self.id!r} has no processor {name!r}; it has {', '.join(n.name for n in self.nodes)}.",
@@ -109,7 +110,37 @@ def build(
     if source is None:
         fed = [node.outputs[0].queue for node in nodes if node.kind == "source" and node.fn is None]
         source = fed[0] if len(fed) == 1 else sources[0] if len(sources) == 1 else None
-    return Plan(id, nodes, {name: given.get(name, rest) for name in named}, system, source)
+    options = {name: given.get(name, rest) for name in named}
+    for node in nodes:
+        partitions_of(node, options)
+    return Plan(id, nodes, options, system, source)
+
+
+def partitions_of(node: Node, queues: Mapping[str, QueueOptions]) -> int:
+    """How many partitions each input of a processor has; it runs as one unit for each.
+
+    What meets in a unit must have been placed alike: several inputs have the same number of partitions and the
+    same partitioner, or :class:`GraphError`. Their keys may have different names.
+    """
+    if not node.reads:
+        return 1
+    first, *others = (port.queue for port in node.reads)
+    count, (_, way) = queues[first].partitions, queues[first].placing
+    for other in others:
+        there, (_, way_there) = queues[other].partitions, queues[other].placing
+        if count == there and (way == way_there or count == 1):
+            continue
+        raise GraphError(
+            f"{node.id} reads {first!r} ({_ways(count, way)}) and {other!r} ({_ways(there, way_there)}): what belongs"
+            " together would be on partitions that do not meet.",
+            "the same partitions= and partitioner= for both; or a stream that copies one to a queue like the other.",
+            processor=node.name,
+        )
+    return count
+
+
+def _ways(partitions: int, partitioner: str | None) -> str:
+    return f"{partitions} partitions by {partitioner}" if partitions > 1 else "1 partition"
 
 
 def _node(graph: str, processor: Processor, errors: str | None, strategy: str) -> Node:

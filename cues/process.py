@@ -56,7 +56,9 @@ class Delivery:
 class Process:
     """What a function sees of its processor, as the argument ``process``.
 
-    id, opts, system      as the graph was declared
+    id                    ``graph.processor``; of its unit on partition 3 ``graph.processor/3``
+    partition             of the inputs that this unit reads; 0 where they have but one
+    opts, system          as the graph was declared
     binding               the input that the message came from (with AnyOf)
     index, indices        place of the message, or of each message of a batch, on its queue
                           (a join: dict by binding)
@@ -80,6 +82,7 @@ class Process:
         imperative: Imperative,
     ) -> None:
         self.id = node.id
+        self.partition = node.partition
         self.opts = node.options.opts
         self.system = system
         self._node = node

@@ -144,7 +144,6 @@ class Options:
 
 OPTION_NAMES: Final = tuple(field.name for field in fields(Options))
 
-_LATER: Final = {"instances": "several instances of a processor"}
 _ALLOWED: Final[dict[Kind, tuple[str, ...]]] = {
     "source": ("id", "opts", "errors", "strategy", "retries", "batch_size", "resume"),
     "stream": tuple(name for name in OPTION_NAMES if name not in ("resume", "checkpoint")),
@@ -164,7 +163,7 @@ class Processor:
 
     def _options(self, options: dict[str, Any], id: str) -> Options:
         where = f"The {self.kind} {id!r}"
-        for name, value in options.items():
+        for name in options:
             if name not in OPTION_NAMES:
                 near = difflib.get_close_matches(name, OPTION_NAMES, 1)
                 raise _wrong(
@@ -174,8 +173,6 @@ class Processor:
                 )
             if name not in _ALLOWED[self.kind]:
                 raise _wrong(id, f"{where} takes no option {name!r}.", f"one of {', '.join(_ALLOWED[self.kind])}.")
-            if name in _LATER and value not in (None, 1):
-                raise _wrong(id, f"{where}: {_LATER[name]} ({name}=) are not in this version.", f"no {name}=.")
         found = Options(**options)
         if found.strategy not in (None, *STRATEGIES):
             raise _wrong(id, f"{where} has strategy {found.strategy!r}.", " or ".join(map(repr, STRATEGIES)) + ".")
@@ -194,6 +191,8 @@ class Processor:
             raise _wrong(id, f"{where} has batch_size={found.batch_size!r}.", "a count of messages from 1.")
         if not isinstance(found.concurrency, int) or isinstance(found.concurrency, bool) or found.concurrency < 1:
             raise _wrong(id, f"{where} has concurrency={found.concurrency!r}.", "a count of calls from 1.")
+        if not isinstance(found.instances, int) or isinstance(found.instances, bool) or found.instances < 1:
+            raise _wrong(id, f"{where} has instances={found.instances!r}.", "a count of threads from 1.")
         if found.concurrency > 1 and found.batch:
             raise _wrong(
                 id,
@@ -265,6 +264,10 @@ class Stream(Processor):
     name (the function returns a message, a list of messages or None), an :class:`AllOf` (the same,
     and each queue gets it) or a dict of bindings (it returns a dict by binding). A parameter
     called ``process`` gets the :class:`Process`.
+
+    Over inputs with several partitions it runs as a unit for each, with positions and state of its own;
+    ``instances=n`` divides the units over n threads (default: one steps them in turn), so the function must
+    stand being called by several at once.
 
     ``async def`` functions run on an event loop that lives as long as the processor. With
     ``concurrency=n`` up to n calls run at once; outputs stay in input order.
@@ -353,6 +356,21 @@ class Node:
     """What the function reads by itself, besides its inputs."""
     appenders: tuple[Port, ...] = ()
     """What the function writes by itself, besides what it returns."""
+    partition: int = 0
+    """Of its inputs, that this unit of the processor reads."""
+
+    def unit(self, partition: int) -> Node:
+        """The part of the processor that works on one partition, with an owner and positions of its own."""
+        return replace(self, id=names.log_id(self.id, partition), partition=partition)
+
+    @property
+    def processor(self) -> str:
+        """The processor's id, whichever unit of it this is."""
+        return self.id.rpartition("/")[0] if self.partition else self.id
+
+    def tailer(self, queue: str) -> str:
+        """The id of its position on a queue."""
+        return names.tailer_id(self.processor, queue, self.partition)
 
     @property
     def imperative(self) -> bool:
@@ -370,6 +388,7 @@ class Node:
 
     @property
     def name(self) -> str:
+        """Without the graph: ``enrich``, and ``enrich/3`` of its unit on partition 3."""
         return self.id.rpartition(".")[2]
 
     @property

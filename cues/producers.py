@@ -1,12 +1,12 @@
 """What a log knows of the producers that wrote to it: for each its last clock, and what it has pending.
 
-    \\0clock\\0<log>\\0<producer>    last clock, acknowledged clock, where the open span begins, checksum
+    \\0clock\\0<log>\\0<producer>    last clock, acknowledged clock, where and with which clock the open span begins
 
 The row is written in the transaction of the append, so it says what is there and nothing else. Who appends
 messages that were stamped elsewhere (an import that is repeated, an acknowledgement that is sent again)
 looks here and leaves out what the log has. Readers do not: they go by the messages.
 
-Not guaranteed: that rows go away. One of 70 bytes is left by every producer that ever wrote to the log; what
+Not guaranteed: that rows go away. One of 80 bytes is left by every producer that ever wrote to the log; what
 is purged from the log may not come back as new.
 """
 
@@ -20,12 +20,11 @@ from cues import batch, names
 from cues.batch import Page
 from cues.txn import stamps as stamping
 from cues.txn.identity import PRODUCER_BYTES, Flags
-from cues.txn.stamps import Stamps
 
 if TYPE_CHECKING:
     from cues.store import Store
 
-_ROW: Final = struct.Struct(">QQQ")
+_ROW: Final = struct.Struct(">QQQQ")
 _CHECKSUM_BYTES: Final = 8
 ROW_BYTES: Final = _ROW.size + _CHECKSUM_BYTES
 _HASH_BYTES: Final = 16
@@ -42,6 +41,8 @@ class Written(NamedTuple):
     """The clock up to which nothing is pending; one below the first clock while nothing was acknowledged."""
     begin: int
     """The index of the first pending message; 0 when none is."""
+    opened: int
+    """The clock of that message; 0 when there is none."""
 
     def pack(self) -> bytes:
         raw = _ROW.pack(*self)
@@ -51,24 +52,30 @@ class Written(NamedTuple):
     def unpack(raw: bytes) -> Written:
         return Written._make(_ROW.unpack_from(raw))
 
-    def repeats(self, clock: int, flags: int) -> bool:
+    def repeats(self, clock: int, flags: int, before: int | None = None) -> bool:
         """Whether the log has that message already, or does not need it.
 
-        An acknowledgement at or below the last clock is needed while something is pending: it
-        commits that, or says that its producer died.
+        An acknowledgement at or below the last clock is needed while something is pending: it commits that,
+        or says that its producer died. But where a log is appended once more that was cut off in a
+        transaction, an old acknowledgement comes again and must not drop what is pending since. So
+        ``before`` is the largest clock that stood before it in the log that it comes from, None where it
+        stands alone: one that did not reach the open span is not about it.
         """
-        return clock <= self.last and not (flags == _ACK and self.begin)
+        if clock > self.last:
+            return False
+        if flags == _ACK and self.begin:
+            return before is not None and before < self.opened
+        return True
 
 
-def advanced(written: Written | None, stamps: Stamps, index: int) -> Written:
-    """What a producer has written when messages with these stamps stand at ``index`` and behind it."""
-    first, last = stamps.clocks[0], stamps.clocks[-1]
+def advanced(written: Written | None, flags: int, first: int, last: int, index: int) -> Written:
+    """What a producer has written when messages with these flags and clocks stand at ``index`` and behind it."""
     if written is None:
-        written = Written(0, first - 1, 0)
+        written = Written(0, first - 1, 0, 0)
     highest = max(written.last, last)
-    if stamps.flags == _CONTINUE:
-        return Written(highest, written.acked, written.begin or index)
-    return Written(highest, last, 0)
+    if flags == _CONTINUE:
+        return Written(highest, written.acked, written.begin or index, written.opened or first)
+    return Written(highest, last, 0, 0)
 
 
 def read(txn: Any, log: str, producer: int) -> Written | None:
@@ -86,7 +93,8 @@ def note(txn: Any, log: str, pages: Iterable[tuple[int, Page]]) -> None:
         producer = stamps.producer
         if producer not in found:
             found[producer] = read(txn, log, producer)
-        found[producer] = advanced(found[producer], stamps, index)
+        clocks = stamps.clocks
+        found[producer] = advanced(found[producer], stamps.flags, clocks[0], clocks[-1], index)
     for producer, written in found.items():
         assert written is not None
         txn.put(_key(log, producer), written.pack())

@@ -51,7 +51,7 @@ from cues.errors import (
 from cues.writers import Turnstile
 
 if TYPE_CHECKING:
-    from cues.queue import Queue
+    from cues.queue import Matching, Queue
 
 R = TypeVar("R")
 
@@ -59,8 +59,8 @@ DURABILITIES: Final = datafile.DURABILITIES
 MAP_BYTES: Final = 64 << 30
 """Default map. It is address space, not disk: the file is sparse and grows as it is written."""
 MAP_BYTES_MIN: Final = 1 << 20
-DATABASES_MAX: Final = 256
-"""Every open database costs every transaction, so a process keeps few."""
+DATABASES_MAX: Final = 1024
+"""Every open database costs every transaction 2 ns, so a process keeps few."""
 WRITER_TIMEOUT_S: Final = 10.0
 _PIECE_BYTES: Final = 1 << 20
 """Of a copy; memory that it takes."""
@@ -228,7 +228,8 @@ class Store:
         """The queue of that name, made when it is missing; see :class:`cues.Queue` for the options.
 
         An option that is given for an existing queue is changed where it can be (retention,
-        metadata, max_message_bytes) and refused by name where it cannot. On a read-only store a
+        metadata, max_message_bytes) and refused by name where it cannot. ``"orders/3"`` is a partition of
+        ``"orders"`` (:meth:`Queue.partition`). On a read-only store a
         missing queue is :class:`QueueNotFound`.
         """
         from cues.queue import open_queue
@@ -242,6 +243,17 @@ class Store:
         with self.view() as txn:
             found = [key[len(prefix) :].decode() for key, _ in self.rows(txn, prefix)]
         return [name for name in found if all or "." not in name]
+
+    def matching(self, pattern: str) -> Matching:
+        """The names of queues that a shell pattern matches: ``"page*"``; with a slash, of their partitions.
+
+        ``"pageviews/*"`` gives ``pageviews/0``, ``pageviews/1``, … in their order, and each is a name for
+        :meth:`queue`; the only log of a queue that is not partitioned is ``/0``. No pattern matches the slash.
+        The list is callable and then gives the queues that match by then, as :mod:`cues.txn.mapping` takes them.
+        """
+        from cues.queue import matching
+
+        return matching(self, pattern)
 
     def check(self) -> list[str]:
         """Walk the whole store; returns what does not hold, one sentence each (see ``cues check``)."""

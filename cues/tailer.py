@@ -56,6 +56,8 @@ class Envelope:
     """Id of the publisher that wrote it, 12 hex digits; None where it has no identity."""
     metadata: dict[str, Any]
     """``{"q/hash", "q/queue": {queue: {"q/t", "q/time"}}, "tx/t"}``, as far as its queues keep it."""
+    partition: int = 0
+    """On which its index counts."""
     uuid: UUID | None = None
     """Producer, clock and flags (:func:`cues.txn.parse_uuid`); None where it has no identity."""
 
@@ -86,7 +88,7 @@ class Tailer:
         self._purges = -1
         self._last: tuple[Batch, int] | None = None
         self.served = 0
-        self._row_key = names.reader_key(queue.id, 0, name) if name is not None else b""
+        self._row_key = names.reader_key(queue.name, queue.log.partition, name) if name is not None else b""
         with self._store.view() as txn:
             row = self._log.row(txn)
             self._kept = queue.follow_options(txn, row).kept
@@ -149,6 +151,11 @@ class Tailer:
         return self._index
 
     @property
+    def positions(self) -> dict[int, int]:
+        """The index that is read next, by partition: the one that this tailer reads."""
+        return {self._log.partition: self._index}
+
+    @property
     def last_read_index(self) -> int | None:
         """The index of the message read last; None before the first."""
         return self._last[0].first + self._last[1] if self._last else None
@@ -159,7 +166,7 @@ class Tailer:
         if self._last is None:
             return None
         batch, offset = self._last
-        return envelope_of(batch, offset, self._metadata(batch, offset))
+        return envelope_of(batch, offset, self._metadata(batch, offset), self._log.partition)
 
     @property
     def direction(self) -> Direction:
@@ -354,7 +361,7 @@ class Tailer:
         return {**message, names.META: self._metadata(batch, offset)}
 
     def _metadata(self, batch: Batch, offset: int) -> dict[str, Any]:
-        return metadata(batch, offset, self.queue.id, self._kept)
+        return metadata(batch, offset, self._log.id, self._kept)
 
     # --- the stored position of a named tailer ---
 
@@ -402,7 +409,7 @@ class _Use:
         self._lock.release()
 
 
-def envelope_of(batch: Batch, offset: int, metadata: dict[str, Any]) -> Envelope:
+def envelope_of(batch: Batch, offset: int, metadata: dict[str, Any], partition: int = 0) -> Envelope:
     """What is known of one message of a batch."""
     head, stamps = batch.head, batch.stamps
     return Envelope(
@@ -411,6 +418,7 @@ def envelope_of(batch: Batch, offset: int, metadata: dict[str, Any]) -> Envelope
         head.hash.hex() if head.hash else None,
         f"{stamps.producer:012x}" if stamps else None,
         metadata,
+        partition,
         stamps.uuid(offset) if stamps else None,
     )
 

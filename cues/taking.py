@@ -67,7 +67,7 @@ class Slice:
 
     def provenance(self) -> Provenance:
         """Of all messages, with the step onto this queue."""
-        queue, kept = self.one.queue.id, self.one.kept
+        queue, kept = self.one.log.id, self.one.kept
         if len(self.batches) == 1:
             low = self.start - self.batches[0].first
             return self.batches[0].provenance(queue, kept, low, low + len(self.messages))

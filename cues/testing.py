@@ -194,7 +194,10 @@ def temporary_store(durability: str = "process", map_size: int = 64 << 20) -> It
 
 
 def messages(store: Store, queue: str) -> list[dict[str, Any]]:
-    """All messages that are on a queue now, in order. A processor's id names its try log."""
+    """All messages that are on a queue now, in order, those of several partitions merged by their time.
+
+    A processor's id names its try log, ``"orders/3"`` a partition.
+    """
     return list(store.queue(queue).tailer())
 
 
@@ -206,11 +209,16 @@ def state(store: Store, processor: str, key: Any = None) -> dict[Any, Any]:
 def contents(store: Store) -> dict[str, dict[str, Any]]:
     """Everything durable that a user can see, as plain data to compare two runs by.
 
-    ``queues``: all messages by queue (without try logs, which tell how a run was cut into steps and
-    not what came of it); ``state``: the packed rows by processor; ``positions``: the index by tailer
-    id; ``sources``: position and count of bare messages by processor.
+    ``queues``: all messages by queue, or by partition where it has several (without try logs, which
+    tell how a run was cut into steps and not what came of it); ``state``: the packed rows by
+    processor; ``positions``: the index by tailer id; ``sources``: position and count of bare
+    messages by processor. A processor over partitions is several here, one for each.
     """
-    queues = {name: messages(store, name) for name in store.queues()}
+    queues: dict[str, Any] = {}
+    for name in store.queues():
+        queue = store.queue(name)
+        views = queue.views
+        queues |= {view.id if len(views) > 1 else name: list(view.tailer()) for view in views}
     positions: dict[str, Any] = {}
     sources: dict[str, Any] = {}
     rows: dict[str, Any] = {}
@@ -222,11 +230,10 @@ def contents(store: Store) -> dict[str, dict[str, Any]]:
         positions |= {tailer: position.next for tailer, position in zip(topology.tailers, row.positions)}
         if row.source:
             sources[processor] = codec.unpack(row.source)
-    state_names = [name for name, entries in store.entries() if name.startswith(b"state:") and entries]
-    for name in state_names:
-        database = store.database(name)
+    for database_name in [name for name, entries in store.entries() if name.startswith(b"state:") and entries]:
+        database = store.database(database_name)
         with store.view() as txn:
-            rows[name[6:].decode()] = {bytes(k): bytes(v) for k, v in txn.cursor(database)}
+            rows[database_name[6:].decode()] = {bytes(k): bytes(v) for k, v in txn.cursor(database)}
     return {"queues": queues, "state": rows, "positions": positions, "sources": sources}
 
 
@@ -576,9 +583,10 @@ def check_attempts(store: Store) -> list[str]:
 
 def _wrong_at(store: Store, queue: str, index: int, hash: str) -> str:
     """What does not hold of a message that must carry ``hash`` unless it was purged; empty when all does."""
-    if queue not in store.queues(all=True):
+    name, partition = names.log_parts(queue)
+    if name not in store.queues(all=True):
         return "a queue that is not there"
-    found = store.queue(queue)
+    found = store.queue(name).view(partition)
     if index < found.first_index:
         return ""
     if index > found.last_index:

@@ -22,6 +22,8 @@ from cues.batch import Batch, Page
 
 KEEP_MESSAGES: Final = 1024
 """Messages that a try log keeps at least: two a step, so its last 256 steps with room for retries."""
+FORMS_MAX: Final = 256
+"""Steps over several partitions write to any of them, so there is no end of forms."""
 TRIM_MESSAGES: Final = 512
 """It is trimmed by so many at a time: a deletion at every step would double a step's cost."""
 
@@ -85,6 +87,8 @@ class Writer:
             key = (taking.tailers, taking.chosen, *indices, failed)
             form = self._forms.get(key)
             if form is None:
+                if len(self._forms) >= FORMS_MAX:
+                    self._forms.clear()
                 maps = [
                     self._snapshot(
                         taking._replace(starts=(_HOLE,) * len(taking.starts), ends=(_HOLE,) * len(taking.ends))

@@ -54,6 +54,8 @@ class Scenario:
     """Queues whose first messages are purged between the goes."""
     compacts: bool = False
     """Between the goes a queue is made, and removed again by compacting the store."""
+    grows: tuple[tuple[str, int], ...] = ()
+    """Queues that have so many partitions from the second go on."""
     keep: tuple[int, int] | None = None
     """KEEP_MESSAGES and TRIM_MESSAGES of the try log, to see it trimmed."""
 
@@ -86,6 +88,11 @@ def numbers(start: int, stop: int, **more: Any) -> list[Message]:
 def counted(position: int | None) -> Iterator[tuple[int, Message]]:
     for n in range(position or 0, 7):
         yield n + 1, {"n": n}
+
+
+def keyed(position: int | None) -> Iterator[tuple[int, Message]]:
+    for n in range(position or 0, 7):
+        yield n + 1, {"n": n, "key": "adfa"[n % 4]}
 
 
 def bare() -> Iterator[Message]:
@@ -128,7 +135,8 @@ def totals(message: Message, process: Any) -> Message:
     seen.append(message["n"])
     if len(seen) == 2:
         del state["seen"]
-    return {"n": message["n"], "sum": state["sum"], "seen": list(seen)}
+    found = {"n": message["n"], "sum": state["sum"], "seen": list(seen)}
+    return found | {"key": message["key"]} if "key" in message else found
 
 
 def picky(message: Message, process: Any) -> Message:
@@ -142,7 +150,8 @@ def picky(message: Message, process: Any) -> Message:
         return {"n": [1, Opaque()]}
     if message["n"] == 6:
         return "no message"  # type: ignore[return-value]
-    return {"n": message["n"], "tried": process.state["tried"]}
+    found = {"n": message["n"], "tried": process.state["tried"]}
+    return found | {"from": process.partition} if "key" in message else found
 
 
 def refused(message: Message, process: Any) -> None:
@@ -171,7 +180,8 @@ def batches_fail(messages: list[Message], process: Any) -> list[Message]:
 
 def pairs(left: Message, right: Message, process: Any) -> Message:
     tell(process, [left["n"], right["n"]])
-    return {"left": left["n"], "right": right["n"]}
+    found = {"left": left["n"], "right": right["n"]}
+    return found | {"from": left["key"]} if "key" in left else found
 
 
 def parity(message: Message, process: Any) -> dict[str, Any]:
@@ -197,6 +207,19 @@ def tagged(message: Message, process: Any) -> Message:
 def tagged_parity(message: Message, process: Any) -> dict[str, Any]:
     tell(process, [process.binding, message["n"]])
     return {"odd" if message["n"] % 2 else "even": {"from": process.binding, "n": message["n"]}}
+
+
+def tagged_key(message: Message, process: Any) -> Message:
+    """What is said of a key, in whichever unit."""
+    tell(process, message["n"])
+    return {"from": message["key"], "n": message["n"]}
+
+
+def recounted(message: Message, process: Any) -> list[Message]:
+    """A count by key, to several partitions at once."""
+    tell(process, message["n"])
+    process.state["count"] = process.state.get("count", 0) + 1
+    return [{"from": message["key"], "n": message["n"] + part, "part": part} for part in range(2)]
 
 
 def countdown(message: Message) -> Message | None:
@@ -249,6 +272,13 @@ def abroad(*queues: str, **options: Any) -> dict[str, QueueOptions]:
     return {queue: QueueOptions(path="abroad", **options) for queue in queues}
 
 
+def parted(*queues: str) -> dict[str, QueueOptions]:
+    """These queues have two partitions."""
+    return {queue: QueueOptions(partitions=2, key="key") for queue in queues}
+
+
+KEYED = {"in": [{"n": n, "key": "adfa"[n % 4]} for n in range(7)]}
+"""Of which partition 0 has those with key a, and partition 1 the others."""
 AB = {"a": numbers(0, 5), "b": [{"n": n} for n in (10, 12, 13, 15)]}
 IN = {"in": numbers(0, 7)}
 RATES = {"rates": numbers(100, 108), "in": numbers(0, 7)}
@@ -467,6 +497,51 @@ SCENARIOS: dict[str, Scenario] = {
     "purge abroad": Scenario(
         graph(Stream(totals, "in", "out", batch_size=2), queues=abroad("in", "out")), IN, purges=("in", "out")
     ),
+    "partitions": Scenario(
+        graph(Stream(totals, "in", "out", key="key", batch_size=2), queues=parted("in", "out")), KEYED
+    ),
+    "partitions with an error step": Scenario(
+        graph(Stream(picky, "in", "out", batch_size=5, retries=1), errors="errors", queues=parted("in", "errors")),
+        KEYED,
+        merges=("out",),
+    ),
+    "partitions of a sink": Scenario(
+        graph(Sink(outside, "in", batch_size=3, instances=2), queues=parted("in")), KEYED, repeats=True
+    ),
+    "partitions of a sink, at most once": Scenario(
+        graph(Stream(passed, "in", "out", batch_size=1, strategy="at-most-once"), queues=parted("in", "out")),
+        {"in": KEYED["in"][:5]},
+        goes=1,
+        at_most_once=True,
+    ),
+    "partitions joined": Scenario(
+        graph(Stream(pairs, {"left": "a", "right": "b"}, "out", batch_size=2), queues=parted("a", "b")),
+        {"a": KEYED["in"], "b": [{**message, "n": message["n"] + 10} for message in KEYED["in"]]},
+        merges=("out",),
+    ),
+    "source into partitions, and others": Scenario(
+        graph(
+            Source("in", keyed, batch_size=3),
+            Stream(recounted, "in", "out", key="key", batch_size=2, side_effects=True),
+            queues={**parted("in"), "out": QueueOptions(partitions=3, key="n", partitioner="rendezvous")},
+        ),
+        goes=1,
+        merges=("out/0", "out/1", "out/2"),
+        repeats=True,
+    ),
+    "partitions abroad": Scenario(
+        graph(
+            Stream(totals, "in", "out", key="key", batch_size=2),
+            queues={name: QueueOptions(path="abroad", partitions=2, key="key") for name in ("in", "out")},
+        ),
+        KEYED,
+    ),
+    "partitions that become more": Scenario(
+        graph(Stream(tagged_key, "in", "out", batch_size=2), queues={"in": QueueOptions(key="key")}),
+        KEYED,
+        merges=("out",),
+        grows=(("in", 3),),
+    ),
     "trimmed try log": Scenario(graph(Stream(totals, "in", "out", batch_size=1)), IN, keep=(4, 2)),
 }
 
@@ -542,7 +617,7 @@ def drive(name: str, path: str) -> None:
             for queue, messages in scenario.feed.items():
                 upto = len(messages) * go // scenario.goes
                 opened = stores.queue(queue)
-                while missing := messages[min(opened.last_index, upto) : upto]:
+                while missing := messages[min(sum(row.next - 1 for row in opened.rows()), upto) : upto]:
                     appender = opened.appender()
                     if len(missing) > 2:
                         appender.write_many(missing[:2])
@@ -555,6 +630,8 @@ def drive(name: str, path: str) -> None:
                     there = [message for message in out.tailer() if message in scenario.neighbour]
                     for message in scenario.neighbour[len(there) :]:
                         out.appender().write(message)
+                for queue, partitions in scenario.grows:
+                    stores.queue(queue).grow(partitions)
                 for queue in scenario.purges:
                     opened = stores.queue(queue)
                     if opened.first_index < 3 <= opened.last_index + 1:

@@ -126,6 +126,11 @@ GRAPHS: dict[str, Callable[[], Graph]] = {
     "several": graph(
         Stream(several, "in", "out", opts={"a": 1}), system="system", queues={"in": cues.QueueOptions(metadata=True)}
     ),
+    "partitions": graph(
+        Stream(several, "in", "out"),
+        Stream(counted, "out", "counts", key="n"),
+        queues={queue: cues.QueueOptions(partitions=3, key="n") for queue in ("in", "out", "counts")},
+    ),
     "all filtered out": graph(Stream(nothing, "in", "out")),
     "filter": graph(Stream(plain, "in", "out", where=wanted)),
     "error queue": graph(Stream(picky, "in", "out", retries=cues.Retry(3, 0.0)), errors="errors"),

@@ -60,3 +60,13 @@ def test_reading_with_spark_runs_and_every_contender_reads_the_same() -> None:
     lines = [json.loads(line) for line in found.stdout.splitlines()]
     assert {line["row"] for line in lines} == {"value rows", "naive", "columns", "embedded"}
     assert all(math.isfinite(line["messages_per_s"]) for line in lines)
+
+
+def test_the_rows_of_transactions_run_and_every_contender_sees_what_it_should() -> None:
+    found = subprocess.run(
+        [sys.executable, str(CORE.parent / "txn.py"), "--quick", "--json"], capture_output=True, text=True, timeout=200
+    )
+    assert found.returncode == 0, found.stderr
+    lines = [json.loads(line) for line in found.stdout.splitlines()]
+    assert {line["group"] for line in lines} == {"write", "read", "sequencer"} and len(lines) == 12
+    assert all(math.isfinite(line["messages_per_s"]) and math.isfinite(line["ratio"]) for line in lines)

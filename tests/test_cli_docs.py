@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import itertools
 import re
 import shlex
@@ -11,7 +10,7 @@ from pathlib import Path
 import click
 import pytest
 
-from cues.cli.app import COMMANDS
+from cues.cli.app import COMMANDS, load
 from cues.cli.app import commands as group
 
 PAGE = Path(__file__).parent.parent / "docs" / "cli.md"
@@ -21,8 +20,7 @@ SECTIONS = {
 
 
 def command(name: str) -> click.Command:
-    found: click.Command = getattr(importlib.import_module(f"cues.cli.{name}"), name)
-    return found
+    return load(name)
 
 
 def test_there_is_a_section_for_each_command_in_its_order() -> None:

@@ -92,12 +92,12 @@ def judge_at_most_once(scenario: Scenario, expected: dict[str, Any], found: dict
 
 
 def is_batch(scenario: Scenario, processor: str) -> bool:
-    return scenario.build().processors[processor.rpartition(".")[2]].options.batch
+    return scenario.build().processors[processor.rpartition(".")[2].partition("/")[0]].options.batch
 
 
 def test_every_crash_point_is_reached_by_some_scenario(forks: Forks, tmp_path: Path) -> None:
     reached = set()
-    for name in ("sink", "purge", "compaction", "side effects from abroad"):
+    for name in ("sink", "purge", "compaction", "side effects from abroad", "partitions that become more"):
         made = template(forks, name, tmp_path / name)
         reached |= {point for point, _ in undisturbed(forks, name, made)[0]}
     published = {point for point in faults.POINTS if point.startswith(("publish", "stamped", "intents"))}

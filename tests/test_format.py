@@ -74,6 +74,26 @@ def test_a_store_of_version_1_is_read(old: Path) -> None:
         assert kinds == [names.SNAPSHOT, names.ATTEMPT]
 
 
+def test_queues_of_a_store_of_version_1_grow(old: Path) -> None:
+    """What was written when a queue had one log stays in it, its processor goes on as the first unit."""
+    graph = cues.Graph("golden")
+    graph.source("orders")
+    graph.stream("orders", "priced")(golden.price)
+    graph.sink("priced", id="deliver")(golden.deliver)
+    with cues.open(old) as store:
+        orders = store.queue("orders", key="n")
+        before, reader = list(orders.tailer()), orders.tailer("reader").index
+        orders.grow(3)
+        assert list(orders.partition(0).tailer()) == before
+        assert orders.tailer("reader").positions == {0: reader, 1: 1, 2: 1}
+        orders.appender().write_many([{"n": n} for n in range(100, 130)])
+        there = len(store.queue("priced"))
+        report = cues.testing.run_until_idle(graph, store)
+        assert (report.decisions["price"], report.decisions["price/1"]) == ("resume", "fresh")
+        assert len(store.queue("priced")) == there + 30
+        assert store.check() == []
+
+
 def test_a_store_of_version_1_is_written_and_run_on(old: Path) -> None:
     graph = cues.Graph("golden")
     graph.source("orders")

@@ -214,7 +214,37 @@ WRONG: list[tuple[str, Callable[[], Any], tuple[str, ...]]] = [
     ("a binding that is no name", lambda: Sink(price, {"a.b": "q"}), ("price", "a.b")),
     ("an unknown option", lambda: Sink(price, "a", retry=3), ("price", "'retry'", "retries=")),
     ("an option of another kind", lambda: Sink(price, "a", resume="skip"), ("price", "'resume'")),
-    ("an option that comes later", lambda: Sink(price, "a", instances=3), ("price", "instances")),
+    ("instances that are no count", lambda: Sink(price, "a", instances=0), ("price", "instances=0")),
+    (
+        "a join of queues that are partitioned otherwise",
+        lambda: Graph(
+            "g",
+            [Stream(lambda a, b: a, {"a": "left", "b": "right"}, "c", id="join")],
+            queues={"left": QueueOptions(partitions=4, key="user"), "right": QueueOptions(partitions=8, key="user")},
+        ).plan(),
+        ("g.join", "'left' (4 partitions by murmur2)", "'right' (8 partitions by murmur2)"),
+    ),
+    (
+        "a join of queues with other partitioners",
+        lambda: Graph(
+            "g",
+            [Stream(lambda a, b: a, {"a": "left", "b": "right"}, "c", id="join")],
+            queues={
+                "left": QueueOptions(partitions=4, key="user"),
+                "right": QueueOptions(partitions=4, key="user", partitioner="rendezvous"),
+            },
+        ).plan(),
+        ("'left' (4 partitions by murmur2)", "'right' (4 partitions by rendezvous)"),
+    ),
+    (
+        "alts of a partitioned and an unpartitioned queue",
+        lambda: Graph(
+            "g",
+            [Sink(price, AnyOf(a="left", b="right"))],
+            queues={"left": QueueOptions(partitions=4, key="user")},
+        ).plan(),
+        ("g.price", "'left' (4 partitions by murmur2)", "'right' (1 partition)"),
+    ),
     ("an unknown strategy", lambda: Sink(price, "a", strategy="once"), ("price", "'once'", "'exactly-once'")),
     ("negative retries", lambda: Sink(price, "a", retries=-1), ("price", "-1")),
     ("retries that are no count", lambda: Sink(price, "a", retries=True), ("price", "True")),

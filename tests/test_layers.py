@@ -19,15 +19,20 @@ PROCESSORS = ROOT.parent / "processors"
 
 # Each module may import only what stands before it. The numbers are the layers of docs/design.md.
 ORDER = [
-    (0, "errors names codec clock faults events provenance txn txn.identity txn.stamps batch hashes tries options"),
-    (0, "txn.messages txn.mapping txn.sequencer"),
+    (
+        0,
+        "errors names codec clock faults events provenance txn txn.identity txn.stamps batch hashes tries"
+        " partitioners options",
+    ),
+    (0, "txn.messages txn.framing txn.mapping txn.sequencer"),
     (1, "locks wakeup datafile writers store"),
-    (2, "producers log queue tailer state abroad outside fork ownership retention"),
+    (2, "producers log spread queue tailer merged state abroad outside fork ownership retention"),
     (3, "processor taking concurrency eventloop imperative failure results process runner delivery feed forwarder"),
-    (3, "txn.stamped txn.publisher txn.reader txn.committed"),
+    (3, "txn.stamped txn.publisher txn.reader txn.committed txn.journals"),
     (3, "checkpoints checkpoints.deliveries checkpoints.packing checkpoints.sql checkpoints.jsonfile"),
     (3, "checkpoints.lmdbstore txn.consumer"),
     (4, "topology plan compose graph draw"),
+    (4, "groups"),
     (5, "engine engine.stores engine.assembly engine.local"),
     (
         5,
@@ -45,6 +50,7 @@ UPWARD = {
     ("store", "check"): "Store.check: a suspect store is checked before it is used",
     ("queue", "tailer"): "Queue.tailer: a queue hands out its readers",
     ("queue", "txn.committed"): "Queue.tailer: the same, of what is committed",
+    ("queue", "merged"): "Queue.tailer, of a queue with several partitions",
     ("queue", "retention"): "retention looks at positions, of processors and of named tailers",
 }
 """Imports inside functions that go up, and why."""

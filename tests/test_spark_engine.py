@@ -58,8 +58,8 @@ def left(path: Path) -> dict[str, Any]:
     with cues.open(path) as store:
         found = testing.contents(store)
         hashes: dict[str, list[Any]] = {}
-        for queue in store.queues():
-            tailer = store.queue(queue).tailer()
+        for queue, view in [(view.log.id, view) for name in store.queues() for view in store.queue(name).views]:
+            tailer = view.tailer()
             hashes[queue] = []
             for message in tailer:
                 envelope = tailer.envelope

@@ -220,7 +220,8 @@ def test_a_store_made_anew_under_an_open_handle_is_another(tmp_path: Path, monke
         assert numbers(new.queue("q")) == [2]
 
 
-def test_more_queues_than_a_process_may_use(tmp_path: Path) -> None:
+def test_more_queues_than_a_process_may_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stores, "DATABASES_MAX", 256)
     with cues.open(tmp_path / "store", durability="process") as store:
         with pytest.raises(StoreError, match="uses 256 queues") as caught:
             for n in range(300):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import threading
 import uuid
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from cues.txn import (
     Clock,
     Flags,
     MessageType,
+    NoPartitions,
     ProducerID,
     Publisher,
     WaitTimeout,
@@ -31,6 +33,7 @@ from cues.txn import (
     journal_of,
     modulo_mapping,
     parse_uuid,
+    rendezvous_mapping,
 )
 
 OUTSIDE, CONTINUE, ACK = Flags.OUTSIDE_TXN, Flags.CONTINUE_TXN, Flags.ACK_TXN
@@ -74,7 +77,7 @@ def test_committed_messages_have_one_identity_a_record_batch(tmp_path: Path) -> 
         assert [parse_uuid(append.uuid) for append in appends] == [(p, c, f) for _, p, c, f, _ in found]
         assert all(batch.stamps is not None and batch.stamps.regular for batch in batches(queue))
         number = int.from_bytes(publisher.id, "big")
-        assert dict(producers.rows(store, "q")) == {number: producers.Written(clocks[-1], clocks[-1], 0)}
+        assert dict(producers.rows(store, "q")) == {number: producers.Written(clocks[-1], clocks[-1], 0, 0)}
 
 
 def test_a_transaction_over_two_stores_is_pending_until_its_intents_are_appended(tmp_path: Path) -> None:
@@ -344,6 +347,16 @@ def test_a_producer_that_died_in_its_next_transaction_is_rolled_back_by_its_last
             assert [flags for *_, flags, _ in written(other)] == [CONTINUE, ACK]
 
 
+def test_the_example_of_the_page_runs_and_prints_what_it_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    page = (Path(__file__).parent.parent / "docs" / "transactions.md").read_text()
+    (block,) = re.findall(r"^```python\n(.*?)^```", page, re.M | re.S)
+    exec(compile(block, "transactions.md", "exec"), {"__name__": "page"})
+    assert capsys.readouterr().out.splitlines() == re.findall(r"print\(.*\)\s+# (.*)", block)
+
+
 # --- messages that were stamped elsewhere ---------------------------------------------------------
 
 
@@ -451,3 +464,49 @@ def test_two_that_import_the_same_at_once_append_it_once(tmp_path: Path) -> None
         for thread in threads:
             thread.join()
         assert [message["n"] for *_, message in written(queue)] == list(range(1, 400))
+
+
+# --- partitions -----------------------------------------------------------------------------------
+
+
+def test_a_transaction_over_partitions_of_two_stores_and_an_import_into_one(tmp_path: Path) -> None:
+    with cues.open(tmp_path / "a", durability="process") as a, cues.open(tmp_path / "b", durability="process") as b:
+        queue = a.queue("views", partitions=3, key="page")
+        b.queue("views", partitions=2, key="page")
+
+        def partitions() -> list[Queue]:
+            return [*in_a(), *in_b()]
+
+        in_a, in_b = a.matching("views/*"), b.matching("views/*")
+        assert in_a == ["views/0", "views/1", "views/2"]
+
+        assert len({journal_of(one) for one in partitions()}) == 5
+        mapping = rendezvous_mapping(lambda message: str(message["page"]).encode(), partitions)
+        with Publisher() as publisher:
+            for page in range(40):
+                publisher.publish_uncommitted(mapping, {"page": page})
+            intents = publisher.build_ack_intents()
+            assert 3 <= len(intents) <= 5
+        with Publisher() as recovering:
+            recovering.append_ack_intents(intents)
+            with pytest.raises(InvalidArgument, match=r"3 partitions, and transactions are of one log.*views/\*"):
+                recovering.publish_committed(to(queue), {"page": 1})
+            with pytest.raises(InvalidArgument, match="'views/1', which is a name"):
+                recovering.publish_committed(lambda message: "views/1", {"page": 1})
+            grown = modulo_mapping(lambda message: b"x", a.matching("other/*"))
+            with pytest.raises(NoPartitions):
+                recovering.publish_committed(grown, {})
+            a.queue("other")
+            assert recovering.publish_committed(grown, {}).wait() == 1
+        found = [m["page"] for one in partitions() for m in one.tailer(isolation="committed")]
+        assert sorted(found) == list(range(40))
+        assert sorted(m["page"] for m in queue.tailer()) == sorted(
+            m["page"] for one in in_a() for m in one.tailer()
+        )  # the merged reader passes acknowledgements by, too
+        queue.appender().write_many([{"page": n, "q/uuid": build_uuid(P, 160 + n, OUTSIDE)} for n in range(20)])
+        keys = {key for one in in_a() for key, _ in producers.rows(a, one.log.id)}
+        assert int.from_bytes(P, "big") in keys
+        with pytest.raises(InvalidArgument, match="of one log"):
+            append_stamped(queue, [])
+        with pytest.raises(InvalidArgument, match="of one log"):
+            queue.tailer(isolation="committed")

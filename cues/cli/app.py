@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import keyword
 import os
 import sys
 from collections.abc import Sequence
@@ -25,6 +26,8 @@ COMMANDS: Final = {
     "queues": "The queues of a store.",
     "tail": "Print messages of a queue, and follow it.",
     "send": "Append messages to a queue.",
+    "import": "Append the messages of files to a queue, each once.",
+    "export": "Write the messages of a queue to a file.",
     "tries": "The steps of a processor: snapshots and attempts.",
     "check": "Walk a store and name everything that is damaged.",
     "seek": "Move a processor's position.",
@@ -46,6 +49,13 @@ pipe. Exit codes: 0, 1 failed, 2 wrong usage, 130 interrupted.
 """
 
 
+def load(name: str) -> click.Command:
+    """The command of that name."""
+    inside = f"{name}_" if keyword.iskeyword(name) else name
+    found: click.Command = getattr(importlib.import_module(f"cues.cli.{inside}"), inside)
+    return found
+
+
 class Commands(click.Group):
     """Loads a command when it is called."""
 
@@ -55,9 +65,7 @@ class Commands(click.Group):
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
         if name not in COMMANDS:
             return None
-        module = importlib.import_module(f"cues.cli.{name}")
-        command: click.Command = getattr(module, name)
-        return command
+        return load(name)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]

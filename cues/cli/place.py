@@ -55,4 +55,4 @@ def index_of(place: Place, log: Log, txn: Any, row: Row, option: str) -> int:
     try:
         return max(row.first, check_index(place, row.next, f"{option} {place}"))
     except InvalidArgument as error:
-        raise InvalidArgument(f"{error.message.rstrip('.')} (queue {log.queue}).", error.hint) from None
+        raise InvalidArgument(f"{error.message.rstrip('.')} (queue {log.id}).", error.hint) from None

@@ -148,26 +148,32 @@ def progress_for(graph: str, *, quiet: bool, verbose: bool) -> Progress:
 
 def measure(running: Running) -> list[dict[str, Any]]:
     """Each processor's counters, and what waits for it."""
-    rows = []
+    units: dict[str, list[Worker]] = {}
     for worker in running.workers:
-        counters = worker.delivery.counters
+        units.setdefault(worker.delivery.node.processor, []).append(worker)
+    rows = []
+    for processor, workers in units.items():
+        counters = [worker.delivery.counters for worker in workers]
+        standing = [tailer for worker in workers for tailer in metrics.tailers(running.store, worker.id)]
         rows.append(
             {
-                "processor": worker.delivery.node.name,
-                "taken": counters.taken,
-                "written": counters.written,
-                "failed": counters.failed,
-                "lag": sum(tailer.lag or 0 for tailer in metrics.tailers(running.store, worker.id)),
-                "state": _state(worker),
+                "processor": processor.rpartition(".")[2],
+                "taken": sum(one.taken for one in counters),
+                "written": sum(one.written for one in counters),
+                "failed": sum(one.failed for one in counters),
+                "lag": sum(tailer.lag or 0 for tailer in standing),
+                "state": _state(workers),
             }
         )
     return rows
 
 
-def _state(worker: Worker) -> str:
-    if worker.stopped is not None:
+def _state(workers: list[Worker]) -> str:
+    """Of a processor, all of whose units are given; one that stopped is what there is to say."""
+    if any(worker.stopped is not None for worker in workers):
         return "stopped"
-    if worker.delivery.node.kind == "source" and (worker.finished or getattr(worker.delivery, "ended", False)):
+    first = workers[0]
+    if first.delivery.node.kind == "source" and (first.finished or getattr(first.delivery, "ended", False)):
         return "ended"
     return "running"
 

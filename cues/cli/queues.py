@@ -40,12 +40,16 @@ def queues(target: str | None, store: str | None, everything: bool, output: str 
       cues queues graph.py
       cues queues data/flights --all
       cues queues data/flights#delayed
+
+    A queue with several partitions is one line, with the lowest first and the highest last index of them; when it
+    is named, each of them is a line as well.
     """
     found = targets.resolve(target, store)
     with found.open() as opened:
         if found.name:
             known = opened.queues(all="." in found.name)
-            rows = [metrics.of_queue(opened, targets.queue_of(found, known, "cues queues"))]
+            row = metrics.of_queue(opened, targets.queue_of(found, known, "cues queues"))
+            rows = [row, *row.partitions]
         else:
             rows = metrics.of_queues(opened, all=everything)
             if found.file is not None:
@@ -90,6 +94,7 @@ def _json(row: QueueMetrics) -> dict[str, Any]:
         "bytes": row.bytes,
         "rate": row.rate,
         "appended": row.appended,
+        "partitions": len(row.partitions) or 1,
         "options": row.options.to_dict(),
     }
 

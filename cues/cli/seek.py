@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+from dataclasses import dataclass, replace
 from datetime import datetime
 
 import click
 
-from cues import metrics, ownership, wakeup
+from cues import metrics, names, ownership, wakeup
 from cues.cli import place as places
 from cues.cli import target as targets
 from cues.cli.options import Failed, WrongUsage, command, confirm, option, output_options, store_option, yes_option
@@ -37,36 +38,72 @@ def seek(
       cues seek graph.py#report --to start
       cues seek data/shop#shop.price --to 2026-01-31T12:00Z --yes
       cues seek data/shop#shop.merge --tailer orders --to end
+      cues seek data/shop#shop.price/3 --to 700
+
+    A processor over partitions goes to the start, the end or a time on all of them, one after another; an
+    index is of one, so it needs the partition behind the processor's name.
     """
     where = places.parse(place, "--to")
     found = targets.resolve(target, store)
     if not (found.path / "data.mdb").exists():
         found.open()  # raises, with what is there instead
     with found.open(readonly=False) as opened:
-        processor = targets.processor_of(found, metrics.processors(opened), "cues seek")
-        standing = {one.tailer: one for one in metrics.tailers(opened, processor)}
-        if not standing:
-            raise Failed(
-                f"{processor} is a source; where it goes on is its own position.", "cues run --fresh starts it over."
+        units = _units(found, metrics.processors(opened), where)
+        moves = [_move(opened, unit, tailer, where) for unit in units]
+        whole = units[0].partition("/")[0] if len(units) > 1 else units[0]
+        confirm(f"{whole} goes on at another place: {'; '.join(move.words for move in moves)}.", "Move it?", yes)
+        for move in moves:
+            row = ownership.seek(opened, move.unit, move.positions, again)
+            opened.ring(move.mask)
+            Output(output).say(
+                f"{move.unit} moved: {move.words}",
+                processor=move.unit,
+                positions=move.positions,
+                epoch=row.epoch,
+                generation=row.generation,
             )
-        chosen = _chosen(processor, tailer, list(standing), where)
-        positions = {id: _index(opened, standing[id], where) for id in chosen}
-        moves = ", ".join(
-            f"{standing[id].queue} from {standing[id].position:,} to {index:,}" for id, index in positions.items()
+
+
+@dataclass(frozen=True)
+class _Move:
+    """Where one unit of a processor is to go on."""
+
+    unit: str
+    positions: dict[str, int]
+    words: str
+    mask: int
+    """Of the logs on one of which it may sleep: it shall look where it stands."""
+
+
+def _units(found: targets.Target, known: list[str], where: places.Place) -> list[str]:
+    """The units that are meant: the one that is named with its partition, else all of the processor."""
+    name = found.name.removesuffix("/0")
+    unit = targets.processor_of(replace(found, name=name), known, "cues seek")
+    units = [id for id in known if id.partition("/")[0] == unit]
+    if name != found.name or len(units) < 2:
+        return [unit]
+    if not isinstance(where, (str, datetime)):
+        raise WrongUsage(
+            f"{unit} reads {len(units)} partitions, and an index is of one.",
+            f"cues seek {found.text}#{name}/0 --to {where}",
         )
-        confirm(f"{processor} goes on at another place: {moves}.", "Move it?", yes)
-        row = ownership.seek(opened, processor, positions, again)
-        opened.ring(_masks([one.queue for one in standing.values()]))
-    Output(output).say(
-        f"{processor} moved: {moves}",
-        processor=processor,
-        positions=positions,
-        epoch=row.epoch,
-        generation=row.generation,
+    return units
+
+
+def _move(opened: Store, unit: str, tailer: str | None, where: places.Place) -> _Move:
+    standing = {one.tailer: one for one in metrics.tailers(opened, unit)}
+    if not standing:
+        raise Failed(f"{unit} is a source; where it goes on is its own position.", "cues run --fresh starts it over.")
+    chosen = _chosen(unit, tailer, list(standing), where)
+    positions = {id: _index(opened, standing[id], where) for id in chosen}
+    words = ", ".join(
+        f"{standing[id].queue} from {standing[id].position:,} to {index:,}" for id, index in positions.items()
     )
+    return _Move(unit, positions, words, _masks([one.queue for one in standing.values()]))
 
 
-def _chosen(processor: str, tailer: str | None, known: list[str], where: places.Place) -> list[str]:
+def _chosen(unit: str, tailer: str | None, known: list[str], where: places.Place) -> list[str]:
+    processor = unit.partition("/")[0]
     if tailer is None:
         if len(known) > 1 and not isinstance(where, (str, datetime)):
             queues = ", ".join(id.removeprefix(f"{processor}.") for id in known)
@@ -76,7 +113,8 @@ def _chosen(processor: str, tailer: str | None, known: list[str], where: places.
             )
         return known
     for id in known:
-        if tailer in (id, id.removeprefix(f"{processor}.")):
+        queue = id.removeprefix(f"{processor}.")
+        if tailer in (id, queue, queue.partition("/")[0]):
             return [id]
     inputs = [id.removeprefix(f"{processor}.") for id in known]
     raise WrongUsage(
@@ -104,5 +142,5 @@ def _masks(queues: list[str]) -> int:
     """Who sleeps on one of the processor's queues shall look where it stands."""
     mask = 0
     for queue in queues:
-        mask |= wakeup.mask_of(queue)
+        mask |= wakeup.mask_of(*names.log_parts(queue))
     return mask

@@ -5,19 +5,21 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Final
 
 import click
 
-from cues import abroad
+from cues import abroad, names
 from cues.cli import options
 from cues.cli import target as targets
 from cues.cli.options import Failed, WrongUsage, command, option, output_options, store_option
 from cues.cli.output import Output, count, from_json
 from cues.errors import CuesError, QueueNotFound, StoreNotFound
 from cues.queue import Appender, Queue
+from cues.spread import Place
 from cues.store import Store
 
 _READ_BYTES: Final = 1 << 20
@@ -47,12 +49,8 @@ def send(target: str, messages: tuple[str, ...], store: str | None, create: bool
     its number: the lines before it are sent, nothing of what follows is. Exit code 1 then.
     """
     found = targets.resolve(target, store)
-    if found.file is not None and not found.name:
-        source = found.file.graph.plan().source or ""
-        found = replace(found, path=targets.store_of_queue(found.file, source, store))
     given = _arguments(messages)
-    with _open(found, create) as opened:
-        queue = _queue(found, opened, create)
+    with opened_queue(found, create, store) as queue:
         sender = _Sender(queue.appender())
         try:
             if given:
@@ -62,6 +60,16 @@ def send(target: str, messages: tuple[str, ...], store: str | None, create: bool
         finally:
             sender.tell(Output(output))
     return 0
+
+
+@contextmanager
+def opened_queue(found: targets.Target, create: bool, store: str | None = None) -> Iterator[Queue]:
+    """The queue that messages from outside are for, in its store; a graph file without a name means its source."""
+    if found.file is not None and not found.name:
+        source = found.file.graph.plan().source or ""
+        found = replace(found, path=targets.store_of_queue(found.file, source, store))
+    with _open(found, create) as opened:
+        yield _queue(found, opened, create)
 
 
 def _arguments(messages: tuple[str, ...]) -> list[dict[str, Any]]:
@@ -146,7 +154,7 @@ def _queue(found: targets.Target, store: Store, create: bool) -> Queue:
         name = found.name or plan.source or ""
         if name in plan.queues:
             asked = graph.queues.get(name) or graph.queues.get("*")
-            return store.queue(name, **(vars(asked.inside) if asked else {}))
+            return store.queue(name, **(asked.inside.asked if asked else {}))
         if not name or not create:
             known = [*plan.fed, *(queue for queue in plan.queues if queue not in plan.fed)]
             targets.queue_of(found, known, "cues send")
@@ -168,6 +176,8 @@ class _Sender:
         self.sent = 0
         self.first: int | None = None
         self.last: int | None = None
+        self._partitions: set[int] = set()
+        """Of a queue with several, where messages went."""
 
     def send(self, messages: list[dict[str, Any]], noun: str, before: int = 0, lines: list[int] | None = None) -> None:
         """One commit. At a message that cannot be written those before it are sent, and nothing more."""
@@ -185,24 +195,31 @@ class _Sender:
                 f"{noun.capitalize()} {number} cannot be sent, nor what follows: {error.message}", error.hint
             ) from None
 
-    def _wrote(self, written: range) -> None:
+    def _wrote(self, written: Sequence[int]) -> None:
         if not written:
             return
         self.sent += len(written)
-        self.first = written.start if self.first is None else self.first
-        self.last = written.stop - 1
+        self._partitions |= {place.partition for place in written if isinstance(place, Place)}
+        self.first = written[0] if self.first is None else self.first
+        self.last = written[-1]
 
     def tell(self, output: Output) -> None:
-        name = self._appender.queue.id
+        name, first, last = self._appender.queue.id, self.first, self.last
         where = ""
-        if self.sent:
+        partitions = sorted(self._partitions)
+        if len(partitions) > 1:
+            first, last = None, None
+            where = f" (partitions {', '.join(map(str, partitions))})"
+        elif self.sent:
+            name = names.log_id(name, partitions[0]) if partitions else name
             where = f" (index {self.first:,})" if self.sent == 1 else f" (index {self.first:,} to {self.last:,})"
         output.say(
             f"{count(self.sent, 'message')} sent to {name}{where}",
             queue=name,
             sent=self.sent,
-            first_index=self.first,
-            last_index=self.last,
+            first_index=first,
+            last_index=last,
+            **({"partitions": partitions} if partitions else {}),
         )
 
 

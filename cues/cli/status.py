@@ -40,8 +40,9 @@ def status(target: str | None, store: str | None, output: str | None) -> int:
       cues status data/flights
       cues status data/flights --json | jq 'select(.lag > 0)'
 
-    The store is opened read-only; its graph may run meanwhile, or not. In JSON the first line is the store,
-    each other line a processor.
+    The store is opened read-only; its graph may run meanwhile, or not. A processor over partitions is one
+    line, the sum of its units. In JSON the first line is the store, each other line a processor, or one unit of
+    it (its id has the partition: flights.enrich/3).
     """
     found = targets.resolve(target, store)
     with found.open() as opened:
@@ -49,7 +50,7 @@ def status(target: str | None, store: str | None, output: str | None) -> int:
     processors = list(seen.processors)
     if found.file is not None:
         place = {node.id: number for number, node in enumerate(draw.in_order(found.file.graph.plan()))}
-        processors.sort(key=lambda processor: place.get(processor.processor, len(place)))
+        processors.sort(key=lambda processor: place.get(_whole(processor), len(place)))
     out = Output(output)
     if out.json:
         rows = [_store(seen)]
@@ -65,7 +66,10 @@ def status(target: str | None, store: str | None, output: str | None) -> int:
         missing = [node.id for node in found.file.graph.plan().running if node.id not in known]
     if processors:
         print()
-        out.rows([row for processor in processors for row in _rows(processor)], _COLUMNS)
+        groups: dict[str, list[ProcessorMetrics]] = {}
+        for processor in processors:
+            groups.setdefault(_whole(processor), []).append(processor)
+        out.rows([row for units in groups.values() for row in _rows(units)], _COLUMNS)
     else:
         print("No graph has run on it.")
     for processor in processors:
@@ -114,26 +118,35 @@ def _headline(seen: StoreMetrics) -> str:
     return "\n".join(lines)
 
 
-def _rows(processor: ProcessorMetrics) -> list[dict[str, Any]]:
-    """A row for each input, the first with what is the processor's own."""
+def _whole(unit: ProcessorMetrics) -> str:
+    """The id of the processor that this is, or is a unit of."""
+    return unit.processor.partition("/")[0]
+
+
+def _rows(units: list[ProcessorMetrics]) -> list[dict[str, Any]]:
+    """A row for each input of a processor, the first with what is its own; of several units the sums."""
+    rates = [unit.rate for unit in units if unit.rate is not None]
+    owners = sorted({unit.owner.pid for unit in units if unit.owner})
     own = {
-        "processor": processor.processor,
-        "kind": processor.kind,
-        "rate": processor.rate,
-        "errors": processor.errors or None,
-        "stepped": ago(processor.stepped) or "never",
-        "owner": processor.owner.pid if processor.owner else None,
+        "processor": _whole(units[0]),
+        "kind": units[0].kind,
+        "rate": sum(rates) if rates else None,
+        "errors": sum(unit.errors for unit in units) or None,
+        "stepped": ago(max((unit.stepped for unit in units if unit.stepped), default=None)) or "never",
+        "owner": ", ".join(map(str, owners)) or None,
     }
-    own["owner"] = str(own["owner"]) if own["owner"] else None
-    inputs = [
-        {
-            "queue": f"{one.queue} of {targets.shown(one.store)}" if one.store else one.queue,
-            "position": one.position,
-            "lag": one.lag,
-        }
-        for one in processor.tailers
-    ] or [{}]
-    return [own | inputs[0], *inputs[1:]]
+    inputs: dict[str, dict[str, Any]] = {}
+    for unit in units:
+        for one in unit.tailers:
+            queue = one.queue if len(units) == 1 else f"{one.queue.partition('/')[0]} ×{len(units)}"
+            queue += f" of {targets.shown(one.store)}" if one.store else ""
+            row = inputs.setdefault(queue, {"queue": queue, "position": None, "lag": None})
+            if len(units) == 1:
+                row["position"] = one.position
+            if one.lag is not None:
+                row["lag"] = (row["lag"] or 0) + one.lag
+    first, *others = inputs.values() or [{}]
+    return [own | first, *others]
 
 
 def _store(seen: StoreMetrics) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from cues.cli.output import Column, Output, count, duration
 from cues.cli.target import shown
 from cues.engine.local import Running
 from cues.errors import CuesError
+from cues.queue import Queue
 from cues.store import Store
 
 Ending = Literal["done", "idle", "drained", "aborted", "stopped"]
@@ -48,10 +49,15 @@ class Before:
                 continue
             with contextlib.suppress(CuesError), Store(place, readonly=True) as store:  # the start will say why
                 here = [name for name in store.queues() if elsewhere.get(name, path) == place]
-                ends |= {name: store.queue(name).last_index for name in here}
+                ends |= {name: _end(store.queue(name)) for name in here}
                 if place == path:
                     positions = _positions(store)
         return Before(ends, positions)
+
+
+def _end(queue: Queue) -> int:
+    """How many messages have ever been on a queue, on all its partitions."""
+    return sum(row.next - 1 for row in queue.rows())
 
 
 def _positions(store: Store) -> dict[str, int]:
@@ -78,7 +84,7 @@ class Summary:
         self.seconds = time.monotonic() - self._started_at
         if not self._running.store.closed:
             queues = self._running._assembly.queues
-            self._ends_after = {name: queue.last_index for name, queue in queues.items()}
+            self._ends_after = {name: _end(queue) for name, queue in queues.items()}
             self._positions = _positions(self._running.store)
             self._messages = {name: len(queue) for name, queue in queues.items()}
 
@@ -94,9 +100,10 @@ class Summary:
         for name in self.sources:
             taken = [0]
             for node in self._running.plan.running:
-                tailer = names.tailer_id(node.id, name)
-                if tailer in self._positions:
-                    taken.append(self._positions[tailer] - self._before.positions.get(tailer, 1))
+                # Of every partition; what a processor has not read before begins at 1.
+                prefix = names.tailer_id(node.id, name)
+                mine = [tailer for tailer in self._positions if tailer.partition("/")[0] == prefix]
+                taken.append(sum(self._positions[t] - self._before.positions.get(t, 1) for t in mine))
             found[name] = max(taken) if name in self._running.plan.fed else self.new.get(name, 0)
         return found
 

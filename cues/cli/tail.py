@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections import deque
 from collections.abc import Iterator
+from datetime import datetime
 from typing import Any
 
 import click
@@ -12,10 +13,11 @@ import click
 from cues import names
 from cues.cli import options, place
 from cues.cli import target as targets
-from cues.cli.options import command, option, store_option
+from cues.cli.options import WrongUsage, command, option, store_option
 from cues.cli.output import iso, to_json
 from cues.cli.where import Where
 from cues.errors import BatchDamaged
+from cues.merged import MergedTailer
 from cues.queue import Queue
 from cues.tailer import Tailer
 
@@ -66,6 +68,10 @@ def tail(
       cues tail data/shop#priced -f --from end -n 1  wait for one message
       cues tail data/shop#priced --from 1h --where 'total > 100 and country in ("DE", "FR")'
       cues tail data/shop#errors --meta | jq .
+      cues tail data/shop#orders/3                   one partition of a queue that has several
+
+    Several partitions are printed as one queue, in the order of their appends; an index of --from is of one of
+    them.
 
     In --where a name is a field of the message (a missing one is None), a.b a field of a field; there are
     comparisons, in, and, or, not, arithmetic, get("q/type"), has("x"), len, match(text, pattern) and the
@@ -100,6 +106,54 @@ class _Reader:
 
     def print(self, begin: place.Place | None, count: int | str | None, follow: bool) -> None:
         tailer = self.queue.tailer(meta=False)
+        go = self._begin if isinstance(tailer, MergedTailer) else self._begin_alone
+        limit = go(tailer, begin, count)  # type: ignore[arg-type]
+        if limit == 0:
+            return
+        for line in self._lines(tailer, follow):
+            sys.stdout.write(line + "\n")
+            self.printed += 1
+            if self.printed == limit:
+                break
+
+    def _begin(self, tailer: MergedTailer, begin: place.Place | None, count: int | str | None) -> int | None:
+        """Go to where printing begins, of several partitions; how many messages are printed at most."""
+        if isinstance(begin, int):
+            raise WrongUsage(
+                f"{self.queue.id} has {self.queue.partitions} partitions, and an index is of one.",
+                f"--from with a time, or #{self.queue.id}/0 --from {begin}",
+            )
+        if begin is not None:
+            if begin == "start":
+                tailer.to_start()
+            elif begin == "end":
+                tailer.to_end()
+            else:
+                assert isinstance(begin, datetime)
+                tailer.to_time(begin)
+            return count if isinstance(count, int) else None
+        if count != "all":
+            self._back(tailer, LAST if count is None else int(count))
+        return None
+
+    def _back(self, tailer: MergedTailer, count: int) -> None:
+        """Go to where the last ``count`` messages begin, of those that match."""
+        tailer.to_end()
+        tailer.direction = "backward"
+        found = 0
+        while found < count:
+            try:
+                message = tailer.read()
+            except BatchDamaged as error:  # it is said when it is read forward
+                tailer.to_index({names.log_parts(error.queue)[1]: error.first})
+                continue
+            if message is None:
+                break
+            found += self.condition is None or bool(self.condition(message))
+        tailer.direction = "forward"
+
+    def _begin_alone(self, tailer: Tailer, begin: place.Place | None, count: int | str | None) -> int | None:
+        """As :meth:`_begin`, of one log."""
         limit: int | None = None
         if begin is not None:
             with self.queue.store.view() as txn:
@@ -111,13 +165,7 @@ class _Reader:
         else:
             index = self._last(LAST if count is None else int(count))
         tailer.to_index(index)
-        if limit == 0:
-            return
-        for line in self._lines(tailer, follow):
-            sys.stdout.write(line + "\n")
-            self.printed += 1
-            if self.printed == limit:
-                break
+        return limit
 
     def _last(self, count: int) -> int:
         """The index from which the last ``count`` messages follow, of those that match."""
@@ -160,7 +208,10 @@ class _Reader:
             except BatchDamaged as error:
                 options.report(error.message, f"cues check {self.queue.store.path}.")
                 self.damaged = True
-                tailer.to_index(error.last + 1)
+                if isinstance(tailer, MergedTailer):
+                    tailer.to_index({names.log_parts(error.queue)[1]: error.last + 1})
+                else:
+                    tailer.to_index(error.last + 1)
                 continue
             if message is None or (self.condition is not None and not self.condition(message)):
                 continue
@@ -178,6 +229,9 @@ class _Reader:
             }
             for name, at in found.get(names.QUEUE, {}).items()
         }
-        queues[self.queue.id] = {names.T: envelope.index, names.TIME: iso(envelope.time)}
+        queues[names.log_id(self.queue.name, envelope.partition)] = {
+            names.T: envelope.index,
+            names.TIME: iso(envelope.time),
+        }
         identity = {} if envelope.uuid is None else {names.UUID: str(envelope.uuid)}
         return {names.HASH: envelope.hash, **identity, **found, names.QUEUE: queues}

@@ -2,6 +2,7 @@
 
 graph.py          the store of its graph: --store, what the graph says, CUES_STORE, data/<id>
 data/example      the store
+data/example#orders/3   a partition of its queue orders
 graph.py#orders   a queue of it
 #orders           a queue of the store that CUES_STORE names
 """
@@ -76,7 +77,7 @@ def resolve(target: str | None, store: str | None = None) -> Target:
 def store_of_queue(file: GraphFile, queue: str, store: str | None) -> Path:
     """Where a queue of a graph lies: in the graph's store, unless its options have a path."""
     graph = file.graph
-    options = graph.plan().queues.get(queue) if queue else None
+    options = graph.plan().queues.get(queue.partition("/")[0]) if queue else None
     if options is not None and options.path is not None:
         return graph.place(options.path)
     return store_of(file, store)
@@ -111,8 +112,12 @@ def nearest(name: str, known: Sequence[str]) -> str:
 
 
 def queue_of(target: Target, known: Sequence[str], command: str) -> str:
-    """The queue that a target names, which must be one of ``known``; the only one where it names none."""
-    if target.name in known:
+    """The queue that a target names, which must be one of ``known``; the only one where it names none.
+
+    ``orders/3`` is a partition of one of them.
+    """
+    queue, slash, partition = target.name.partition("/")
+    if target.name in known or (slash and queue in known and partition.isdecimal()):
         return target.name
     listed = ", ".join(known) or "none"
     if not target.name:

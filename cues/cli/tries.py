@@ -82,7 +82,7 @@ def _took(snapshot: dict[str, Any]) -> str:
         before, after = snapshot[names.SOURCE_POSITION]
         return f"({before} … {after}]"
     ends = snapshot[names.TO_INDICES]
-    prefix = snapshot[names.PROCESSOR_ID] + "."
+    prefix = snapshot[names.PROCESSOR_ID].partition("/")[0] + "."
     return ", ".join(
         f"{tailer.removeprefix(prefix)} [{start}, {ends[tailer]})"
         for tailer, start in snapshot[names.TAILER_INDICES].items()

@@ -1,6 +1,8 @@
-"""The embedded engine: a thread for each processor of a graph, in this process.
+"""The embedded engine: threads for each processor of a graph, in this process.
 
-A thread does steps while there is something to take and sleeps on a doorbell when there is not.
+A processor over partitioned queues is a unit for each partition, and ``instances=n`` says over how many
+threads its units are divided; each thread steps its units in turn. A thread does steps while there is
+something to take and sleeps on a doorbell when there is not.
 Threads, and not one loop, because user functions block: a sink that waits for its server must not
 hold up the rest. With large batches the interpreter lock costs little; with small ones the store's
 writer is the limit anyway.
@@ -16,13 +18,13 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from cues import events, faults, wakeup
 from cues.delivery import Delivery
 from cues.engine.assembly import Assembly, assemble
-from cues.errors import Closed, Fenced, InvalidArgument, ProcessorStopped, QueueNotFound
+from cues.errors import Closed, CuesError, Fenced, InvalidArgument, ProcessorStopped, QueueNotFound
 from cues.failure import words
 from cues.feed import SourceDelivery
 from cues.forwarder import Forwarder
@@ -41,7 +43,7 @@ _LOOK_S: Final = 0.05
 
 
 class Worker:
-    """The thread of one processor."""
+    """One unit of a processor: what its thread does for it, and how it is."""
 
     def __init__(self, running: Running, delivery: Delivery) -> None:
         self.running = running
@@ -51,30 +53,43 @@ class Worker:
         """In a step: between looking for messages and finding none."""
         self.stopped: BaseException | None = None
         self.finished = False
-        self.thread = threading.Thread(target=self._run, name=f"cues {self.id}", daemon=True)
+        self.crew: Crew
 
-    def _run(self) -> None:
+    @property
+    def thread(self) -> threading.Thread:
+        """The thread that steps it."""
+        return self.crew.thread
+
+    def begin(self) -> None:
+        """Before the first turn."""
+        if isinstance(self.delivery, SourceDelivery):
+            self._pull()
+
+    def turn(self) -> bool:
+        """One step, if it can; False when there was nothing to take. What stops it leaves the others going."""
         try:
-            if isinstance(self.delivery, SourceDelivery):
-                self._pull()
-            while not (self.running.halted or self._exhausted):
-                self._turn()
-        except Interrupted:
-            pass
+            if not (self.running.halted or self._exhausted):
+                return self._turn()
+            self.finish()
         except BaseException as error:
-            if not (isinstance(error, Closed) and self.running.halted):
-                self._stop(error)
-        finally:
-            self.busy = False
-            self.finished = True
-            self.running.changed()
+            self.finish(error)
+        return False
+
+    def finish(self, error: BaseException | None = None) -> None:
+        """It has had its last turn, because of ``error`` if there is one."""
+        interrupted = isinstance(error, Interrupted) or (isinstance(error, Closed) and self.running.halted)
+        if error is not None and not interrupted:
+            self._stop(error)
+        self.busy = False
+        self.finished = True
+        self.running.changed()
 
     @property
     def _exhausted(self) -> bool:
         """A source whose generator ended has nothing to wait for."""
         return isinstance(self.delivery, SourceDelivery) and self.delivery.ended
 
-    def _turn(self) -> None:
+    def _turn(self) -> bool:
         delivery = self.delivery
         self.busy = True
         try:
@@ -83,7 +98,7 @@ class Worker:
             if fence.reason != "seek":
                 raise
             self._adopt()
-            return
+            return True
         except ProcessorStopped:
             if isinstance(delivery, SourceDelivery):
                 wait_s = delivery.again()
@@ -91,26 +106,12 @@ class Worker:
                     if self.running.pause(wait_s):
                         raise Interrupted from None
                     self._pull()
-                    return
+                    return True
             raise
         if outcome == "idle":
             self.busy = False
             self.running.changed()
-            self._sleep()
-
-    def _sleep(self) -> None:
-        delivery = self.delivery
-        if isinstance(delivery, SourceDelivery):
-            if delivery.feed.closed:  # draining: the generator may still be in the middle of something
-                self.running.pause(wakeup.SAFETY_S)
-            else:
-                delivery.feed.wait(wakeup.SAFETY_S)
-            return
-        wakeup.wait(
-            [(one.log.store.doorbells, one.log.mask) for one in delivery.inputs],
-            lambda: self.running.halted or delivery.ready(),
-            None,
-        )
+        return outcome != "idle"
 
     def _pull(self) -> None:
         delivery = self.delivery
@@ -170,6 +171,55 @@ class Worker:
             log = log_row(one.log)
             left.append(log.next - max(position.next, log.first))  # what was purged is nobody's to take
         return not (any if delivery.node.mode == "alts" else all)(n > 0 for n in left)
+
+
+class Crew:
+    """A thread, and the units of one processor that it steps in turn."""
+
+    def __init__(self, running: Running, workers: Sequence[Worker]) -> None:
+        self.running = running
+        self.workers = list(workers)
+        for worker in workers:
+            worker.crew = self
+        self.thread = threading.Thread(target=self._run, name=f"cues {workers[0].id}", daemon=True)
+
+    def _run(self) -> None:
+        going = self.workers
+        try:
+            for worker in going:
+                worker.begin()
+            while going:
+                moved = False
+                for worker in going:  # a step each: one that has much to do does not keep the others waiting
+                    moved |= worker.turn()
+                going = [worker for worker in going if not worker.finished]
+                if going and not moved:
+                    self._sleep([worker.delivery for worker in going])
+        except BaseException as error:  # of sleeping: the store was closed, say
+            for worker in going:
+                worker.finish(error)
+
+    def _sleep(self, deliveries: Sequence[Delivery]) -> None:
+        first = deliveries[0]
+        if isinstance(first, SourceDelivery):  # which is alone
+            if first.feed.closed:  # draining: the generator may still be in the middle of something
+                self.running.pause(wakeup.SAFETY_S)
+            else:
+                first.feed.wait(wakeup.SAFETY_S)
+            return
+        wakeup.wait(
+            [(one.log.store.doorbells, one.log.mask) for delivery in deliveries for one in delivery.inputs],
+            lambda: self.running.halted or any(map(_ready, deliveries)),
+            None,
+        )
+
+
+def _ready(delivery: Delivery) -> bool:
+    """Whether a turn of the unit would do anything; one that cannot tell has its turn, which says why."""
+    try:
+        return delivery.ready()
+    except CuesError:
+        return True
 
 
 class Courier:
@@ -235,7 +285,7 @@ class Running:
         self.started_at = time.monotonic()
         self.workers = [Worker(self, delivery) for delivery in self._assembly.deliveries]
         self.couriers = [Courier(self, forwarder) for forwarder in self._assembly.forwarders]
-        self._threads: list[Worker | Courier] = [*self.workers, *self.couriers]
+        self._threads: list[Crew | Courier] = [*_crews(self), *self.couriers]
         for one in self._threads:
             one.thread.start()
         self._keeper = threading.Thread(target=self._keep, name="cues lease", daemon=True)
@@ -284,8 +334,10 @@ class Running:
         return list(self._queue(queue).tailer())
 
     def _queue(self, name: str) -> Any:
-        if name in self._assembly.queues:
-            return self._assembly.queues[name]
+        queue, slash, partition = name.partition("/")
+        if queue in self._assembly.queues and (not slash or partition.isdecimal()):
+            found = self._assembly.queues[queue]
+            return found.partition(int(partition)) if slash else found
         if "." in name:
             return self.store.queue(name)  # a try log, or a fork queue
         raise QueueNotFound(
@@ -295,8 +347,12 @@ class Running:
         )
 
     def counters(self) -> dict[str, events.Counters]:
-        """By processor id, since the start."""
-        return {worker.id: worker.delivery.counters for worker in self.workers}
+        """By processor id, since the start; of a processor over partitions, all units together."""
+        found: dict[str, events.Counters] = {}
+        for worker in self.workers:
+            counters, id = worker.delivery.counters, worker.delivery.node.processor
+            found[id] = counters if id not in found else found[id].with_those_of(counters)
+        return found
 
     def idle(self) -> bool:
         """Whether nobody has anything to do, at one moment.
@@ -383,7 +439,8 @@ class Running:
     @property
     def stopped(self) -> list[BaseException]:
         """What stopped processors, if anything did."""
-        return [one.stopped for one in self._threads if one.stopped is not None]
+        threads: list[Worker | Courier] = [*self.workers, *self.couriers]
+        return [one.stopped for one in threads if one.stopped is not None]
 
     def _raise(self) -> None:
         for error in self.stopped:
@@ -464,6 +521,18 @@ class Running:
     def __repr__(self) -> str:
         state = "closed" if self._closed else "draining" if self.draining else "running"
         return f"<cues.Running {self.graph.id} {state}>"
+
+
+def _crews(running: Running) -> list[Crew]:
+    """The threads: for each processor as many as it has instances, its units dealt out among them."""
+    by_processor: dict[str, list[Worker]] = {}
+    for worker in running.workers:
+        by_processor.setdefault(worker.delivery.node.processor, []).append(worker)
+    found: list[Crew] = []
+    for workers in by_processor.values():
+        count = min(workers[0].delivery.node.options.instances, len(workers))
+        found += [Crew(running, workers[number::count]) for number in range(count)]
+    return found
 
 
 def start(

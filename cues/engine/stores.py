@@ -1,7 +1,8 @@
 """The stores of a graph: its own, and those of queues that have a path.
 
     open_stores   open them; one that was exchanged for another, or is a copy, is :class:`Diverged`
-    prepare       have every queue, try log and fork queue
+    prepare       have every queue
+    prepare_units have the try logs and fork queues of what this process runs
 
 A store that the graph has used is known by its id, which the home store remembers with its place.
 """
@@ -10,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -20,6 +21,7 @@ from cues.errors import Diverged
 from cues.graph import Graph
 from cues.options import QueueOptions
 from cues.plan import Plan
+from cues.processor import Node
 from cues.queue import Queue, create_queue
 from cues.store import Store
 
@@ -191,26 +193,13 @@ def _say_durability(stores: Stores, plan: Plan, emit: Emit) -> None:
 
 
 def prepare(stores: Stores, plan: Plan, graph: Graph, emit: Emit) -> dict[str, Queue]:
-    """Have every queue, try log and fork queue, with the options that the graph gives."""
+    """Have every queue, with the options that the graph gives."""
     home = stores.home
     wanted: dict[Store, dict[str, QueueOptions]] = {one: {} for one in (home, *stores.others.values())}
     for name, options in plan.queues.items():
         wanted[stores.store_of(name)][name] = options.inside
-    for node in plan.running:
-        wanted[home][node.id] = TRY_LOG
-        targets = {stores.store_of(queue) for queue in (*(port.queue for port in node.writes), node.errors) if queue}
-        for other in targets - {home}:
-            wanted[home][names.fork_id(node.id, other.id)] = fork.OPTIONS
-
-    def create(txn: Any, store: Store, missing: dict[str, QueueOptions]) -> None:
-        for name, options in missing.items():
-            create_queue(txn, store, name, options)
-
     for store, queues in wanted.items():
-        with store.view() as txn:
-            missing = {name: found for name, found in queues.items() if txn.get(names.queue_key(name)) is None}
-        if missing:
-            store.commit(create, store, missing)
+        _have(store, queues)
     for other in stores.others.values():
         abroad.remember(home, other)
     opened: dict[str, Queue] = {}
@@ -219,10 +208,35 @@ def prepare(stores: Stores, plan: Plan, graph: Graph, emit: Emit) -> dict[str, Q
         given = graph.queues.get(name) or graph.queues.get("*")
         store = stores.store_of(name)
         if store is home:
-            opened[name] = home.queue(name, **(vars(given.inside) if given else {}))
+            opened[name] = home.queue(name, **(given.inside.asked if given else {}))
         else:
             opened[name] = _shared_queue(store, name, given.inside if given else QueueOptions(), emit)
     return opened
+
+
+def _have(store: Store, queues: Mapping[str, QueueOptions]) -> None:
+    """Make the queues that are missing, in one transaction."""
+
+    def create(txn: Any, missing: list[str]) -> None:
+        for name in missing:
+            create_queue(txn, store, name, queues[name])
+
+    with store.view() as txn:
+        missing = [name for name in queues if txn.get(names.queue_key(name)) is None]
+    if missing:
+        store.commit(create, missing)
+
+
+def prepare_units(stores: Stores, units: Sequence[Node]) -> None:
+    """Have the try log of each unit, and a fork queue for each other store that it writes to."""
+    home = stores.home
+    wanted: dict[str, QueueOptions] = {}
+    for node in units:
+        wanted[node.id] = TRY_LOG
+        targets = {stores.store_of(queue) for queue in (*(port.queue for port in node.writes), node.errors) if queue}
+        for other in targets - {home}:
+            wanted[names.fork_id(node.id, other.id)] = fork.OPTIONS
+    _have(home, wanted)
 
 
 def _shared_queue(store: Store, name: str, given: QueueOptions, emit: Emit) -> Queue:
@@ -230,10 +244,12 @@ def _shared_queue(store: Store, name: str, given: QueueOptions, emit: Emit) -> Q
     queue = store.queue(name)
     before = queue.options
     said = {option: getattr(given, option) for option in given.to_dict()}
-    changed = [option for option, value in said.items() if getattr(before, option) != value]
+    queue.give(given)
+    known = before.to_dict()
+    changed = [option for option, value in given.to_dict().items() if known.get(option) != value]
     if changed:
         queue = store.queue(name, **said)
-        was, now = before.to_dict(), queue.options.to_dict()
-        what = ", ".join(f"{option} from {was.get(option, 'the default')} to {now[option]}" for option in changed)
+        now = queue.options.to_dict()
+        what = ", ".join(f"{option} from {known.get(option, 'the default')} to {now[option]}" for option in changed)
         emit(events.Event("", f"queue {name} of {store.path} is changed for all who use it: {what}", logging.WARNING))
     return queue

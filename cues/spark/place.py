@@ -17,6 +17,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
 
+import xxhash
+
 from cues import clock
 from cues.errors import CuesError, Diverged, Unsupported
 from cues.queue import Queue
@@ -76,15 +78,15 @@ class Pinned:
     host: str
     boot: str
     identity: bytes
-    """Of the queue; one that was deleted and made anew under the same name has another."""
+    """Of the queue, or of its partition; one that was deleted and made anew under the same name has another."""
 
     @contextmanager
     def opened(self) -> Iterator[Queue]:
         """The queue, read-only, in whatever process this is. Refused on other machines and for other queues."""
         self.require_host("read")
         with Store(self.place.store, readonly=True) as store:
-            queue = store.queue(self.place.queue)
-            found = queue.row().identity
+            queue = one_log(store, self.place)
+            found = _identity(queue)
             if found != self.identity:
                 raise Diverged(
                     f"The queue {self.place.queue!r} of {self.place.store} has identity {found.hex()}; what is to be"
@@ -111,5 +113,25 @@ class Pinned:
 def pin(place: Place) -> tuple[Pinned, int, int]:
     """Look a queue up on the driver; with its first and its next index."""
     with Store(place.store, readonly=True) as store:
-        row = store.queue(place.queue).row()
-    return Pinned(place, socket.gethostname(), clock.boot_id(), row.identity), row.first, row.next
+        queue = one_log(store, place)
+        row, identity = queue.row(), _identity(queue)
+    return Pinned(place, socket.gethostname(), clock.boot_id(), identity), row.first, row.next
+
+
+def one_log(store: Store, place: Place) -> Queue:
+    """The queue of a place, or its partition (``orders/3``): rows and offsets of the format have one index each."""
+    queue = store.queue(place.queue)
+    if queue.spread:
+        count = queue.partitions
+        raise Unsupported(
+            f"The queue {place.queue!r} of {place.store} has {count} partitions, each with indices of its own; the"
+            " format cues reads and writes one.",
+            f"'{place.store}#{place.queue}/0' to '…/{count - 1}', as a union; or a graph, on any engine.",
+        )
+    return queue
+
+
+def _identity(queue: Queue) -> bytes:
+    """Of one log: partitions of a queue have one identity, and an offset of one means nothing on another."""
+    identity, partition = queue.row().identity, queue.log.partition
+    return xxhash.xxh3_64_digest(identity + partition.to_bytes(4, "big")) if partition else identity

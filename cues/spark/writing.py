@@ -37,6 +37,7 @@ from cues.spark import staging
 from cues.spark.checkpoint import part_of
 from cues.spark.columns import Encoder
 from cues.spark.options import WriteOptions
+from cues.spark.place import one_log
 from cues.spark.position import Part, Range
 from cues.spark.reading import ROW
 from cues.spark.staging import Stage, Staged
@@ -58,7 +59,7 @@ class _Writing:
         if not self._as_values:
             Encoder(schema)  # what cannot be written is refused here, not in a task
         with Store(options.place.store) as store:
-            queue = store.queue(options.place.queue)
+            queue = one_log(store, options.place)
             if "." in queue.id:
                 queue.appender()  # refuses try logs
             kept = queue.options
@@ -93,7 +94,7 @@ class _Writing:
         """On the driver: the one commit. Raises :class:`PositionMismatch`; then nothing was written."""
         place = self.options.place
         with Store(place.store) as store:
-            queue = store.queue(place.queue)
+            queue = one_log(store, place)
             values = sum(one.values for one in staged)
             faults.point("append.before")
             written = store.commit(self._append, queue, staged, part, pages=values + values // 64)
@@ -108,7 +109,7 @@ class _Writing:
             row = outside.read(txn, id)
             kept = None if row is None else row.position
             verdict = part.decide(kept)
-            if row is not None and row.queue != queue.id:
+            if row is not None and row.queue != queue.log.id:
                 verdict = "refuse"
             if verdict == "replayed":
                 return False
@@ -118,7 +119,7 @@ class _Writing:
             for pages in one.pages():
                 queue.append_pages(txn, pages)
         if id is not None and part is not None:
-            outside.put(txn, id, SourceRow(queue.id, queue.log.row(txn).next, part.position()))
+            outside.put(txn, id, SourceRow(queue.log.id, queue.log.row(txn).next, part.position()))
         faults.point("append.inside")
         return True
 

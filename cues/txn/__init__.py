@@ -23,9 +23,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from cues.errors import Desynchronised, FramingError, Gap, NoPartitions, SequenceError, UnexpectedEOF, WaitTimeout
+    from cues.partitioners import fnv1a32
     from cues.txn.consumer import App, Consumer, Defer
+    from cues.txn.framing import FrameReader, Framing, framing_for, register_framing
     from cues.txn.identity import ZERO_UUID, Clock, Flags, ProducerID, build_uuid, parse_uuid
-    from cues.txn.mapping import fnv1a32, journal_of, modulo_mapping, random_mapping, rendezvous_mapping
+    from cues.txn.mapping import journal_of, modulo_mapping, random_mapping, rendezvous_mapping
     from cues.txn.messages import DICT, MessageType, dicts
     from cues.txn.publisher import Append, Publisher
     from cues.txn.reader import ReadCommitted, ReadUncommitted
@@ -34,9 +36,11 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "errors": "Desynchronised FramingError Gap NoPartitions SequenceError UnexpectedEOF WaitTimeout",
+    "partitioners": "fnv1a32",
     "txn.consumer": "App Consumer Defer",
+    "txn.framing": "FrameReader Framing framing_for register_framing",
     "txn.identity": "Clock Flags ProducerID ZERO_UUID build_uuid parse_uuid",
-    "txn.mapping": "fnv1a32 journal_of modulo_mapping random_mapping rendezvous_mapping",
+    "txn.mapping": "journal_of modulo_mapping random_mapping rendezvous_mapping",
     "txn.messages": "DICT MessageType dicts",
     "txn.publisher": "Append Publisher",
     "txn.reader": "ReadCommitted ReadUncommitted",
@@ -58,6 +62,8 @@ __all__ = [
     "Desynchronised",
     "Envelope",
     "Flags",
+    "FrameReader",
+    "Framing",
     "FramingError",
     "Gap",
     "MessageType",
@@ -76,10 +82,12 @@ __all__ = [
     "build_uuid",
     "dicts",
     "fnv1a32",
+    "framing_for",
     "journal_of",
     "modulo_mapping",
     "parse_uuid",
     "random_mapping",
+    "register_framing",
     "rendezvous_mapping",
 ]
 

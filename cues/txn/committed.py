@@ -95,7 +95,7 @@ class CommittedTailer:
         if self._last is None:
             return None
         batch = self._batch_of(self._last)
-        return envelope_of(batch, self._last - batch.first, self._metadata(self._last))
+        return envelope_of(batch, self._last - batch.first, self._metadata(self._last), self.queue.log.partition)
 
     def to_start(self) -> None:
         """Go to the first message that is there."""

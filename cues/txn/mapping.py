@@ -8,17 +8,18 @@ When the number of partitions changes, modulo moves almost every key, and rendez
 new partition wins. Hashes and choices are those of Gazette (``message/mappings.go``).
 
 Partitions are queues, of any number of stores, or plain names; then a mapping answers names. They are
-given as a sequence, or as a callable that gives one and may give another each time
-(``store.matching("pageviews/*")``).
+given as a sequence, or as a callable that gives one and may give another each time:
+``store.matching("pageviews/*")`` gives the partitions that the queue has by then.
 """
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from cues.errors import NoPartitions
+from cues.partitioners import fnv1a32
 
 if TYPE_CHECKING:
     from cues.queue import Queue
@@ -27,17 +28,6 @@ P = TypeVar("P")
 Partitions = Sequence[P] | Callable[[], Sequence[P]]
 Mapping = Callable[[Any], P]
 Key = Callable[[Any], bytes]
-
-_OFFSET: Final = 0x811C9DC5
-_PRIME: Final = 0x01000193
-
-
-def fnv1a32(data: bytes) -> int:
-    """FNV-1a of 32 bits, unsigned."""
-    found = _OFFSET
-    for byte in data:
-        found = (found ^ byte) * _PRIME & 0xFFFF_FFFF
-    return found
 
 
 def random_mapping(partitions: Partitions[P]) -> Mapping[P]:
@@ -87,8 +77,8 @@ def name_of(partition: Any) -> str:
 
 
 def journal_of(queue: Queue) -> str:
-    """The name of a queue among those of all stores: ``<id of the store>/<queue>``."""
-    return f"{queue.store.id.hex()}/{queue.id}"
+    """The name of a log among those of all stores: ``<id of the store>/<queue>``, with ``/<n>`` for partition n > 0."""
+    return f"{queue.store.id.hex()}/{queue.log.id}"
 
 
 def _list(partitions: Partitions[P]) -> Sequence[P]:

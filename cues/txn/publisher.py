@@ -50,7 +50,7 @@ from cues.errors import (
     WaitTimeout,
 )
 from cues.txn import stamped, stamps
-from cues.txn.identity import TICK, Clock, Flags, ProducerID, assemble
+from cues.txn.identity import TICK, ZERO_UUID, Clock, Flags, ProducerID, assemble
 from cues.txn.mapping import journal_of
 from cues.txn.messages import DICT, MessageType
 from cues.txn.sequencer import AckIntent
@@ -108,7 +108,7 @@ class Append:
     def uuid(self) -> uuids.UUID:
         """As the message was stamped; the zero UUID while it waits, and where it opted out."""
         producer = self._writer.producer if self._clock else 0
-        return assemble(producer, self._clock, self._flags) if self._clock else uuids.UUID(int=0)
+        return assemble(producer, self._clock, self._flags) if self._clock else ZERO_UUID
 
     def settle(self, index: int, clock: int, error: BaseException | None) -> None:
         """Say what came of it."""
@@ -150,7 +150,7 @@ class Publisher:
         self._lost: BaseException | None = None
         """Why a pending message was not appended: this transaction must not be acknowledged."""
 
-    # --- publishing ---------------------------------------------------------------------------
+    # --- 1. publishing ------------------------------------------------------------------------
 
     def publish_committed(self, mapping: Mapping, message: Any) -> Append:
         """Append a message that readers see at once. Any thread may call it.
@@ -159,15 +159,19 @@ class Publisher:
         :class:`InvalidArgument` where this publisher has pending messages in the queue: they would be lost.
         """
         queue, body, flags = self._prepare(mapping, message, 0)
-        journal, writer = journal_of(queue), self._writer(queue.store)
+        writer = self._writer(queue.store)
         with self._guard:
-            if flags == 0 and (journal in self._spans or journal in self._due):
+            if flags == 0 and (self._spans or self._due) and self._pends(queue):
                 raise InvalidArgument(
                     f"This publisher has pending messages in {queue.id!r}; one outside of the transaction would drop"
                     " them.",
                     "publish_uncommitted(), or another Publisher.",
                 )
             return writer.add(queue, flags, body)
+
+    def _pends(self, queue: Queue) -> bool:
+        journal = journal_of(queue)
+        return journal in self._spans or journal in self._due
 
     def publish_uncommitted(
         self, mapping: Mapping, message: Any, timeout: float | None = ACKNOWLEDGE_TIMEOUT_S
@@ -180,13 +184,15 @@ class Publisher:
         queue, body, flags = self._prepare(mapping, message, _CONTINUE)
         journal, writer = journal_of(queue), self._writer(queue.store)
         with self._acknowledged:
-            if not self._acknowledged.wait_for(lambda: journal not in self._due or self._closed, timeout):
+            if journal in self._due and not self._acknowledged.wait_for(
+                lambda: journal not in self._due or self._closed, timeout
+            ):
                 raise WaitTimeout(
                     f"Waited {timeout} s for the acknowledgement of the last transaction in {queue.id!r}.",
                     "append_ack_intents(), of what build_ack_intents() gave.",
                 )
             self._check()
-            if flags == _CONTINUE:  # one that opted out is not pending
+            if flags == _CONTINUE and journal not in self._spans:  # one that opted out is not pending
                 self._spans.setdefault(journal, queue)
                 self._queues.setdefault(journal, queue)
             return writer.add(queue, flags, body)
@@ -215,7 +221,7 @@ class Publisher:
             self._validate(message)
         queue = mapping(message)
         stamped.check_target(queue)
-        if self._type.get_uuid(message) == uuids.UUID(int=0):
+        if self._type.get_uuid(message) == ZERO_UUID:
             flags = -1
         return queue, stamped.encode(queue, self._type.fields(message)), flags
 
@@ -228,7 +234,7 @@ class Publisher:
             some.append(_Writer(self, store))
             return some[-1]
 
-    # --- acknowledging ------------------------------------------------------------------------
+    # --- 2 and 4. acknowledging -----------------------------------------------------------------
 
     def build_ack_intents(self, timeout: float | None = None) -> list[AckIntent]:
         """What acknowledges everything that was published uncommitted since the last time: one intent a queue.
@@ -332,7 +338,8 @@ class Publisher:
                         "missing='skip' at a recovery.",
                         queue=name,
                     )
-                return store.queue(name)
+                found = store.queue(name)
+                return found.partition(0) if found.spread else found
         raise StoreNotFound(
             f"The store {id} is not at {path} any more, where a transaction was to be acknowledged.",
             "the store where it was, or open where it is; missing='skip' at a recovery.",

@@ -27,7 +27,7 @@ from cues.errors import CuesError, Gap, InvalidArgument, SequenceError
 from cues.queue import check_index
 from cues.txn.mapping import journal_of
 from cues.txn.messages import DICT, MessageType
-from cues.txn.sequencer import EMITS, RING, Checkpoint, Envelope, Outcome, Sequencer
+from cues.txn.sequencer import RING, Checkpoint, Envelope, Outcome, Sequencer
 from cues.txn.stamped import check_one_log
 
 if TYPE_CHECKING:
@@ -220,7 +220,7 @@ class ReadCommitted:
                 return found
             for envelope in source:
                 outcome = sequencer.queue(envelope)
-                if outcome in EMITS:
+                if outcome.emits:
                     self._replaying = outcome is Outcome.AckCommitReplay
                     break
             else:

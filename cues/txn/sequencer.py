@@ -106,7 +106,9 @@ class Envelope:
 
 
 class Outcome(enum.Enum):
-    """What a queued message is; the first that fits."""
+    """What a queued message is; the first that fits. ``emits`` says whether messages are handed out then."""
+
+    emits: bool
 
     OutsideAlreadyAcked = "a message outside of transactions that was delivered before"
     OutsideCommit = "a message outside of transactions"
@@ -120,9 +122,9 @@ class Outcome(enum.Enum):
     AckCommitReplay = "an acknowledgement of pending messages that must be read again"
 
 
-EMITS: Final = frozenset((Outcome.OutsideCommit, Outcome.AckEmpty, Outcome.AckCommitRing, Outcome.AckCommitReplay))
-"""What makes messages to be handed out."""
-_SEEN: Final = frozenset((Outcome.OutsideAlreadyAcked, Outcome.ContinueAlreadyAcked, Outcome.ContinueTxnClockLarger))
+_EMITS: Final = (Outcome.OutsideCommit, Outcome.AckEmpty, Outcome.AckCommitRing, Outcome.AckCommitReplay)
+for _outcome in Outcome:
+    _outcome.emits = _outcome in _EMITS
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +215,9 @@ class Sequencer:
         """
         if self._emit is not None:
             raise SequenceError("Committed messages remain to be handed out.", "step() until it gives None.")
-        self._evict()
+        oldest = self._kept + 1 - self._capacity  # room for this message, whether it will be kept or not
+        if self._ring and self._ring[0][0] < oldest:
+            self._evict(oldest)
         journal, clock = envelope.journal, envelope.clock
         partial: _Partial | None
         if clock == 0:
@@ -232,17 +236,15 @@ class Sequencer:
 
     def _apply(self, outcome: Outcome, partial: _Partial, clock: int, envelope: Envelope) -> None:
         """Either begin to hand out, or move the offset; never both."""
-        if outcome in EMITS:
-            if outcome is Outcome.OutsideCommit:
-                if envelope.flags not in (0, _ACK, _CONTINUE):
-                    _log.error("%s: unknown flags %#x at %d", partial.journal, envelope.flags, envelope.begin)
-                if partial.begin not in (-1, envelope.begin):
-                    _log.error(
-                        "%s: a message outside of transactions, at %d, drops what %012x has pending from %d on",
-                        partial.journal, envelope.begin, partial.producer, partial.begin,
-                    )  # fmt: skip
-                partial.span.clear()
+        if outcome is Outcome.ContinueExtendSpan or outcome is Outcome.ContinueBeginSpan:
+            if outcome is Outcome.ContinueBeginSpan:
                 partial.begin = envelope.begin
+                self._pending.add(partial)
+            self._keep(partial, envelope)
+            partial.max = clock
+        elif outcome.emits:
+            if outcome is Outcome.OutsideCommit:
+                self._drop(partial, envelope)
             elif outcome is Outcome.AckEmpty:
                 partial.begin = envelope.begin
             self._keep(partial, envelope)
@@ -250,7 +252,7 @@ class Sequencer:
             self._emit, self._out = partial, None
             self._wants_replay = outcome is Outcome.AckCommitReplay
             return
-        if outcome is Outcome.AckRollback:
+        elif outcome is Outcome.AckRollback:
             if clock < partial.min:
                 _log.error(
                     "%s: producer %012x went back from clock %#x to %#x; its messages since may be delivered again",
@@ -260,22 +262,27 @@ class Sequencer:
             partial.begin = -1
             partial.span.clear()
             self._pending.discard(partial)
-        elif outcome not in _SEEN:
-            if outcome is Outcome.ContinueBeginSpan:
-                partial.begin = envelope.begin
-                self._pending.add(partial)
-            self._keep(partial, envelope)
-            partial.max = clock
         self.offsets[partial.journal] = envelope.end
+
+    def _drop(self, partial: _Partial, envelope: Envelope) -> None:
+        """Begin the span anew with a message outside of transactions; what is pending is lost."""
+        if envelope.flags not in (0, _ACK, _CONTINUE):
+            _log.error("%s: unknown flags %#x at %d", partial.journal, envelope.flags, envelope.begin)
+        if partial.begin not in (-1, envelope.begin):
+            _log.error(
+                "%s: a message outside of transactions, at %d, drops what %012x has pending from %d on",
+                partial.journal, envelope.begin, partial.producer, partial.begin,
+            )  # fmt: skip
+        partial.span.clear()
+        partial.begin = envelope.begin
 
     def _keep(self, partial: _Partial, envelope: Envelope) -> None:
         partial.span.append((self._kept, envelope))
         self._ring.append((self._kept, partial))
         self._kept += 1
 
-    def _evict(self) -> None:
-        """Make room for one message, also for one that will not be kept."""
-        oldest = self._kept - (self._capacity - 1)
+    def _evict(self, oldest: int) -> None:
+        """Let go of what the ring took before number ``oldest``."""
         ring = self._ring
         while ring and ring[0][0] < oldest:
             number, partial = ring.popleft()

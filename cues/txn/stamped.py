@@ -38,26 +38,31 @@ Pair = tuple[uuids.UUID, dict[str, Any]]
 
 @dataclass(slots=True)
 class _Bound:
-    """Messages for one queue: UUIDs and encoded bodies."""
+    """Messages for one queue: UUIDs, encoded bodies, and what stood before each of the same producer."""
 
     queue: Queue
     uuids: list[uuids.UUID]
     bodies: list[bytes]
+    before: list[int | None]
 
 
-def append_stamped(queue: Queue, messages: Iterable[Pair]) -> int:
+def append_stamped(queue: Queue, messages: Iterable[Pair], seen: dict[int, int] | None = None) -> int:
     """Append messages with the UUIDs that they were given elsewhere, in one transaction; returns how many.
 
     Those that the queue has already are left out. The message of an acknowledgement is not kept.
     Raises what :meth:`Appender.write_many` raises, and :class:`InvalidArgument` for a UUID that is
     none of a producer, a clock above 0 and flags; then nothing was written.
+
+    ``seen`` is for one log that is brought in pieces, from its beginning: a dict, empty at first, in which
+    the largest clocks so far are kept. An acknowledgement that the queue has got by an earlier attempt is
+    then left out even where that attempt was cut off in the middle of a later transaction.
     """
-    return append_all(queue.store, [(queue, messages)])
+    return append_all(queue.store, [(queue, messages)], seen)
 
 
-def append_all(store: Store, bound: Iterable[tuple[Queue, Iterable[Pair]]]) -> int:
+def append_all(store: Store, bound: Iterable[tuple[Queue, Iterable[Pair]]], seen: dict[int, int] | None = None) -> int:
     """:func:`append_stamped` to several queues of one store, in one transaction."""
-    encoded = [_encode(queue, messages) for queue, messages in bound]
+    encoded = [_encode(queue, messages, seen) for queue, messages in bound]
     while True:
         read = _read(store, encoded)
         pages, appended = _decide(encoded, read)
@@ -75,19 +80,31 @@ def append_all(store: Store, bound: Iterable[tuple[Queue, Iterable[Pair]]]) -> i
     return appended
 
 
-def _encode(queue: Queue, messages: Iterable[Pair]) -> _Bound:
+def _encode(queue: Queue, messages: Iterable[Pair], seen: dict[int, int] | None) -> _Bound:
     check_target(queue)
-    found = _Bound(queue, [], [])
+    found = _Bound(queue, [], [], [])
     for offset, (one, message) in enumerate(messages):
         try:
             identity = as_uuid(one)
             acknowledges = identity.int and stamping.checked(identity)[2] == _ACK
             found.uuids.append(identity)
+            found.before.append(_before(identity, seen))
             found.bodies.append(_EMPTY if acknowledges else encode(queue, message))
         except CuesError as error:
             error.message = f"messages[{offset}]: {error.message}"
+            error.__dict__["offset"] = offset
             raise
     return found
+
+
+def _before(identity: uuids.UUID, seen: dict[int, int] | None) -> int | None:
+    """The largest clock of the same producer so far; takes notice of this one."""
+    if seen is None or not identity.int:
+        return None
+    producer, clock, _ = split(identity)
+    before = seen.get(producer, 0)
+    seen[producer] = max(before, clock)
+    return before
 
 
 def encode(queue: Queue, message: dict[str, Any]) -> bytes:
@@ -99,8 +116,13 @@ def encode(queue: Queue, message: dict[str, Any]) -> bytes:
     return codec.pack({key: value for key, value in message.items() if key not in batch.HEADER_KEYS})
 
 
-def check_target(queue: Queue) -> None:
+def check_target(queue: Queue | str) -> None:
     """Raise unless messages with identities may be appended here: to one log, that is no processor's."""
+    if isinstance(queue, str):
+        raise InvalidArgument(
+            f"The mapping answered {queue!r}, which is a name and no queue.",
+            "partitions that are queues: store.matching('…/*'), or a list of store.queue(…).",
+        )
     queue.check()
     queue._not_a_try_log("writes")
     check_one_log(queue)
@@ -108,10 +130,9 @@ def check_target(queue: Queue) -> None:
 
 def check_one_log(queue: Queue) -> None:
     """Raise for a queue with several partitions: clocks and acknowledgements count in one log."""
-    count = queue._options.partitions
-    if count > 1 and "/" not in queue.id:
+    if queue.spread:
         raise InvalidArgument(
-            f"The queue {queue.id!r} has {count} partitions, and transactions are of one log.",
+            f"The queue {queue.id!r} has {queue.partitions} partitions, and transactions are of one log.",
             f"one of store.matching('{queue.id}/*'), or a mapping over them.",
         )
 
@@ -137,7 +158,12 @@ def _decide(
     found: list[tuple[Queue, list[Page]]] = []
     appended = 0
     for one in encoded:
-        kept = [place for place, uuid in enumerate(one.uuids) if _advance(known, one.queue.log.id, uuid)]
+        log = one.queue.log.id
+        kept = [
+            place
+            for place, (uuid, before) in enumerate(zip(one.uuids, one.before))
+            if _advance(known, log, uuid, before)
+        ]
         appended += len(kept)
         pages: list[Page] = []
         limit = one.queue._options.max_message_bytes
@@ -149,16 +175,15 @@ def _decide(
     return found, appended
 
 
-def _advance(known: dict[tuple[str, int], Written | None], log: str, uuid: uuids.UUID) -> bool:
+def _advance(known: dict[tuple[str, int], Written | None], log: str, uuid: uuids.UUID, before: int | None) -> bool:
     """Whether a message is to be appended; takes notice of it then."""
     if not uuid.int:
         return True
     producer, clock, flags = split(uuid)
     written = known[log, producer]
-    if written is not None and written.repeats(clock, flags):
+    if written is not None and written.repeats(clock, flags, before):
         return False
-    stamps = stamping.Stamps(producer, flags, range(clock, clock + 1))
-    known[log, producer] = producers.advanced(written, stamps, 1)  # any index: only whether one is pending counts
+    known[log, producer] = producers.advanced(written, flags, clock, clock, 1)  # at any index: it is not looked at
     return True
 
 

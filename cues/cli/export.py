@@ -1,0 +1,89 @@
+"""``cues export``: the messages of a queue as a file that can be imported anywhere, as often as one likes."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import click
+
+from cues.cli import place
+from cues.cli import target as targets
+from cues.cli.import_ import COLUMNS_HELP, CONTENT_TYPE_HELP, form_of
+from cues.cli.live import slowly
+from cues.cli.options import WrongUsage, command, note, option, output_options, store_option
+from cues.cli.output import Output, count
+from cues.names import UUID
+from cues.txn import journals
+
+
+@command()
+@click.argument("target", metavar="GRAPH#QUEUE | STORE#QUEUE")
+@click.argument("file", metavar="[FILE]", default="-", type=click.Path(path_type=Path, allow_dash=True))
+@store_option
+@option("--content-type", metavar="TYPE", help=CONTENT_TYPE_HELP)
+@option("--uuid-key", metavar="FIELD", default=UUID, show_default=True, help="The field that holds a message's UUID.")
+@option("--columns", metavar="NAMES", help=COLUMNS_HELP)
+@option("--from", "start", metavar="PLACE", help=f"Begin at {place.HELP}.")
+@option("--committed", is_flag=True, help="Only what is committed, each message outside of transactions.")
+@output_options
+def export(
+    target: str,
+    file: Path,
+    store: str | None,
+    content_type: str | None,
+    uuid_key: str,
+    columns: str | None,
+    start: str | None,
+    committed: bool,
+    output: str | None,
+) -> None:
+    """Write the messages of a queue to a file, or to stdout, each with its UUID.
+
+    A message that has none gets one of its queue and its index, the same at every export: so what is
+    exported can be imported again and again. Pending messages and acknowledgements are written as they
+    are, unless --committed leaves out what is not committed. It ends where the queue ends now; a file is written
+    whole or not at all, and not over another one.
+
+    \b
+      cues export data/shop#orders orders.jsonl
+      cues export data/shop#orders orders.msgpack           every type comes back as it was
+      cues export data/shop#orders --committed > orders.jsonl
+      cues export data/shop#orders new.csv --columns item,count --from 1h
+    """
+    to_stdout = str(file) == "-"
+    form = form_of(file, content_type or ("application/x-ndjson" if to_stdout else None), uuid_key, columns)
+    begin = place.parse(start, "--from") if start else None
+    if not to_stdout and file.exists():
+        raise WrongUsage(f"{file} is there already.", "another name, or remove it.")
+    found = targets.resolve(target, store)
+    with found.open() as opened, slowly() as say:
+        known = opened.queues(all="." in found.name)
+        queue = opened.queue(targets.queue_of(found, known, "cues export"))
+        index = None
+        if begin is not None:
+            with opened.view() as txn:
+                index = place.index_of(begin, queue.log, txn, queue.log.row(txn), "--from")
+
+        def progress(done: int, size: int) -> None:
+            say(f"{queue.id}: {done:,} messages", queue=queue.id, messages=done, bytes=size)
+
+        if to_stdout:
+            number = journals.take_out(queue, sys.stdout.buffer.write, form, index, committed, progress)
+            sys.stdout.buffer.flush()
+        else:
+            part = file.with_name(f"{file.name}.{os.getpid()}.part")
+            try:
+                with part.open("xb") as target_file:
+                    number = journals.take_out(queue, target_file.write, form, index, committed, progress)
+                    target_file.flush()
+                    os.fsync(target_file.fileno())
+                os.replace(part, file)
+            finally:
+                part.unlink(missing_ok=True)
+    text = f"{count(number, 'message')} of {queue.id} exported"
+    if to_stdout:
+        note(text)
+    else:
+        Output(output).say(f"{text} to {file}", queue=queue.id, file=str(file), exported=number)

@@ -1,0 +1,115 @@
+"""``cues import``: files of messages with identities into a queue, as often as one likes."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import BinaryIO
+
+import click
+
+from cues.cli import target as targets
+from cues.cli.live import slowly
+from cues.cli.options import Failed, WrongUsage, command, option, output_options, store_option
+from cues.cli.output import Output, count
+from cues.cli.send import opened_queue
+from cues.errors import CuesError
+from cues.names import UUID
+from cues.queue import Queue
+from cues.txn import journals
+
+CONTENT_TYPE_HELP = (
+    "application/x-ndjson, text/csv, application/x-msgpack-fixed or application/x-protobuf-fixed; without it, as the"
+    " suffix says (.jsonl, .csv, .msgpack, .fixed)."
+)
+COLUMNS_HELP = "Names of the columns of CSV behind the UUID, with commas between them."
+
+
+@command(name="import")
+@click.argument("target", metavar="GRAPH[#QUEUE] | STORE#QUEUE")
+@click.argument("files", metavar="FILE...", nargs=-1, required=True, type=click.Path(path_type=Path, allow_dash=True))
+@store_option
+@option("--content-type", metavar="TYPE", help=CONTENT_TYPE_HELP)
+@option("--uuid-key", metavar="FIELD", default=UUID, show_default=True, help="The field that holds a message's UUID.")
+@option("--columns", metavar="NAMES", help=COLUMNS_HELP)
+@option("--stamp", is_flag=True, help="The messages have no UUID: give them one in FILE.stamped, and import that.")
+@option("--unstamped", is_flag=True, help="The messages have no UUID, and may come again with every import.")
+@option("--create", is_flag=True, help="Make the queue, and the store, if they are missing.")
+@output_options
+def import_(
+    target: str,
+    files: tuple[Path, ...],
+    store: str | None,
+    content_type: str | None,
+    uuid_key: str,
+    columns: str | None,
+    stamp: bool,
+    unstamped: bool,
+    create: bool,
+    output: str | None,
+) -> None:
+    """Append the messages of files to a queue; those that it has already are left out.
+
+    What tells them is the UUID that each message carries: producer, clock, flags. So an import that was cut
+    off, or failed in the middle, is simply repeated. Files without UUIDs are stamped first: --stamp writes
+    FILE.stamped beside the file, whole or not at all, and uses it again the next time.
+
+    \b
+      cues import data/shop#orders orders.jsonl
+      cues import data/shop#orders part-1.csv part-2.csv --columns item,count --create
+      cues import data/shop#orders raw.jsonl --stamp
+      cues export old#orders | cues import new#orders - --content-type application/x-ndjson --create
+
+    Pending messages stay pending until the acknowledgement that follows them in a file is imported. Several
+    files are taken as parts of one journal, in their order.
+    """
+    if stamp and unstamped:
+        raise WrongUsage("--stamp and --unstamped exclude each other.", "--stamp")
+    plans = [(path, form_of(path, content_type, uuid_key, columns)) for path in files]
+    found = targets.resolve(target, store)
+    with opened_queue(found, create, store) as queue:
+        out = Output(output)
+        seen: dict[int, int] = {}
+        for path, form in plans:
+            if stamp:
+                if str(path) == "-":
+                    raise WrongUsage("What comes on stdin cannot be stamped: the next time it is not there.", "a file.")
+                path, _ = journals.stamp(path, form)
+            appended, had = _import(queue, path, form, unstamped, seen)
+            there = f", {count(had, 'message')} {'was' if had == 1 else 'were'} there already" if had else ""
+            out.say(
+                f"{path}: {count(appended, 'message')} imported to {queue.id}{there}",
+                file=str(path),
+                queue=queue.id,
+                imported=appended,
+                there_already=had,
+            )
+
+
+def form_of(path: Path, content_type: str | None, uuid_key: str, columns: str | None) -> journals.Form:
+    """How messages lie in a file."""
+    found = content_type or journals.content_type_of(path)
+    if found is None:
+        raise WrongUsage(f"What does {path} hold? Its suffix does not say.", "--content-type application/x-ndjson")
+    names = tuple(name.strip() for name in columns.split(",")) if columns else ()
+    return journals.Form(found, uuid_key, names)
+
+
+def _import(queue: Queue, path: Path, form: journals.Form, unstamped: bool, seen: dict[int, int]) -> tuple[int, int]:
+    before = len(queue)
+    stream: BinaryIO = sys.stdin.buffer if str(path) == "-" else path.open("rb")
+    with stream, slowly() as say:
+        try:
+            return journals.bring(
+                queue,
+                stream,
+                form,
+                unstamped,
+                lambda done, size: say(f"{path}: {done:,} messages", file=str(path), messages=done, bytes=size),
+                seen,
+            )
+        except CuesError as error:
+            raise Failed(
+                f"{path}: {error.message} What is before it is imported ({count(len(queue) - before, 'new message')}).",
+                error.hint,
+            ) from None

@@ -1,0 +1,309 @@
+"""Messages in files and streams: framings, by content type.
+
+    application/x-protobuf-fixed    66 33 93 36, length (4 bytes, little-endian), payload
+    application/x-ndjson            one JSON object, line feed
+    text/csv                        a record of fields, the UUID first, line feed
+
+The bytes are those of Gazette (``message/framing_*.go``), except that JSON leaves ``&``, ``<`` and ``>`` as they
+are. A framing reads one frame at a time and never beyond it, so several may take turns on a stream.
+
+    EOFError          the clean end, between two frames
+    UnexpectedEOF     the stream ends inside a frame
+    Desynchronised    what stands where a frame should begin is none (fixed framing); the next frame is found
+    FramingError      a line that cannot be read, which has been read; the next may be good
+    MessageTooLarge   a frame above 64 MiB, which is not read
+
+Not guaranteed: that the message of a damaged frame is noticed as such. Fixed framing has no checksum.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final, Protocol
+
+from cues.errors import Desynchronised, FramingError, InvalidArgument, MessageTooLarge, UnexpectedEOF
+
+FIXED: Final = "application/x-protobuf-fixed"
+JSON_LINES: Final = "application/x-ndjson"
+CSV: Final = "text/csv"
+
+FRAME_BYTES_MAX: Final = 64 << 20
+"""A damaged length would otherwise ask for 4 GiB of memory."""
+BUFFER_BYTES: Final = 64 << 10
+
+_MAGIC: Final = b"\x66\x33\x93\x36"
+_HEADER_BYTES: Final = 8
+
+
+class Stream(Protocol):
+    """What frames are read from: any binary file."""
+
+    def read(self, size: int = -1, /) -> bytes | None: ...
+
+
+class FrameReader:
+    """Reads a stream through a buffer of ``buffer`` bytes, at least 16; ``offset`` is how much was read so far.
+
+    What a framing must remember of its stream is here too (:attr:`memory`).
+    """
+
+    def __init__(self, stream: Stream, buffer: int = BUFFER_BYTES) -> None:
+        self._stream = stream
+        self._capacity = max(16, buffer)
+        self._buffer = b""
+        self._ended = False
+        self.offset = 0
+        self.memory: dict[str, Any] = {}
+
+    def peek(self, size: int) -> bytes:
+        """Everything that is in the buffer, at least ``size`` bytes of it unless the stream ends before."""
+        while len(self._buffer) < size and not self._ended:
+            more = self._stream.read(max(size, self._capacity) - len(self._buffer))
+            if more:
+                self._buffer += more
+            else:
+                self._ended = True
+        return self._buffer
+
+    def take(self, size: int) -> bytes:
+        """The next ``size`` bytes; fewer only at the end of the stream."""
+        self.peek(min(size, self._capacity))
+        taken, self._buffer = self._buffer[:size], self._buffer[size:]
+        parts = [taken]
+        left = size - len(taken)
+        while left and not self._ended:
+            more = self._stream.read(min(left, 1 << 20))
+            if more:
+                parts.append(more)
+                left -= len(more)
+            else:
+                self._ended = True
+        found = b"".join(parts)
+        self.offset += len(found)
+        return found
+
+    def line(self) -> bytes:
+        """The next line, with its line feed, however long (to 64 MiB).
+
+        Raises EOFError where there is none, :class:`UnexpectedEOF` where it has no line feed.
+        """
+        parts: list[bytes] = []
+        size = 0
+        while True:
+            here = self.peek(1)
+            if not here:
+                if size:
+                    raise UnexpectedEOF(
+                        f"The stream ends after {size:,} bytes of a line, without a line feed.",
+                        "the whole file, or a line feed at its end.",
+                        data=b"".join(parts),
+                    )
+                raise EOFError
+            end = here.find(b"\n") + 1
+            parts.append(self.take(end or len(here)))
+            size += len(parts[-1])
+            if end:
+                return b"".join(parts)
+            if size > FRAME_BYTES_MAX:
+                raise _too_large(size, "line", " or more")
+
+
+class Framing(Protocol):
+    """How messages of one content type lie in a stream."""
+
+    @property
+    def content_type(self) -> str: ...
+
+    def encode(self, message: Any) -> bytes:
+        """The frame of a message; raises :class:`FramingError` for one that it cannot hold."""
+
+    def decode(self, reader: FrameReader) -> Any:
+        """Read one frame and not a byte more; raises as the module says."""
+
+
+class Fixed:
+    """Fixed framing of payload bytes, or of what ``dumps`` and ``loads`` make bytes of (a protobuf class's, say)."""
+
+    def __init__(
+        self,
+        content_type: str = FIXED,
+        dumps: Callable[[Any], bytes] | None = None,
+        loads: Callable[[bytes], Any] | None = None,
+    ) -> None:
+        self.content_type = content_type
+        self._dumps = dumps
+        self._loads = loads
+
+    def encode(self, message: Any) -> bytes:
+        payload = message if self._dumps is None else self._dumps(message)
+        if not isinstance(payload, (bytes, bytearray, memoryview)):
+            raise FramingError(
+                f"A payload of {self.content_type} is bytes, found {type(payload).__name__}.",
+                "register_framing(Fixed(dumps=…, loads=…)).",
+            )
+        payload = bytes(payload)
+        if len(payload) > FRAME_BYTES_MAX:
+            raise _too_large(len(payload), "payload")
+        return _MAGIC + len(payload).to_bytes(4, "little") + payload
+
+    def decode(self, reader: FrameReader) -> Any:
+        here = reader.peek(_HEADER_BYTES)
+        if not here:
+            raise EOFError
+        if len(here) < _HEADER_BYTES:
+            if here == b"\n":  # a text editor's
+                reader.take(1)
+                raise EOFError
+            raise UnexpectedEOF(f"The stream ends inside the header of a frame ({len(here)} of 8 bytes).", data=here)
+        if here[:4] != _MAGIC:
+            raise self._desynchronised(reader, here)
+        size = int.from_bytes(here[4:8], "little")
+        if size > FRAME_BYTES_MAX:
+            raise _too_large(size, "frame")
+        frame = reader.take(_HEADER_BYTES + size)
+        if len(frame) < _HEADER_BYTES + size:
+            raise UnexpectedEOF(
+                f"The stream ends inside a frame (size {_HEADER_BYTES + size}): {len(frame)} bytes are there.",
+                "the whole file.",
+                data=frame,
+            )
+        payload = frame[_HEADER_BYTES:]
+        return payload if self._loads is None else self._loads(payload)
+
+    def _desynchronised(self, reader: FrameReader, here: bytes) -> Desynchronised:
+        """Pass over the junk, to the next magic in the buffer; the last 3 bytes of it may begin one."""
+        found = here.find(_MAGIC, 1)
+        junk = reader.take(found if found > 0 else len(here) - (len(_MAGIC) - 1))
+        return Desynchronised(
+            f"{len(junk)} bytes before offset {reader.offset:,} begin no frame of {self.content_type}.",
+            "the next frame follows: decode again; or another content type.",
+            junk=junk,
+        )
+
+
+class JSONLines:
+    """A JSON object a line. UUIDs are written as text, and stay text when they are read."""
+
+    content_type = JSON_LINES
+
+    def encode(self, message: Any) -> bytes:
+        try:
+            text = json.dumps(message, ensure_ascii=False, separators=(",", ":"), allow_nan=False, default=_plain)
+            return text.encode() + b"\n"
+        except (TypeError, ValueError, RecursionError) as error:
+            raise FramingError(f"The message cannot be written as JSON: {error}.", "plain values.") from None
+
+    def decode(self, reader: FrameReader) -> Any:
+        line = reader.line()
+        try:
+            return json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise FramingError(
+                f"The line that ends at offset {reader.offset:,} is not JSON: {error}.", "mend it, or leave it out."
+            ) from None
+
+
+class CSVRecords:
+    """A list of fields a record, all of them text; the first is the UUID. The first record says how many there are."""
+
+    content_type = CSV
+
+    def encode(self, message: Sequence[Any]) -> bytes:
+        if isinstance(message, (str, bytes)) or not isinstance(message, Sequence):
+            raise FramingError(f"A record is a list of fields, found {type(message).__name__}.", "[uuid, …].")
+        if not message:
+            raise FramingError("The record has no fields.", "[uuid, …].")
+        _check_uuid(str(message[0]))
+        out = io.StringIO()
+        csv.writer(out, lineterminator="\n").writerow(message)
+        return out.getvalue().encode()
+
+    def decode(self, reader: FrameReader) -> list[str]:
+        memory = reader.memory
+        record: list[str] = []
+        while not record:  # an empty line is no record
+            start = reader.offset
+            try:
+                record = next(csv.reader(self._lines(reader), strict=True))
+            except (csv.Error, UnicodeDecodeError) as error:
+                memory["records"] = memory.get("records", 0) + 1
+                raise FramingError(f"The record at offset {start:,} cannot be read: {error}.", "mend it.") from None
+        number = memory["records"] = memory.get("records", 0) + 1
+        width = memory.setdefault("width", len(record))
+        if len(record) != width:
+            raise FramingError(
+                f"Record {number}: wrong number of fields ({len(record)}; the first has {width}).", "mend it."
+            )
+        _check_uuid(record[0])
+        return record
+
+    @staticmethod
+    def _lines(reader: FrameReader) -> Iterator[str]:
+        """Lines, as far as the record goes on: the csv module asks for more only inside quotes."""
+        size = 0
+        data = b""
+        while size <= FRAME_BYTES_MAX:
+            try:
+                line = reader.line()
+            except EOFError:
+                if not size:
+                    raise
+                raise UnexpectedEOF("The stream ends inside a quoted field.", "the whole file.", data=data) from None
+            size += len(line)
+            data += line
+            yield line.decode()
+        raise _too_large(size, "record", " or more")
+
+
+_framings: dict[str, Framing] = {}
+
+
+def register_framing(framing: Framing) -> None:
+    """Use ``framing`` for its content type from now on; in the place of another one, if there is one."""
+    _framings[framing.content_type] = framing
+
+
+def framing_for(content_type: str) -> Framing:
+    """The framing of a content type. Raises :class:`InvalidArgument` for one that nobody registered."""
+    found = _framings.get(content_type)
+    if found is None:
+        raise InvalidArgument(
+            f"Unrecognized content type ({content_type}); there are {', '.join(sorted(_framings))}.",
+            "one of those, or register_framing(...).",
+        )
+    return found
+
+
+for _framing in (Fixed(), JSONLines(), CSVRecords()):
+    register_framing(_framing)
+
+# The csv module refuses fields above 128 KiB unless it is told otherwise, for the whole process.
+csv.field_size_limit(max(csv.field_size_limit(), FRAME_BYTES_MAX))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, uuid.UUID):
+        return str(value)
+    raise TypeError(f"unsupported type: {type(value).__name__}")
+
+
+def _check_uuid(text: str) -> None:
+    try:
+        uuid.UUID(text)
+    except ValueError:
+        raise FramingError(
+            f"The first field is an invalid UUID (length {len(text)}): {text[:40]!r}.", "cues import --stamp."
+        ) from None
+
+
+def _too_large(size: int, what: str, more: str = "") -> MessageTooLarge:
+    return MessageTooLarge(
+        f"A {what} of {size:,} bytes{more} is above the limit of {FRAME_BYTES_MAX:,}.",
+        "another content type, or a file that is not damaged.",
+        size_bytes=size,
+        limit_bytes=FRAME_BYTES_MAX,
+    )
