@@ -110,6 +110,12 @@ def test_bank_says_so_when_something_is_wrong(tmp_path: Path) -> None:
     assert "NO   the money is all there" in printed and "Something is wrong" in printed
 
 
+def test_word_count_partitioned(tmp_path: Path) -> None:
+    printed = run(sys.executable, str(EXAMPLES / "word_count_partitioned.py"), cwd=tmp_path).splitlines()
+    assert re.fullmatch(r"20 words on 4 partitions: \d+, \d+, \d+, \d+", printed[0])
+    assert [line.split() for line in printed[1:5]] == [["10", word] for word in ("it", "of", "the", "was")]
+
+
 def test_stream_sum(tmp_path: Path) -> None:
     printed = run(sys.executable, str(EXAMPLES / "stream_sum.py"), cwd=tmp_path).splitlines()
     assert re.fullmatch(r"1,200 chunks of 60 files published, and \d+ that came to nothing", printed[0])

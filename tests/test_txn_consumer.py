@@ -162,6 +162,23 @@ def test_pending_messages_begin_no_transaction_and_come_with_their_acknowledgeme
         assert app.transactions == [[1, 2]]
 
 
+def test_an_acknowledgement_alone_is_no_transaction_of_the_application_and_is_committed(
+    store: Store, checkpoint: Any
+) -> None:
+    """It comes alone where the messages in front of it filled a transaction; nobody is asked to finalize nothing."""
+    queue = store.queue("q")
+    clock = Clock()
+    app = Noted(clock.tick)
+    with Publisher() as publisher:
+        publish(publisher, queue, 1, 2)
+        acknowledge(publisher)
+    with Consumer(app, [queue], checkpoint, max_s=2, now=clock) as consumer:
+        consumer.drain()
+        assert app.transactions == [[1, 2]] and app.begun == 1 == len(app.finished)
+        assert consumer.read_through == consumer.needed_from == {f"{store.id.hex()}/q": 4}
+    assert checkpoint.restore().offsets == {f"{store.id.hex()}/q": 4}
+
+
 def test_acknowledgements_are_told_to_who_asks(store: Store, checkpoint: Any) -> None:
     queue = store.queue("q")
 

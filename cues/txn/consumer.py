@@ -125,6 +125,8 @@ class _Transaction:
     began: float | None = None
     """When its first message was consumed."""
     consumed: int = 0
+    moved: bool = False
+    """Whether acknowledgements were read that the application does not ask for: a checkpoint's worth, but not its."""
     reading: bool = True
     """Whether it takes further messages."""
     young: bool = True
@@ -276,7 +278,7 @@ class Consumer:
                     self._consume(transaction, self._out)
                 elif self._must_wait(transaction, draining):
                     self._wait(transaction)
-                elif transaction.began is None:
+                elif transaction.began is None and not transaction.moved:
                     return False
                 else:
                     break
@@ -325,15 +327,19 @@ class Consumer:
     def _consume(self, transaction: _Transaction, envelope: Envelope) -> None:
         publisher = self._publisher
         assert publisher is not None
+        if envelope.acknowledgement and not hasattr(self._app, "acknowledged"):
+            transaction.moved = True
+            self._out = None
+            return
         if transaction.began is None:
             if hasattr(self._app, "begin"):
                 self._app.begin()
             transaction.began = self._now()
         try:
-            if not envelope.acknowledgement:
+            if envelope.acknowledgement:
+                self._app.acknowledged(envelope)  # type: ignore[attr-defined]
+            else:
                 self._app.consume(envelope, publisher)
-            elif hasattr(self._app, "acknowledged"):
-                self._app.acknowledged(envelope)
         except Defer:
             if not transaction.consumed:
                 raise CuesError(
@@ -355,7 +361,7 @@ class Consumer:
             return True
         # Nothing was consumed, so there is nothing to commit: more must come, unless no more is wanted.
         if transaction.began is None:
-            return not draining and not self._stopping
+            return not (draining or self._stopping or transaction.moved)
         # Who drains has read everything, and whatever is missing will not come.
         if draining:
             return False
@@ -389,7 +395,7 @@ class Consumer:
         publisher = self._publisher
         assert publisher is not None and self._thread is not None
         # 5. Finalize.
-        work = self._app.finalize(publisher)
+        work = None if transaction.began is None else self._app.finalize(publisher)
         if faults.active:
             faults.point("consumer.finalized")
         # 6. The barrier of what was published, which also takes its acknowledgements.
@@ -400,7 +406,8 @@ class Consumer:
         transaction.handed_over = True
         self._behind = self._thread.submit(self._commit_behind, made, work, intents)
         self._behind.add_done_callback(lambda _: self._ring_own())
-        self._finish(self._behind)
+        if transaction.began is not None:
+            self._finish(self._behind)
 
     def _commit_behind(self, made: Checkpoint, work: Any, intents: list[AckIntent]) -> None:
         publisher = self._publisher
