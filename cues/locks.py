@@ -66,20 +66,25 @@ class LockFile:
         with self._guard:
             if offset in self._mine:
                 return False
+            # Noted first: where a signal's handler raises, what the kernel gave is given back.
+            self._mine.add(offset)
             try:
                 fcntl.lockf(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, offset)
-            except OSError as error:
-                if error.errno in (errno.EACCES, errno.EAGAIN):
+            except BaseException as error:
+                self._give_back(offset)
+                if isinstance(error, OSError) and error.errno in (errno.EACCES, errno.EAGAIN):
                     return False
                 raise
-            self._mine.add(offset)
             return True
 
     def unlock(self, offset: int) -> None:
         with self._guard:
             if offset in self._mine:
-                self._mine.discard(offset)
-                fcntl.lockf(self._fd, fcntl.LOCK_UN, 1, offset)
+                self._give_back(offset)
+
+    def _give_back(self, offset: int) -> None:
+        fcntl.lockf(self._fd, fcntl.LOCK_UN, 1, offset)
+        self._mine.discard(offset)
 
     def mine(self, offset: int) -> bool:
         return offset in self._mine

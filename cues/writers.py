@@ -86,20 +86,18 @@ class Turnstile:
         with self.mutex:
             if not self._joined:
                 self._join()
-            if words[SHARED_WRITERS]:
-                txn = self._queue_up()
-            else:
-                words[BUSY_WRITER] = self._pid
-                try:
-                    txn = self._begin(None, None, True)
-                except BaseException:
-                    words[BUSY_WRITER] = 0
-                    raise
-                if words[SHARED_WRITERS]:
-                    txn.abort()
-                    words[BUSY_WRITER] = 0
-                    txn = self._queue_up()
+            txn = None
             try:
+                if words[SHARED_WRITERS]:
+                    txn = self._queue_up()
+                else:
+                    words[BUSY_WRITER] = self._pid
+                    txn = self._begin(None, None, True)
+                    if words[SHARED_WRITERS]:
+                        txn.abort()
+                        txn = None
+                        words[BUSY_WRITER] = 0
+                        txn = self._queue_up()
                 room = words[ROOM]
                 if room >= pages:
                     words[ROOM] = room - pages
@@ -111,7 +109,8 @@ class Turnstile:
             except BaseException as error:
                 if not isinstance(error, Exception):  # a Ctrl-C, which may come when the commit is done
                     error.__dict__["last_txnid"] = self._last_txnid()
-                txn.abort()
+                if txn is not None:
+                    txn.abort()
                 raise
             finally:
                 if self._holding:
@@ -135,13 +134,15 @@ class Turnstile:
         shared = words[SHARED_WRITERS]
         try:
             self._share()
-            txn = self._queue_up()
+            txn = None
             try:
+                txn = self._queue_up()
                 result = look(txn, *args)
                 txn.commit()  # of nothing, but it keeps the handles that were opened
                 return result
             except BaseException:
-                txn.abort()
+                if txn is not None:
+                    txn.abort()
                 raise
             finally:
                 self._let_go()
@@ -150,17 +151,14 @@ class Turnstile:
             self._locks.unlock(locks.REGISTER)
 
     def _queue_up(self) -> Any:
+        """Wait for the turn and begin; the caller lets go, whatever is raised."""
+        self._holding = True  # before it is: a signal's handler may raise right behind the lock
         self._await(lambda: self._locks.try_lock(locks.WRITER), lambda: self._locks.holder(locks.WRITER))
-        self._holding = True
-        try:
-            return self._begin(None, None, True)
-        except BaseException:
-            self._let_go()
-            raise
+        return self._begin(None, None, True)
 
     def _let_go(self) -> None:
-        self._holding = False
         self._locks.unlock(locks.WRITER)
+        self._holding = False
         if time.monotonic() - self._looked > _LOOK_AGAIN_S:
             self._look_again()
 

@@ -68,6 +68,39 @@ def test_a_lone_writer_takes_no_lock_and_two_take_turns(tmp_path: Path) -> None:
         assert len(store.queue("q")) == 40
 
 
+@pytest.mark.parametrize("got", [False, True], ids=["before the lock", "behind the lock"])
+def test_an_interrupt_in_the_moment_of_the_lock_leaves_nothing_locked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, got: bool
+) -> None:
+    """A Ctrl-C has its handler run between any two instructions: the turn is given back, and the next comes at once."""
+    with cues.open(tmp_path / "store", durability="process") as store:
+        appender = store.queue("q").appender()
+        appender.write({"n": 1})
+        with children.Child(WRITE, store.path) as other:
+            assert other.line() == "ready"
+            other.say("2")
+            assert other.line() == "2"
+            lock_file = store.locks
+            lock = lock_file.try_lock
+
+            def interrupted(offset: int) -> bool:
+                monkeypatch.setattr(lock_file, "try_lock", lock)
+                if got:
+                    assert lock(offset)
+                raise KeyboardInterrupt
+
+            appender.write({"n": 3})
+            assert shared(store) == 1
+            monkeypatch.setattr(lock_file, "try_lock", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                appender.write({"n": 0})
+            assert not lock_file.mine(locks.WRITER)
+            other.say("4")
+            assert other.line() == "4"
+            assert appender.write({"n": 5}) == 5
+            other.end()
+
+
 HAMMER = """
 import sys, threading, cues
 with cues.open(sys.argv[1]) as store:
