@@ -119,7 +119,8 @@ def test_what_a_function_prints_is_not_mixed_with_the_table(graph) -> None:  # t
         assert run.wait() == 130
     lines = run.screen.split("\n")
     saw = [line for line in lines if "saw" in line]
-    assert saw[:501] == [f"saw {n}" for n in range(501)]
+    # The terminal itself writes the ^C, between any two others: what came well before it is looked at.
+    assert saw[:400] == [f"saw {n}" for n in range(400)]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -215,7 +216,7 @@ def test_a_second_run_fails_at_once_and_names_the_process(graph) -> None:  # typ
 
 def test_a_graph_fed_by_send_takes_what_comes_and_ends_when_idle(graph) -> None:  # type: ignore[no-untyped-def]
     path = graph(FED)
-    with Command("run", path, "--idle-exit", "1.5") as run:
+    with Command("run", path, "--idle-exit", "4") as run:
         run.until('"type": "progress"')
         sent = cues("send", f"{path}#orders", "count=4", "item=pear")
         assert sent.code == 0, sent.err
