@@ -255,7 +255,7 @@ def test_a_driver_that_dies_anywhere_has_lost_and_doubled_nothing(
             try:
                 for n in range(sent, sent + 30):
                     running[0].send("in", {"n": n})
-                until(lambda running=running: running[0].stopped)
+                until(lambda running=running: running[0].stopped, timeout_s=200)
             finally:
                 sent = len(running[0].store.queue("in"))
                 running[0].close()
@@ -534,10 +534,10 @@ def test_a_spark_stream_is_a_source_and_another_checkpoint_is_refused(spark: Spa
         return Graph("g", [arrivals(tmp_path / "files"), Stream(spark_graphs.plain, "in", "out")])
 
     def die(point: str) -> None:
-        raise Death(point)
+        raise RuntimeError(point)  # Java waits for ever for a callback that ends with anything else
 
     faults.arm("spark.recorded", 2, die)
-    with pytest.raises(ProcessorStopped):
+    with pytest.raises(ProcessorStopped, match=r"spark\.recorded"):
         made().run(engine="spark", spark=spark, store=tmp_path / "store", queues=tmp_path / "queues")
     faults.disarm()
     run(made(), tmp_path, spark)
@@ -548,10 +548,11 @@ def test_a_spark_stream_is_a_source_and_another_checkpoint_is_refused(spark: Spa
     assert [m["n"] for m in found["out"]] == [2 * m["n"] for m in found["in"]]
     shutil.rmtree(tmp_path / "queues" / "_cues" / "checkpoints")
     with (
-        pytest.raises(PositionMismatch, match=r"Batch 0 of g\.in does not follow"),
+        pytest.raises(ProcessorStopped, match=r"Batch 0 of g\.in does not follow") as refused,
         made().start(engine="spark", spark=spark, store=tmp_path / "store", queues=tmp_path / "queues") as running,
     ):
         running.wait_done()
+    assert isinstance(refused.value.__cause__, PositionMismatch)
     assert left(tmp_path, made(), spark) == found
 
 
