@@ -17,6 +17,8 @@ from click.testing import CliRunner
 import cues
 import cues.spark
 from cues import Graph, Sink, Source, Stream, faults, testing
+from cues.cli.run import run as run_command
+from cues.cli.show import show
 from cues.cli.tail import tail
 from cues.errors import (
     AlreadyRunning,
@@ -613,3 +615,31 @@ def test_what_has_no_form_there_is_refused_by_name(spark: SparkSession, tmp_path
     shutil.rmtree(tmp_path / "s")
     with pytest.raises(Diverged, match="it is another queue"):
         Graph("g", [Stream(spark_graphs.plain, "in", "out")]).start(**places)
+
+
+GRAPH_FILE = """
+from cues import Graph, Sink, Source, Stream
+from spark_graphs import counted, numbers, outside, plain
+
+graph = Graph("g", [Source("in", numbers), Stream(plain, "in", "out"), Stream(counted, "out", "counted", key="n")])
+graph.add(Sink(outside, "counted"))
+"""
+
+
+def test_the_command_line_says_what_becomes_of_each_processor(tmp_path: Path) -> None:
+    file = tmp_path / "graph_of_files.py"
+    file.write_text(GRAPH_FILE)
+    runner = CliRunner()
+    shown = runner.invoke(show, [str(file), "--engine", "spark", "--queues", str(tmp_path / "q")])
+    assert shown.exit_code == 0, shown.output
+    for processor, place in (
+        ("in", "a feeder copies the queue into the directory"),
+        ("plain", "on all executors"),
+        ("counted", "by key; the state lies in the directory"),
+        ("outside", "one task a step"),
+    ):
+        (line,) = [line for line in shown.output.splitlines() if line.startswith(f"  {processor}: ")]
+        assert place in line
+    for command, arguments in ((run_command, []), (show, []), (run_command, ["--engine", "spark", "--fresh"])):
+        refused = runner.invoke(command, [str(file), "--queues", str(tmp_path / "q"), *arguments])
+        assert refused.exit_code == 2 and str(tmp_path / "q") in refused.output and not (tmp_path / "q").exists()
