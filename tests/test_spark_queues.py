@@ -17,6 +17,8 @@ from click.testing import CliRunner
 import cues
 import cues.spark
 from cues import Graph, Sink, Source, Stream, faults, testing
+from cues.cli.run import run as run_command
+from cues.cli.show import show
 from cues.cli.tail import tail
 from cues.errors import (
     AlreadyRunning,
@@ -255,7 +257,7 @@ def test_a_driver_that_dies_anywhere_has_lost_and_doubled_nothing(
             try:
                 for n in range(sent, sent + 30):
                     running[0].send("in", {"n": n})
-                until(lambda running=running: running[0].stopped)
+                until(lambda running=running: running[0].stopped, timeout_s=200)
             finally:
                 sent = len(running[0].store.queue("in"))
                 running[0].close()
@@ -534,10 +536,10 @@ def test_a_spark_stream_is_a_source_and_another_checkpoint_is_refused(spark: Spa
         return Graph("g", [arrivals(tmp_path / "files"), Stream(spark_graphs.plain, "in", "out")])
 
     def die(point: str) -> None:
-        raise Death(point)
+        raise RuntimeError(point)  # Java waits for ever for a callback that ends with anything else
 
     faults.arm("spark.recorded", 2, die)
-    with pytest.raises(ProcessorStopped):
+    with pytest.raises(ProcessorStopped, match=r"spark\.recorded"):
         made().run(engine="spark", spark=spark, store=tmp_path / "store", queues=tmp_path / "queues")
     faults.disarm()
     run(made(), tmp_path, spark)
@@ -548,10 +550,11 @@ def test_a_spark_stream_is_a_source_and_another_checkpoint_is_refused(spark: Spa
     assert [m["n"] for m in found["out"]] == [2 * m["n"] for m in found["in"]]
     shutil.rmtree(tmp_path / "queues" / "_cues" / "checkpoints")
     with (
-        pytest.raises(PositionMismatch, match=r"Batch 0 of g\.in does not follow"),
+        pytest.raises(ProcessorStopped, match=r"Batch 0 of g\.in does not follow") as refused,
         made().start(engine="spark", spark=spark, store=tmp_path / "store", queues=tmp_path / "queues") as running,
     ):
         running.wait_done()
+    assert isinstance(refused.value.__cause__, PositionMismatch)
     assert left(tmp_path, made(), spark) == found
 
 
@@ -612,3 +615,31 @@ def test_what_has_no_form_there_is_refused_by_name(spark: SparkSession, tmp_path
     shutil.rmtree(tmp_path / "s")
     with pytest.raises(Diverged, match="it is another queue"):
         Graph("g", [Stream(spark_graphs.plain, "in", "out")]).start(**places)
+
+
+GRAPH_FILE = """
+from cues import Graph, Sink, Source, Stream
+from spark_graphs import counted, numbers, outside, plain
+
+graph = Graph("g", [Source("in", numbers), Stream(plain, "in", "out"), Stream(counted, "out", "counted", key="n")])
+graph.add(Sink(outside, "counted"))
+"""
+
+
+def test_the_command_line_says_what_becomes_of_each_processor(tmp_path: Path) -> None:
+    file = tmp_path / "graph_of_files.py"
+    file.write_text(GRAPH_FILE)
+    runner = CliRunner()
+    shown = runner.invoke(show, [str(file), "--engine", "spark", "--queues", str(tmp_path / "q")])
+    assert shown.exit_code == 0, shown.output
+    for processor, place in (
+        ("in", "a feeder copies the queue into the directory"),
+        ("plain", "on all executors"),
+        ("counted", "by key; the state lies in the directory"),
+        ("outside", "one task a step"),
+    ):
+        (line,) = [line for line in shown.output.splitlines() if line.startswith(f"  {processor}: ")]
+        assert place in line
+    for command, arguments in ((run_command, []), (show, []), (run_command, ["--engine", "spark", "--fresh"])):
+        refused = runner.invoke(command, [str(file), "--queues", str(tmp_path / "q"), *arguments])
+        assert refused.exit_code == 2 and str(tmp_path / "q") in refused.output and not (tmp_path / "q").exists()

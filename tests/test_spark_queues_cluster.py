@@ -1,5 +1,5 @@
 """Queues on a shared filesystem, on a real standalone cluster: executors that are processes of their own read and
-write them; a driver, an executor and a worker are killed with ``kill -9`` while they do."""
+write them; a driver, a worker and its executor are killed with ``kill -9`` while they do."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ import spark_graphs
 import test_flights
 from children import Child
 from spark_cluster import Cluster, until
-from test_spark_cluster import executor, worker_daemon_with_its_executor
+from test_spark_cluster import worker_daemon_with_its_executor
 
 from cues.spark.cluster import looking
 
@@ -33,7 +33,7 @@ def cluster() -> Iterator[Cluster]:
     assert found.processes() == []
 
 
-# Runs the flights of January, then graphs that are held in the middle of a part, one for each folder it is told.
+# Runs the flights of January, then a graph that is held in the middle of a part, in each folder that it is told.
 DRIVER = """
 import sys
 from pathlib import Path
@@ -71,18 +71,16 @@ def test_january_and_kills_on_a_cluster(cluster: Cluster, tmp_path: Path) -> Non
     with Child(DRIVER, cluster.master, tmp_path, **environment) as child:
         assert child.line() == "flights"
         expect_january(tmp_path)
-        for number, victims in enumerate((executor, worker_daemon_with_its_executor)):
-            folder = tmp_path / f"held-{number}"
-            folder.mkdir()
-            child.say(str(folder))
-            until(lambda folder=folder: (folder / "held").exists(), timeout_s=120)
-            for pid in victims(int((folder / "held").read_text())):
-                os.kill(pid, signal.SIGKILL)
-            assert child.line() == "done"
-            assert [m["n"] for m in messages(folder, "out")] == list(range(spark_graphs.COUNT))
-            calls = Counter(map(int, (folder / "calls").read_text().split()))
-            assert calls[250] > 1 and len(calls) == spark_graphs.COUNT
-            cluster.fill()
+        folder = tmp_path / "held"
+        folder.mkdir()
+        child.say(str(folder))
+        until((folder / "held").exists, timeout_s=120)
+        for pid in worker_daemon_with_its_executor(int((folder / "held").read_text())):
+            os.kill(pid, signal.SIGKILL)
+        assert child.line() == "done"
+        assert [m["n"] for m in messages(folder, "out")] == list(range(spark_graphs.COUNT))
+        calls = Counter(map(int, (folder / "calls").read_text().split()))
+        assert calls[250] > 1 and len(calls) == spark_graphs.COUNT
         child.end()
 
 

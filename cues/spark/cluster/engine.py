@@ -35,7 +35,7 @@ from cues.spark.cluster.driver import Driver
 from cues.spark.cluster.feeder import Feeder
 from cues.spark.cluster.files import RENAME_COPIES, Files
 from cues.spark.cluster.inlet import Inlet
-from cues.spark.cluster.keeping import Keeper, sweep
+from cues.spark.cluster.keeping import Keeper, keepers_group, sweep
 from cues.spark.cluster.lease import Lease
 from cues.spark.cluster.step import Stage
 from cues.spark.session import in_short
@@ -296,7 +296,7 @@ class ClusterRunning(Running):
         return ClusterWorker(self, feeder.ledger.processor, feeder.step, wait)
 
     def _keeping(self, keeper: Keeper) -> Callable[[], bool]:
-        """The keeper's turn: a look whenever something was appended, and now and then for what is old."""
+        """The keeper's turn: one look, whatever came of it."""
 
         def turn() -> bool:
             try:
@@ -376,6 +376,8 @@ class ClusterRunning(Running):
             self.driver.closed = True
             for stage in getattr(self, "stages", ()):
                 stage.cancel()
+            with contextlib.suppress(Exception):  # the session was stopped, and its jobs with it
+                self.spark.sparkContext.cancelJobGroup(keepers_group(self.driver))
             super().close(1.0)
             self.driver.files.delete(self.driver.work)
         finally:

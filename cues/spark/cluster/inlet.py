@@ -17,7 +17,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from cues import codec, events
-from cues.errors import PositionMismatch, ProcessorStopped
+from cues.errors import CuesError, Fenced, PositionMismatch, ProcessorStopped
 from cues.hashes import Hasher
 from cues.processor import Node
 from cues.spark.checkpoint import part_of
@@ -82,16 +82,22 @@ class Inlet:
             while not ending() and not self._query.awaitTermination(_LOOK_S):
                 pass
         except Exception as error:
-            failed = self._failed or error
-            if not isinstance(failed, PositionMismatch):
-                failed = ProcessorStopped(
-                    f"{self.node.id} stopped: {in_short(error)}.",
-                    "start again when the cause is gone; it goes on behind its last batch.",
-                    processor=self.node.id,
-                )
-            raise failed from None
+            stopped = self._stopped(error)
+            raise stopped from (None if stopped is self._failed else self._failed)
         finally:
             self._query.stop()
+
+    def _stopped(self, error: Exception) -> CuesError:
+        """What ended the query: an error of a batch, where there is one, else Spark's."""
+        if isinstance(self._failed, Fenced):
+            return self._failed
+        why = self._failed.message if isinstance(self._failed, CuesError) else f"{in_short(error)}."
+        hint = self._failed.hint if isinstance(self._failed, CuesError) else ""
+        return ProcessorStopped(
+            f"{self.node.id} stopped: {why}",
+            hint or "start again when the cause is gone; it goes on behind its last batch.",
+            processor=self.node.id,
+        )
 
     def idle(self) -> bool:
         """Whether the stream has nothing to give now."""

@@ -67,7 +67,7 @@ class Keeper:
         directory.hold(files)
         try:
             folder = driver.scratch()
-            driver.context.setJobGroup(f"cues keeper {driver.owner}", f"merging files of {directory.queue}", True)
+            driver.context.setJobGroup(keepers_group(driver), f"merging files of {directory.queue}", True)
             rows = driver.session.read.schema(SCHEMA).parquet(*directory.urls(files))
             one = rows.coalesce(1).sortWithinPartitions("index")
             one.write.option("maxRecordsPerFile", 0).parquet(driver.files.url_of(folder))
@@ -131,6 +131,11 @@ class Keeper:
         for one in due:
             self.driver.files.delete(f"{one[1].folder}/{one[2]}")
             self._leaving.remove(one)
+
+
+def keepers_group(driver: Driver) -> str:
+    """Spark's name for the jobs of a driver's keeper."""
+    return f"cues keeper {driver.owner}"
 
 
 def sweep(driver: Driver, stages: Sequence[Stage]) -> int:
