@@ -242,7 +242,8 @@ class Fenced(CuesError):
     """Raised by a commit whose owner lost the processor; the commit wrote nothing.
 
     ``reason`` is ``"takeover"`` (another owner: drop everything and stop) or ``"seek"`` (same
-    owner, the positions were moved: read them again).
+    owner, the positions were moved: read them again). Of a member of a consumer group ``processor`` is
+    the group, and ``partitions`` are those that were not committed.
     """
 
     processor: str

@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 import terminal
+import xxhash
 from children import Child
 
 import cues
@@ -42,6 +43,8 @@ PARTITIONS = 6
 DEADLINE_S = 30
 LEASE_S = 0.3
 """Of members that are to lose it."""
+KEPT_S = 1.0
+"""Of members that are to keep it on a busy machine, in a test that waits for it."""
 
 
 @pytest.fixture
@@ -223,7 +226,7 @@ def test_a_partition_on_its_way_is_not_read_any_further(store: Store) -> None:
 def test_on_revoked_may_commit_what_was_handed_out(store: Store) -> None:
     """A member that never commits by itself, but when asked; nothing is read twice. It is asked after its lease."""
     fill(store, 60)
-    a = Member(store, "orders", "g", lease_s=LEASE_S, on_revoked=lambda _: a.commit())
+    a = Member(store, "orders", "g", lease_s=KEPT_S, on_revoked=lambda _: a.commit())
     with a:
         first = [message["n"] for message in a.read_many(60)]
         assert len(first) == 60
@@ -240,7 +243,7 @@ def test_on_revoked_may_commit_what_was_handed_out(store: Store) -> None:
 def test_what_was_not_committed_when_it_was_given_up_comes_again(store: Store) -> None:
     """The patience with a member that does not commit ends with its lease."""
     fill(store, 6)
-    with Member(store, "orders", "g", lease_s=LEASE_S) as a:
+    with Member(store, "orders", "g", lease_s=KEPT_S) as a:
         assert len(a.read_many(10)) == 6
         with Member(store, "orders", "g") as b:
             found: list[int] = []
@@ -341,12 +344,12 @@ def test_on_lost_is_told_and_the_member_joins_anew(store: Store) -> None:
 
 
 def test_keepalive_keeps_the_lease(store: Store) -> None:
-    """Work that takes three leases, and says so; nothing is lost."""
+    """Work that takes longer than the lease, and says so; nothing is lost."""
     fill(store, 6)
-    with Member(store, "orders", "g", lease_s=LEASE_S) as a:
+    with Member(store, "orders", "g", lease_s=KEPT_S) as a:
         assert len(a.read_many(100)) == 6
         with Member(store, "orders", "g") as b:
-            end = time.monotonic() + 3 * LEASE_S
+            end = time.monotonic() + 1.5 * KEPT_S
             while time.monotonic() < end:
                 a.keepalive()
                 assert b.read() is None
@@ -716,6 +719,18 @@ def test_partitions_that_a_queue_grows_by_are_read_from_their_start(store: Store
         until(lambda: a.read_many(9) or b.read_many(9) or sorted(map(len, held(a, b))) == [4, 4])
 
 
+def test_a_seek_on_partitions_that_are_not_planned_yet(store: Store) -> None:
+    """It makes their rows, without an heir; they are planned all the same."""
+    with Member(store, "orders", "g") as a:
+        settle(a)
+        queue = store.queue("orders")
+        queue.grow(8)
+        queue.partition(7).appender().write_many([{"n": 7}, {"n": 15}])
+        a.seek(2, ("orders", 7))
+        found: list[Any] = []
+        until(lambda: found.extend(a.read_many(9)) or found == [{"n": 15}])
+
+
 # --- what others see of a group -------------------------------------------------------------------------------
 
 
@@ -735,6 +750,33 @@ def test_status_shows_members_partitions_and_lag(store: Store) -> None:
             assert [one["member"] for one in group["partitions"].values()] == ["ann"] * PARTITIONS
             assert [one["heir"] for one in group["partitions"].values()].count("bob") == 3
     assert "nobody" in terminal.cues("status", store.path, "--table").out
+
+
+def test_the_bytes_of_a_claim_are_those_of_the_format_page(store: Store) -> None:
+    """docs/format.md, offset by offset."""
+    fill(store, 12)
+    with Member(store, "orders", "billing", name="ann") as ann:
+        ann.pause(("orders", 3))
+        ann.resume(("orders", 3))
+        while ann.partition != ("orders", 3):
+            ann.read()
+        ann.commit(checkpoint=b"here")
+        ann.pause(("orders", 3))
+        with store.view() as txn:
+            raw = bytes(txn.get(b"\0claim\0orders/3\0billing"))
+            identity = bytes(txn.get(b"\0row\0orders/3"))[:8]
+            group = bytes(txn.get(b"\0group\0billing"))
+        assert raw[0:8] == identity
+        assert raw[8:16] == ann.holdings.id
+        assert int.from_bytes(raw[16:24], "big") == 1
+        assert int.from_bytes(raw[24:32], "big") == ann.positions()["orders", 3] == 2
+        with store.view() as txn:
+            log = store.queue("orders").partition(3).log
+            assert raw[32:40] == log.seal_before(txn, log.row(txn), 2) != bytes(8)
+        assert raw[40:43] == b"\1\0\3"
+        assert raw[43:50] == b"annhere"
+        assert raw[50:] == xxhash.xxh3_64_digest(raw[:50])
+        assert len(group) == 32 and group[24:] == xxhash.xxh3_64_digest(group[:24])
 
 
 def test_check_finds_damaged_rows_of_a_group(tmp_path: Path) -> None:

@@ -185,7 +185,8 @@ class Holdings:
             self.table.remove(gone)
         counts = self.table.counts(self.queues)
         if counts != self._counts:
-            self.table.settle()
+            while not self.table.settle():
+                pass
             self._counts = counts
 
     def _follow(self) -> bool:

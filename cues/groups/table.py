@@ -235,20 +235,23 @@ class Table:
 
     # --- the plan ---
 
-    def settle(self) -> None:
-        """Plan, where members or queues have changed since the last plan; the first that plans decides."""
+    def settle(self) -> bool:
+        """Plan, where members or queues have changed since the last plan; the first that plans decides.
+
+        Returns whether there was nothing to do; if not, look again: what was planned may be of yesterday by now.
+        """
         seen = self.look()
-        grown = any(
-            (queue, count - 1) not in seen.claims for queue, count in seen.counts.items() if count
-        )  # a queue of several partitions that was planned has a claim for its last
-        if seen.row.planned == seen.row.generation and not grown:
-            return
+        partitions = [(queue, number) for queue, count in seen.counts.items() for number in range(count)]
+        planned = all(partition in seen.claims and seen.claims[partition].heir for partition in partitions)
+        if planned and seen.row.planned == seen.row.generation:
+            return True
         previous: dict[str, set[Partition]] = {}
         for partition, claim in seen.claims.items():
             previous.setdefault(claim.heir, set()).add(partition)
-        planned = plan({name: row.queues for name, row in seen.members.items()}, seen.counts, previous)
-        heirs = {partition: name for name, given in planned.items() for partition in given}
+        wanted = plan({name: row.queues for name, row in seen.members.items()}, seen.counts, previous)
+        heirs = {partition: name for name, given in wanted.items() for partition in given}
         self._commit(self._write_plan, seen.row, heirs, pages=len(heirs))
+        return False
 
     def _write_plan(self, txn: Any, seen: GroupRow, heirs: Mapping[Partition, str]) -> None:
         row = self.row(txn)
