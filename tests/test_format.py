@@ -21,6 +21,7 @@ from cues.batch import Batch
 from cues.hashes import delivery_hash
 from cues.log import unpack_row
 from cues.ownership import ProcessorRow, read_topology
+from cues.txn import append_stamped, build_uuid
 
 GOLDEN = Path(__file__).parent / "golden"
 V1 = GOLDEN / "v1"
@@ -183,6 +184,38 @@ def test_a_cut_message_by_hand(old: Path) -> None:
     body = head[24:] + b"".join(value[8:] for _, value in rows[1:])
     assert len(body) == length
     assert msgpack.unpackb(body) == [golden.LARGE]
+
+
+def test_identities_have_the_bytes_that_the_page_says(tmp_path: Path) -> None:
+    """Regular clocks, clocks one by one, an acknowledgement, and the row of what their producer wrote."""
+    producer = bytes.fromhex("010203040506")
+
+    def stamped(*clocks: int, flags: int = 1) -> list[Any]:
+        return [(build_uuid(producer, clock, flags), {"n": 1}) for clock in clocks]
+
+    with cues.open(tmp_path / "s") as store:
+        queue = store.queue("q")
+        append_stamped(queue, stamped(160, 320, 480))
+        append_stamped(queue, stamped(640, 641, 1000))
+        append_stamped(queue, stamped(2000, 2000 + (1 << 40)))
+        with store.view() as txn:
+            row = txn.get(b"\0clock\0q\0" + b"010203040506")
+        append_stamped(queue, stamped(1 << 41, flags=2))
+        with store.view() as txn:
+            log = store.database(b"log:q")
+            found = {struct.unpack(">Q", key)[0]: value for key, value in txn.cursor(log)}
+            after = txn.get(b"\0clock\0q\0" + b"010203040506")
+    body = bytes.fromhex("81a16e01")
+    two, three = (b"\x92" + body * 2).hex(), (b"\x93" + body * 3).hex()
+    assert {index: (value[9], value[20:].hex()) for index, value in found.items()} == {
+        1: (0x02, "010203040506" "00000000000000a0" "0001" + three),
+        4: (0x12, "010203040506" "0000000000000280" "0001" "02" "0000" "0001" "0168" + three),
+        7: (0x12, "010203040506" "00000000000007d0" "0001" "08" + "00" * 8 + "0000010000000000" + two),
+        9: (0x02, "010203040506" "0000020000000000" "0002" "9180"),
+    }  # fmt: skip
+    last = 2000 + (1 << 40)
+    assert row[:32] == struct.pack(">QQQQ", last, 159, 1, 160) and row[32:] == xxhash.xxh3_64_digest(row[:32])
+    assert after[:32] == struct.pack(">QQQQ", 1 << 41, 1 << 41, 0, 0)
 
 
 def test_the_reserved_places_are_kept() -> None:

@@ -11,9 +11,18 @@ import uuid
 import pytest
 
 from cues.errors import InvalidArgument
-from cues.txn import Clock, Flags, NoPartitions, ProducerID, build_uuid, fnv1a32, parse_uuid
-
-from cues.txn import modulo_mapping, random_mapping, rendezvous_mapping  # isort: skip
+from cues.txn import (
+    Clock,
+    Flags,
+    NoPartitions,
+    ProducerID,
+    build_uuid,
+    fnv1a32,
+    modulo_mapping,
+    parse_uuid,
+    random_mapping,
+    rendezvous_mapping,
+)
 
 P = ProducerID(bytes.fromhex("010203040506"))
 SECOND = 1_000_000_000

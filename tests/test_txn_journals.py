@@ -100,6 +100,21 @@ def test_messages_without_identity_get_one_of_their_queue_and_index(store: Any) 
     assert exported(second, form) == exported(first, form)
 
 
+def test_partitions_are_journals_of_their_own(store: Any, tmp_path: Path) -> None:
+    """Their messages have other identities, although their indices are the same."""
+    views = store.queue("views", partitions=3, key="n")
+    views.appender().write_many([{"n": n} for n in range(30)])
+    form, together = Form(JSON_LINES), store.queue("together")
+    for _ in range(2):
+        for partition in store.matching("views/*")():
+            bring(together, io.BytesIO(exported(partition, form)), form)
+    assert sorted(m["n"] for m in together.tailer()) == list(range(30))
+    with pytest.raises(InvalidArgument, match="of one log"):
+        exported(views, form)
+    refused = cues("export", f"{tmp_path / 's'}#views")
+    assert refused.code == 2 and "3 partitions" in refused.err and "#views/0" in refused.err
+
+
 def test_what_is_committed_is_exported_outside_of_transactions(store: Any) -> None:
     queue = store.queue("q")
     with Publisher() as publisher:

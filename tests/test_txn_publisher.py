@@ -198,6 +198,23 @@ def test_messages_may_opt_out_or_be_of_another_type(tmp_path: Path) -> None:
         ]  # fmt: skip
 
 
+def test_metadata_of_published_messages_is_kept_as_an_appender_does(tmp_path: Path) -> None:
+    with cues.open(tmp_path / "s", durability="process") as store, Publisher() as publisher:
+        queue = store.queue("q")
+        for n in range(6):
+            publisher.publish_uncommitted(
+                to(queue), {"n": n, "q/type": "t", **({"q/meta": {"from": n}} if n % 3 else {})}
+            )
+        publisher.append_ack_intents(publisher.build_ack_intents())
+        append_stamped(queue, [(build_uuid(P, 160 * n, OUTSIDE), {"n": n, "q/meta": {"from": n}}) for n in (6, 7)])
+        found = list(queue.tailer(meta=True))
+        assert [(m["n"], m["q/meta"].get("from")) for m in found] == [
+            (0, None), (1, 1), (2, 2), (3, None), (4, 4), (5, 5), (6, 6), (7, 7),
+        ]  # fmt: skip
+        clocks = [clock for _, producer, clock, _, _ in written(queue) if producer == publisher.id]
+        assert len(clocks) == 7 and clocks == sorted(set(clocks))
+
+
 def test_a_shared_clock_is_not_moved_by_wall_time_and_orders_several_publishers(tmp_path: Path) -> None:
     clock = Clock(1000)
     with cues.open(tmp_path / "s", durability="process") as store, Publisher(clock) as one, Publisher(clock) as two:
@@ -276,6 +293,7 @@ def test_a_publisher_is_not_used_by_a_forked_child_which_makes_its_own(tmp_path:
                 for call in calls:
                     with pytest.raises(Forked):
                         call()
+                publisher.close()  # as the end of a with block does
                 said = Publisher().id.hex()
             finally:
                 os.write(write, said.encode())
@@ -481,12 +499,12 @@ def test_a_transaction_over_partitions_of_two_stores_and_an_import_into_one(tmp_
         assert in_a == ["views/0", "views/1", "views/2"]
 
         assert len({journal_of(one) for one in partitions()}) == 5
-        mapping = rendezvous_mapping(lambda message: str(message["page"]).encode(), partitions)
+        mapping = modulo_mapping(lambda message: str(message["page"]).encode(), partitions)
         with Publisher() as publisher:
             for page in range(40):
                 publisher.publish_uncommitted(mapping, {"page": page})
             intents = publisher.build_ack_intents()
-            assert 3 <= len(intents) <= 5
+            assert len(intents) == 5
         with Publisher() as recovering:
             recovering.append_ack_intents(intents)
             with pytest.raises(InvalidArgument, match=r"3 partitions, and transactions are of one log.*views/\*"):
@@ -498,6 +516,9 @@ def test_a_transaction_over_partitions_of_two_stores_and_an_import_into_one(tmp_
                 recovering.publish_committed(grown, {})
             a.queue("other")
             assert recovering.publish_committed(grown, {}).wait() == 1
+            chosen = rendezvous_mapping(lambda message: str(message["page"]).encode(), partitions)
+            places = [chosen({"page": page}) for page in range(40)]
+            assert all(journal_of(one) in map(journal_of, partitions()) for one in places)
         found = [m["page"] for one in partitions() for m in one.tailer(isolation="committed")]
         assert sorted(found) == list(range(40))
         assert sorted(m["page"] for m in queue.tailer()) == sorted(

@@ -223,6 +223,20 @@ def test_purged_messages_are_a_gap_that_is_skipped_only_if_asked(queue: Queue) -
         ReadUncommitted(queue, on_gap="jump")  # type: ignore[arg-type]
 
 
+def test_a_purge_in_the_middle_of_a_replay_is_a_gap_each_time_it_is_asked_for(queue: Queue) -> None:
+    for n in range(1, 8):  # so large that few are read ahead
+        queue.appender().write({"n": n, "x": "x" * 100_000, "q/uuid": build_uuid(A, 160 * n, CONTINUE)})
+    queue.appender().write({"q/uuid": build_uuid(A, 160 * 8, ACK)})
+    reader = ReadCommitted(queue, ring=1)
+    found = [next(reader).begin]
+    queue.purge(before=7)
+    for _ in range(3):
+        with pytest.raises(Gap):
+            while True:
+                found.append(next(reader).begin)
+    assert found == list(range(1, len(found) + 1)) and 1 <= len(found) < 6
+
+
 def test_a_checkpoint_of_a_reader_is_where_the_next_goes_on(queue: Queue) -> None:
     write(queue, *STORY)
     reader = ReadCommitted(queue)
@@ -331,3 +345,20 @@ def test_a_graph_passes_acknowledgements_by(batch: bool, tmp_path: Path) -> None
         assert [(m["left"], m["right"]) for m in running.messages("pairs")] == [
             (1, 1), (2, 2), (3, 3), (None, 4), (5, 5), (6, 6),
         ]  # fmt: skip
+
+
+def test_spark_reads_no_acknowledgements(queue: Queue) -> None:
+    pytest.importorskip("pyspark", reason="pyspark is not installed (pip install 'cues-streams[test]')")
+    from cues.spark.options import ReadOptions
+    from cues.spark.reading import ROW, Columns
+
+    write(queue, *STORY)
+    columns = Columns(ROW, ReadOptions.of({"path": f"{queue.store.path}#q"}, ("path",)))
+    with queue.store.view() as txn:
+        row = queue.log.row(txn)
+        batches = queue.log.batches(queue.log.read(txn, row, 1, 6))
+    found = columns.arrow(batches, 1, 7)
+    assert found.column("index").to_pylist() == [1, 2, 3, 5, 6]
+    assert found.num_columns == 4
+    alone = columns.arrow([one for one in batches if one.first == 4], 4, 5)
+    assert alone.num_rows == 0 and alone.schema == found.schema

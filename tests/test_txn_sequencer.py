@@ -245,6 +245,15 @@ def test_old_producers_are_forgotten_behind_the_horizon_and_open_spans_if_asked_
     assert [one.producer for one in read().checkpoint(89 * 10**9, keep_open=True).producers] == [A, B]
 
 
+def test_the_ring_bounds_what_is_in_memory_however_many_producers_never_acknowledge() -> None:
+    sequencer = Sequencer(ring=50)
+    for n in range(3000):
+        producer = (n % 300).to_bytes(6, "big")
+        sequencer.queue(Envelope("j", n, n + 1, build_uuid(producer, 1 + n, CONTINUE), None))
+        assert sum(len(partial.span) for partial in sequencer._partials.values()) <= 50
+        assert len(sequencer._ring) <= 50
+
+
 def test_states_that_are_none_are_refused() -> None:
     for states in ((ProducerState("j", b"123", 1),), (ProducerState("j", A, -1),), (ProducerState("j", A, 1),) * 2):
         with pytest.raises(InvalidArgument, match="no state of a producer"):

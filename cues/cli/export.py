@@ -10,7 +10,7 @@ import click
 
 from cues.cli import place
 from cues.cli import target as targets
-from cues.cli.import_ import COLUMNS_HELP, CONTENT_TYPE_HELP, form_of
+from cues.cli.import_ import COLUMNS_HELP, CONTENT_TYPE_HELP, form_of, refuse_partitioned
 from cues.cli.live import slowly
 from cues.cli.options import WrongUsage, command, note, option, output_options, store_option
 from cues.cli.output import Output, count
@@ -61,6 +61,7 @@ def export(
     with found.open() as opened, slowly() as say:
         known = opened.queues(all="." in found.name)
         queue = opened.queue(targets.queue_of(found, known, "cues export"))
+        refuse_partitioned(queue, f"cues export {found.text}")
         index = None
         if begin is not None:
             with opened.view() as txn:

@@ -68,6 +68,7 @@ def import_(
     plans = [(path, form_of(path, content_type, uuid_key, columns)) for path in files]
     found = targets.resolve(target, store)
     with opened_queue(found, create, store) as queue:
+        refuse_partitioned(queue, f"cues import {found.text}")
         out = Output(output)
         seen: dict[int, int] = {}
         for path, form in plans:
@@ -84,6 +85,14 @@ def import_(
                 imported=appended,
                 there_already=had,
             )
+
+
+def refuse_partitioned(queue: Queue, command: str) -> None:
+    """A journal is one log."""
+    if queue.spread:
+        raise WrongUsage(
+            f"{queue.id} has {queue.partitions} partitions, and a journal is of one.", f"{command}#{queue.id}/0"
+        )
 
 
 def form_of(path: Path, content_type: str | None, uuid_key: str, columns: str | None) -> journals.Form:

@@ -25,11 +25,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
 from cues import clock, codec, names
+from cues.batch import checksum
 from cues.errors import CuesError, FramingError, InvalidArgument
 from cues.txn.framing import CSV, FIXED, JSON_LINES, Fixed, FrameReader, framing_for, register_framing
 from cues.txn.identity import TICK, ZERO_UUID, Clock, Flags, ProducerID, as_uuid, build_uuid, split
 from cues.txn.reader import ReadCommitted, ReadUncommitted
-from cues.txn.stamped import append_stamped
+from cues.txn.stamped import append_stamped, check_one_log
 
 if TYPE_CHECKING:
     from cues.queue import Queue
@@ -275,13 +276,14 @@ def take_out(
     As they lie there, pending and acknowledgements included, or with ``committed`` those that are committed,
     each then outside of transactions. Ends where the queue ended when it began.
     """
+    check_one_log(queue)
     end = queue.row().next
     reader: Iterable[Envelope]
     if committed:
         reader = ReadCommitted(queue, begin=begin, end=end, message_type=None)
     else:
         reader = ReadUncommitted(queue, begin, end, message_type=None)
-    producer = _of_queue(queue)
+    producer = _of_log(queue)
     number = size = 0
     for envelope in reader:
         if committed and envelope.acknowledgement:
@@ -305,8 +307,8 @@ def _identity(envelope: Envelope, producer: ProducerID, committed: bool) -> uuid
     return envelope.uuid
 
 
-def _of_queue(queue: Queue) -> ProducerID:
-    """The producer of messages without one: of the queue's identity, the same at every export."""
-    raw = bytearray(queue.row().identity[:6])
+def _of_log(queue: Queue) -> ProducerID:
+    """The producer of messages without one: of the log's identity and partition, the same at every export."""
+    raw = bytearray(checksum(queue.row().identity + queue.log.partition.to_bytes(4, "big"))[:6])
     raw[0] |= 0x01
     return ProducerID(bytes(raw))

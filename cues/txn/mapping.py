@@ -7,6 +7,9 @@
 When the number of partitions changes, modulo moves almost every key, and rendezvous only those that the
 new partition wins. Hashes and choices are those of Gazette (``message/mappings.go``).
 
+Not guaranteed: that rendezvous spreads keys evenly. Over a few partitions whose names are alike it may leave
+one out; FNV-1a changes little in its upper bits for the last letters of a name.
+
 Partitions are queues, of any number of stores, or plain names; then a mapping answers names. They are
 given as a sequence, or as a callable that gives one and may give another each time:
 ``store.matching("pageviews/*")`` gives the partitions that the queue has by then.

@@ -38,7 +38,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from cues import batch, clock, codec, faults, producers
+from cues import clock, codec, faults, producers
 from cues.batch import Page
 from cues.errors import (
     Closed,
@@ -77,11 +77,12 @@ Mapping = Callable[[Any], "Queue"]
 class Append:
     """A message on its way to its queue; safe from any thread."""
 
-    __slots__ = ("_clock", "_done", "_error", "_flags", "_index", "_writer", "body", "queue")
+    __slots__ = ("_clock", "_done", "_error", "_flags", "_index", "_writer", "body", "queue", "size")
 
-    def __init__(self, writer: _Writer, queue: Queue, flags: int, body: bytes) -> None:
+    def __init__(self, writer: _Writer, queue: Queue, flags: int, body: stamped.Body) -> None:
         self.queue = queue
         self.body = body
+        self.size = len(body) if isinstance(body, bytes) else len(codec.pack(body))
         self._writer = writer
         self._flags = flags
         self._index = self._clock = 0
@@ -214,7 +215,7 @@ class Publisher:
             if error is not None:
                 raise error
 
-    def _prepare(self, mapping: Mapping, message: Any, flags: int) -> tuple[Queue, bytes, int]:
+    def _prepare(self, mapping: Mapping, message: Any, flags: int) -> tuple[Queue, stamped.Body, int]:
         """Check, map and encode; the flags are −1 for a message that wants no identity."""
         self._check()
         if self._validate is not None:
@@ -349,8 +350,11 @@ class Publisher:
     # --- end ----------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Flush, and end the threads. What was not acknowledged stays pending. Raises as :meth:`flush`."""
-        if self._closed:
+        """Flush, and end the threads. What was not acknowledged stays pending. Raises as :meth:`flush`.
+
+        In a forked child it does nothing: there is nothing of the publisher there.
+        """
+        if self._closed or os.getpid() != self._pid:
             return
         try:
             self.flush()
@@ -407,12 +411,8 @@ class _Run:
         self.queue = appends[0].queue
         self.first = self.index = 0
         identity = stamps.Stamps(producer, appends[0]._flags, stamps.ticks(0, len(appends)))
-        self.pages = batch.build(
-            (),
-            batch.OWN_BYTES_MAX,  # looked at when they were published
-            encoded=[append.body for append in appends],
-            stamps=None if identity.flags < 0 else identity,
-        )
+        bodies = [append.body for append in appends]
+        self.pages = stamped.pages_of(self.queue, bodies, None if identity.flags < 0 else identity)
 
     @property
     def stamped(self) -> bool:
@@ -447,14 +447,14 @@ class _Writer:
         self._added = self._settled = 0
         self._failed: BaseException | None = None
 
-    def add(self, queue: Queue, flags: int, body: bytes) -> Append:
+    def add(self, queue: Queue, flags: int, body: stamped.Body) -> Append:
         made = Append(self, queue, flags, body)
         with self._moved:
             while self._bytes > WAITING_BYTES_MAX:
                 self._moved.wait()
             self._waiting.append(made)
             self._added += 1
-            self._bytes += len(body)
+            self._bytes += made.size
             if self._thread is None:
                 # Not a daemon: a program that ends by itself ends when what it published is written.
                 self._thread = threading.Thread(target=self._append_all, name=f"cues publisher {self.store.path}")
@@ -512,7 +512,7 @@ class _Writer:
             size = 0
             while self._waiting and size < COMMIT_BYTES_MAX:
                 found.append(self._waiting.popleft())
-                size += len(found[-1].body)
+                size += found[-1].size
             self._bytes -= size
             self._busy = True
             return found

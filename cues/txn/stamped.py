@@ -14,12 +14,13 @@ messages without a UUID: they are appended every time.
 
 from __future__ import annotations
 
+import itertools
 import uuid as uuids
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from cues import batch, codec, faults, producers
+from cues import batch, codec, faults, names, producers
 from cues.batch import Page
 from cues.errors import CuesError, InvalidArgument
 from cues.producers import Written
@@ -34,6 +35,8 @@ _ACK = int(Flags.ACK_TXN)
 _EMPTY = codec.pack({})
 
 Pair = tuple[uuids.UUID, dict[str, Any]]
+Body = bytes | dict[str, Any]
+"""An encoded message, or one with ``q/meta``, which goes into the header."""
 
 
 @dataclass(slots=True)
@@ -42,7 +45,7 @@ class _Bound:
 
     queue: Queue
     uuids: list[uuids.UUID]
-    bodies: list[bytes]
+    bodies: list[Body]
     before: list[int | None]
 
 
@@ -107,13 +110,28 @@ def _before(identity: uuids.UUID, seen: dict[int, int] | None) -> int | None:
     return before
 
 
-def encode(queue: Queue, message: dict[str, Any]) -> bytes:
-    """The body of a message, whose own ``q/uuid`` is not part of it; raises what an append would."""
+def encode(queue: Queue, message: dict[str, Any]) -> Body:
+    """A message without its own ``q/uuid``, encoded unless it has metadata; raises what an append would."""
+    if isinstance(message, dict) and names.UUID in message:
+        message = {key: value for key, value in message.items() if key != names.UUID}
     options = queue._options
-    body = batch.pack_one(message, options.max_message_bytes, True)
-    if isinstance(body, bytes):
-        return body
-    return codec.pack({key: value for key, value in message.items() if key not in batch.HEADER_KEYS})
+    return batch.pack_one(message, options.max_message_bytes, options.strips)
+
+
+def pages_of(queue: Queue, bodies: Sequence[Body], stamps: stamping.Stamps | None) -> list[Page]:
+    """Messages that :func:`encode` gave, as pages with stamps."""
+    options = queue._options
+    pages: list[Page] = []
+    start = 0
+    for kind, some in itertools.groupby(bodies, type):
+        run: list[Any] = list(some)
+        mine = None if stamps is None else stamps.slice(start, start + len(run))
+        if kind is bytes:
+            pages += batch.build((), batch.OWN_BYTES_MAX, encoded=run, stamps=mine)
+        else:
+            pages += batch.build(run, batch.OWN_BYTES_MAX, strips=options.strips, stamps=mine)
+        start += len(run)
+    return pages
 
 
 def check_target(queue: Queue | str) -> None:
@@ -166,10 +184,8 @@ def _decide(
         ]
         appended += len(kept)
         pages: list[Page] = []
-        limit = one.queue._options.max_message_bytes
         for start, stop, stamps in stamping.runs([one.uuids[place] for place in kept]):
-            bodies = [one.bodies[place] for place in kept[start:stop]]
-            pages += batch.build((), limit, encoded=bodies, stamps=stamps)
+            pages += pages_of(one.queue, [one.bodies[place] for place in kept[start:stop]], stamps)
         if pages:
             found.append((one.queue, pages))
     return found, appended
