@@ -24,7 +24,7 @@ START_TIMEOUT_S: Final = 60
 
 
 class Postgres:
-    """One running server. Each database of :meth:`database` is new and empty."""
+    """One running server."""
 
     def __init__(self, programs: Path, directory: Path) -> None:
         self._programs = programs
@@ -64,14 +64,14 @@ class Postgres:
             time.sleep(0.05)
 
     def database(self) -> str:
-        """Make a database; returns its URL for SQLAlchemy."""
+        """What is as good as a new database, and quicker made and removed: a schema; returns a URL for SQLAlchemy."""
         import psycopg
 
         self._made += 1
         name = f"test_{self._made}"
         with psycopg.connect(f"host={self._directory} user=postgres dbname=postgres", autocommit=True) as connection:
-            connection.execute(f"create database {name}")
-        return f"postgresql+psycopg://postgres@/{name}?host={self._directory}"
+            connection.execute(f"create schema {name}")
+        return f"postgresql+psycopg://postgres@/postgres?host={self._directory}&options=-csearch_path%3D{name}"
 
     def close(self) -> None:
         """End the server, without writing what nobody will read."""

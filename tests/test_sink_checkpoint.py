@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import pickle
+import signal
 import sqlite3
 import threading
 from collections.abc import Callable
@@ -17,7 +18,7 @@ from typing import Any, cast
 
 import pytest
 import sqlalchemy as sa
-from children import Child
+from children import Child, run
 from test_processors_sql import Presented
 
 import cues
@@ -85,8 +86,9 @@ def test_a_crash_anywhere_leaves_each_message_once(batch: bool, database: Databa
         fill(store)
         sites = testing.crash_sites(lambda: testing.run_until_idle(graph_into(checkpoint, batch), store))
     assert {"checkpoint.inside", "checkpoint.after", "commit.before"} <= {point for point, _ in sites}
-    if database.kind == "postgresql":  # a database each takes its time
-        sites = [(p, hit) for p, hit in sites if hit <= 2 and p.startswith(("checkpoint", "commit", "snapshot"))]
+    if database.kind == "postgresql" or not batch:  # each takes its time, and the rest is the same
+        around = ("checkpoint", "commit", "snapshot", "function")
+        sites = [(point, hit) for point, hit in sites if hit <= 2 and point.startswith(around)]
     for point, hit in sites:
         with testing.temporary_store() as store, database.make() as checkpoint:
             fill(store)
@@ -95,6 +97,62 @@ def test_a_crash_anywhere_leaves_each_message_once(batch: bool, database: Databa
             # And cut otherwise after the restart.
             testing.run_until_idle(graph_into(checkpoint, batch, batch_size=3), store)
             assert sorted(database.numbers(checkpoint)) == WANTED, (point, hit)
+
+
+def test_each_partition_has_a_position_of_its_own(database: Database) -> None:
+    """A queue of three partitions: a unit for each writes to the one database, under an epoch of its own."""
+    numbers = list(range(40))
+
+    def graph(checkpoint: SQLCheckpoint, batch_size: int) -> cues.Graph:
+        made = cues.Graph("g", queues={"q": cues.QueueOptions(partitions=3, key="n")})
+        made.source("q")
+
+        @made.sink("q", batch=True, batch_size=batch_size, checkpoint=checkpoint)
+        def save(messages: list[dict[str, int]], process: cues.Process) -> None:
+            process.connection.execute(INSERT, messages)
+
+        return made
+
+    for hit in (1, 2, 4):
+        with testing.temporary_store() as store, database.make() as checkpoint:
+            store.queue("q", partitions=3, key="n").appender().write_many([{"n": n} for n in numbers])
+            with testing.crash("checkpoint.after", hit, how="raise"), contextlib.suppress(testing.Crashed):
+                testing.run_until_idle(graph(checkpoint, 4), store)
+            testing.run_until_idle(graph(checkpoint, 3), store)
+            assert sorted(database.numbers(checkpoint)) == numbers
+            rows = database.numbers(checkpoint, "select processor from cues_positions order by 1")
+            assert rows == ["g.save", "g.save/1", "g.save/2"]
+
+
+KILLED = """
+import sys
+import sqlalchemy as sa, cues
+from cues.checkpoints import SQLCheckpoint
+checkpoint = SQLCheckpoint(sys.argv[2], schema="create table if not exists numbers (n integer)")
+graph = cues.Graph("g", store=sys.argv[1], durability="process")
+
+@graph.source("q")
+def q(position):
+    for n in range(position or 0, 40):
+        yield n + 1, {"n": n}
+
+@graph.sink("q", batch=True, batch_size=6, checkpoint=checkpoint)
+def save(messages, process):
+    process.connection.execute(sa.text("insert into numbers values (:n)"), messages)
+
+graph.run()
+"""
+
+
+def test_kill_9_of_a_graph_around_the_commits(database: Database, tmp_path: Path) -> None:
+    """A process of its own, killed behind the database's commit and in front of it, again and again."""
+    with database.make() as checkpoint:
+        url = cast(sa.URL, checkpoint.engine.url).render_as_string(hide_password=False)
+        for site in ("checkpoint.inside:2", "checkpoint.after:1", "commit.inside:2", "checkpoint.after:1"):
+            with Child(KILLED, tmp_path / "store", url, CUES_FAULT=site) as child:
+                assert child.returncode() == -signal.SIGKILL, site
+        run(KILLED, tmp_path / "store", url)
+        assert database.numbers(checkpoint) == list(range(40))
 
 
 def test_a_target_that_keeps_no_position_doubles() -> None:
@@ -180,8 +238,6 @@ except Exception as error:
 
 def test_a_zombie_that_wakes_up_writes_nothing(database: Database) -> None:
     """SIGSTOP in front of the transaction, takeover by the next epoch, SIGCONT."""
-    import signal
-
     with database.make() as checkpoint:
         checkpoint._open()
         url = cast(sa.URL, checkpoint._target).render_as_string(hide_password=False)
@@ -432,8 +488,6 @@ def test_a_plain_sqlite_target_and_sqlalchemy_go_on_where_the_other_left(tmp_pat
 
 
 def test_without_sqlalchemy_the_extra_is_named() -> None:
-    from children import run
-
     code = (
         "import sys; sys.modules['sqlalchemy'] = None\n"
         "import cues, cues.checkpoints\n"
