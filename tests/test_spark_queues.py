@@ -70,24 +70,25 @@ def copy_of(template_path: Path, place: Path) -> None:
                 (folder / "queue.json").write_text(json.dumps({"identity": identity, "queue": queue}))
 
 
-def run(made: Graph, place: Path, spark: SparkSession, **options: Any) -> None:
-    running = made.start(engine="spark", spark=spark, store=place / "store", queues=place / "queues", **options)
+def to_the_end(running: Any) -> None:
+    """Until nothing is left, also where a processor stops; then the source first gives all that it has."""
     try:
         running.wait_done()
     except ProcessorStopped:
-        running.drain(60)
+        until(lambda: all(getattr(worker.delivery, "ended", True) for worker in running.workers))
+        running.drain(240)
     finally:
         running.close()
+
+
+def run(made: Graph, place: Path, spark: SparkSession, **options: Any) -> None:
+    running = made.start(engine="spark", spark=spark, store=place / "store", queues=place / "queues", **options)
+    to_the_end(running)
 
 
 def run_embedded(made: Graph, path: Path) -> None:
     running = made.start(store=path)
-    try:
-        running.wait_done()
-    except ProcessorStopped:
-        running.drain(60)
-    finally:
-        running.close()
+    to_the_end(running)
 
 
 def rows(place: Path, queue: str, spark: SparkSession) -> list[Any]:

@@ -190,7 +190,8 @@ class Summary:
                 if not self._running.pulls:
                     return f"{graph}: nothing lies on its queues, and a backfill runs no source; nothing to do."
                 return f"{graph}: no source gave a message; nothing to do."
-            return f"{_and(there)} already processed; nothing new. --fresh starts over"
+            anew = "--fresh" if self._running.shared is None else "another --queues DIR"
+            return f"{_and(there)} already processed; nothing new. {anew} starts over"
         took = duration(self.seconds)
         shared = self._running.shared
         place = shown(self._running.store.path) if shared is None else shared.place

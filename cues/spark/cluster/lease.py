@@ -42,10 +42,11 @@ class Lease:
         """
         text = self._files.read(self._name)
         deadline = time.monotonic() + LEASE_S
-        while text and not take_over and not self._is_dead(text) and time.monotonic() < deadline:
+        # An empty file is one that is being written just now.
+        while text is not None and not take_over and not self._is_dead(text) and time.monotonic() < deadline:
             time.sleep(_LOOK_S)
             found = self._files.read(self._name)
-            if found != text and found:
+            if found and found != text:
                 other = _parsed(found)
                 raise AlreadyRunning(
                     f"The graph {self._graph!r} is run on {self._files.url} by the driver"
@@ -53,7 +54,8 @@ class Lease:
                     "stop that one; or take_over=True (cues run --take-over), after which it commits nothing more.",
                     pid=other.get("pid") or 0,
                 )
-            text = found
+            if found is None:
+                break  # it was given back
         _mine.add(self._owner)
         self.beat()
 
