@@ -615,6 +615,41 @@ def test_a_pause_belongs_to_the_partition(store: Store) -> None:
         assert {message["n"] for message in b.read_many(100)} == {3, 9}
 
 
+def test_a_pause_by_another_holds_at_once(store: Store) -> None:
+    """Also for what this member had found to be readable before."""
+    fill(store, 600)
+    with Member(store, "orders", "g", name="a") as a:
+        a.read()
+        a.commit()
+        with Member(store, "orders", "g") as b:
+            b.pause("orders")
+        a.holdings.stale()
+        assert a.read_many(600) == []
+
+
+@pytest.mark.damages_stores
+def test_messages_that_were_read_before_a_damaged_batch_arrive(tmp_path: Path) -> None:
+    """One partition is damaged. What a poll read from the other is given out, not lost behind the error, nor kept."""
+    with cues.open(tmp_path / "damaged") as store:
+        queue = store.queue("orders", partitions=2)
+        for number in range(2):
+            queue.partition(number).appender().write_many([{"n": number}])
+        log = queue.partition(1).log
+        store.commit(lambda txn: txn.put((1).to_bytes(8, "big"), b"damaged" * 9, db=log.database))
+        with Member(store, "orders", "g") as member:
+            found, errors = [], 0
+            for _ in range(4):
+                try:
+                    found += member.read_many(10)
+                except cues.BatchDamaged:
+                    errors += 1
+            assert found == [{"n": 0}] and errors >= 2
+            member.commit()
+            assert member.positions() == {("orders", 0): 2, ("orders", 1): 1}
+            member.seek(2, ("orders", 1))
+            assert member.read() is None
+
+
 # --- waiting ------------------------------------------------------------------------------------------------
 
 

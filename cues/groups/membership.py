@@ -34,7 +34,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal
 
 from cues import claims, clock, names, wakeup
-from cues.errors import Closed, ConcurrentUse, Fenced, InvalidArgument, QueueNotFound, StoreReadOnly
+from cues.errors import BatchDamaged, Closed, ConcurrentUse, Fenced, InvalidArgument, QueueNotFound, StoreReadOnly
 from cues.groups.held import Held
 from cues.groups.holdings import Holdings, OnChange
 from cues.groups.sticky import Partition
@@ -72,7 +72,7 @@ class Member:
     lease when it closes or dies, and one that comes back under that name in time finds its partitions as they were,
     unnoticed by the others. Without a name its partitions go to others at once. ``lease_s`` is how long it may call
     nothing before it is taken for dead. ``on_assigned``, ``on_revoked`` and ``on_lost`` are called with lists of
-    (queue, partition), inside a call that reads, in its thread: after partitions came; before they are given
+    (queue, partition), inside a call that reads, or closes, in its thread: after partitions came; before they are given
     up, when they can still be committed; and after they were taken away, when they cannot. They may commit, seek, pause
     and close.
 
@@ -402,13 +402,18 @@ class Member:
             held = self._next(only)
             if held is None:
                 break
-            messages = held.read(left)
+            try:
+                messages = held.read(left)
+            except BatchDamaged:
+                self._serve(held)  # the others come first the next time
+                if found:  # those are handed out, so they must arrive; the next call comes upon this again
+                    break
+                raise
             if len(messages) < left:
                 self._ready = [other for other in self._ready if other is not held]
             if messages:
                 self._last = held
-                self._turn += 1
-                held.served = self._turn
+                self._serve(held)
                 found.append((held, messages))
                 left -= len(messages)
             if single and found:
@@ -421,11 +426,16 @@ class Member:
         """The partition that is read next: of those with something to read, the one served longest ago."""
         if only is not None:
             return only if self._holds(only) and only.readable else None
+        self._ready = [held for held in self._ready if held.readable]
         if not self._ready:
             with self.store.view() as txn:
                 found = [held for held in self.holdings.held.values() if held.readable and held.waiting(txn)]
             self._ready = sorted(found, key=lambda held: held.served, reverse=True)
         return self._ready.pop() if self._ready else None
+
+    def _serve(self, held: Held) -> None:
+        self._turn += 1
+        held.served = self._turn
 
     def _holds(self, held: Held) -> bool:
         return self.holdings.held.get(held.partition) is held

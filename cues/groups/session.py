@@ -255,12 +255,12 @@ class Session:
     def _close(self, rewind: bool) -> None:
         """Let the member go on: from behind this step, or from where the store says that it stands."""
         self._outputs.clear()
+        self._member.session_ended()
         held = self._held
         if held is not None:
             self._holdings.stuck.discard(held.partition)
             if rewind:
                 self._member.doubt(held)
-        self._member.session_ended()
 
     def _check(self) -> None:
         if self._over is not None:
