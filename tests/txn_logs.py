@@ -98,7 +98,7 @@ class _Producer:
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng
         self.id = ProducerID(rng.randbytes(6))
-        self.clock = rng.randrange(1, 1000)  # so that the clocks of producers overlap
+        self.clock = rng.randrange(2, 1000)  # so that the clocks of producers overlap
         self.acked = self.clock - 1
         self.pending: list[Envelope] = []
         self.last: tuple[int, int] | None = None
