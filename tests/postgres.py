@@ -6,11 +6,13 @@ run as root, so as root it runs as ``nobody``, in a directory that is ``nobody``
 
 from __future__ import annotations
 
+import ctypes
 import os
 import pwd
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -19,6 +21,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
+_PR_SET_PDEATHSIG: Final = 1
 START_TIMEOUT_S: Final = 60
 """For a machine that does much besides."""
 
@@ -46,6 +49,7 @@ class Postgres:
             stdout=self._log,
             stderr=self._log,
             cwd=directory,
+            preexec_fn=_end_with_the_parent,
             **self._as,
         )
         self._wait()
@@ -78,6 +82,12 @@ class Postgres:
         self._process.send_signal(signal.SIGQUIT)
         self._process.wait(60)
         self._log.close()
+
+
+def _end_with_the_parent() -> None:
+    """In the server: its immediate shutdown when whoever runs the tests is killed and cannot ask for it."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGQUIT)
 
 
 def programs() -> Path | None:
