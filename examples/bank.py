@@ -187,7 +187,7 @@ def main() -> int:
         )
         open_accounts(directory, chance)
         for death in range(arguments.deaths + 1):
-            life = chance.randrange(1, 5 * INSTRUCTIONS // arguments.deaths) if death < arguments.deaths else 0
+            life = chance.randrange(1, 2 * INSTRUCTIONS // arguments.deaths) if death < arguments.deaths else 0
             aim_s = chance.uniform(0, AIM_S)
             child = subprocess.run([sys.executable, __file__, "--live", name, url, str(life), str(aim_s)])
             if child.returncode not in (0, -signal.SIGKILL):

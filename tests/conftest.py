@@ -78,7 +78,9 @@ def postgres() -> Iterator[Postgres]:
     import postgres
 
     if postgres.programs() is None:
-        pytest.skip("PostgreSQL is not installed (pip install 'cues-streams[test]')")
+        pytest.skip(
+            "no PostgreSQL that may be run here (pip install 'cues-streams[test]'; as root, where nobody sees it)"
+        )
     with postgres.running() as found:
         yield found
 

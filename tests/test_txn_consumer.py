@@ -373,7 +373,6 @@ def test_a_begin_that_fails_has_no_finish(store: Store, checkpoint: Any) -> None
 
 
 def test_a_takeover_is_heard_by_the_one_that_lost(store: Store, checkpoint: Any) -> None:
-    """Also while it waits for the acknowledgement that will not come, in front of a queue."""
     queue, out = store.queue("q"), store.queue("out")
     write(queue, 1)
 
@@ -395,6 +394,42 @@ def test_a_takeover_is_heard_by_the_one_that_lost(store: Store, checkpoint: Any)
     with Consumer(Passing(), [queue], JSONFileCheckpoint(checkpoint.path)) as successor:
         successor.drain()
     assert [e.message["n"] for e in ReadCommitted(out) if not e.acknowledgement] == [1, 2]
+
+
+def test_a_takeover_is_heard_in_front_of_a_queue_whose_acknowledgement_will_not_come(
+    store: Store, checkpoint: Any
+) -> None:
+    """The next transaction publishes to the same queue, and waits there for a commit that is refused."""
+    queue, out = store.queue("q"), store.queue("out")
+    write(queue, 1, 2)
+    waits = threading.Event()
+
+    class Overtaken:
+        def restore(self) -> Any:
+            return checkpoint.restore()
+
+        def commit(self, made: Any, work: Any) -> None:
+            waits.wait()
+            JSONFileCheckpoint(checkpoint.path).restore()
+            checkpoint.commit(made, work)
+
+    def note(n: int) -> None:
+        if app._now and n == 2:
+            raise Defer
+
+    class Passing(Noted):
+        def consume(self, envelope: Any, publisher: Any) -> None:
+            super().consume(envelope, publisher)
+            if envelope.message["n"] == 2:
+                threading.Timer(0.05, waits.set).start()
+            publisher.publish_uncommitted(lambda _: out, envelope.message)
+
+    app = Passing(note)
+    with pytest.raises(cues.Fenced):
+        Consumer(app, [queue], Overtaken()).drain()
+    assert app.begun == 2 == len(app.finished)
+    assert all(isinstance(one.exception(), cues.Fenced) for one in app.finished)
+    assert list(out.tailer(isolation="committed")) == [] and checkpoint.state == {}
 
 
 def test_work_that_fails_ends_it_and_is_done_by_the_successor(store: Store, checkpoint: Any) -> None:

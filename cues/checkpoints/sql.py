@@ -398,7 +398,8 @@ def _engine(url: sa.URL, timeout_s: float) -> sa.Engine:
             return sa.create_engine(url, pool_pre_ping=True)
         except ModuleNotFoundError as error:
             raise Unsupported(
-                f"{url.drivername} needs {error.name}, which is not installed.", f"pip install {error.name}."
+                f"{url.drivername} needs {error.name}, which is not installed.",
+                f"pip install {error.name}; or postgresql+psycopg://…, whose driver comes with cues-streams[sql].",
             ) from error
     directory = os.path.dirname(url.database or "")
     if directory:
