@@ -260,11 +260,6 @@ class Queue:
                     f"The tailer {name!r} cannot keep its place among commits: pending messages have to be read again.",
                     "no name, or a cues.txn.Consumer, whose checkpoint knows of them.",
                 )
-            if self.partitions > 1:
-                raise InvalidArgument(
-                    f"{self.id!r} has {self.partitions} partitions, each with commits of its own.",
-                    "queue.partition(i).tailer(isolation='committed').",
-                )
             return CommittedTailer(self, meta)
         if isolation != "uncommitted":
             raise InvalidArgument(f"isolation={isolation!r}.", "'uncommitted' or 'committed'.")
