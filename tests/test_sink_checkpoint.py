@@ -445,6 +445,19 @@ def test_a_database_in_memory_is_refused(url: str) -> None:
         SQLCheckpoint(url)
 
 
+def test_a_database_that_nobody_knows_is_said() -> None:
+    for url in ("nonsense://host/db", "://"):
+        with pytest.raises(cues.InvalidArgument, match=r"no database"):
+            SQLCheckpoint(url, "name").restore()
+
+
+def test_a_graph_as_plain_data_and_its_relatives_keep_the_target(tmp_path: Path) -> None:
+    target = SQLCheckpoint(tmp_path / "x.db")
+    graph = cues.Graph("g", [cues.Source("q"), cues.Sink(plain, "q", id="save", checkpoint=target)])
+    for relative in (cues.Graph.from_dict(graph.to_dict()), cues.merge("m", graph, cues.Graph("h")), graph.rebind({})):
+        assert relative.processors["save"].options.checkpoint is target
+
+
 def test_an_engine_of_the_users_own_stays_open_and_must_have_transactions(tmp_path: Path, postgres: Any) -> None:
     engine = sa.create_engine(f"sqlite:///{tmp_path / 'x.db'}")
     checkpoint = SQLCheckpoint(engine, schema=SCHEMA)

@@ -396,6 +396,11 @@ def _engine(url: sa.URL, timeout_s: float) -> sa.Engine:
     if url.get_backend_name() != "sqlite":
         try:
             return sa.create_engine(url, pool_pre_ping=True)
+        except exc.NoSuchModuleError as error:
+            raise InvalidArgument(
+                f"SQLAlchemy knows no database {url.drivername!r} ({url.render_as_string()}).",
+                "'postgresql+psycopg://…', or the path of a SQLite file.",
+            ) from error
         except ModuleNotFoundError as error:
             raise Unsupported(
                 f"{url.drivername} needs {error.name}, which is not installed.",
