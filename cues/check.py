@@ -323,14 +323,15 @@ class _Walker:
                 yield f"{who} is damaged (its checksum fails)."
                 continue
             found = outside.SourceRow.unpack(raw)
-            if found.queue in queues:
+            said = found.next if isinstance(found.next, list) else [found.next]
+            for partition, written in enumerate(said):
+                log = names.log_id(found.queue, partition)
+                if log not in queues:
+                    continue
                 with self.store.view() as txn:
-                    next = Log(self.store, found.queue).row(txn).next
-                if found.next > next:
-                    yield (
-                        f"{who} says that it wrote up to {found.next - 1} of queue {found.queue},"
-                        f" which ends before {next}."
-                    )
+                    next = Log(self.store, *names.log_parts(log)).row(txn).next
+                if written > next:
+                    yield f"{who} says that it wrote up to {written - 1} of queue {log}, which ends before {next}."
 
     def _groups(self, queues: list[str]) -> Iterator[str]:
         """Groups, their members, and what they have of logs."""

@@ -33,8 +33,8 @@ class SourceRow(NamedTuple):
 
     queue: str
     """Where it writes; an id means one queue for good."""
-    next: int
-    """The index behind the last message that it appended."""
+    next: int | list[int]
+    """The index behind the last message that it appended; of a queue with several partitions, of each."""
     position: Position
     """Of its source, behind what was appended."""
 

@@ -37,8 +37,8 @@ ORDER = [
     ),
     (
         5,
-        "spark.java spark.options spark.place spark.columns spark.position spark.checkpoint"
-        " spark.reading spark.staging spark.writing spark.datasource spark.session spark.source spark"
+        "spark.java spark.options spark.position spark.place spark.columns spark.checkpoint"
+        " spark.slices spark.reading spark.staging spark.writing spark.datasource spark.session spark.source spark"
         " spark.remote spark.stretch spark.backfill spark.cluster spark.cluster.files spark.cluster.directory"
         " spark.cluster.ledger spark.cluster.looking spark.cluster.lease spark.cluster.driver spark.cluster.rows"
         " spark.cluster.tasks spark.cluster.landing spark.cluster.kept spark.cluster.frames spark.cluster.inlet"

@@ -14,14 +14,18 @@ from cues.outside import SourceRow
 
 pytest.importorskip("pyspark", reason="pyspark is not installed (pip install 'cues-streams[test]')")
 
-from cues.spark.position import Checkpoint, Part, Queues, QueueSpan, Range
+from cues.spark.position import Checkpoint, Part, Queues, QueueSpan, Range, read_place
 
 A, B = b"identity", b"another!"
 R1, R2 = b"record-1", b"record-2"
 
 
-def queues(*spans: tuple[bytes, int, int], record: bytes = R1, first: bool = False) -> Queues:
-    return Queues(tuple(QueueSpan(*span) for span in spans), record, first)
+Place = int | tuple[int, ...]
+"""An index, or one on each of several partitions."""
+
+
+def queues(*spans: tuple[bytes, Place, Place], record: bytes = R1, first: bool = False) -> Queues:
+    return Queues(tuple(QueueSpan(of, read_place(a), read_place(b)) for of, a, b in spans), record, first)
 
 
 def checkpoint(batch: int, start: str | None, end: str, id: str = "q", record: bytes = R1) -> Checkpoint:
@@ -58,6 +62,23 @@ def checkpoint(batch: int, start: str | None, end: str, id: str = "q", record: b
         (queues((A, 1, 5), (B, 1, 2)), queues((A, 5, 9), (B, 2, 2)), "append"),
         (queues((A, 1, 5), (B, 1, 2)), queues((A, 1, 5), (B, 2, 3)), "refuse"),
         (queues((A, 1, 5), (B, 1, 2)), queues((A, 1, 5), (B, 1, 2)), "replayed"),
+        # partitions of one queue: all of them together, as queues
+        (queues((A, (1, 1), (5, 2))), queues((A, (5, 2), (9, 2))), "append"),
+        (queues((A, (1, 1), (5, 2))), queues((A, (1, 1), (5, 2))), "replayed"),
+        (queues((A, (1, 1), (5, 2))), queues((A, (1, 1), (3, 2)), first=True), "replayed"),
+        (queues((A, (1, 1), (5, 2))), queues((A, (1, 2), (5, 3))), "refuse"),
+        (queues((A, (1, 1), (5, 2))), queues((A, (5, 1), (9, 2))), "refuse"),
+        (queues((A, (1, 1), (5, 2))), queues((A, (3, 2), (5, 3))), "refuse"),  # a batch that straddles the position
+        (queues((A, (1, 1), (5, 2)), record=R1), queues((A, (5, 2), (5, 2)), record=R1), "replayed"),
+        (queues((A, (1, 1), (5, 2)), record=R1), queues((A, (5, 2), (5, 2)), record=R2), "append"),
+        # a queue that grew, from one partition or several: the new ones begin at 1, also for what was frozen before
+        (queues((A, 1, 5)), queues((A, (5, 1), (5, 4))), "append"),
+        (queues((A, 1, 5)), queues((A, (5, 2), (5, 4))), "refuse"),
+        (queues((A, (1, 1), (5, 2))), queues((A, (5, 2, 1), (9, 2, 3))), "append"),
+        (queues((A, (1, 1, 1), (5, 2, 3))), queues((A, (1, 1), (5, 2))), "replayed"),
+        (queues((A, (1, 1, 1), (5, 2, 3))), queues((A, (5, 2), (7, 2))), "refuse"),
+        (queues((A, (1, 1, 1), (5, 2, 3))), queues((A, 5, 7)), "refuse"),  # a partition read alone
+        (queues((A, (1, 1), (5, 2)), (B, 1, 2)), queues((A, (5, 2, 1), (5, 2, 2)), (B, 2, 9)), "append"),
         # other sources: only beside their checkpoint
         (None, checkpoint(0, None, "3"), "append"),
         (None, checkpoint(4, "3", "4"), "refuse"),
@@ -99,6 +120,24 @@ def test_the_row_is_there_if_and_only_if_the_messages_are(tmp_path: Path) -> Non
         assert (len(queue), outside.rows(store)) == (0, {})
         store.commit(write, False)
         assert (len(queue), outside.rows(store)) == (1, {"loader": row})
+
+
+@pytest.mark.damages_stores
+def test_the_check_knows_where_on_each_partition_a_writer_is(tmp_path: Path) -> None:
+    row = SourceRow("orders", [2, 1, 3], ["range", 100])
+    with cues.open(tmp_path / "s", durability="process") as store:
+        queue = store.queue("orders", partitions=3, key="user")
+        for partition in (0, 2, 2):
+            queue.partition(partition).appender().write({"user": "ann"})
+        store.commit(lambda txn: outside.put(txn, "loader", row))
+    assert problems_of(tmp_path / "s") == []
+    with cues.open(tmp_path / "s") as store:
+        store.commit(lambda txn: outside.put(txn, "loader", row._replace(next=[2, 2, 3])))
+        store.commit(lambda txn: outside.put(txn, "other", SourceRow("orders/2", 4, ["range", 100])))
+    assert problems_of(tmp_path / "s") == [
+        "The position of writer 'loader' says that it wrote up to 1 of queue orders/1, which ends before 1.",
+        "The position of writer 'other' says that it wrote up to 3 of queue orders/2, which ends before 3.",
+    ]
 
 
 @pytest.mark.damages_stores

@@ -69,6 +69,27 @@ def test_a_backfill_leaves_what_the_embedded_engine_leaves(name: str, spark: Spa
     assert not list((tmp_path / "backfill" / "staged").glob("*"))
 
 
+def test_what_goes_to_a_queue_with_partitions_is_placed_as_the_embedded_engine_places_it(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """By another key than that of the input; poison that has none goes to the error queue."""
+    queues = {queue: cues.QueueOptions(partitions=3, key=key) for queue, key in (("in", "user"), ("out", "n"))}
+    found = {}
+    for engine in ("embedded", "spark"):
+        with cues.open(tmp_path / engine, durability="process") as store:
+            appender = store.queue("in", partitions=3, key="user").appender()
+            appender.write_many([{"user": f"u{n % 7}", "n": n if n % 50 else None} for n in range(300)])
+        stream = Stream(lambda m: {**m, "seen": True}, "in", "out", id="mark")
+        graph = Graph("g", [stream], queues=queues, errors="errors", store=tmp_path / engine, durability="process")
+        backfill: dict[str, Any] = {"engine": "spark", "spark": spark, "backfill": True}
+        with graph.start(**(backfill if engine == "spark" else {})) as running:
+            assert running.wait_done() if engine == "spark" else running.wait_idle(timeout=60)
+            found[engine] = [sorted(m["n"] for m in running.messages(f"out/{number}")) for number in range(3)]
+            assert len(running.messages("errors")) == 6
+    assert found["spark"] == found["embedded"]
+    assert all(found["spark"])
+
+
 def exact(store: Path, expected: list[int]) -> None:
     with cues.open(store) as opened:
         assert [m["n"] for m in testing.messages(opened, "out")] == expected

@@ -112,20 +112,17 @@ def test_a_try_log_and_an_empty_queue_can_be_read(spark: SparkSession, tmp_path:
     assert load(spark, f"{tmp_path / 's'}#empty").collect() == []
 
 
-def test_one_partition_is_read_and_written_and_the_whole_queue_is_refused(spark: SparkSession, tmp_path: Path) -> None:
+def test_one_partition_is_read_and_written_on_its_own(spark: SparkSession, tmp_path: Path) -> None:
     store = tmp_path / "s"
     with cues.open(store, durability="process") as opened:
         queue = opened.queue("q", partitions=3, key="n")
         queue.appender().write_many([{"n": n} for n in range(60)])
         lengths = [len(queue.partition(i)) for i in range(3)]
-    for path in (f"{store}#q", f"{store}#q/3"):
-        with pytest.raises(Exception, match="partition"):
-            load(spark, path).count()
+    with pytest.raises(Exception, match="has no partition 3"):
+        load(spark, f"{store}#q/3").count()
     parts = [load(spark, f"{store}#q/{i}", fields="n int") for i in range(3)]
     assert [part.count() for part in parts] == lengths
     assert sorted(row.n for part in parts for row in part.select("n").collect()) == list(range(60))
-    with pytest.raises(Exception, match="has 3 partitions"):
-        spark.createDataFrame([(1,)], "n int").write.format("cues").mode("append").save(f"{store}#q")
     spark.createDataFrame([(7,)], "n int").write.format("cues").mode("append").save(f"{store}#q/2")
     assert contents(store, "q/2")[-1] == {"n": 7}
     assert len(contents(store, "q")) == 61
@@ -184,7 +181,7 @@ def test_a_write_that_fails_in_one_task_writes_nothing(
     # The other task may end behind the abort; what it staged goes when the workers' process is gone.
     monkeypatch.setattr(locks, "process_state", lambda pid: "gone")
     staging.sweep(str(tmp_path / "s"))
-    assert list((tmp_path / "s" / "staged").iterdir()) == []
+    assert list((tmp_path / "s" / "staged").glob("*")) == []
 
 
 def test_a_task_that_fails_leaves_nothing_of_its_own(spark: SparkSession, tmp_path: Path) -> None:

@@ -593,6 +593,17 @@ def test_what_has_no_form_there_is_refused_by_name(spark: SparkSession, tmp_path
     other = Graph("g", [Stream(spark_graphs.plain, "in", "out")], queues=elsewhere)
     with pytest.raises(GraphError, match="The queue 'out' has path="):
         other.start(**places)
+    for queue in ("in", "out"):
+        wide = {queue: cues.QueueOptions(partitions=3, key="n")}
+        with pytest.raises(GraphError, match=f"The queue '{queue}' has 3 partitions; queues in a shared directory"):
+            Graph("g", [Stream(spark_graphs.plain, "in", "out")], queues=wide).start(**places)
+    assert not (tmp_path / "q").exists()
+    with cues.open(tmp_path / "wide") as store:
+        store.queue("in", partitions=2, key="n")
+    with pytest.raises(GraphError, match="The queue 'in' has 2 partitions"):  # which the graph does not say
+        Graph("g", [Stream(spark_graphs.plain, "in", "out")]).start(
+            **{**places, "store": tmp_path / "wide", "queues": tmp_path / "q2"}
+        )
     look = Graph("g", [Stream(lambda m, process: None, "in", None, id="look", appenders=["log"])])
     with pytest.raises(GraphError, match=r"g\.look is imperative"):
         look.start(**places)

@@ -82,14 +82,15 @@ class Staging:
 
     def __init__(self, digest: bytes, staged: list[tuple[Queue, Staged]]) -> None:
         self.digest = digest
-        self.staged = staged
+        # Views are opened here: inside the transaction a log that is not open waits for its end.
+        self.staged = [(queue.views, one) for queue, one in staged]
 
     def __iter__(self) -> Iterator[tuple[Queue, list[Page]]]:
-        for queue, one in self.staged:
-            for pages in one.pages():
+        for views, one in self.staged:
+            for partition, pages in one.pages():
                 for page in pages:
                     page.tail = self.digest + page.tail[len(NO_HASH) :]
-                yield queue, pages
+                yield views[partition], pages
 
 
 @dataclass(slots=True)

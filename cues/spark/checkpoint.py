@@ -14,7 +14,8 @@ offset record freezes what a batch reads, so it is what a commit is keyed by. Th
 
 An offset of a queue says by itself where its batch begins:
 
-    {"cues": "9f6c…", "from": 1, "to": 5001}        identity of the queue, from, to (exclusive)
+    {"cues": "9f6c…", "from": 1, "to": 5001}                  identity of the queue, from, to (exclusive)
+    {"cues": "9f6c…", "from": [1, 1], "to": [3001, 2001]}     the same on each of several partitions
 
 for Spark keeps no start for the first batch: it asks the source again after a restart, and a source that
 starts at the latest message would answer something else by then.
@@ -30,7 +31,7 @@ from urllib.parse import unquote, urlparse
 import xxhash
 
 from cues.errors import Unsupported
-from cues.spark.position import Checkpoint, Part, Queues, QueueSpan
+from cues.spark.position import Checkpoint, Indices, Part, Queues, QueueSpan, read_place, widened, write_place
 
 _VERSION: Final = "v1"
 
@@ -39,19 +40,19 @@ class Offset(NamedTuple):
     """An offset of a queue of Cues, which is the part of it that a batch reads."""
 
     identity: bytes
-    start: int
-    end: int
+    start: Indices
+    end: Indices
     """Exclusive."""
 
     def to_dict(self) -> dict[str, Any]:
-        return {"cues": self.identity.hex(), "from": self.start, "to": self.end}
+        return {"cues": self.identity.hex(), "from": write_place(self.start), "to": write_place(self.end)}
 
     @staticmethod
     def of(offset: Any) -> Offset | None:
         """An offset as Spark gives it back; None where it is of another source."""
         if not isinstance(offset, dict) or set(offset) != {"cues", "from", "to"}:
             return None
-        return Offset(bytes.fromhex(offset["cues"]), offset["from"], offset["to"])
+        return Offset(bytes.fromhex(offset["cues"]), read_place(offset["from"]), read_place(offset["to"]))
 
 
 class Record(NamedTuple):
@@ -77,7 +78,8 @@ def part_of(checkpoint: str, batch: int) -> Part:
         for at, offset in enumerate(offsets):
             assert offset is not None
             last = _parsed(before.offsets[at]) if before is not None else None
-            spans.append(QueueSpan(offset.identity, last.end if last else offset.start, offset.end))
+            start = widened(last.end, len(offset.end)) if last else offset.start
+            spans.append(QueueSpan(offset.identity, start, offset.end))
         return Queues(tuple(spans), record.checksum, batch == 0)
     id = json.loads(_read(checkpoint, "metadata") or b"{}").get("id", "")
     return Checkpoint(id, batch, record.checksum, before.offsets if before else None, record.offsets)

@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING
 from pyspark.sql import types as T
 from pyspark.sql.datasource import DataSource
 
-from cues.spark.options import READ, READ_STREAM, ReadOptions, WriteOptions
-from cues.spark.reading import ROW, QueueReader, QueueStream
+from cues.spark.options import READ, READ_STREAM, ReadOptions, WriteOptions, place
+from cues.spark.place import is_spread
+from cues.spark.reading import QueueReader, QueueStream, row_of
 from cues.spark.writing import BatchWriter, StreamWriter
 
 if TYPE_CHECKING:
@@ -37,7 +38,8 @@ class CuesSource(DataSource):
 
     def schema(self) -> str:
         """The row, and behind it the columns of the option ``fields``."""
-        own = ", ".join(f"`{field.name}` {field.dataType.simpleString()}" for field in ROW.fields)
+        columns = row_of(is_spread(place(self.options)))
+        own = ", ".join(f"`{field.name}` {field.dataType.simpleString()}" for field in columns.fields)
         fields = self.options.get("fields")
         return f"{own}, {fields}" if fields else own
 

@@ -24,6 +24,7 @@ from cues import clock
 from cues.errors import CuesError, Diverged, Unsupported
 from cues.queue import Queue
 from cues.spark.options import Place
+from cues.spark.position import Indices
 from cues.store import Store
 
 _HINT: Final = "a local master (local[*]), executors on the driver's machine, or an export to Parquet."
@@ -83,13 +84,15 @@ class Pinned:
     machine: str
     identity: bytes
     """Of the queue, or of its partition; one that was deleted and made anew under the same name has another."""
+    spread: bool = False
+    """Whether it meant several partitions."""
 
     @contextmanager
     def opened(self) -> Iterator[Queue]:
         """The queue, read-only, in whatever process this is. Refused on other machines and for other queues."""
         self.require_host("read")
         with Store(self.place.store, readonly=True) as store:
-            queue = one_log(store, self.place)
+            queue = store.queue(self.place.queue)
             found = _identity(queue)
             if found != self.identity:
                 raise Diverged(
@@ -123,28 +126,22 @@ def this_machine() -> str:
     return f"{clock.boot_id()} {processes}"
 
 
-def pin(place: Place) -> tuple[Pinned, int, int]:
-    """Look a queue up on the driver; with its first and its next index."""
+def pin(place: Place) -> tuple[Pinned, Indices, Indices]:
+    """Look a queue up on the driver; with the first and the next index of each partition, of one moment."""
     with Store(place.store, readonly=True) as store:
-        queue = one_log(store, place)
-        row, identity = queue.row(), _identity(queue)
-    return Pinned(place, socket.gethostname(), this_machine(), identity), row.first, row.next
+        queue = store.queue(place.queue)
+        rows, identity = queue.rows(), _identity(queue)
+    pinned = Pinned(place, socket.gethostname(), this_machine(), identity, len(rows) > 1)
+    return pinned, tuple(row.first for row in rows), tuple(row.next for row in rows)
 
 
-def one_log(store: Store, place: Place) -> Queue:
-    """The queue of a place, or its partition (``orders/3``): rows and offsets of the format have one index each."""
-    queue = store.queue(place.queue)
-    if queue.spread:
-        count = queue.partitions
-        raise Unsupported(
-            f"The queue {place.queue!r} of {place.store} has {count} partitions, each with indices of its own; the"
-            " format cues reads and writes one.",
-            f"'{place.store}#{place.queue}/0' to '…/{count - 1}', as a union; or a graph, on any engine.",
-        )
-    return queue
+def is_spread(place: Place) -> bool:
+    """Whether a place means several partitions."""
+    with Store(place.store, readonly=True) as store:
+        return store.queue(place.queue).spread
 
 
 def _identity(queue: Queue) -> bytes:
-    """Of one log: partitions of a queue have one identity, and an offset of one means nothing on another."""
+    """Of a queue, or of one partition: these share the queue's, and an offset of one means nothing on another."""
     identity, partition = queue.row().identity, queue.log.partition
     return xxhash.xxh3_64_digest(identity + partition.to_bytes(4, "big")) if partition else identity

@@ -9,23 +9,48 @@
 Three kinds of source, by what their offsets mean:
 
     Range          a batch write's own numbers
-    Queues         queues of Cues: (identity, index), which mean the same without any checkpoint; so a
-                   deleted or an old checkpoint does no harm
+    Queues         queues of Cues: (identity, index of each partition), which mean the same without any
+                   checkpoint; so a deleted or an old checkpoint does no harm
     Checkpoint     anything else Spark reads (files, rate, Kafka, …): offsets that mean something only
                    beside the checkpoint that they are written in; so a batch counts as replayed only if it
                    is the very offset record that was committed last, and another checkpoint is refused
+
+A queue with several partitions stands at several indices at once. Partitions that it grows by are read from
+their start, so that a place written down before stands at 1 on them.
 
 Pure: decides, and changes nothing.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Final, Literal, Protocol
 
 from cues.outside import Position
 
 Verdict = Literal["append", "replayed", "refuse"]
+
+Indices = tuple[int, ...]
+"""A place on a queue: the index that is read next on each of its partitions."""
+
+_FIRST: Final = 1
+"""Where a partition begins that was not there yet."""
+
+
+def read_place(written: int | Sequence[int]) -> Indices:
+    """A place as it is written down: an index where the queue has one partition, a list where it has several."""
+    return (written,) if isinstance(written, int) else tuple(written)
+
+
+def write_place(place: Indices) -> int | list[int]:
+    """How a place is written down."""
+    return place[0] if len(place) == 1 else list(place)
+
+
+def widened(place: Indices, partitions: int) -> Indices:
+    """The place on a queue that has grown to so many ``partitions``."""
+    return place + (_FIRST,) * (partitions - len(place))
 
 
 class Part(Protocol):
@@ -61,11 +86,11 @@ class Range:
 
 @dataclass(frozen=True)
 class QueueSpan:
-    """Of one queue: from ``start`` to ``end``, exclusive."""
+    """Of one queue: from ``start`` to ``end``, exclusive, on each of its partitions."""
 
     identity: bytes
-    start: int
-    end: int
+    start: Indices
+    end: Indices
 
 
 @dataclass(frozen=True)
@@ -84,16 +109,23 @@ class Queues:
             return "append" if self.first else "refuse"
         if kept[0] != "queues" or [span.identity for span in self.spans] != [identity for identity, _ in kept[1]]:
             return "refuse"
-        places = [place for _, place in kept[1]]
-        stays = all(span.start == span.end == place for span, place in zip(self.spans, places))
-        if stays:
+        starts: list[int] = []
+        ends: list[int] = []
+        places: list[int] = []
+        for span, (_, place) in zip(self.spans, kept[1]):
+            at = read_place(place)
+            partitions = max(len(at), len(span.end))
+            starts += widened(span.start, partitions)
+            ends += widened(span.end, partitions)
+            places += widened(at, partitions)
+        if starts == ends == places:  # it stays
             return "replayed" if kept[2] == self.record else "append"
-        if all(span.end <= place for span, place in zip(self.spans, places)):
+        if all(end <= place for end, place in zip(ends, places)):
             return "replayed"
-        return "append" if all(span.start == place for span, place in zip(self.spans, places)) else "refuse"
+        return "append" if starts == places else "refuse"
 
     def position(self) -> Position:
-        return ["queues", [[span.identity, span.end] for span in self.spans], self.record]
+        return ["queues", [[span.identity, write_place(span.end)] for span in self.spans], self.record]
 
 
 @dataclass(frozen=True)

@@ -1,14 +1,15 @@
 """Queues as tables and streams: record batches of the log become record batches of Arrow.
 
-    driver      which indices: first and next of the queue, as one read transaction has them; split
-                into ranges, one a task
+    driver      which indices: first and next of every partition, as one read transaction has them; cut
+                into slices, one a task (slices.py)
     executor    opens the store read-only, copies record batches out in short transactions, cuts the
                 array of messages into values without decoding it, and hands Arrow the bytes as they lie
 
 A stream's offsets are parts of the queue (:class:`cues.spark.checkpoint.Offset`). Admission control is
-``maxMessagesPerTrigger``; with ``resumeFrom`` the stream starts where that writer's position is in its
-store, and a batch never straddles it, so that after a deleted or an old checkpoint what was written is
-skipped whole.
+``maxMessagesPerTrigger``, of several partitions the oldest messages first: a partition that ran ahead of the
+others would pass a watermark that theirs are behind. With ``resumeFrom`` the stream starts where that writer's
+position is in its store, and a batch never straddles it, so that after a deleted or an old checkpoint what was
+written is skipped whole. What a queue grows by is read from its start.
 
 Not guaranteed: that retention waits for a query. What was purged before it was read is an error, or with
 ``failOnDataLoss=false`` skipped.
@@ -31,15 +32,17 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
 from cues import clock, codec, outside
-from cues.batch import Batch
 from cues.errors import Diverged, InvalidArgument, MessagesPurged
 from cues.spark.checkpoint import Offset
 from cues.spark.columns import Column
 from cues.spark.options import Position, ReadOptions
 from cues.spark.place import pin
+from cues.spark.position import Indices, read_place, widened
+from cues.spark.slices import Piece, cut, edges, merged
 from cues.store import Store
 
 if TYPE_CHECKING:
+    from cues.log import Log
     from cues.queue import Queue
 
 ROW: Final = T.StructType(
@@ -52,18 +55,27 @@ ROW: Final = T.StructType(
 )
 """A message as a row: index on its queue, append time, delivery hash of the step that wrote it (32 hex
 digits, NULL where no step did), and its msgpack, untouched."""
+_PARTITION: Final = T.StructField("partition", T.IntegerType())
+"""Beside the index where the queue has several partitions: an index is of one of them."""
 _READ_BYTES: Final = 1 << 20
 """Of record batches that become one Arrow batch: some ten thousand small messages."""
+_READ_BYTES_MIN: Final = 1 << 16
+"""Of each of many partitions, whose record batches are at hand at the same time."""
 _MESSAGES_A_TASK: Final = 20_000
 """Below this a task costs more than it reads."""
+
+
+def row_of(spread: bool) -> T.StructType:
+    """The row of a queue, which has one column more where the queue is ``spread`` over several partitions."""
+    return T.StructType([ROW["index"], _PARTITION, *ROW.fields[1:]]) if spread else ROW
 
 
 class Columns:
     """Which columns a query wants, and how record batches become them."""
 
-    def __init__(self, schema: T.StructType, options: ReadOptions) -> None:
+    def __init__(self, schema: T.StructType, options: ReadOptions, spread: bool = False) -> None:
         self.schema = to_arrow_schema(schema, timezone="UTC")
-        own = {field.name: field.dataType for field in ROW.fields} if options.row_columns else {}
+        own = {field.name: field.dataType for field in row_of(spread).fields} if options.row_columns else {}
         self._fields: dict[str, Column] = {}
         for field in schema.fields:
             if field.name not in own:
@@ -76,39 +88,37 @@ class Columns:
                 )
         self._own = set(own)
 
-    def arrow(self, batches: Sequence[Batch], start: int, stop: int) -> pa.RecordBatch:
-        """The messages from ``start`` to ``stop`` (exclusive), as far as they lie in ``batches``."""
-        parts = [
-            (b, max(start, b.first) - b.first, min(stop, b.next) - b.first) for b in batches if not b.head.acknowledges
-        ]
-        if not parts:
-            return pa.RecordBatch.from_pylist([], schema=self.schema)
+    def arrow(self, pieces: Sequence[Piece]) -> pa.RecordBatch:
+        """The messages of ``pieces``, of which there are some."""
         arrays: list[Any] = []
         messages: list[dict[str, Any]] | None = None
-        indices = _joined([numpy.arange(b.first + low, b.first + high) for b, low, high in parts])
+        indices = _joined([numpy.arange(b.first + low, b.first + high) for _, b, low, high in pieces])
         for name in self.schema.names:
             if name in self._fields:
                 if messages is None:
-                    messages = list(chain.from_iterable(codec.unpack_known(b.body())[lo:hi] for b, lo, hi in parts))
+                    some = (codec.unpack_known(b.body())[low:high] for _, b, low, high in pieces)
+                    messages = list(chain.from_iterable(some))
                 arrays.append(self._fields[name].array(messages, lambda offset: int(indices[offset])))
             else:
-                arrays.append(_OWN[name](parts, indices))
+                arrays.append(_OWN[name](pieces, indices))
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
-
-
-_Parts = list[tuple[Batch, int, int]]
 
 
 def _joined(arrays: list[Any]) -> Any:
     return numpy.concatenate(arrays) if len(arrays) > 1 else arrays[0]
 
 
-def _values(parts: _Parts, indices: Any) -> pa.Array:
+def _partitions(pieces: Sequence[Piece], indices: Any) -> pa.Array:
+    numbers = numpy.array([piece.partition for piece in pieces], dtype=numpy.int32)
+    return pa.array(numpy.repeat(numbers, [piece.high - piece.low for piece in pieces]))
+
+
+def _values(pieces: Sequence[Piece], indices: Any) -> pa.Array:
     """Each message's bytes: the arrays' bodies side by side, and where each message begins."""
     bodies: list[memoryview] = []
     offsets: list[Any] = []
     at = 0
-    for batch, low, high in parts:
+    for _, batch, low, high in pieces:
         cuts = numpy.array(batch.cuts(), dtype=numpy.int32)
         body = batch.body()[cuts[low] : cuts[high]]
         offsets.append(cuts[low:high] + numpy.int32(at - cuts[low]))
@@ -119,29 +129,35 @@ def _values(parts: _Parts, indices: Any) -> pa.Array:
     return pa.Array.from_buffers(pa.binary(), len(indices), [None, pa.py_buffer(_joined(offsets)), data])
 
 
-def _times(parts: _Parts, indices: Any) -> pa.Array:
-    micros = [b.head.time_ns // 1000 for b, _, _ in parts]
-    counts = [high - low for _, low, high in parts]
+def _times(pieces: Sequence[Piece], indices: Any) -> pa.Array:
+    micros = [piece.batch.head.time_ns // 1000 for piece in pieces]
+    counts = [piece.high - piece.low for piece in pieces]
     return pa.array(numpy.repeat(numpy.array(micros, dtype=numpy.int64), counts)).cast(pa.timestamp("us", tz="UTC"))
 
 
-def _hashes(parts: _Parts, indices: Any) -> pa.Array:
+def _hashes(pieces: Sequence[Piece], indices: Any) -> pa.Array:
     found: list[str | None] = []
-    for batch, low, high in parts:
+    for _, batch, low, high in pieces:
         hash = batch.head.hash
         found += [None if hash is None else hash.hex()] * (high - low)
     return pa.array(found, pa.string())
 
 
-_OWN: Final = {"index": lambda parts, indices: pa.array(indices), "time": _times, "hash": _hashes, "value": _values}
+_OWN: Final = {
+    "index": lambda pieces, indices: pa.array(indices),
+    "partition": _partitions,
+    "time": _times,
+    "hash": _hashes,
+    "value": _values,
+}
 
 
 @dataclass
-class IndexRange(InputPartition):
-    """What one task reads: from ``start`` to ``stop``, exclusive."""
+class Slice(InputPartition):
+    """What one task reads: from ``start`` to ``stop``, exclusive, on each partition."""
 
-    start: int
-    stop: int
+    start: Indices
+    stop: Indices
 
 
 class _Reading:
@@ -153,51 +169,72 @@ class _Reading:
         self._first, self._next = first, next
         self._parallelism = parallelism
         self._schema = schema
-        Columns(schema, options)  # what cannot be read is refused here, not in a task
+        Columns(schema, options, self.pinned.spread)  # what cannot be read is refused here, not in a task
 
-    def split(self, start: int, stop: int) -> list[InputPartition]:
-        """Ranges of about the same size, in order."""
-        count = stop - start
+    def split(self, start: Indices, stop: Indices) -> list[InputPartition]:
+        """Slices of about the same size, in order."""
+        count = sum(stop) - sum(start)
         wanted = self.options.partitions or min(self._parallelism, -(-count // _MESSAGES_A_TASK))
-        pieces = max(1, min(wanted, count))
-        edges = [start + count * piece // pieces for piece in range(pieces + 1)]
-        return [IndexRange(low, high) for low, high in pairwise(edges)]
+        slices = max(1, min(wanted, count))
+        if slices == 1:
+            return [Slice(start, stop)]
+        with self.pinned.opened() as queue:
+            logs = [view.log for view in queue.views]
+            with queue.store.view() as txn:
+                return [Slice(low, high) for low, high in pairwise(edges(txn, logs, start, stop, slices))]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """On the executor: the range of one task."""
-        assert isinstance(partition, IndexRange)
-        columns = Columns(self._schema, self.options)
+        """On the executor: the slice of one task."""
+        assert isinstance(partition, Slice)
+        columns = Columns(self._schema, self.options, self.pinned.spread)
         with self.pinned.opened() as queue:
-            for at, batches in self._batches(queue, partition.start, partition.stop):
-                yield columns.arrow(batches, at, partition.stop)
+            logs = self._logs(queue, len(partition.stop))
+            size = max(_READ_BYTES // len(logs), _READ_BYTES_MIN)
+            ranges = zip(logs, partition.start, partition.stop)
+            for pieces in _some(merged([self._pieces(log, start, stop, size) for log, start, stop in ranges])):
+                yield columns.arrow(pieces)
 
-    def _batches(self, queue: Queue, start: int, stop: int) -> Iterator[tuple[int, list[Batch]]]:
-        """Record batches, and the index of the first message in them that is asked for and not purged."""
+    def _logs(self, queue: Queue, partitions: int) -> list[Log]:
+        """The logs of so many partitions; :class:`Diverged` where the queue has fewer."""
+        logs = [view.log for view in queue.views]
+        if len(logs) < partitions:
+            raise self._behind(f"The queue {queue.id} has {len(logs)} partitions, and {partitions} were planned.")
+        return logs[:partitions]
+
+    def _pieces(self, log: Log, start: int, stop: int, size: int) -> Iterator[Piece]:
+        """What is asked for of one partition, in order, read ``size`` bytes at a time."""
         at = start
         while at < stop:
-            with queue.store.view() as txn:
-                row = queue.log.row(txn)
-                raws = queue.log.read(txn, row, at, stop - at, _READ_BYTES)
+            with log.store.view() as txn:
+                row = log.row(txn)
+                raws = log.read(txn, row, at, stop - at, size)
             if row.first > at:
-                at = self.lost(at, min(row.first, stop))
+                at = self.lost(at, min(row.first, stop), log.partition)
             if not raws:
                 if row.next < stop and at < stop:
-                    raise Diverged(
-                        f"The queue {queue.id} ends before {row.next}, and messages up to {stop - 1} were planned.",
-                        f"cues check {self.options.place.store}: an older copy of it may have been put back.",
-                        processor="",
+                    raise self._behind(
+                        f"The queue {log.id} ends before {row.next}, and messages up to {stop - 1} were planned."
                     )
                 return
-            batches = queue.log.batches(raws)
-            yield at, batches
-            at = batches[-1].next
+            for batch in log.batches(raws):
+                if not batch.head.acknowledges:
+                    yield Piece(
+                        log.partition, batch, max(at, batch.first) - batch.first, min(stop, batch.next) - batch.first
+                    )
+                at = batch.next
 
-    def lost(self, start: int, first: int) -> int:
+    def _behind(self, text: str) -> Diverged:
+        return Diverged(
+            text, f"cues check {self.options.place.store}: an older copy of it may have been put back.", processor=""
+        )
+
+    def lost(self, start: int, first: int, partition: int) -> int:
         """The messages from ``start`` to ``first`` (exclusive) are gone; returns where to go on."""
         if self.options.fail_on_data_loss:
             place = self.options.place
+            of = f", partition {partition}," if self.pinned.spread else ""
             raise MessagesPurged(
-                f"The messages {start} to {first - 1} of {place.store}#{place.queue} were purged before they were"
+                f"The messages {start} to {first - 1} of {place.store}#{place.queue}{of} were purged before they were"
                 " read.",
                 "a longer retention, or option('failOnDataLoss', 'false') to go on with what is left.",
                 queue=place.queue,
@@ -206,22 +243,47 @@ class _Reading:
             )
         return first
 
-    def index_of(self, position: Position, name: str) -> int:
-        """The index that a position means, now."""
-        with self.pinned.opened() as queue, queue.store.view() as txn:
-            row = queue.log.row(txn)
-            if position == "earliest":
-                return row.first
-            if position == "latest":
-                return row.next
-            if isinstance(position, datetime):
-                return queue.log.index_at(txn, row, clock.to_ns(position))
+    def place_of(self, position: Position, name: str) -> Indices:
+        """The place that a position means, now."""
+        with self.pinned.opened() as queue:
+            logs = [view.log for view in queue.views]
+            with queue.store.view() as txn:
+                rows = [log.row(txn) for log in logs]
+                if position == "earliest":
+                    return tuple(row.first for row in rows)
+                if position == "latest":
+                    return tuple(row.next for row in rows)
+                if isinstance(position, datetime):
+                    when = clock.to_ns(position)
+                    return tuple(log.index_at(txn, row, when) for log, row in zip(logs, rows))
+        if len(rows) > 1:
+            place = self.options.place
+            raise InvalidArgument(
+                f"{name}={position}: each of the {len(rows)} partitions of {place.queue!r} has indices of its own.",
+                f"earliest, latest or a time (a stream that has a checkpoint needs none); or '{place.store}"
+                f"#{place.queue}/0' to '…/{len(rows) - 1}', a partition on its own.",
+            )
+        (row,) = rows
         if position > row.next:
             raise InvalidArgument(
                 f"{name}={position}: the queue {self.options.place.queue!r} ends before {row.next}.",
                 f"an index up to {row.next} (the next to be written).",
             )
-        return max(position, self.lost(position, row.first)) if position < row.first else position
+        return (max(position, self.lost(position, row.first, 0)) if position < row.first else position,)
+
+
+def _some(pieces: Iterator[Piece]) -> Iterator[list[Piece]]:
+    """The pieces, as many at a time as become one Arrow batch."""
+    some: list[Piece] = []
+    size = 0
+    for piece in pieces:
+        some.append(piece)
+        size += len(piece.batch.body())
+        if size >= _READ_BYTES:
+            yield some
+            some, size = [], 0
+    if some:
+        yield some
 
 
 class QueueReader(_Reading, DataSourceReader):
@@ -229,11 +291,13 @@ class QueueReader(_Reading, DataSourceReader):
 
     def __init__(self, schema: T.StructType, options: ReadOptions, parallelism: int) -> None:
         super().__init__(schema, options, parallelism)
-        self.start = self.index_of(options.start, "startingPosition")
-        self.end = self._next if options.end == "latest" else self.index_of(options.end, "endingPosition")
+        self.start = self.place_of(options.start, "startingPosition")
+        self.end = self._next if options.end == "latest" else self.place_of(options.end, "endingPosition")
 
     def partitions(self) -> list[InputPartition]:
-        return self.split(self.start, max(self.start, self.end))
+        count = max(len(self.start), len(self.end))  # it may have grown between the two
+        start, end = widened(self.start, count), widened(self.end, count)
+        return self.split(start, tuple(map(max, start, end)))
 
 
 class QueueStream(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -241,11 +305,11 @@ class QueueStream(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow)
 
     def __init__(self, schema: T.StructType, options: ReadOptions, parallelism: int) -> None:
         super().__init__(schema, options, parallelism)
-        self._target: int | None = None
+        self._target: Indices | None = None
 
     def initialOffset(self) -> dict[str, Any]:
-        index = self._committed() or self.index_of(self.options.start, "startingPosition")
-        return Offset(self.pinned.identity, index, index).to_dict()
+        place = self._committed() or self.place_of(self.options.start, "startingPosition")
+        return Offset(self.pinned.identity, place, place).to_dict()
 
     def getDefaultReadLimit(self) -> ReadLimit:
         limit = self.options.messages_per_trigger
@@ -257,12 +321,24 @@ class QueueStream(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow)
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         at = self._mine(start).end
         end = self._last() if self._target is None else self._target
-        if isinstance(limit, ReadMaxRows):
-            end = min(end, at + limit.max_rows)
+        if len(at) > len(end):
+            place = self.options.place
+            raise Diverged(
+                f"The checkpoint stands on {len(at)} partitions of {place.queue!r}, which has {len(end)}.",
+                f"the whole queue, if this is one of its partitions; or cues check {place.store}: an older copy of it"
+                " may have been put back.",
+                processor="",
+            )
+        at = widened(at, len(end))
         committed = self._committed()
-        if committed is not None and at < committed:
-            end = min(end, committed)  # what is written already is a batch of its own, to be skipped
-        return start if end <= at else Offset(self.pinned.identity, at, end).to_dict()
+        if committed is not None and any(map(int.__lt__, at, committed)):
+            # What is written already is batches of its own, to be skipped.
+            committed = widened(committed, len(end))
+            end = tuple(map(min, end, committed))
+        end = tuple(map(max, at, end))
+        if isinstance(limit, ReadMaxRows) and sum(end) - sum(at) > limit.max_rows:
+            end = self._cut(at, end, limit.max_rows)
+        return start if end == at else Offset(self.pinned.identity, at, end).to_dict()
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
         last = self._last()
@@ -270,15 +346,14 @@ class QueueStream(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow)
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         before, asked = self._mine(start), self._mine(end)
-        if before.end < asked.start and before.start != before.end:
+        if any(map(int.__lt__, before.end, asked.start)) and before.start != before.end:
             raise Diverged(
-                f"Spark asks for the messages behind {before.end - 1} up to {asked.end - 1}, but that offset begins at"
-                f" {asked.start}.",
+                f"Spark asks for the messages behind {before}, but the offset that it asks for begins later: {asked}.",
                 "a new checkpoint.",
                 processor="",
             )
-        # The range as it was frozen: what initialOffset says may have moved since.
-        return self.split(asked.start, asked.end) if asked.end > asked.start else []
+        # The slice as it was frozen: what initialOffset says may have moved since.
+        return self.split(asked.start, asked.end) if asked.end != asked.start else []
 
     def commit(self, end: dict[str, Any]) -> None:
         pass
@@ -286,9 +361,15 @@ class QueueStream(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow)
     def stop(self) -> None:
         pass
 
-    def _last(self) -> int:
+    def _last(self) -> Indices:
         with self.pinned.opened() as queue:
-            return queue.row().next
+            return tuple(row.next for row in queue.rows())
+
+    def _cut(self, start: Indices, end: Indices, count: int) -> Indices:
+        with self.pinned.opened() as queue:
+            logs = [view.log for view in queue.views]
+            with queue.store.view() as txn:
+                return cut(txn, logs, start, end, count)
 
     def _mine(self, offset: dict[str, Any]) -> Offset:
         found = Offset.of(offset)
@@ -301,7 +382,7 @@ class QueueStream(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow)
             )
         return found
 
-    def _committed(self) -> int | None:
+    def _committed(self) -> Indices | None:
         """How far the writer of ``resumeFrom`` has brought this queue; None before its first commit."""
         if self.options.resume_from is None:
             return None
@@ -312,4 +393,5 @@ class QueueStream(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow)
             row = outside.read(txn, writer)
         if row is None or row.position[0] != "queues":
             return None
-        return next((index for identity, index in row.position[1] if identity == self.pinned.identity), None)
+        places = (read_place(place) for identity, place in row.position[1] if identity == self.pinned.identity)
+        return next(places, None)

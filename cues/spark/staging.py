@@ -2,10 +2,11 @@
 
     <store>/staged/<boot>-<pid>-<token>/<number of the task>-<random>     msgpack, one page after the other
 
-A task packs its messages into pages (:func:`cues.batch.build`), so that all the work but the order of
-messages is done in parallel; the commit gives them index and time. Small results travel in the message.
-Large ones are files where the task runs on the driver's machine, so that the driver's memory is
-bounded by a page at a time, not by the batch; from other machines everything travels in messages, and
+A task places its messages on partitions and packs them into pages (:func:`cues.batch.build`), so that all
+the work but the order of messages is done in parallel; the commit gives them index and time. Small
+results travel in the message. Large ones are files where the task runs on the driver's machine, so that the
+driver's memory is bounded by some pages at a time, not by the batch; from other machines everything travels
+in messages, and
 ``spark.driver.maxResultSize`` is the limit.
 
 A commit deletes its files. What killed tasks leave is deleted by the next writer of the store that finds
@@ -15,6 +16,7 @@ their owner gone (a process of another boot, or none of that id any more).
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import secrets
 import shutil
@@ -36,6 +38,9 @@ INLINE_BYTES_MAX: Final = 256 << 10
 _READ_PAGES: Final = 512
 """Pages that are in memory at a time while they are committed."""
 
+PlacedPage = tuple[int, Page]
+"""The partition that a page goes to, and the page."""
+
 
 @dataclass
 class Staged(WriterCommitMessage):
@@ -53,13 +58,13 @@ class Staged(WriterCommitMessage):
         """What of it travels in the task's message."""
         return sum(map(len, self.inline))
 
-    def pages(self) -> Iterator[list[Page]]:
-        """The pages, some at a time."""
+    def pages(self) -> Iterator[tuple[int, list[Page]]]:
+        """The pages, some at a time, with the partition that they go to; in order on each partition."""
         if self.path is None:
-            yield from _some(_page(msgpack.unpackb(raw)) for raw in self.inline)
+            yield from _some(msgpack.unpackb(raw) for raw in self.inline)
         else:
             with open(self.path, "rb") as file:
-                yield from _some(_page(raw) for raw in msgpack.Unpacker(file, max_buffer_size=0))
+                yield from _some(msgpack.Unpacker(file, max_buffer_size=0))
 
     def drop(self) -> None:
         """Delete the file, and the folder if it was the last."""
@@ -76,15 +81,17 @@ class Stage:
         """``owner`` is the process whose end makes what is left worthless."""
         self._folder = Path(store) / FOLDER / f"{this_boot()}-{owner}-{secrets.token_hex(8)}"
 
-    def collect(self, pages: Iterable[Page], local: bool, task: int, inline_bytes: int = INLINE_BYTES_MAX) -> Staged:
+    def collect(
+        self, pages: Iterable[PlacedPage], local: bool, task: int, inline_bytes: int = INLINE_BYTES_MAX
+    ) -> Staged:
         """On the executor: keep ``pages`` until they are committed. ``local``: this is the driver's machine."""
         found = Staged()
         size = 0
         with contextlib.ExitStack() as opened:
             file: Any = None
             try:
-                for page in pages:
-                    raw = msgpack.packb([page.flags, page.count, page.tail, list(page.pieces)])
+                for partition, page in pages:
+                    raw = msgpack.packb([partition, page.flags, page.count, page.tail, list(page.pieces)])
                     found.count += page.count
                     found.values += 1 + len(page.pieces)
                     size += len(raw)
@@ -125,17 +132,10 @@ def this_boot() -> str:
     return xxhash.xxh3_64_hexdigest(clock.boot_id().encode())
 
 
-def _page(raw: list[Any]) -> Page:
-    flags, count, tail, pieces = raw
-    return Page(flags, count, tail, tuple(pieces))
-
-
-def _some(pages: Iterator[Page]) -> Iterator[list[Page]]:
-    some: list[Page] = []
-    for page in pages:
-        some.append(page)
-        if len(some) == _READ_PAGES:
-            yield some
-            some = []
-    if some:
-        yield some
+def _some(raws: Iterable[list[Any]]) -> Iterator[tuple[int, list[Page]]]:
+    left = iter(raws)
+    while some := list(itertools.islice(left, _READ_PAGES)):
+        found: dict[int, list[Page]] = {}
+        for partition, flags, count, tail, pieces in some:
+            found.setdefault(partition, []).append(Page(flags, count, tail, tuple(pieces)))
+        yield from found.items()

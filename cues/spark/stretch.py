@@ -13,6 +13,7 @@ A task holds one chunk at a time, however long its stretch is.
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -20,15 +21,16 @@ from typing import Any, Final
 from pyspark import TaskContext
 
 from cues import batch as batches
-from cues.batch import Page
 from cues.errors import CuesError, Diverged, Fenced, Unsupported
 from cues.failure import Failure, words
 from cues.options import QueueOptions
+from cues.provenance import Provenance
 from cues.results import Results
 from cues.runner import Runner
 from cues.spark import staging
 from cues.spark.remote import Job, NeedsState, Part, Told, inputs_of, job_of, runner_of, travelling
-from cues.spark.staging import Stage, Staged
+from cues.spark.staging import PlacedPage, Stage, Staged
+from cues.spread import Spread
 from cues.taking import Input, Taken
 
 CHUNK_MESSAGES: Final = 10_000
@@ -124,7 +126,7 @@ class Work:
         return made
 
 
-_Cut = tuple[int, int, dict[str, list[Page]], Failure | None]
+_Cut = tuple[int, int, dict[str, list[PlacedPage]], Failure | None]
 
 
 def _cut(results: Results, taken: Taken, options: dict[str, QueueOptions], batch: bool) -> Iterator[_Cut]:
@@ -164,9 +166,9 @@ class _Unwritable(Exception):
 
 def _pages(
     results: Results, taken: Taken, start: int, stop: int, options: dict[str, QueueOptions], batch: bool
-) -> dict[str, list[Page]]:
+) -> dict[str, list[PlacedPage]]:
     """The outputs of the messages ``start`` to ``stop`` as pages, with where they came from."""
-    found: dict[str, list[Page]] = {}
+    found: dict[str, list[PlacedPage]] = {}
     traced = any(piece.traced for piece in taken.slices)
     for binding, whole in results.outputs.items():
         output = whole if stop - start == taken.count else whole.between(start, stop)
@@ -180,10 +182,27 @@ def _pages(
                 came = came.spread(len(output.items))
             else:
                 came = came.slice(start, stop) if output.origins is None else came.select(output.origins)
-        items: list[Any] = output.items
         try:
-            found[binding] = batches.build(items, options[binding].max_message_bytes, NO_HASH, came, strips=strips)
-        except CuesError as error:
+            found[binding] = list(_placed(output.items, came, options[binding]))
+        except Exception as error:  # keys and partitioners are the user's too
             at = getattr(error, "offset", 0)
             raise _Unwritable(start + at if output.origins is None else output.origins[at], error) from error
     return found
+
+
+def _placed(items: list[Any], came: Provenance | None, options: QueueOptions) -> Iterator[PlacedPage]:
+    """The pages of an output, each with its partition. An error has the ``offset`` of the item at fault."""
+    if options.partitions == 1:
+        for page in batches.build(items, options.max_message_bytes, NO_HASH, came, strips=options.strips):
+            yield 0, page
+        return
+    # Where turns begin does not matter, if it is not where those of every other chunk do.
+    for partition, offsets in Spread(options, secrets.randbelow(options.partitions)).shares(options, items):
+        chosen = [items[offset] for offset in offsets]
+        selected = None if came is None else came.select(offsets)
+        try:
+            pages = batches.build(chosen, options.max_message_bytes, NO_HASH, selected, strips=options.strips)
+        except CuesError as error:
+            error.__dict__["offset"] = offsets[getattr(error, "offset", 0)]
+            raise
+        yield from ((partition, page) for page in pages)

@@ -1,9 +1,9 @@
 """DataFrames into queues, exactly once where the source's position is known.
 
-    executor    rows → messages → pages (staging.py); no transaction is open
+    executor    rows → messages → partitions → pages (staging.py); no transaction is open
     driver      1. which part of its source is this (position.py, checkpoint.py)
                 2. in one transaction of the store: read the writer's position; replayed: skip; not what
-                   follows: refuse; else append all pages and move the position
+                   follows: refuse; else append all pages, to whatever partitions, and move the position
                 3. ring; delete what was staged
 
 Position and messages change together, so whoever was killed between 2 and Spark's own commit log finds
@@ -13,13 +13,14 @@ checkpoint is lost, and a marker under it would swallow new data, or write every
 Without an id nothing of this is kept: a batch write is one transaction (all of it or nothing) that a
 second run repeats; a stream is at-least-once.
 
-Not guaranteed: the order of rows. They are appended in the order of Spark's partitions, which is that of
-the source as long as nothing shuffles.
+Not guaranteed: the order of rows. They are appended in the order of Spark's tasks, which is that of the
+source as long as nothing shuffles; on each partition of a queue with several.
 """
 
 from __future__ import annotations
 
 import os
+import secrets
 import struct
 from collections.abc import Iterable, Iterator
 from typing import Any, Final, NoReturn
@@ -30,19 +31,20 @@ from pyspark import TaskContext
 from pyspark.sql import types as T
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
-from cues import batch, faults, outside
-from cues.batch import Page
-from cues.errors import CodecError, CuesError, InvalidArgument, PositionMismatch
+from cues import batch, codec, faults, outside
+from cues.errors import CodecError, CuesError, InvalidArgument, PositionMismatch, QueueOptionsError, Unsupported
+from cues.options import FUNCTIONS, QueueOptions
 from cues.outside import SourceRow
+from cues.partitioners import PARTITIONS_MAX, Missing
 from cues.queue import Queue
 from cues.spark import staging
 from cues.spark.checkpoint import part_of
 from cues.spark.columns import Encoder
 from cues.spark.options import WriteOptions
-from cues.spark.place import one_log
-from cues.spark.position import Part, Range
+from cues.spark.position import Part, Range, write_place
 from cues.spark.reading import ROW
-from cues.spark.staging import Stage, Staged
+from cues.spark.staging import PlacedPage, Stage, Staged
+from cues.spread import Spread
 from cues.store import Store
 
 _RESERVED: Final = b"q/"
@@ -63,11 +65,12 @@ class _Writing:
         if not self._as_values:
             Encoder(schema)  # what cannot be written is refused here, not in a task
         with Store(options.place.store) as store:
-            queue = one_log(store, options.place)
+            queue = store.queue(options.place.queue)
             if "." in queue.id:
                 queue.appender()  # refuses try logs
-            kept = queue.options
-        self._limit_bytes, self._strips = kept.max_message_bytes, kept.strips
+            self._queue_options, self._spread = queue.options, queue.spread
+        if self._spread:
+            _check_placing(options.place.queue, self._queue_options)
         staging.sweep(options.place.store)
         self._stage = Stage(options.place.store, os.getppid())  # this process is Spark's, beside the driver
         self._boot = staging.this_boot()
@@ -78,41 +81,61 @@ class _Writing:
         task = context.partitionId() if context is not None else 0
         return self._stage.collect(self._pages(iterator), self._boot == staging.this_boot(), task)
 
-    def _pages(self, rows: Iterable[pa.RecordBatch]) -> Iterator[Page]:
+    def _pages(self, rows: Iterable[pa.RecordBatch]) -> Iterator[PlacedPage]:
         encoder = None if self._as_values else Encoder(self._schema)
+        # Turns begin anywhere, or every small batch would go to the partition that the one before went to.
+        spread = Spread(self._queue_options, secrets.randbelow(PARTITIONS_MAX)) if self._spread else None
         for some in rows:
             if encoder is None:
-                yield from self._of_values(some.column(self._value_at).to_pylist())
+                messages, encoded = self._of_values(some.column(self._value_at).to_pylist())
             else:
-                yield from batch.build(encoder.messages(some), self._limit_bytes, strips=self._strips)
+                messages, encoded = encoder.messages(some), None
+            if spread is None:
+                yield from ((0, page) for page in self._built(messages, encoded))
+                continue
+            if encoded is not None:
+                messages = [codec.unpack_known(value) for value in encoded]  # keys of all types
+            for partition, offsets in spread.shares(self._queue_options, messages):
+                bodies = None if encoded is None else [encoded[offset] for offset in offsets]
+                chosen = [messages[offset] for offset in offsets]
+                yield from ((partition, page) for page in self._built(chosen, bodies))
 
-    def _of_values(self, values: list[bytes | None]) -> Iterator[Page]:
-        """Pages of messages that are encoded already; each is looked at, for a broken one would spoil its page."""
+    def _built(self, messages: list[dict[str, Any]], encoded: list[bytes] | None) -> list[batch.Page]:
+        options = self._queue_options
+        return batch.build(messages, options.max_message_bytes, encoded=encoded, strips=options.strips)
+
+    def _of_values(self, values: list[bytes | None]) -> tuple[list[dict[str, Any]], list[bytes] | None]:
+        """Messages that are encoded already, and their bytes, unless something in them is to be looked for.
+
+        Each is looked at, for a broken one would spoil its page.
+        """
         encoded = [value for value in values if value is not None]
         body = _ARRAY.pack(0xDD, len(encoded)) + b"".join(encoded)
         messages = _together(body, encoded) if len(encoded) == len(values) else None
         if messages is None:
             messages = [_message(value) for value in values]  # of which one will say what is wrong with it
-        if _RESERVED in body:
-            yield from batch.build(messages, self._limit_bytes, strips=self._strips)
-        else:
-            yield from batch.build((), self._limit_bytes, encoded=encoded)
+        return messages, None if _RESERVED in body else encoded
 
     def append(self, staged: list[Staged], part: Part | None) -> None:
         """On the driver: the one commit. Raises :class:`PositionMismatch`; then nothing was written."""
         place = self.options.place
         with Store(place.store) as store:
-            queue = one_log(store, place)
+            queue = store.queue(place.queue)
+            views = queue.views  # opened here: inside the transaction a log that is not open waits for its end
             values = sum(one.values for one in staged)
             faults.point("append.before")
-            written = store.commit(self._append, queue, staged, part, pages=values + values // 64)
+            written = store.commit(self._append, queue, views, staged, part, pages=values + values // 64)
             faults.point("append.after")
             if written:
-                store.ring(queue.log.mask)
+                mask = 0
+                for view in views:
+                    mask |= view.log.mask
+                store.ring(mask)
         _drop(staged)
 
-    def _append(self, txn: Any, queue: Queue, staged: list[Staged], part: Part | None) -> bool:
+    def _append(self, txn: Any, queue: Queue, views: list[Queue], staged: list[Staged], part: Part | None) -> bool:
         id = self.options.id
+        self._require_partitions(txn, queue)
         if id is not None and part is not None:
             row = outside.read(txn, id)
             kept = None if row is None else row.position
@@ -122,16 +145,29 @@ class _Writing:
             if verdict == "replayed":
                 return False
             if verdict == "refuse" and not (kept is None and self.options.adopt):
-                self._refuse(id, row, part)
+                self._refuse(id, row, part, queue)
         for one in staged:
-            for pages in one.pages():
-                queue.append_pages(txn, pages)
+            for partition, pages in one.pages():
+                views[partition].append_pages(txn, pages)
         if id is not None and part is not None:
-            outside.put(txn, id, SourceRow(queue.log.id, queue.log.row(txn).next, part.position()))
+            next = write_place(tuple(view.log.row(txn).next for view in views))
+            outside.put(txn, id, SourceRow(queue.log.id, next, part.position()))
         faults.point("append.inside")
         return True
 
-    def _refuse(self, id: str, row: SourceRow | None, part: Part) -> NoReturn:
+    def _require_partitions(self, txn: Any, queue: Queue) -> None:
+        """What was placed on fewer partitions than there are now would part the messages of a key."""
+        there, placed = queue.follow_options(txn, queue.log.row(txn)).partitions, self._queue_options.partitions
+        if queue.spread and there != placed:
+            raise QueueOptionsError(
+                f"The queue {queue.id!r} has {there} partitions by now, and the rows were placed on {placed}; nothing"
+                " was written.",
+                "again: a write, or the start of a query, places rows on the partitions that there are then.",
+                queue=queue.id,
+                option="partitions",
+            )
+
+    def _refuse(self, id: str, row: SourceRow | None, part: Part, queue: Queue) -> NoReturn:
         where = f"{self.options.place.store}#{id}"
         if row is None:
             message = (
@@ -139,8 +175,8 @@ class _Writing:
                 " store is another one, or the writer is new to this query."
             )
             hint = "a new checkpoint; or option('adopt', 'true') to begin with this batch."
-        elif row.queue != self.options.place.queue:
-            message = f"The writer {id!r} writes to the queue {row.queue!r}, not to {self.options.place.queue!r}."
+        elif row.queue != queue.log.id:
+            message = f"The writer {id!r} writes to the queue {row.queue!r}, not to {queue.log.id!r}."
             hint = "another id."
         else:
             message = (
@@ -175,6 +211,16 @@ class StreamWriter(_Writing, DataSourceStreamArrowWriter):
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         _drop(messages)
+
+
+def _check_placing(queue: str, options: QueueOptions) -> None:
+    for name, way in zip(FUNCTIONS, (options.key, options.partitioner)):
+        if isinstance(way, Missing):
+            raise Unsupported(
+                f"The queue {queue!r} places its messages by {name}={way.name}, a function, which its store has no"
+                " code of and Spark's executors were not given.",
+                f"a {name} by name; or writes to its partitions ({queue}/0, …), each on its own.",
+            )
 
 
 def _whole(messages: list[WriterCommitMessage | None]) -> list[Staged]:

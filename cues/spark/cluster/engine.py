@@ -254,6 +254,8 @@ class ClusterRunning(Running):
         driver, plan = self.driver, self._plan
         home, written = at_home(plan), written_on_spark(plan)
         fed = [name for name in self._assembly.queues if name in home or name in _source_errors(plan)]
+        for name in fed:
+            _require_one_log(name, self._assembly.queues[name].partitions)  # the store's, whatever the graph says
         for name, options in plan.queues.items():
             same = name in fed and name not in written
             identity = self._assembly.queues[name].row().identity if same else None
@@ -428,6 +430,7 @@ def check(plan: Plan) -> None:
             processor=writer.name,
         )
     for name, options in plan.queues.items():
+        _require_one_log(name, options.partitions)
         if options.path is not None and name in written:
             raise GraphError(
                 f"The queue {name!r} has path={options.path!r}, a store on one machine, and lies in the"
@@ -435,6 +438,16 @@ def check(plan: Plan) -> None:
                 "no path= for it.",
                 processor="",
             )
+
+
+def _require_one_log(queue: str, partitions: int) -> None:
+    if partitions > 1:
+        raise GraphError(
+            f"The queue {queue!r} has {partitions} partitions; queues in a shared directory have one, over which the"
+            " executors divide each step.",
+            "partitions=1, in a new store where this one has the queue already; or Spark without queues=.",
+            processor="",
+        )
 
 
 def _refuse_speculation(session: Any, plan: Plan) -> None:
