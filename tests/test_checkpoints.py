@@ -469,6 +469,15 @@ def test_a_file_that_is_none_of_ours_is_refused_and_left_alone(text: str, tmp_pa
 # --- stores -------------------------------------------------------------------------------------
 
 
+def test_a_file_that_is_no_database_is_told_and_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.db"
+    path.write_text("a text, and no database at all " * 100)
+    before = path.read_bytes()
+    with pytest.raises(cues.CheckpointError, match=r"ledger\.db cannot be read: .*not a database"):
+        SQLCheckpoint(str(path), "name").restore()
+    assert path.read_bytes() == before
+
+
 def test_a_commit_in_a_store_holds_state_and_messages_and_large_checkpoints(tmp_path: Path) -> None:
     with cues.open(tmp_path / "store") as store:
         checkpoint = LMDBCheckpoint(store, "name")
