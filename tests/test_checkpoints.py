@@ -498,6 +498,16 @@ def test_a_commit_in_a_store_holds_state_and_messages_and_large_checkpoints(tmp_
         assert again.restore() == at(1) and again.state == {"sums": {"a": 1, "b": 2}}
 
 
+def test_the_name_of_a_queue_is_no_queue(tmp_path: Path) -> None:
+    with cues.open(tmp_path / "store") as store:
+        store.queue("out")
+        checkpoint = LMDBCheckpoint(store, "name")
+        checkpoint.restore()
+        with pytest.raises(cues.InvalidArgument, match=r"found 'out'.*store\.queue"):
+            checkpoint.commit(at(1), lambda writes: writes.append("out", [{"n": 1}]))  # type: ignore[arg-type]
+        assert checkpoint.restore() is None
+
+
 def test_a_queue_of_another_store_is_refused(tmp_path: Path) -> None:
     with cues.open(tmp_path / "one") as one, cues.open(tmp_path / "other") as other:
         checkpoint = LMDBCheckpoint(one, "name")

@@ -84,7 +84,10 @@ def name_of(partition: Any) -> str:
 
 def journal_of(queue: Queue) -> str:
     """The name of a log among those of all stores: ``<id of the store>/<queue>``, with ``/<n>`` for partition n > 0."""
-    return f"{queue.store.id.hex()}/{queue.log.id}"
+    try:
+        return f"{queue.store.id.hex()}/{queue.log.id}"
+    except AttributeError:
+        raise InvalidArgument(f"A queue was expected, found {queue!r:.60}.", "store.queue('orders').") from None
 
 
 def _check(partitions: object, key: object = len) -> None:
