@@ -469,6 +469,11 @@ def test_a_file_that_is_none_of_ours_is_refused_and_left_alone(text: str, tmp_pa
 # --- stores -------------------------------------------------------------------------------------
 
 
+def test_a_statement_that_cannot_run_is_told_as_one_possible_cause(tmp_path: Path) -> None:
+    with pytest.raises(cues.CheckpointError, match=r"near \"tabel\".*statement that cannot run"):
+        SQLCheckpoint(str(tmp_path / "x.db"), "name", "create tabel x").restore()
+
+
 def test_a_file_that_is_no_database_is_told_and_left_alone(tmp_path: Path) -> None:
     path = tmp_path / "ledger.db"
     path.write_text("a text, and no database at all " * 100)

@@ -307,7 +307,8 @@ class SQLCheckpoint:
     def _failed(self, what: str) -> CheckpointError:
         return CheckpointError(
             f"The database {self.where} failed: {what}",
-            f"again when it can be reached; who holds it is waited for {self.timeout_s:g} s (timeout_s=).",
+            f"again when it can be reached; who holds it is waited for {self.timeout_s:g} s (timeout_s=)."
+            " A statement that cannot run fails like that as well.",
             where=self.where,
         )
 
