@@ -197,6 +197,9 @@ def test_arguments_of_another_type_are_told_and_nothing_is_written(tmp_path: Pat
                 ReadCommitted(wrong)
             with pytest.raises(InvalidArgument, match=r"store\.queue"):
                 ReadUncommitted(wrong)
+        wrong = "3"
+        with pytest.raises(InvalidArgument, match="end='3'"):
+            ReadUncommitted(queue, end=wrong)
         publisher.flush()
         assert len(queue) == 0 and publisher.build_ack_intents() == []
 
