@@ -48,6 +48,7 @@ _MASK: Final = 0xFFFF_FFFF
 
 def murmur2(data: bytes) -> int:
     """The 32-bit signed hash that Kafka's clients place keys by (``Utils.murmur2``)."""
+    _check_bytes(data)
     m = 0x5BD1_E995
     size = len(data)
     whole = size & ~3
@@ -67,10 +68,16 @@ def murmur2(data: bytes) -> int:
 
 def fnv1a32(data: bytes) -> int:
     """The 32-bit unsigned FNV-1a hash (http://www.isthe.com/chongo/tech/comp/fnv)."""
+    _check_bytes(data)
     h = 0x811C_9DC5
     for byte in data:
         h = (h ^ byte) * 0x0100_0193 & _MASK
     return h
+
+
+def _check_bytes(data: object) -> None:
+    if not isinstance(data, (bytes, bytearray, memoryview)):
+        raise InvalidArgument(f"Bytes are hashed, found {data!r:.60}.", "text.encode(), say.")
 
 
 def partition_for(key: bytes | str, n: int) -> int:

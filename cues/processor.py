@@ -753,10 +753,10 @@ def _check_checkpoint(processor: Processor, fn: Function) -> None:
     if options.checkpoint is None:
         return
     here = f"The sink {processor.id!r} has checkpoint="
-    if not callable(getattr(options.checkpoint, "transaction", None)):
+    if isinstance(options.checkpoint, type) or not callable(getattr(options.checkpoint, "transaction", None)):
         raise _wrong(
             processor.id,
-            f"{here}{options.checkpoint!r}, which has no transaction(process).",
+            f"{here}{options.checkpoint!r}, which is no object with transaction(process).",
             "cues.checkpoints.SQLCheckpoint(…), or cues.processors.sql.SQLite(…).",
         )
     if inspect.iscoroutinefunction(fn):

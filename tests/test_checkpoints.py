@@ -469,6 +469,20 @@ def test_a_file_that_is_none_of_ours_is_refused_and_left_alone(text: str, tmp_pa
 # --- stores -------------------------------------------------------------------------------------
 
 
+def test_a_statement_that_cannot_run_is_told_as_one_possible_cause(tmp_path: Path) -> None:
+    with pytest.raises(cues.CheckpointError, match=r"near \"tabel\".*statement that cannot run"):
+        SQLCheckpoint(str(tmp_path / "x.db"), "name", "create tabel x").restore()
+
+
+def test_a_file_that_is_no_database_is_told_and_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.db"
+    path.write_text("a text, and no database at all " * 100)
+    before = path.read_bytes()
+    with pytest.raises(cues.CheckpointError, match=r"ledger\.db cannot be read: .*not a database"):
+        SQLCheckpoint(str(path), "name").restore()
+    assert path.read_bytes() == before
+
+
 def test_a_commit_in_a_store_holds_state_and_messages_and_large_checkpoints(tmp_path: Path) -> None:
     with cues.open(tmp_path / "store") as store:
         checkpoint = LMDBCheckpoint(store, "name")
@@ -487,6 +501,16 @@ def test_a_commit_in_a_store_holds_state_and_messages_and_large_checkpoints(tmp_
     with cues.open(tmp_path / "store") as store:
         again = LMDBCheckpoint(store, "name")
         assert again.restore() == at(1) and again.state == {"sums": {"a": 1, "b": 2}}
+
+
+def test_the_name_of_a_queue_is_no_queue(tmp_path: Path) -> None:
+    with cues.open(tmp_path / "store") as store:
+        store.queue("out")
+        checkpoint = LMDBCheckpoint(store, "name")
+        checkpoint.restore()
+        with pytest.raises(cues.InvalidArgument, match=r"found 'out'.*store\.queue"):
+            checkpoint.commit(at(1), lambda writes: writes.append("out", [{"n": 1}]))  # type: ignore[arg-type]
+        assert checkpoint.restore() is None
 
 
 def test_a_queue_of_another_store_is_refused(tmp_path: Path) -> None:

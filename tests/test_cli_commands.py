@@ -383,6 +383,18 @@ def test_arguments_that_are_no_message_send_nothing(empty: Path, arguments: list
     assert sent(empty) == []
 
 
+def test_what_to_try_is_what_would_work(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    with library.open(path) as store:
+        store.queue("a", partitions=2, key="user")
+        store.queue("b")
+    result = cues("send", f"{path}#a/7", "user=1")
+    assert result.code == 1 and "0 to 1" in result.err and "--create" not in result.err
+    (tmp_path / "m.jsonl").write_text("{}\n")
+    result = cues("import", path, tmp_path / "m.jsonl")
+    assert result.code == 2 and "Try: cues import" in result.err
+
+
 def test_lines_are_sent_as_they_come_and_what_is_there_is_one_commit(empty: Path) -> None:
     lines = "".join(f'{{"n": {n}}}\n' for n in range(1000))
     assert rows(cues("send", f"{empty}#q", stdin=lines + "\n\n" + '{"n": "last"}').out)[0]["sent"] == 1001

@@ -421,6 +421,14 @@ def test_leave_gives_the_place_up_at_once(store: Store) -> None:
         settle(b)
 
 
+def test_arguments_of_another_type_are_told(store: Store) -> None:
+    wrong: Any = 5
+    with pytest.raises(InvalidArgument, match="queues are 5"):
+        Member(store, wrong, "g")
+    with pytest.raises(InvalidArgument, match="on_assigned=5"):
+        Member(store, "orders", "g", on_assigned=wrong)
+
+
 def test_a_name_is_one_living_member(store: Store) -> None:
     with (
         Member(store, "orders", "g", name="a"),

@@ -19,6 +19,7 @@ from children import run
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cues.errors import InvalidArgument
 from cues.groups.sticky import Partition, plan
 
 Members = Mapping[str, Iterable[str]]
@@ -304,3 +305,8 @@ def test_a_hundred_members_and_a_thousand_partitions() -> None:
     moved = sum(len(first.get(member, set()) - taken) for member, taken in second.items())
     assert moved == 0
     assert second["new"] == first["m007"]
+
+
+def test_a_subscription_that_is_text_is_not_taken_for_its_letters() -> None:
+    with pytest.raises(InvalidArgument, match="'orders', which is text"):
+        plan({"a": "orders"}, {"orders": 3}, {})

@@ -97,6 +97,13 @@ def test_fnv1a_has_its_authors_vectors() -> None:
     assert fnv1a32(b"foobar") == 0xBF9CF968
 
 
+def test_what_is_not_bytes_is_not_hashed() -> None:
+    wrong: Any
+    for wrong in ("21", None, 21):
+        with pytest.raises(InvalidArgument, match="Bytes are hashed"):
+            groups.murmur2(wrong)
+
+
 def test_the_default_places_as_kafka_does() -> None:
     keys = [f"user-{i}" for i in range(500)]
     router = Router(12, "user", None)

@@ -395,7 +395,8 @@ def plain(message: Any, process: Any) -> None: ...
         (plain, {"concurrency": 2}, "concurrency=2"),
         (plain, {"strategy": "at-most-once"}, "at-most-once"),
         (plain, {"tailers": "other"}, "tailers="),
-        (plain, {"checkpoint": "flights.db"}, "no transaction"),
+        (plain, {"checkpoint": "flights.db"}, "no object with transaction"),
+        (plain, {"checkpoint": SQLCheckpoint}, "no object with transaction"),
         (lambda message: None, {"id": "f"}, "process"),
     ],
 )

@@ -470,6 +470,15 @@ def test_sources_and_durations_that_cannot_be_meant_are_refused(store: Store, ch
     for options in ({"max_s": 0}, {"min_s": 2, "max_s": 1}, {"min_s": -1}):
         with pytest.raises(cues.InvalidArgument, match="at most"):
             Consumer(Noted(), [queue], checkpoint, **options)
+    wrong: Any
+    for wrong, words in ((queue, "a list"), ("q", "A queue was expected, found 'q'"), ([5], "found 5")):
+        with pytest.raises(cues.InvalidArgument, match=words):
+            Consumer(Noted(), wrong, checkpoint)
+    for wrong in (object(), "c.json", None):
+        with pytest.raises(cues.InvalidArgument, match="no consume and no finalize"):
+            Consumer(wrong, [queue], checkpoint)
+        with pytest.raises(cues.InvalidArgument, match="no restore and no commit"):
+            Consumer(Noted(), [queue], wrong)
 
 
 def test_a_source_that_ends_before_the_checkpoint_is_refused(tmp_path: Path, checkpoint: Any) -> None:

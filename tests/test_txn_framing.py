@@ -123,15 +123,21 @@ def test_json_lines() -> None:
 
 
 def test_csv_records() -> None:
-    record = [ID, "plain", 'quo"ted', "com,ma", "line\nfeed", "", " space"]
+    record = [ID, "plain", 'quo"ted', "com,ma", "line\nfeed", "", "in side", " space", "car\rriage", "\\.", "\\"]
     data = CSV.encode(record)
-    assert data == ID.encode() + b',plain,"quo""ted","com,ma","line\nfeed",, space\n'
+    assert data == ID.encode() + b',plain,"quo""ted","com,ma","line\nfeed",,in side," space","car\rriage","\\.",\\\n'
     assert CSV.encode([uuid.UUID(ID), 5]) == ID.encode() + b",5\n"
     found = reader(data + b"\n" + data)
     assert [CSV.decode(found), CSV.decode(found)] == [record, record]
     with pytest.raises(EOFError):
         CSV.decode(found)
-    for wrong, text in (([], "no fields"), ("text", "list of fields"), (["not a uuid"], r"length 10"), (5, "int")):
+    for wrong, text in (
+        ([], "no fields"),
+        ("text", "list of fields"),
+        (["not a uuid"], r"length 10"),
+        (5, "int"),
+        ([ID, "\ud800"], "UTF-8"),
+    ):
         with pytest.raises(FramingError, match=text):
             CSV.encode(wrong)  # type: ignore[arg-type]
 

@@ -7,12 +7,14 @@ import pickle
 import sys
 import threading
 import uuid
+from typing import Any
 
 import pytest
 
 from cues.errors import InvalidArgument
 from cues.txn import (
     Clock,
+    Envelope,
     Flags,
     NoPartitions,
     ProducerID,
@@ -127,6 +129,33 @@ def test_what_does_not_fit_a_uuid_is_refused_and_every_bit_comes_back() -> None:
     for producer, clock, flags in ((P, 1, 0x400), (P, 1, -1), (P, 1 << 64, 0), (P, -1, 0), (b"12345", 1, 0)):
         with pytest.raises(InvalidArgument):
             build_uuid(producer, clock, flags)
+
+
+def test_what_is_of_another_type_is_refused_and_not_taken_for_something() -> None:
+    wrong: Any
+    for wrong in (("123456", 1, 0), ([1, 2, 3, 4, 5, 6], 1, 0), (None, 1, 0), (P, "15", 0), (P, 1.5, 0), (P, 1, "0")):
+        with pytest.raises(InvalidArgument):
+            build_uuid(*wrong)
+    for wrong in ("0000000a-0000-1000-8000-010203040506", b"x" * 16, None):
+        with pytest.raises(InvalidArgument, match=r"uuid\.UUID"):
+            parse_uuid(wrong)
+        with pytest.raises(InvalidArgument, match=r"uuid\.UUID"):
+            Envelope("a", 0, 1, wrong, {})
+    for wrong in ("5", 1.5, None):
+        with pytest.raises(InvalidArgument, match="integer"):
+            Clock(wrong)
+        with pytest.raises(InvalidArgument, match="nanoseconds"):
+            Clock().update(wrong)
+        with pytest.raises(InvalidArgument, match="Bytes are hashed"):
+            fnv1a32(wrong)
+    for wrong in ("pageviews", None, 5):
+        with pytest.raises(InvalidArgument, match="partitions"):
+            random_mapping(wrong)
+        with pytest.raises(InvalidArgument, match="partitions"):
+            modulo_mapping(str.encode, wrong)
+    wrong = "user"
+    with pytest.raises(InvalidArgument, match="called"):
+        rendezvous_mapping(wrong, ["a"])
 
 
 VECTORS = """

@@ -27,6 +27,8 @@ from cues.txn import (
     NoPartitions,
     ProducerID,
     Publisher,
+    ReadCommitted,
+    ReadUncommitted,
     WaitTimeout,
     append_stamped,
     build_uuid,
@@ -167,6 +169,39 @@ def test_what_cannot_be_published_leaves_no_trace_and_no_intent(tmp_path: Path) 
                 publisher.publish_committed(mapping, message)
         assert publisher.build_ack_intents() == [] and len(queue) == 0
         assert not any("q/uuid" in message for message in seen)
+
+
+def test_arguments_of_another_type_are_told_and_nothing_is_written(tmp_path: Path) -> None:
+    wrong: Any
+    for wrong in (5, "now"):
+        with pytest.raises(InvalidArgument, match="no clock"):
+            Publisher(clock=wrong)
+        with pytest.raises(InvalidArgument, match="validate="):
+            Publisher(validate=wrong)
+    with cues.open(tmp_path / "s", durability="process") as store, Publisher() as publisher:
+        queue = store.queue("q")
+        for wrong in (queue, None, "q"):
+            with pytest.raises(InvalidArgument, match="lambda message: queue"):
+                publisher.publish_committed(wrong, {})
+        with pytest.raises(InvalidArgument, match="A queue was expected, found None"):
+            publisher.publish_committed(lambda message: None, {})  # type: ignore[arg-type, return-value]
+        with pytest.raises(InvalidArgument, match="A message is a dict, found int"):
+            publisher.publish_uncommitted(to(queue), 5)
+        for wrong in (5, AckIntent("a/q", b"junk"), AckIntent("a/q", b"\x92\xc4\x01a\xa1b"), None):
+            with pytest.raises(InvalidArgument, match="no acknowledgement intent"):
+                publisher.append_ack_intents([wrong])
+        for wrong in ("q", None, store):
+            with pytest.raises(InvalidArgument, match=r"store\.queue"):
+                append_stamped(wrong, [(build_uuid(P, 160, OUTSIDE), {})])
+            with pytest.raises(InvalidArgument, match=r"store\.queue"):
+                ReadCommitted(wrong)
+            with pytest.raises(InvalidArgument, match=r"store\.queue"):
+                ReadUncommitted(wrong)
+        wrong = "3"
+        with pytest.raises(InvalidArgument, match="end='3'"):
+            ReadUncommitted(queue, end=wrong)
+        publisher.flush()
+        assert len(queue) == 0 and publisher.build_ack_intents() == []
 
 
 def test_messages_may_opt_out_or_be_of_another_type(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from txn_logs import ACK, CONTINUE, OUTSIDE, A, B, Journal, Reader, random_journal
@@ -255,11 +256,24 @@ def test_the_ring_bounds_what_is_in_memory_however_many_producers_never_acknowle
 
 
 def test_states_that_are_none_are_refused() -> None:
-    for states in ((ProducerState("j", b"123", 1),), (ProducerState("j", A, -1),), (ProducerState("j", A, 1),) * 2):
+    wrong: Any = (
+        (ProducerState("j", b"123", 1),),  # type: ignore[arg-type]
+        (ProducerState("j", "123456", 1),),  # type: ignore[arg-type]
+        (ProducerState("j", A, -1),),
+        (ProducerState("j", A, "1"),),  # type: ignore[arg-type]
+        (ProducerState("j", A, 1, -2),),
+        (ProducerState("j", A, 1),) * 2,
+        [5],
+    )
+    for states in wrong:
         with pytest.raises(InvalidArgument, match="no state of a producer"):
-            Sequencer(states)  # type: ignore[arg-type]
-    with pytest.raises(InvalidArgument, match="ring=0"):
-        Sequencer(ring=0)
+            Sequencer(states)
+    wrong = Checkpoint()
+    with pytest.raises(InvalidArgument, match=r"checkpoint\.producers"):
+        Sequencer(wrong)
+    for wrong in (0, "8", 1.5, None):
+        with pytest.raises(InvalidArgument, match="ring="):
+            Sequencer(ring=wrong)
 
 
 def random_run(seed: int) -> None:

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from cues import batch, faults, names
 from cues.checkpoints import packing
-from cues.errors import CuesError, Fenced, Forked
+from cues.errors import CuesError, Fenced, Forked, InvalidArgument
 from cues.queue import Queue
 from cues.state import State, Table
 from cues.txn.stamped import check_one_log
@@ -53,6 +53,8 @@ class Writes:
 
     def append(self, queue: Queue, messages: Iterable[dict[str, Any]]) -> None:
         """Append messages to a queue of the same store. Errors as of :meth:`cues.Appender.write_many`."""
+        if not isinstance(queue, Queue):
+            raise InvalidArgument(f"A queue was expected, found {queue!r:.60}.", "store.queue('orders').")
         if queue.store.id != self._store.id:
             raise CuesError(
                 f"The queue {queue.id!r} lies in {queue.store.path}, the checkpoint in {self._store.path}.",

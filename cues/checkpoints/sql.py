@@ -280,6 +280,12 @@ class SQLCheckpoint:
         except exc.DBAPIError as error:
             if isinstance(error, (exc.OperationalError, exc.InterfaceError)) or error.connection_invalidated:
                 raise self._failed(_told(error)) from error
+            if type(error) is exc.DatabaseError:  # SQLite's, for a file that is damaged or none of its own
+                raise CheckpointError(
+                    f"The database {self.where} cannot be read: {_told(error)}.",
+                    "another path, or a copy of the file from before it was damaged.",
+                    where=self.where,
+                ) from error
             raise
 
     def _retried(self, fn: Callable[[sa.Connection], Any]) -> Any:
@@ -301,7 +307,8 @@ class SQLCheckpoint:
     def _failed(self, what: str) -> CheckpointError:
         return CheckpointError(
             f"The database {self.where} failed: {what}",
-            f"again when it can be reached; who holds it is waited for {self.timeout_s:g} s (timeout_s=).",
+            f"again when it can be reached; who holds it is waited for {self.timeout_s:g} s (timeout_s=)."
+            " A statement that cannot run fails like that as well.",
             where=self.where,
         )
 

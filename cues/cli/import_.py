@@ -67,7 +67,7 @@ def import_(
         raise WrongUsage("--stamp and --unstamped exclude each other.", "--stamp")
     plans = [(path, form_of(path, content_type, uuid_key, columns)) for path in files]
     found = targets.resolve(target, store)
-    with opened_queue(found, create, store) as queue:
+    with opened_queue(found, create, store, "cues import") as queue:
         refuse_partitioned(queue, f"cues import {found.text}")
         out = Output(output)
         seen: dict[int, int] = {}

@@ -63,13 +63,15 @@ def send(target: str, messages: tuple[str, ...], store: str | None, create: bool
 
 
 @contextmanager
-def opened_queue(found: targets.Target, create: bool, store: str | None = None) -> Iterator[Queue]:
+def opened_queue(
+    found: targets.Target, create: bool, store: str | None = None, command: str = "cues send"
+) -> Iterator[Queue]:
     """The queue that messages from outside are for, in its store; a graph file without a name means its source."""
     if found.file is not None and not found.name:
         source = found.file.graph.plan().source or ""
         found = replace(found, path=targets.store_of_queue(found.file, source, store))
     with _open(found, create) as opened:
-        yield _queue(found, opened, create)
+        yield _queue(found, opened, create, command)
 
 
 def _arguments(messages: tuple[str, ...]) -> list[dict[str, Any]]:
@@ -142,10 +144,10 @@ def _there(found: targets.Target) -> bool:
     return (found.path / "data.mdb").exists()
 
 
-def _queue(found: targets.Target, store: Store, create: bool) -> Queue:
+def _queue(found: targets.Target, store: Store, create: bool, command: str) -> Queue:
     if "." in found.name:
         raise WrongUsage(
-            f"{found.name} is a try log, which only its processor writes.", f"cues send {found.text}#queue"
+            f"{found.name} is a try log, which only its processor writes.", f"{command} {found.text}#queue"
         )
     there = store.queues()
     if found.file is not None:
@@ -157,14 +159,16 @@ def _queue(found: targets.Target, store: Store, create: bool) -> Queue:
             return store.queue(name, **(asked.inside.asked if asked else {}))
         if not name or not create:
             known = [*plan.fed, *(queue for queue in plan.queues if queue not in plan.fed)]
-            targets.queue_of(found, known, "cues send")
+            targets.queue_of(found, known, command)
     if found.name in there or (create and found.name):
         return store.queue(found.name)
     if create:
-        raise WrongUsage("Which queue?", f"cues send {found.text}#queue")
+        raise WrongUsage("Which queue?", f"{command} {found.text}#queue")
     try:
-        return store.queue(targets.queue_of(found, there, "cues send"))
+        return store.queue(targets.queue_of(found, there, command))
     except QueueNotFound as error:
+        if found.name.partition("/")[0] in there:
+            raise  # a partition that is missing: nobody makes one alone
         raise QueueNotFound(error.message, f"{error.hint.rstrip('.')}, or --create.", queue=found.name) from None
 
 

@@ -93,6 +93,9 @@ class Member:
         on_revoked: OnChange | None = None,
         on_lost: OnChange | None = None,
     ) -> None:
+        for option, hook in (("on_assigned", on_assigned), ("on_revoked", on_revoked), ("on_lost", on_lost)):
+            if not (hook is None or callable(hook)):
+                raise InvalidArgument(f"{option}={hook!r} cannot be called.", "a function of a list of partitions.")
         if store.readonly:
             raise StoreReadOnly(
                 f"The store {store.path} is open read-only, where no position can be kept.",
@@ -124,6 +127,8 @@ class Member:
         store.on_close(self.holdings.let_go)
 
     def _opened(self, queues: Iterable[str | Queue]) -> dict[str, Queue]:
+        if not isinstance(queues, Iterable):
+            raise InvalidArgument(f"The queues are {queues!r}.", "a name, a queue, or a list of them.")
         found = sorted({queue.id if isinstance(queue, Queue) else queue for queue in queues})
         if not found:
             raise InvalidArgument("A member subscribes to one queue at least.", "Member(store, 'orders', 'billing').")

@@ -30,6 +30,8 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from typing import Final
 
+from cues.errors import InvalidArgument
+
 Partition = tuple[str, int]
 """A queue and the number of a partition of it, from 0."""
 
@@ -54,6 +56,9 @@ def plan(
 
     1,000 partitions and 100 members take a fraction of a second when little changes, seconds at worst.
     """
+    for member, queues in members.items():
+        if isinstance(queues, str):
+            raise InvalidArgument(f"The member {member!r} subscribes to {queues!r}, which is text.", f"{{{queues!r}}}.")
     subscribed = {member: frozenset(members[member]) for member in sorted(members)}
     counts = {queue: partitions[queue] for queue in sorted(partitions)}
     assignment = _Assignment(subscribed, counts, _claims(subscribed, counts, previous))

@@ -46,6 +46,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from cues import faults, wakeup
 from cues.errors import CuesError, Diverged, InvalidArgument, SequenceError
+from cues.queue import Queue
 from cues.txn.mapping import journal_of
 from cues.txn.publisher import Publisher
 from cues.txn.reader import ReadUncommitted
@@ -53,7 +54,6 @@ from cues.txn.sequencer import RING, AckIntent, Checkpoint, Envelope, Outcome, S
 
 if TYPE_CHECKING:
     from cues.checkpoints import CheckpointStore
-    from cues.queue import Queue
 
 MAX_S: Final = 1.0
 """How long a transaction goes on while there is something to read."""
@@ -163,6 +163,10 @@ class Consumer:
         horizon_s: float = HORIZON_S,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
+        _check_has(app, "The application", "consume", "finalize")
+        _check_has(checkpoint, "The checkpoint", "restore", "commit")
+        if isinstance(sources, Queue):
+            raise InvalidArgument(f"The sources are one queue, {sources.id!r}.", "a list: [queue].")
         if not 0 <= min_s <= max_s or max_s <= 0:
             raise InvalidArgument(
                 f"A transaction of {min_s} s at least and {max_s} s at most.", "0 <= min_s <= max_s, and max_s above 0."
@@ -470,3 +474,13 @@ class Consumer:
         doorbells = self._queues[0].store.doorbells
         if doorbells is not None and not self._queues[0].store.closed:
             doorbells.ring_own()
+
+
+def _check_has(given: object, what: str, *methods: str) -> None:
+    """Refuse at once what would fail with the first message."""
+    missing = [name for name in methods if not callable(getattr(given, name, None))]
+    if missing:
+        raise InvalidArgument(
+            f"{what} is {given!r:.60}, which has no {' and no '.join(missing)}.",
+            f"an object with {' and '.join(methods)}.",
+        )

@@ -19,7 +19,6 @@ Not guaranteed: that the message of a damaged frame is noticed as such. Fixed fr
 from __future__ import annotations
 
 import csv
-import io
 import json
 import uuid
 from collections.abc import Callable, Iterator, Sequence
@@ -218,9 +217,11 @@ class CSVRecords:
         if not message:
             raise FramingError("The record has no fields.", "[uuid, …].")
         _check_uuid(str(message[0]))
-        out = io.StringIO()
-        csv.writer(out, lineterminator="\n").writerow(message)
-        return out.getvalue().encode()
+        text = ",".join(_quoted("" if field is None else str(field)) for field in message) + "\n"
+        try:
+            return text.encode()
+        except UnicodeEncodeError as error:
+            raise FramingError(f"The record cannot be written as UTF-8: {error}.", "text without surrogates.") from None
 
     def decode(self, reader: FrameReader) -> list[str]:
         memory = reader.memory
@@ -289,6 +290,16 @@ def _plain(value: Any) -> Any:
     if isinstance(value, uuid.UUID):
         return str(value)
     raise TypeError(f"unsupported type: {type(value).__name__}")
+
+
+def _quoted(field: str) -> str:
+    """A field as Go's ``encoding/csv`` writes it.
+
+    The csv module leaves a carriage return bare, and then refuses to read it.
+    """
+    if field == "\\." or field[:1].isspace() or any(char in field for char in ',"\r\n'):
+        return '"' + field.replace('"', '""') + '"'
+    return field
 
 
 def _check_uuid(text: str) -> None:

@@ -89,6 +89,8 @@ class Clock:
 
     def update(self, time_ns: int) -> None:
         """Move to a Unix time in nanoseconds, with the counter at 0. A time that is not later changes nothing."""
+        if not isinstance(time_ns, int):
+            raise InvalidArgument(f"A time is in whole nanoseconds, found {time_ns!r}.", "time.time_ns().")
         value = clock_at(time_ns)
         with self._lock:
             if value > self._value:
@@ -116,9 +118,11 @@ def clock_at(time_ns: int) -> int:
 
 def build_uuid(producer: bytes, clock: int | Clock, flags: int) -> uuid.UUID:
     """The UUID of a message. Raises :class:`InvalidArgument` for what does not fit its field."""
-    clock = _clock_bits(int(clock))
-    if len(producer) != PRODUCER_BYTES:
+    clock = _clock_bits(int(clock) if isinstance(clock, Clock) else clock)
+    if not isinstance(producer, (bytes, bytearray, memoryview)) or len(producer) != PRODUCER_BYTES:
         raise InvalidArgument(f"A producer id has {PRODUCER_BYTES} bytes, found {producer!r}.", "a ProducerID.")
+    if not isinstance(flags, int):
+        raise InvalidArgument(f"Flags are an integer, found {flags!r}.", "Flags.OUTSIDE_TXN, say.")
     if not 0 <= flags <= FLAGS_MAX:
         raise InvalidArgument(f"Flags have ten bits, found {int(flags):#x}.", f"0 to {FLAGS_MAX:#x}.")
     return assemble(int.from_bytes(producer, "big"), clock, flags)
@@ -141,14 +145,20 @@ def assemble(producer: int, clock: int, flags: int) -> uuid.UUID:
 
 
 def parse_uuid(value: uuid.UUID) -> tuple[ProducerID, int, Flags]:
-    """Producer, clock and flags of a message. Version and variant are not looked at."""
+    """Producer, clock and flags of a message. Version and variant are not looked at.
+
+    Raises :class:`InvalidArgument` for what is no ``uuid.UUID``.
+    """
     producer, clock, flags = split(value)
     return ProducerID(producer.to_bytes(PRODUCER_BYTES, "big")), clock, Flags(flags)
 
 
 def split(value: uuid.UUID) -> tuple[int, int, int]:
     """:func:`parse_uuid` as integers, for those who do it for every message."""
-    bits = value.int
+    try:
+        bits = value.int
+    except AttributeError:
+        raise InvalidArgument(f"A UUID is a uuid.UUID, found {value!r}.", "uuid.UUID(text), or ZERO_UUID.") from None
     timestamp = bits >> 96 | (bits >> 80 & 0xFFFF) << 32 | (bits >> 64 & 0xFFF) << 48
     rest = bits >> 48 & 0xFFFF
     return bits & PRODUCER_MASK, timestamp << 4 | rest >> 10 & 0xF, rest & FLAGS_MAX
@@ -169,6 +179,8 @@ def as_uuid(value: Any) -> uuid.UUID:
 
 
 def _clock_bits(value: int) -> int:
+    if not isinstance(value, int):
+        raise InvalidArgument(f"A clock is an integer, found {value!r}.", "int(clock).")
     if not 0 <= value <= CLOCK_MAX:
         raise InvalidArgument(f"A clock has 64 bits, found {value:#x}.", "Clock(), then update(time.time_ns()).")
     return value

@@ -21,7 +21,7 @@ import random
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from cues.errors import NoPartitions
+from cues.errors import InvalidArgument, NoPartitions
 from cues.partitioners import fnv1a32
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ Key = Callable[[Any], bytes]
 
 def random_mapping(partitions: Partitions[P]) -> Mapping[P]:
     """Any partition, each as likely. Raises :class:`NoPartitions`."""
+    _check(partitions)
 
     def choose(message: Any) -> P:
         return random.choice(_list(partitions))
@@ -44,6 +45,7 @@ def random_mapping(partitions: Partitions[P]) -> Mapping[P]:
 
 def modulo_mapping(key: Key, partitions: Partitions[P]) -> Mapping[P]:
     """The partition at ``fnv1a32(key(message))`` modulo their number. Raises :class:`NoPartitions`."""
+    _check(partitions, key)
 
     def choose(message: Any) -> P:
         found = _list(partitions)
@@ -57,6 +59,7 @@ def rendezvous_mapping(key: Key, partitions: Partitions[P]) -> Mapping[P]:
 
     A queue's name here is its :func:`journal_of`, which no queue of another store has. Raises :class:`NoPartitions`.
     """
+    _check(partitions, key)
     known: tuple[list[P], list[int]] = [], []
 
     def choose(message: Any) -> P:
@@ -81,7 +84,21 @@ def name_of(partition: Any) -> str:
 
 def journal_of(queue: Queue) -> str:
     """The name of a log among those of all stores: ``<id of the store>/<queue>``, with ``/<n>`` for partition n > 0."""
-    return f"{queue.store.id.hex()}/{queue.log.id}"
+    try:
+        return f"{queue.store.id.hex()}/{queue.log.id}"
+    except AttributeError:
+        raise InvalidArgument(f"A queue was expected, found {queue!r:.60}.", "store.queue('orders').") from None
+
+
+def _check(partitions: object, key: object = len) -> None:
+    """Refuse what would be found out message by message, or not at all: text is a sequence as well."""
+    if not callable(key):
+        raise InvalidArgument(f"key={key!r} cannot be called.", f"lambda message: message[{key!r}].encode().")
+    if isinstance(partitions, (str, bytes)) or not (callable(partitions) or isinstance(partitions, Sequence)):
+        raise InvalidArgument(
+            f"The partitions are {partitions!r}.",
+            "a list of queues, or a callable that gives one: store.matching('a/*').",
+        )
 
 
 def _list(partitions: Partitions[P]) -> Sequence[P]:

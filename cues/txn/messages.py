@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from cues import names
+from cues.errors import InvalidArgument
 from cues.txn.identity import as_uuid
 
 
@@ -41,6 +42,11 @@ def dicts(uuid_key: str = names.UUID) -> MessageType:
     """Messages that are dicts and carry their UUID under ``uuid_key``, as a UUID or its text."""
 
     def get(message: dict[str, Any]) -> uuids.UUID | None:
+        if not isinstance(message, dict):
+            raise InvalidArgument(
+                f"A message is a dict, found {type(message).__name__}.",
+                "a dict, or a MessageType for messages that are none.",
+            )
         found = message.get(uuid_key)
         return None if found is None else as_uuid(found)
 

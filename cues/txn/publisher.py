@@ -133,6 +133,10 @@ class Publisher:
         validate: Callable[[Any], object] | None = None,
         message_type: MessageType = DICT,
     ) -> None:
+        if not (clock is None or isinstance(clock, Clock)):
+            raise InvalidArgument(f"clock={clock!r} is no clock.", "Clock(), or None.")
+        if not (validate is None or callable(validate)):
+            raise InvalidArgument(f"validate={validate!r} cannot be called.", "a function of a message, or None.")
         self.id = ProducerID()
         self._clock = Clock() if clock is None else clock
         self._by_wall_time = clock is None
@@ -218,6 +222,11 @@ class Publisher:
     def _prepare(self, mapping: Mapping, message: Any, flags: int) -> tuple[Queue, stamped.Body, int]:
         """Check, map and encode; the flags are −1 for a message that wants no identity."""
         self._check()
+        if not callable(mapping):
+            raise InvalidArgument(
+                f"The mapping {mapping!r:.60} cannot be called.",
+                "lambda message: queue, or cues.txn.modulo_mapping(…).",
+            )
         if self._validate is not None:
             self._validate(message)
         queue = mapping(message)
@@ -279,8 +288,7 @@ class Publisher:
         done: list[str] = []
         try:
             for intent in intents:
-                raw, path = codec.unpack(intent.intent)
-                uuid = uuids.UUID(bytes=raw)
+                uuid, path = _read_intent(intent)
                 try:
                     queue = self._find(intent.journal, path, opened)
                 except (QueueNotFound, StoreNotFound):
@@ -428,6 +436,18 @@ class _Run:
             append.settle(self.index + offset, clock, error)
             if self.stamped:
                 clock += TICK
+
+
+def _read_intent(intent: AckIntent) -> tuple[uuids.UUID, str]:
+    """The acknowledgement's UUID, and the path of its store."""
+    try:
+        raw, path = codec.unpack(intent.intent)
+        return uuids.UUID(bytes=raw), os.fspath(path)
+    except Exception as error:
+        raise InvalidArgument(
+            f"{intent!r:.80} is no acknowledgement intent ({type(error).__name__}).",
+            "what build_ack_intents() gave, or the ack_intents of a checkpoint, whole.",
+        ) from None
 
 
 class _Writer:

@@ -64,6 +64,10 @@ class ReadUncommitted:
     ) -> None:
         if on_gap not in ("raise", "skip"):
             raise InvalidArgument(f"on_gap={on_gap!r}.", "'raise' or 'skip'.")
+        if not (end is None or isinstance(end, int)):
+            raise InvalidArgument(
+                f"end={end!r}: an index is an integer, found {type(end).__name__}.", "None, or 7, say."
+            )
         check_one_log(queue)
         self.queue = queue
         self.journal = journal_of(queue)

@@ -182,7 +182,7 @@ class Sequencer:
     def __init__(
         self, states: Iterable[ProducerState] = (), ring: int = RING, offsets: Mapping[str, int] | None = None
     ) -> None:
-        if ring < 1:
+        if not isinstance(ring, int) or ring < 1:
             raise InvalidArgument(f"ring={ring!r}: the message that commits must fit.", "ring=1, or more.")
         self.offsets: dict[str, int] = dict(offsets or {})
         self._capacity = ring
@@ -199,11 +199,16 @@ class Sequencer:
         self._out_clock = 0
         self._wants_replay = False
         self._replay: Iterator[Envelope] | None = None
+        if isinstance(states, Checkpoint):
+            raise InvalidArgument(
+                "A checkpoint is not its states.", "Sequencer(checkpoint.producers, offsets=checkpoint.offsets)."
+            )
         for state in states:
+            _check_state(state)
             producer = int.from_bytes(state.producer, "big")
             key = state.journal, producer
-            if len(state.producer) != PRODUCER_BYTES or not 0 <= state.last_ack <= CLOCK_MAX or key in self._partials:
-                raise InvalidArgument(f"{state!r} is no state of a producer.", "those of one checkpoint.")
+            if key in self._partials:
+                raise InvalidArgument(f"{state!r} is no state of a producer: it has one.", "those of one checkpoint.")
             self._partials[key] = _Partial(state.journal, producer, state.last_ack, state.begin)
 
     # --- 1. queue -----------------------------------------------------------------------------
@@ -413,6 +418,20 @@ class Sequencer:
             if one.max < newest[one.journal] - horizon and one is not self._emit and not (keep_open and one.begin >= 0):
                 del self._partials[key]
                 self._pending.discard(one)
+
+
+def _check_state(state: ProducerState) -> None:
+    """Raise for what no checkpoint holds."""
+    if not (
+        isinstance(state, ProducerState)
+        and isinstance(state.producer, bytes)
+        and len(state.producer) == PRODUCER_BYTES
+        and isinstance(state.last_ack, int)
+        and 0 <= state.last_ack <= CLOCK_MAX
+        and isinstance(state.begin, int)
+        and state.begin >= -1
+    ):
+        raise InvalidArgument(f"{state!r} is no state of a producer.", "those of one checkpoint.")
 
 
 def _decide(partial: _Partial, clock: int, flags: int) -> Outcome:

@@ -24,11 +24,11 @@ from cues import batch, codec, faults, names, producers
 from cues.batch import Page
 from cues.errors import CuesError, InvalidArgument
 from cues.producers import Written
+from cues.queue import Queue
 from cues.txn import stamps as stamping
 from cues.txn.identity import Flags, as_uuid, split
 
 if TYPE_CHECKING:
-    from cues.queue import Queue
     from cues.store import Store
 
 _ACK = int(Flags.ACK_TXN)
@@ -60,6 +60,7 @@ def append_stamped(queue: Queue, messages: Iterable[Pair], seen: dict[int, int] 
     the largest clocks so far are kept. An acknowledgement that the queue has got by an earlier attempt is
     then left out even where that attempt was cut off in the middle of a later transaction.
     """
+    check_one_log(queue)
     return append_all(queue.store, [(queue, messages)], seen)
 
 
@@ -141,13 +142,15 @@ def check_target(queue: Queue | str) -> None:
             f"The mapping answered {queue!r}, which is a name and no queue.",
             "partitions that are queues: store.matching('…/*'), or a list of store.queue(…).",
         )
+    check_one_log(queue)
     queue.check()
     queue._not_a_try_log("writes")
-    check_one_log(queue)
 
 
 def check_one_log(queue: Queue) -> None:
-    """Raise for a queue with several partitions: clocks and acknowledgements count in one log."""
+    """Raise for a queue with several partitions: clocks and acknowledgements count in one log. And for no queue."""
+    if not isinstance(queue, Queue):
+        raise InvalidArgument(f"A queue was expected, found {queue!r:.60}.", "store.queue('orders').")
     if queue.spread:
         raise InvalidArgument(
             f"The queue {queue.id!r} has {queue.partitions} partitions, and transactions are of one log.",
