@@ -593,6 +593,16 @@ def test_what_has_no_form_there_is_refused_by_name(spark: SparkSession, tmp_path
     other = Graph("g", [Stream(spark_graphs.plain, "in", "out")], queues=elsewhere)
     with pytest.raises(GraphError, match="The queue 'out' has path="):
         other.start(**places)
+    for name in ("in", "out"):
+        parts = Graph("g", [Stream(spark_graphs.plain, "in", "out")], queues={name: cues.QueueOptions(partitions=2)})
+        with pytest.raises(GraphError, match=f"The queue '{name}' has 2 partitions"):
+            parts.start(**places)
+    with cues.open(tmp_path / "grown") as grown:
+        grown.queue("in", partitions=3)
+    with pytest.raises(GraphError, match="The queue 'in' has 3 partitions"):
+        Graph("g", [Stream(spark_graphs.plain, "in", "out")]).start(
+            **{**places, "store": tmp_path / "grown", "queues": tmp_path / "grown-q"}
+        )
     look = Graph("g", [Stream(lambda m, process: None, "in", None, id="look", appenders=["log"])])
     with pytest.raises(GraphError, match=r"g\.look is imperative"):
         look.start(**places)
@@ -616,6 +626,21 @@ def test_what_has_no_form_there_is_refused_by_name(spark: SparkSession, tmp_path
     shutil.rmtree(tmp_path / "s")
     with pytest.raises(Diverged, match="it is another queue"):
         Graph("g", [Stream(spark_graphs.plain, "in", "out")]).start(**places)
+
+
+def test_a_feeder_that_stops_is_no_graph_that_is_done(spark: SparkSession, tmp_path: Path) -> None:
+    """The queue's folder is lost while the graph runs; what is not copied is not processed, and that is said."""
+    places: dict[str, Any] = {"engine": "spark", "spark": spark, "store": tmp_path / "s", "queues": tmp_path / "q"}
+    with contextlib.ExitStack() as ended:
+        running = ended.enter_context(
+            contextlib.closing(Graph("g", [Stream(spark_graphs.plain, "in", "out")]).start(**places))
+        )
+        shutil.rmtree(tmp_path / "q" / "in")
+        (tmp_path / "q" / "in").write_text("no folder")
+        running.send("in", {"n": 1})
+        with pytest.raises(ProcessorStopped, match=r"g\.in\.feed stopped"):
+            running.wait_idle(timeout=120)
+        assert [error.processor for error in running.stopped if isinstance(error, ProcessorStopped)] == ["g.in.feed"]
 
 
 GRAPH_FILE = """

@@ -206,6 +206,7 @@ class ClusterRunning(Running):
         check(plan)
         self._plan = plan
         self._ended = False
+        self._copiers: Sequence[ClusterWorker] = ()
         self._accept_topology = bool(options.get("accept_topology"))
         self._session = contextlib.ExitStack()
         try:
@@ -254,6 +255,9 @@ class ClusterRunning(Running):
         driver, plan = self.driver, self._plan
         home, written = at_home(plan), written_on_spark(plan)
         fed = [name for name in self._assembly.queues if name in home or name in _source_errors(plan)]
+        for name in fed:
+            if self._assembly.queues[name].partitions > 1:  # of a store that has more than the graph says
+                raise _partitioned(name, self._assembly.queues[name].partitions)
         for name, options in plan.queues.items():
             same = name in fed and name not in written
             identity = self._assembly.queues[name].row().identity if same else None
@@ -276,8 +280,7 @@ class ClusterRunning(Running):
         self.shared = _Shared(driver, self.stages)
         workers = [StageWorker(self, stage) for stage in self.stages]
         self._inlets = inlets = [InletWorker(self, inlet) for inlet in self.inlets]
-        copiers = [self._copier(feeder) for feeder in self.feeders]
-        self._copiers = copiers
+        self._copiers = copiers = [self._copier(feeder) for feeder in self.feeders]
         self.workers += [*inlets, *workers]  # type: ignore[list-item]
         keeper = Keeper(driver, self.stages)
         keeping = [ClusterWorker(self, f"{plan.id} keeper", self._keeping(keeper), self._rest)]
@@ -354,6 +357,11 @@ class ClusterRunning(Running):
 
     def _done(self) -> bool:
         return all(worker.finished for worker in self._inlets) and super()._done()
+
+    @property
+    def stopped(self) -> list[BaseException]:
+        """What stopped processors and feeders: what is not copied is never processed."""
+        return super().stopped + [one.stopped for one in self._copiers if one.stopped is not None]
 
     # --- ending ---
 
@@ -435,6 +443,17 @@ def check(plan: Plan) -> None:
                 "no path= for it.",
                 processor="",
             )
+        if options.partitions > 1:
+            raise _partitioned(name, options.partitions)
+
+
+def _partitioned(queue: str, partitions: int) -> GraphError:
+    """A queue lies there as one log: nothing would keep its partitions, or the units and the state of each, apart."""
+    return GraphError(
+        f"The queue {queue!r} has {partitions} partitions, and a queue in a shared directory has one.",
+        "no partitions= for it, and a new store (what has key= runs on all executors anyway); or no --queues.",
+        processor="",
+    )
 
 
 def _refuse_speculation(session: Any, plan: Plan) -> None:
