@@ -629,6 +629,21 @@ def test_what_has_no_form_there_is_refused_by_name(spark: SparkSession, tmp_path
         Graph("g", [Stream(spark_graphs.plain, "in", "out")]).start(**places)
 
 
+def test_a_feeder_that_stops_is_no_graph_that_is_done(spark: SparkSession, tmp_path: Path) -> None:
+    """The queue's folder is lost while the graph runs; what is not copied is not processed, and that is said."""
+    places: dict[str, Any] = {"engine": "spark", "spark": spark, "store": tmp_path / "s", "queues": tmp_path / "q"}
+    with contextlib.ExitStack() as ended:
+        running = ended.enter_context(
+            contextlib.closing(Graph("g", [Stream(spark_graphs.plain, "in", "out")]).start(**places))
+        )
+        shutil.rmtree(tmp_path / "q" / "in")
+        (tmp_path / "q" / "in").write_text("no folder")
+        running.send("in", {"n": 1})
+        with pytest.raises(ProcessorStopped, match=r"g\.in\.feed stopped"):
+            running.wait_idle(timeout=120)
+        assert [error.processor for error in running.stopped if isinstance(error, ProcessorStopped)] == ["g.in.feed"]
+
+
 GRAPH_FILE = """
 from cues import Graph, Sink, Source, Stream
 from spark_graphs import counted, numbers, outside, plain

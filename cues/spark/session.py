@@ -17,8 +17,10 @@ import contextlib
 import logging
 import os
 import re
+import signal
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -128,6 +130,7 @@ def start(master: str | None = None, name: str = "cues", conf: Mapping[str, str]
             builder = builder.config(key, value)
         # pyspark logs each error that it raises, with a page of Java's stack, beside raising it.
         logging.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL)
+        during.enter_context(_own_interrupt())
         try:
             return builder.getOrCreate()
         except Exception as error:
@@ -199,6 +202,20 @@ def _log_settings() -> Iterator[str]:
         options = f"-Dlog4j2.configurationFile={file.as_uri()}"
         with _environment("SPARK_LAUNCHER_OPTS", options):
             yield options
+
+
+@contextlib.contextmanager
+def _own_interrupt() -> Iterator[None]:
+    """Put back the program's own handler of Ctrl-C, if it has one.
+
+    pyspark sets another, which cancels every job: ``cues run`` would fail its steps instead of draining.
+    """
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        yield
+    finally:
+        if before not in (None, signal.default_int_handler) and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGINT, before)
 
 
 @contextlib.contextmanager

@@ -206,6 +206,7 @@ class ClusterRunning(Running):
         check(plan)
         self._plan = plan
         self._ended = False
+        self._copiers: Sequence[ClusterWorker] = ()
         self._accept_topology = bool(options.get("accept_topology"))
         self._session = contextlib.ExitStack()
         try:
@@ -278,8 +279,7 @@ class ClusterRunning(Running):
         self.shared = _Shared(driver, self.stages)
         workers = [StageWorker(self, stage) for stage in self.stages]
         self._inlets = inlets = [InletWorker(self, inlet) for inlet in self.inlets]
-        copiers = [self._copier(feeder) for feeder in self.feeders]
-        self._copiers = copiers
+        self._copiers = copiers = [self._copier(feeder) for feeder in self.feeders]
         self.workers += [*inlets, *workers]  # type: ignore[list-item]
         keeper = Keeper(driver, self.stages)
         keeping = [ClusterWorker(self, f"{plan.id} keeper", self._keeping(keeper), self._rest)]
@@ -356,6 +356,11 @@ class ClusterRunning(Running):
 
     def _done(self) -> bool:
         return all(worker.finished for worker in self._inlets) and super()._done()
+
+    @property
+    def stopped(self) -> list[BaseException]:
+        """What stopped processors and feeders: what is not copied is never processed."""
+        return super().stopped + [one.stopped for one in self._copiers if one.stopped is not None]
 
     # --- ending ---
 
