@@ -255,12 +255,13 @@ def test_what_cannot_run_on_spark_is_refused_by_name(spark: SparkSession, tmp_pa
 def test_what_cannot_travel_to_an_executor_is_named(spark: SparkSession, tmp_path: Path) -> None:
     lock = threading.Lock()
     made = Graph("g", [Source("in"), Stream(lambda m: {"n": lock.locked()}, "in", "out", id="reads")])
-    with (
-        pytest.raises(ProcessorStopped, match=r"The function of g\.reads cannot be sent"),
-        made.start(store=tmp_path / "store", engine="spark", spark=spark) as running,
-    ):
-        running.send("in", {"n": 1})
-        running.wait_idle(timeout=60)
+    with pytest.raises(GraphError, match=r"The function of g\.reads cannot be sent"):
+        made.start(store=tmp_path / "store", engine="spark", spark=spark)
+    assert not (tmp_path / "store").exists()
+    with pytest.raises(GraphError, match=r"The function of g\.reads cannot be sent"):
+        made.start(store=tmp_path / "store", engine="spark", spark=spark, queues=tmp_path / "queues")
+    assert not (tmp_path / "store").exists()
+    assert not (tmp_path / "queues").exists()
 
 
 def test_january_on_spark_equals_an_independent_computation(spark: SparkSession, tmp_path: Path) -> None:

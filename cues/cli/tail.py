@@ -104,16 +104,17 @@ def tail(
 
 def _is_shared(target: str) -> bool:
     """Whether it is a queue of a directory that ``cues run --queues`` keeps."""
-    folder, _, queue = target.rpartition("#")
-    return bool(folder and queue) and Path(folder, "_cues", "id.json").exists()
+    return Path(target.rpartition("#")[0] or target, "_cues", "id.json").exists()
 
 
 def _print_shared(target: str, condition: Where | None, count: int | str | None, meta: bool) -> int:
     """The last messages of such a queue."""
     from cues.spark.cluster import looking
 
-    folder, _, queue = target.rpartition("#")
-    known = looking.queues_of(Path(folder))
+    folder, hash, queue = target.rpartition("#")
+    known = looking.queues_of(Path(folder or target))
+    if not hash:
+        raise options.WrongUsage(f"{target} holds the queues {', '.join(known)}.", f"cues tail {target}#{known[-1]}")
     if queue not in known:
         raise QueueNotFound(
             f"{folder} has no queue {queue!r}; it has {', '.join(known)}.", "one of those.", queue=queue

@@ -28,10 +28,10 @@ from cues.engine.local import Running, Worker
 from cues.errors import GraphError, InvalidArgument
 from cues.graph import Graph
 from cues.plan import Plan
-from cues.processor import Node
+from cues.processor import FRAME, Node
 from cues.spark import staging
 from cues.spark.backfill import LOOK_S, BackfillDelivery, Rounds, Turns
-from cues.spark.remote import SparkRunner, require_sight, why_local
+from cues.spark.remote import SparkRunner, require_sight, require_travel, why_local
 from cues.spark.session import is_local
 from cues.spark.session import session as session_of
 
@@ -54,6 +54,9 @@ class SparkRunning(Running):
         try:
             self.spark = self._session.enter_context(session_of(master, f"cues {graph.id}", spark=spark))
             ship(self.spark, graph, plan)
+            for node in plan.running:
+                if why_local(node) is None and node.options.batch != FRAME:
+                    require_travel(node, plan.system)
             super().__init__(graph, runner=functools.partial(SparkRunner, self.spark, plan.system), **options)
             self._look_around()
         except BaseException:

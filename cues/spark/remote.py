@@ -485,18 +485,26 @@ def pack_job(job: Travels) -> bytes:
     dumps: Callable[[Any], bytes] = cloudpickle.dumps
     try:
         return dumps(job)
-    except Exception as error:
-        for what, value in (("function", job.node.fn), ("opts", job.node.options.opts), ("system", job.system)):
-            try:
-                dumps(value)
-            except Exception as why:
-                raise GraphError(
-                    f"The {what} of {job.node.id} cannot be sent to Spark's executors"
-                    f" ({type(why).__name__}: {words(why)}).",
-                    "connections and files opened inside the function, not beside it.",
-                    processor=job.node.name,
-                ) from error
+    except Exception:
+        require_travel(job.node, job.system)
         raise
+
+
+def require_travel(node: Node, system: Any) -> None:
+    """Raise :class:`GraphError` where something of a processor cannot be sent to executors."""
+    from pyspark import cloudpickle
+
+    dumps: Callable[[Any], bytes] = cloudpickle.dumps
+    for what, value in (("function", node.fn), ("opts", node.options.opts), ("system", system)):
+        try:
+            dumps(value)
+        except Exception as error:
+            raise GraphError(
+                f"The {what} of {node.id} cannot be sent to Spark's executors"
+                f" ({type(error).__name__}: {words(error)}).",
+                "connections and files opened inside the function, not beside it.",
+                processor=node.name,
+            ) from error
 
 
 def together(bindings: Iterable[str], parts: Sequence[Part], answers: Sequence[Answer]) -> Results:

@@ -28,7 +28,7 @@ from cues.failure import words
 from cues.graph import Graph
 from cues.ownership import LEASE_BEAT_S
 from cues.plan import build
-from cues.processor import Node, Source
+from cues.processor import FRAME, Node, Source
 from cues.runner import Interrupted
 from cues.spark.cluster.directory import SCHEMA, QueueDirectory
 from cues.spark.cluster.driver import Driver
@@ -38,6 +38,7 @@ from cues.spark.cluster.inlet import Inlet
 from cues.spark.cluster.keeping import Keeper, keepers_group, sweep
 from cues.spark.cluster.lease import Lease
 from cues.spark.cluster.step import Stage
+from cues.spark.remote import require_travel
 from cues.spark.session import in_short
 from cues.spark.session import session as session_of
 from cues.spark.source import Source as Stream
@@ -213,6 +214,9 @@ class ClusterRunning(Running):
             self.spark = self._session.enter_context(session_of(master, f"cues {graph.id}", spark=spark))
             _refuse_speculation(self.spark, plan)
             ship(self.spark, graph, plan)
+            for node in plan.running:
+                if node.kind != "source" and node.options.batch != FRAME:
+                    require_travel(node, plan.system)
             files = Files(self.spark, queues)
             self._session.callback(files.close)
             self.driver = Driver(self.spark, files, graph.id, plan.system, self._emit, self.pause)

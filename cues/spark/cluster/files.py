@@ -16,6 +16,7 @@ driver are exact; two at once are kept apart by their lease only.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -188,8 +189,9 @@ class Files:
         self._fs.delete(self.path(name), True)
 
     def close(self) -> None:
-        """Let the client go."""
-        self._fs.close()
+        """Let the client go, if its Java is still there."""
+        with contextlib.suppress(Exception):
+            self._fs.close()
 
 
 def _any(value: Any) -> Any:
