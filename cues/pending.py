@@ -127,7 +127,7 @@ class Settling:
     def __init__(self, home: Store, processor: str, queues: Iterable[Queue]) -> None:
         self.home = home
         self.processor = processor
-        self._logs = {(view.store.id, view.log.id): view for queue in queues for view in queue.views}
+        self._queues = tuple(queues)
 
     def settle(self, row: PendingRow, give_up: bool = False) -> dict[Target, str]:
         """Append what is due, and drop what is pending besides. May be repeated.
@@ -147,7 +147,7 @@ class Settling:
                     given_up[target] = error.message
                 else:
                     self.acknowledge([(log, due)])
-            for log in self._logs.values():
+            for log in self._logs().values():
                 self.roll_back(log, row.producer)
         return given_up
 
@@ -166,16 +166,23 @@ class Settling:
             written = producers.read(txn, log.log.id, producer)
         if written is not None and written.begin:
             stamped.append_all(log.store, [(log, [(assemble(producer, written.acked, _ACK), {})])])
+            if log.store.durability != "disk":
+                log.store.sync()  # nobody may come back to it
+
+    def _logs(self) -> dict[Target, Queue]:
+        """All logs that there are now: a queue may get more partitions."""
+        return {(view.store.id, view.log.id): view for queue in self._queues for view in queue.views}
 
     def _log(self, target: Target, opened: contextlib.ExitStack) -> Queue:
         store, id = target
-        if target not in self._logs:
+        found = self._logs().get(target)
+        if found is None:
             other = opened.enter_context(abroad.opened(self.home, store, readonly=False))
             queue, partition = names.log_parts(id)
             if queue not in other.queues():
                 raise self._diverged(f"queue {queue!r} of {other.path} is gone")
             return other.queue(queue).view(partition)
-        return self._logs[target]
+        return found
 
     def _compare(self, log: Queue, due: Due) -> None:
         with log.store.view() as txn:
@@ -266,7 +273,8 @@ class PendingDelivery(Delivery):
             self._fence(txn)
             row = read_row(txn, self.node.id)
         self._sync(self.store)
-        given_up = {} if row is None else self._settling.settle(row, self._give_up)
+        give_up, self._give_up = self._give_up, False  # a start's permission
+        given_up = {} if row is None else self._patiently(self._settling.settle, row, give_up)
         for what in given_up.values():
             self._emit(events.Event(self.node.id, f"given up: {what}", logging.WARNING))
         if faults.active:

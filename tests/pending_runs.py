@@ -74,8 +74,20 @@ def _picky() -> Graph:
     )
 
 
-FEEDS = {"spread": numbers(0, COUNT), "picky": [{"n": n, "key": "adfa"[n % 4]} for n in range(COUNT)]}
-GRAPHS: dict[str, Callable[[], Graph]] = {"spread": _spread, "picky": _picky}
+def _once() -> Graph:
+    return Graph(
+        "g",
+        [Stream(scenarios.countdown, "in", "a", id="s", across="pending", strategy="at-most-once", batch_size=1)],
+        queues={"a": QueueOptions(path="x")},
+    )
+
+
+FEEDS = {
+    "once": numbers(0, COUNT, left=1),
+    "spread": numbers(0, COUNT),
+    "picky": [{"n": n, "key": "adfa"[n % 4]} for n in range(COUNT)],
+}
+GRAPHS: dict[str, Callable[[], Graph]] = {"spread": _spread, "picky": _picky, "once": _once}
 
 
 def graph_at(name: str, path: str) -> Graph:
@@ -263,7 +275,7 @@ def _repeat_nothing() -> None:
     """At the start nothing is acknowledged that was committed; what is pending is dropped all the same."""
 
     def settle(self: Settling, row: pending.PendingRow, give_up: bool = False) -> dict[Any, str]:
-        for log in self._logs.values():
+        for log in self._logs().values():
             self.roll_back(log, row.producer)
         return {}
 

@@ -18,8 +18,10 @@ from scenarios import copy
 from test_power import first_middle_and_last
 
 import cues
-from cues import Graph, QueueOptions, Sink, Source, Stream, draw, faults, producers, testing
+from cues import Graph, QueueOptions, Sink, Source, Stream, draw, faults, ownership, producers, testing
+from cues.engine.assembly import assemble
 from cues.errors import Diverged, GraphError
+from cues.spark import engine as spark
 
 Site = tuple[str, int]
 Message = dict[str, Any]
@@ -94,6 +96,15 @@ def die_and_judge(lab: Lab, sites: list[Site]) -> None:
 def test_every_hit_of_what_crosses_stores(forks: Forks, tmp_path: Path) -> None:
     lab = Lab(forks, tmp_path)
     die_and_judge(lab, lab.at("pending.", "stamped."))
+
+
+def test_at_most_once_loses_one_message_at_most_and_repeats_none(forks: Forks, tmp_path: Path) -> None:
+    lab = Lab(forks, tmp_path, "once")
+    cases = [[site] for site in first_middle_and_last(lab.at("pending.", "stamped.", "commit.", "snapshot."))]
+    for case, after in zip(cases, forks.run("pending_runs:every_death", "once", lab.made, cases).value, strict=True):
+        found, wanted = after["queues"]["a"], lab.expected["queues"]["a"]
+        assert len(wanted) == COUNT and not after["wrong"] and not after["pending"], case
+        assert [message for message in wanted if message in found] == found and len(found) >= COUNT - 1, case
 
 
 def test_death_in_the_start_after_a_death(forks: Forks, tmp_path: Path) -> None:
@@ -303,7 +314,40 @@ def test_a_store_that_was_put_back_is_found_out(tmp_path: Path, back: str) -> No
     testing.run_until_idle(graph(tmp_path))
 
 
+def test_a_failed_step_in_partitions_that_came_since_the_start(tmp_path: Path) -> None:
+    """What a dropped step left in a partition that the start did not know is dropped as well."""
+    made = Graph(
+        "g",
+        [Stream(same, "in", "out", id="s", across="pending", batch_size=8)],
+        store=tmp_path / "home",
+        queues={"out": QueueOptions(path=tmp_path / "other", key="n")},
+    )
+    assembly = assemble(made)
+    (delivery,) = assembly.deliveries
+    assembly.queues["in"].appender().write_many([{"n": n} for n in range(8)])
+    assembly.queues["out"].grow(4)
+    with pytest.raises(testing.Crashed), testing.crash("commit.before", how="raise"):
+        delivery.step()
+    assert delivery.step() == "committed"
+    assembly.close()
+    with cues.open(tmp_path / "other") as other:
+        logs = [list(view.tailer(isolation="committed")) for view in other.queue("out").views]
+    assert len(logs) == 4 and sorted(message["n"] for log in logs for message in log) == list(range(8))
+
+
+def test_a_seek_while_it_runs(tmp_path: Path) -> None:
+    with graph(tmp_path).start() as running:
+        for n in range(5):
+            running.send("in", {"n": n})
+        assert running.wait_idle(timeout=60)
+        ownership.seek(running.store, "g.s", {"g.s.in": 3})
+        assert running.wait_idle(timeout=60)
+    assert committed(tmp_path) == [{"n": n} for n in (0, 1, 2, 3, 4, 2, 3, 4)]
+
+
 def test_what_it_cannot_do_is_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(GraphError, match="which only the embedded engine does"):
+        spark.check(graph(tmp_path).plan())
     near = Graph("g", [Stream(same, "in", "out", id="s", across="pending")])
     with pytest.raises(GraphError, match="none of its queues lies in another store"):
         near.plan()
@@ -327,6 +371,6 @@ def test_pictures_say_which_edges_are_pending(tmp_path: Path) -> None:
 
 
 def test_the_runs_write_to_all_stores(forks: Forks, tmp_path: Path) -> None:
-    assert set(GRAPHS) == {"spread", "picky"} and set(OTHERS) == {"x", "y"}
+    assert set(GRAPHS) == {"spread", "picky", "once"} and set(OTHERS) == {"x", "y"}
     queues = Lab(forks, tmp_path).expected["queues"]
     assert len(queues["a"]) == len(queues["home"]) - 1 == COUNT - 1 and len(queues["b"]) == 5
