@@ -156,7 +156,7 @@ class Settling:
         stores = {log.store.id: log.store for log, _ in pairs}
         for id, store in stores.items():
             bound: list[tuple[Queue, list[stamped.Pair]]] = [
-                (log, [(assemble(due.producer, due.ack, _ACK), {})]) for log, due in pairs if log.store.id == id
+                (_one(log), [(assemble(due.producer, due.ack, _ACK), {})]) for log, due in pairs if log.store.id == id
             ]
             stamped.append_all(store, bound)
 
@@ -165,7 +165,7 @@ class Settling:
         with log.store.view() as txn:
             written = producers.read(txn, log.log.id, producer)
         if written is not None and written.begin:
-            stamped.append_all(log.store, [(log, [(assemble(producer, written.acked, _ACK), {})])])
+            stamped.append_all(log.store, [(_one(log), [(assemble(producer, written.acked, _ACK), {})])])
             if log.store.durability != "disk":
                 log.store.sync()  # nobody may come back to it
 
@@ -199,6 +199,11 @@ class Settling:
             "copies of both stores of the same moment; or --accept-topology to go on with what is there.",
             processor=self.processor,
         )
+
+
+def _one(log: Queue) -> Queue:
+    """The handle on one log, also of a queue that had one and got more since."""
+    return log.view(log.log.partition)
 
 
 def finish(

@@ -335,6 +335,18 @@ def test_a_failed_step_in_partitions_that_came_since_the_start(tmp_path: Path) -
     assert len(logs) == 4 and sorted(message["n"] for log in logs for message in log) == list(range(8))
 
 
+def test_a_queue_that_gets_partitions_while_its_messages_are_pending(tmp_path: Path) -> None:
+    feed(tmp_path, [{"n": n} for n in range(4)])
+    with cues.open(tmp_path / "other") as other:
+        out = other.queue("out", key="n")
+        faults.arm("pending.committed", 1, lambda point: out.grow(4))
+        try:
+            testing.run_until_idle(graph(tmp_path))
+        finally:
+            faults.disarm()
+        assert list(out.view(0).tailer(isolation="committed")) == [{"n": n} for n in range(4)]
+
+
 def test_a_seek_while_it_runs(tmp_path: Path) -> None:
     with graph(tmp_path).start() as running:
         for n in range(5):
