@@ -357,6 +357,21 @@ def test_a_seek_while_it_runs(tmp_path: Path) -> None:
     assert committed(tmp_path) == [{"n": n} for n in (0, 1, 2, 3, 4, 2, 3, 4)]
 
 
+def test_a_seek_while_a_step_has_something_pending(tmp_path: Path) -> None:
+    """The step is dropped, and with it what it wrote; the owner goes on under the same producer."""
+    feed(tmp_path, [{"n": n} for n in range(3)])
+    with cues.open(tmp_path / "home") as home:
+        faults.arm("pending.written", 1, lambda point: ownership.seek(home, "g.s", {"g.s.in": 2}))
+        try:
+            with graph(tmp_path).start() as running:
+                assert running.wait_idle(timeout=60)
+        finally:
+            faults.disarm()
+    assert committed(tmp_path) == [{"n": 1}, {"n": 2}]
+    with cues.open(tmp_path / "other") as other:
+        assert len(list(producers.rows(other, "out"))) == 1 and len(list(other.queue("out").tailer())) == 5
+
+
 def test_what_it_cannot_do_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(GraphError, match="which only the embedded engine does"):
         spark.check(graph(tmp_path).plan())
