@@ -29,7 +29,7 @@ import sys
 from collections.abc import Callable, Generator, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
-from cues import abroad, batch, claims, codec, fork, names, outside, ownership, producers, provenance, state
+from cues import abroad, batch, claims, codec, fork, names, outside, ownership, pending, producers, provenance, state
 from cues.batch import Batch
 from cues.errors import CodecError, CuesError, StoreDamaged, StoreError
 from cues.forwarder import Forwarder
@@ -150,7 +150,7 @@ class _Walker:
         """Every row of the unnamed database is of a known kind and stands where a search finds it."""
         kinds = (
             *("queue", "row", "proc", "topo", "sub", "reader", "store", "producer", "low", "source", "clock"),
-            *("group", "member", "claim", "checkpoint"),
+            *("group", "member", "claim", "checkpoint", "pending"),
         )
         prefixes = tuple(b"\0%b\0" % kind.encode() for kind in kinds)
         last = None
@@ -308,6 +308,9 @@ class _Walker:
                         next = Log(self.store, queue).row(txn).next
                     if last >= next:
                         yield f"{who} says that it reached {last} of queue {queue}, which ends before {next}."
+        for key, raw in self._rows(names.PENDINGS).items():
+            if not pending.intact(raw):
+                yield f"The row of what {key.decode('utf-8', 'replace')} has pending is damaged (its checksum fails)."
         for key, raw in self._rows(names.LOW_WATERS).items():
             if not abroad.intact(raw):
                 yield f"The low-water mark {key.decode('utf-8', 'replace')!r} is damaged (its checksum fails)."

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from cues import batch as batches
@@ -44,6 +44,7 @@ from cues.taking import Input, Slice, Taken
 
 if TYPE_CHECKING:
     from cues.store import Store
+    from cues.txn.stamps import Stamps
 
 Outcome = Literal["idle", "committed"]
 R = TypeVar("R")
@@ -62,6 +63,8 @@ class Part:
     """What it appends in the home store: to its outputs there, and to fork queues."""
     written: int
     """Messages for outputs, wherever they are."""
+    pending: dict[str, int] = field(default_factory=dict, kw_only=True)
+    """Index of the first of its pending messages in each log of another store (pending.py)."""
 
     def values(self) -> int:
         """LMDB values that it appends at most, which is what the disk must have room for."""
@@ -133,8 +136,8 @@ class Delivery:
         self.errors = self._error_log(queue_of(node.errors)) if node.errors else None
         written = [*(queue for _, queue, _ in self._targets), *([self.errors] if self.errors else [])]
         others = {queue.store.id for queue in written} - {store.id}
-        self.forks = {other: store.queue(names.fork_id(node.id, other)) for other in others}
-        """The fork queues, by the id of the store that they are for."""
+        self.forks = {} if node.pending else {other: store.queue(names.fork_id(node.id, other)) for other in others}
+        """The fork queues, by the id of the store that they are for; none where that is written to directly."""
         self._tries = tries.Writer(node.id)
         self._tries_from = self.try_log.first_index
         self._served = 0
@@ -565,7 +568,7 @@ class Delivery:
             for queue, pages in part.appends:
                 index = queue.append_pages(txn, pages)
                 indices.setdefault(queue.log.id, index)  # of the first, where two bindings lead to one queue
-            records += self._tries.step(part.taking, part.digest, indices, part.failure is not None)
+            records += self._tries.step(part.taking, part.digest, indices, part.failure is not None, part.pending)
         if faults.active:
             faults.point("commit.outputs")
         if self.state.changed:
@@ -713,7 +716,13 @@ class Delivery:
                 try:
                     forms, encoded = _forms(items, options)
                     pages = batches.build(
-                        forms, options.max_message_bytes, digest, came, encoded=encoded, strips=options.strips
+                        forms,
+                        options.max_message_bytes,
+                        digest,
+                        came,
+                        encoded=encoded,
+                        strips=options.strips,
+                        stamps=self._stamps(log, len(items)),
                     )
                 except CuesError as error:
                     at = getattr(error, "offset", 0)
@@ -722,6 +731,10 @@ class Delivery:
                 written += len(items)
         appends = self._at_home(appends, digest)
         return Part(start, stop, digest, self._taking(taken, start, stop), None, appends, written)
+
+    def _stamps(self, queue: Queue, count: int) -> Stamps | None:
+        """The identities of so many messages for a queue; most have none."""
+        return None
 
     def _at_home(self, appends: list[tuple[Queue, list[Page]]], digest: bytes) -> list[tuple[Queue, list[Page]]]:
         """What is bound for another store goes to the fork queue for that store, which a forwarder reads."""
@@ -740,10 +753,11 @@ class Delivery:
         messages = {s.binding: [s.pristine(o) for o in range(start, stop)] for s in taken.slices}
         record = error_message(self.node, messages, failure)
         came = taken.provenance().slice(start, stop).spread(1)
+        stamps = self._stamps(self.errors, 1)
         try:
-            pages = batches.build([record], batches.OWN_BYTES_MAX, digest, came, reserved=True)
+            pages = batches.build([record], batches.OWN_BYTES_MAX, digest, came, reserved=True, stamps=stamps)
         except CuesError:  # several inputs' q/meta together may fit no page, which may be what failed
-            pages = batches.build([record], batches.OWN_BYTES_MAX, digest, reserved=True)
+            pages = batches.build([record], batches.OWN_BYTES_MAX, digest, reserved=True, stamps=stamps)
         appends = self._at_home([(self.errors, pages)], digest)
         return Part(start, stop, digest, self._taking(taken, start, stop), failure, appends, 1)
 

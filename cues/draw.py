@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from cues.plan import Plan, partitions_of
+from cues.plan import Plan, away, partitions_of
 from cues.processor import FRAME, Node, Port, function_name
 
 _JOINED = " + "
@@ -66,7 +66,8 @@ def mermaid(plan: Plan) -> str:
         for port in node.inputs:
             lines.append(f"    {ids[port.queue]} {_edge(plan, port)} {me}")
         for port in node.outputs:
-            lines.append(f"    {me} {_edge(plan, port)} {ids[port.queue]}")
+            how = "pending: " if _pending(plan, node, port) else ""
+            lines.append(f"    {me} {_edge(plan, port, how)} {ids[port.queue]}")
         for port in node.tailers:
             lines.append(f"    {ids[port.queue]} {_edge(plan, port, 'imperative: ')} {me}")
         for port in node.appenders:
@@ -91,6 +92,7 @@ def describe(plan: Plan) -> list[dict[str, Any]]:
             "errors": node.errors,
             "strategy": node.strategy if node.kind != "source" else None,
             "guarantee": node.guarantee,
+            "across": node.options.across if away(node, plan.queues) else None,
             "partitions": partitions_of(node, plan.queues),
             "stores": {q: plan.queues[q].path for q in plan.named(node) if plan.queues[q].path is not None},
             "cycle": next((list(cycle) for cycle in plan.topology().cycles() if node.name in cycle), None),
@@ -158,6 +160,10 @@ def _notes(plan: Plan) -> list[str]:
         notes.append(f"×n: so many partitions, in each of which messages keep their order: {ways}")
     if plan.crossing:
         notes.append("@: crosses stores; what goes there is written twice, first at home on a fork queue")
+    if any(node.pending for node in plan.nodes):
+        notes.append(
+            "(pending): written there directly, for readers of what is committed; committed by the step at home"
+        )
     modes = {node.mode for node in plan.nodes}
     if "join" in modes:
         notes.append("a + b: one message from each")
@@ -199,7 +205,11 @@ def _inputs(plan: Plan, node: Node) -> str:
 def _outputs(plan: Plan, node: Node) -> str:
     if not node.outputs:
         return ""
-    return "→ " + ", ".join(_port(plan, port) for port in node.outputs)
+    return "→ " + ", ".join(_port(plan, port) + _pending(plan, node, port) for port in node.outputs)
+
+
+def _pending(plan: Plan, node: Node, port: Port) -> str:
+    return " (pending)" if node.pending and plan.queues[port.queue].path is not None else ""
 
 
 def _port(plan: Plan, port: Port) -> str:
@@ -253,7 +263,7 @@ def _manner(plan: Plan, node: Node) -> list[str]:
 def _by_itself(plan: Plan, node: Node) -> list[str]:
     """The queues that the function reads and writes besides its inputs and what it returns."""
     read = [f"reads {_port(plan, port)}" for port in node.tailers]
-    return read + [f"writes {_port(plan, port)}" for port in node.appenders]
+    return read + [f"writes {_port(plan, port)}{_pending(plan, node, port)}" for port in node.appenders]
 
 
 def _failures(errors: str | None, what: str = "it") -> str:

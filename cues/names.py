@@ -36,6 +36,7 @@ TO_INDICES: Final = "q.try/to-indices"
 TAILER_ID: Final = "q.try/tailer-id"
 SOURCE_POSITION: Final = "q.try/source-position"
 MESSAGE_INDEX: Final = "q.try/message-index"
+PENDING_INDEX: Final = "q.try/pending-index"
 
 SNAPSHOT: Final = "q.type.try/snapshot"
 ATTEMPT: Final = "q.type.try/attempt"
@@ -134,6 +135,8 @@ LOW_WATERS: Final = b"\0low\0"
 """What the keys of all low-water marks begin with."""
 PRODUCERS: Final = b"\0producer\0"
 """What the keys of all rows of what was forwarded begin with."""
+PENDINGS: Final = b"\0pending\0"
+"""What the keys of all rows of what processors have pending in other stores begin with."""
 CLOCKS: Final = b"\0clock\0"
 """What the keys of all rows of what producers wrote to a log begin with."""
 SOURCES: Final = b"\0source\0"
@@ -183,6 +186,11 @@ def store_key(store: bytes) -> bytes:
 def producer_key(store: bytes, processor: str) -> bytes:
     """Key of how far the steps of another store's processor were forwarded to this one."""
     return PRODUCERS + f"{store.hex()}/{processor}".encode()
+
+
+def pending_key(processor: str) -> bytes:
+    """Key of what a processor's last commit says of its pending messages in other stores."""
+    return PENDINGS + processor.encode()
 
 
 def low_water_key(log: str, store: bytes, processor: str) -> bytes:

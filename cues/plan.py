@@ -49,10 +49,8 @@ class Plan:
 
     @property
     def crossing(self) -> bool:
-        """Whether some processor writes to a queue of another store."""
-        written = {port.queue for node in self.running for port in node.writes}
-        written |= {node.errors for node in self.running if node.errors}
-        return any(self.queues[queue].path is not None for queue in written)
+        """Whether what some processor writes is forwarded to a queue of another store."""
+        return any(away(node, self.queues) for node in self.running if not node.pending)
 
     def node(self, name: str) -> Node:
         """A processor by its name or id, which may be that of one of its units."""
@@ -113,7 +111,36 @@ def build(
     options = {name: given.get(name, rest) for name in named}
     for node in nodes:
         partitions_of(node, options)
+        _check_across(node, nodes, options)
     return Plan(id, nodes, options, system, source)
+
+
+def away(node: Node, queues: Mapping[str, QueueOptions]) -> list[str]:
+    """The queues that a processor writes to and that have a path, its error queue last."""
+    written = [*(port.queue for port in node.writes), *([node.errors] if node.errors else [])]
+    return [queue for queue in written if queues[queue].path is not None]
+
+
+def _check_across(node: Node, nodes: tuple[Node, ...], queues: Mapping[str, QueueOptions]) -> None:
+    """Refuse pending messages where there is no other store, or where a processor of the graph would read them."""
+    if not node.pending:
+        return
+    written = away(node, queues)
+    if not written:
+        raise GraphError(
+            f"{node.id} has across='pending', and none of its queues lies in another store.",
+            "queues={…: cues.QueueOptions(path=…)}, or no across=.",
+            processor=node.name,
+        )
+    for reader in nodes:
+        for port in reader.reads:
+            if port.queue in written:
+                raise GraphError(
+                    f"{node.id} has across='pending', and {reader.id} reads {port.queue!r}: processors see messages"
+                    " that are pending, and those of steps that never commit.",
+                    "across='forwarded'; or queue.tailer(isolation='committed') or a cues.txn.Consumer as the reader.",
+                    processor=node.name,
+                )
 
 
 def partitions_of(node: Node, queues: Mapping[str, QueueOptions]) -> int:

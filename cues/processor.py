@@ -23,6 +23,8 @@ from cues.errors import CodecError, GraphError, InvalidName
 Function = Callable[..., Any]
 Kind = Literal["source", "stream", "sink"]
 STRATEGIES: Final = ("exactly-once", "at-most-once")
+ACROSS: Final = ("forwarded", "pending")
+"""How a stream's messages get to other stores."""
 FRAME: Final = "frame"
 """The value of ``batch`` of a stage that is a function from DataFrame to DataFrame (:meth:`Graph.frame`)."""
 FRAME_SIZE: Final = 50_000
@@ -127,6 +129,7 @@ class Options:
     tailers: Any = None
     appenders: Any = None
     checkpoint: Target | None = None
+    across: str = "forwarded"
 
     def given(self) -> dict[str, Any]:
         """What was asked for: the options that differ from their defaults, without ``id``."""
@@ -147,7 +150,7 @@ OPTION_NAMES: Final = tuple(field.name for field in fields(Options))
 _ALLOWED: Final[dict[Kind, tuple[str, ...]]] = {
     "source": ("id", "opts", "errors", "strategy", "retries", "batch_size", "resume"),
     "stream": tuple(name for name in OPTION_NAMES if name not in ("resume", "checkpoint")),
-    "sink": tuple(name for name in OPTION_NAMES if name not in ("resume", "appenders")),
+    "sink": tuple(name for name in OPTION_NAMES if name not in ("resume", "appenders", "across")),
 }
 
 
@@ -199,6 +202,8 @@ class Processor:
                 f"{where} has concurrency={found.concurrency} and is a batch function, which is called once a step.",
                 "no concurrency=, or batch=False.",
             )
+        if found.across not in ACROSS:
+            raise _wrong(id, f"{where} has across={found.across!r}.", " or ".join(map(repr, ACROSS)) + ".")
         if found.resume not in (None, "skip", "again"):
             raise _wrong(id, f"{where} has resume={found.resume!r}.", "'skip' or 'again'.")
         if not (found.key is None or isinstance(found.key, str) or callable(found.key)):
@@ -275,6 +280,9 @@ class Stream(Processor):
     ``tailers={binding: queue}`` and ``appenders={binding: queue}`` (or queue names) make the function
     imperative: it may also read as it likes from ``process.tailers[binding]`` and write through
     ``process.appenders[binding]``, and ``outputs`` may be None. See :mod:`cues.imperative`.
+
+    ``across="pending"``: what it writes to queues of other stores (errors too) goes there directly, pending until the
+    step has committed, for readers of what is committed; by default it is forwarded. See :mod:`cues.pending`.
     """
 
     kind = "stream"
@@ -395,6 +403,11 @@ class Node:
     def side_effects(self) -> bool:
         """Whether a snapshot is committed before the function runs."""
         return self.kind == "sink" or (self.kind == "stream" and self.options.side_effects)
+
+    @property
+    def pending(self) -> bool:
+        """Whether what it writes to other stores is pending there until its step has committed."""
+        return self.options.across == "pending"
 
     @property
     def at_most_once(self) -> bool:

@@ -81,9 +81,16 @@ class Writer:
         """The record that is committed before a function with side effects runs."""
         return batches.build([self._snapshot(taking)], batches.OWN_BYTES_MAX, digest, reserved=True)
 
-    def step(self, taking: Taking, digest: bytes, indices: dict[str, int], failed: bool) -> list[Page]:
-        """The record of a whole step; ``indices`` is where it wrote first, by queue id."""
-        if taking.source is None:
+    def step(
+        self,
+        taking: Taking,
+        digest: bytes,
+        indices: dict[str, int],
+        failed: bool,
+        pending: dict[str, int] | None = None,
+    ) -> list[Page]:
+        """The record of a whole step; ``indices`` is where it wrote first, by queue id, ``pending`` by journal."""
+        if taking.source is None and not pending:
             key = (taking.tailers, taking.chosen, *indices, failed)
             form = self._forms.get(key)
             if form is None:
@@ -99,7 +106,7 @@ class Writer:
             body = form.fill((*taking.starts, *taking.ends), digest.hex().encode(), tuple(indices.values()))
             if len(body) <= _BODY_BYTES_MAX:
                 return [Page(batches.HASH, 2, digest + body)]
-        maps = [self._snapshot(taking), _attempt(digest, indices, failed)]
+        maps = [self._snapshot(taking), _attempt(digest, indices, failed, pending)]
         return batches.build(maps, batches.OWN_BYTES_MAX, digest, reserved=True)
 
     def _snapshot(self, taking: Taking) -> dict[str, Any]:
@@ -116,14 +123,18 @@ class Writer:
         return found
 
 
-def _attempt(hash: bytes, indices: dict[str, int], failed: bool) -> dict[str, Any]:
+def _attempt(
+    hash: bytes, indices: dict[str, int], failed: bool, pending: dict[str, int] | None = None
+) -> dict[str, Any]:
     if failed:
         kind = names.ERROR_ATTEMPT
     else:
-        kind = names.ATTEMPT if indices else names.NIL_ATTEMPT
+        kind = names.ATTEMPT if indices or pending else names.NIL_ATTEMPT
     found: dict[str, Any] = {names.TYPE: kind, names.HASH: hash.hex()}
     if indices:
         found[names.MESSAGE_INDEX] = indices
+    if pending:
+        found[names.PENDING_INDEX] = pending
     return found
 
 

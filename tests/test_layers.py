@@ -24,7 +24,7 @@ ORDER = [
     (1, "locks wakeup datafile writers store"),
     (2, "producers log spread queue tailer merged state abroad outside fork leases ownership claims retention"),
     (3, "processor taking concurrency eventloop imperative failure results process runner delivery feed forwarder"),
-    (3, "txn.stamped txn.publisher txn.reader txn.committed txn.journals"),
+    (3, "txn.stamped pending txn.publisher txn.reader txn.committed txn.journals"),
     (3, "checkpoints checkpoints.deliveries checkpoints.packing checkpoints.sql checkpoints.jsonfile"),
     (3, "checkpoints.lmdbstore txn.consumer"),
     (4, "topology plan compose graph graphfile draw"),

@@ -400,14 +400,14 @@ def test_a_producer_that_died_in_its_next_transaction_is_rolled_back_by_its_last
             assert [flags for *_, flags, _ in written(other)] == [CONTINUE, ACK]
 
 
-def test_the_example_of_the_page_runs_and_prints_what_it_says(
+def test_the_examples_of_the_page_run_and_print_what_they_say(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     page = (Path(__file__).parent.parent / "docs" / "transactions.md").read_text()
-    (block,) = re.findall(r"^```python\n(.*?)^```", page, re.M | re.S)
-    exec(compile(block, "transactions.md", "exec"), {"__name__": "page"})
-    assert capsys.readouterr().out.splitlines() == re.findall(r"print\(.*\)\s+# (.*)", block)
+    for block in re.findall(r"^```python\n(.*?)^```", page, re.M | re.S):
+        exec(compile(block, "transactions.md", "exec"), {"__name__": "page"})
+        assert capsys.readouterr().out.splitlines() == re.findall(r"print\(.*\)\s+# (.*)", block)
 
 
 # --- messages that were stamped elsewhere ---------------------------------------------------------

@@ -90,4 +90,5 @@ def _took(snapshot: dict[str, Any]) -> str:
 
 
 def _wrote(attempt: dict[str, Any]) -> str:
-    return ", ".join(f"{queue} from {index}" for queue, index in attempt.get(names.MESSAGE_INDEX, {}).items())
+    written = attempt.get(names.MESSAGE_INDEX, {}) | attempt.get(names.PENDING_INDEX, {})
+    return ", ".join(f"{queue} from {index}" for queue, index in written.items())

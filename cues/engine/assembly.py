@@ -22,7 +22,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from cues import abroad, events, names
+from cues import abroad, events, names, pending
 from cues.delivery import Delivery
 from cues.engine.stores import Stores, open_stores, prepare, prepare_units
 from cues.errors import CuesError, GraphError, StoreError
@@ -30,6 +30,7 @@ from cues.feed import SourceDelivery
 from cues.forwarder import Forwarder, Marked
 from cues.graph import Graph
 from cues.ownership import Claimant, Ownership, ProcessorRow, Topology, read_topology
+from cues.pending import PendingDelivery
 from cues.plan import Plan, partitions_of
 from cues.processor import FRAME, Node
 from cues.queue import Queue
@@ -108,6 +109,11 @@ def assemble(
         deliveries: list[Delivery] = []
         for node in nodes:
             kind = SourceDelivery if node.kind == "source" else delivery
+            more: dict[str, Any] = {}
+            if node.pending:
+                kind, more = PendingDelivery, {"give_up": accept_topology}
+            else:
+                _finish_pending(stores.home, node, rows[node.id], list(there.values()), accept_topology, emit)
             made = kind(
                 stores.home,
                 node,
@@ -119,6 +125,7 @@ def assemble(
                 stopping=stopping,
                 emit=emit,
                 runner=runner,
+                **more,
             )
             made.recover()
             deliveries.append(made)
@@ -229,6 +236,19 @@ def _forwarder(
     forwarder = Forwarder(stores.home, other, processors, here, there)
     forwarder.compare()
     return forwarder
+
+
+def _finish_pending(
+    home: Store,
+    node: Node,
+    row: ProcessorRow,
+    there: Sequence[Queue],
+    give_up: bool,
+    emit: Callable[[events.Event], None],
+) -> None:
+    """Finish what a processor wrote by pending messages when it was declared so, which it is not any more."""
+    for what in pending.finish(home, node.id, row, there, give_up).values():
+        emit(events.Event(node.id, f"given up: {what}", logging.WARNING))
 
 
 def refuse_frames(plan: Plan) -> None:

@@ -233,6 +233,8 @@ def prepare_units(stores: Stores, units: Sequence[Node]) -> None:
     wanted: dict[str, QueueOptions] = {}
     for node in units:
         wanted[node.id] = TRY_LOG
+        if node.pending:
+            continue
         targets = {stores.store_of(queue) for queue in (*(port.queue for port in node.writes), node.errors) if queue}
         for other in targets - {home}:
             wanted[names.fork_id(node.id, other.id)] = fork.OPTIONS

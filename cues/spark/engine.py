@@ -201,6 +201,12 @@ def start(
 def check(plan: Plan) -> None:
     """Refuse by name what cannot run on Spark, before anything is started."""
     for node in plan.running:
+        if node.pending:
+            raise GraphError(
+                f"{node.id} has across='pending', which only the embedded engine does.",
+                "the embedded engine, or across='forwarded'.",
+                processor=node.name,
+            )
         if node.imperative:
             raise GraphError(
                 f"{node.id} is imperative (tailers=, appenders=), which cannot run on Spark: its function would"
