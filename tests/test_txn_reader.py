@@ -350,15 +350,10 @@ def test_a_graph_passes_acknowledgements_by(batch: bool, tmp_path: Path) -> None
 def test_spark_reads_no_acknowledgements(queue: Queue) -> None:
     pytest.importorskip("pyspark", reason="pyspark is not installed (pip install 'cues-streams[test]')")
     from cues.spark.options import ReadOptions
-    from cues.spark.reading import ROW, Columns
+    from cues.spark.reading import ROW, QueueReader, Slice
 
     write(queue, *STORY)
-    columns = Columns(ROW, ReadOptions.of({"path": f"{queue.store.path}#q"}, ("path",)))
-    with queue.store.view() as txn:
-        row = queue.log.row(txn)
-        batches = queue.log.batches(queue.log.read(txn, row, 1, 6))
-    found = columns.arrow(batches, 1, 7)
-    assert found.column("index").to_pylist() == [1, 2, 3, 5, 6]
-    assert found.num_columns == 4
-    alone = columns.arrow([one for one in batches if one.first == 4], 4, 5)
-    assert alone.num_rows == 0 and alone.schema == found.schema
+    reader = QueueReader(ROW, ReadOptions.of({"path": f"{queue.store.path}#q"}, ("path",)), 1)
+    found = [index for rows in reader.read(Slice((1,), (7,))) for index in rows.column("index").to_pylist()]
+    assert found == [1, 2, 3, 5, 6]
+    assert list(reader.read(Slice((4,), (5,)))) == []

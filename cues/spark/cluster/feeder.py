@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from cues import events, faults, provenance
 from cues.batch import Batch
-from cues.errors import Diverged
+from cues.errors import Diverged, Unsupported
 from cues.spark.cluster.directory import file_name
 from cues.spark.cluster.ledger import Ledger, Record
 from cues.tailer import Tailer
@@ -137,6 +137,12 @@ class Feeder:
             low, high = max(first, batch.first), min(batch.next, first + FEED_MESSAGES)
             if high <= low:
                 continue
+            if batch.head.acknowledges:
+                raise Unsupported(
+                    f"The queue {self.queue.id!r} holds acknowledgements of transactions (cues.txn), at {low}, which a"
+                    " queue in a shared directory cannot keep.",
+                    "a queue without them; or Spark without queues=.",
+                )
             columns["index"] += range(low, high)
             columns["time"] += [batch.head.time_ns // 1000] * (high - low)
             columns["hash"] += [batch.head.hash.hex() if batch.head.hash else None] * (high - low)
