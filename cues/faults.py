@@ -15,11 +15,20 @@ import threading
 from collections import Counter
 from collections.abc import Callable
 
-POINTS: dict[str, str] = {
+STORE_POINTS: dict[str, str] = {
     "append.before": "encoded, no transaction yet",
     "append.inside": "written, not committed",
     "append.after": "committed, nobody told",
     "grow.inside": "partitions made, not committed",
+    "purge.inside": "batches deleted, not committed",
+    "compact.removed": "queues removed, nothing copied yet",
+    "compact.copying": "a part of the copy written",
+    "compact.copied": "the copy whole and on the disk, under its own name",
+    "compact.renamed": "the copy in the place of the data file, the directory not synced",
+}
+"""Of a store and its queues."""
+
+STEP_POINTS: dict[str, str] = {
     "claim.inside": "ownership written, not committed",
     "claim.after": "ownership committed, not recovered yet",
     "take.after": "messages copied out, nothing run",
@@ -32,6 +41,11 @@ POINTS: dict[str, str] = {
     "commit.inside": "everything written, not committed",
     "commit.after": "committed, doorbells not rung",
     "ring.after": "doorbells rung",
+    "close.before": "all steps done, store not closed",
+}
+"""Of a graph in one store, in the order of a message's journey."""
+
+ABROAD_POINTS: dict[str, str] = {
     "mark.inside": "a low-water mark written in the other store, not committed",
     "forward.read": "steps copied out of a fork queue, the home store not synced",
     "forward.synced": "the home store synced, nothing written to the other one",
@@ -39,14 +53,36 @@ POINTS: dict[str, str] = {
     "forward.after": "messages and producer row committed in the other store",
     "trim.synced": "the other store synced, the fork queue not trimmed",
     "trim.inside": "the fork queue trimmed, not committed",
+}
+"""Of a graph whose queues lie in several stores, besides."""
+
+PENDING_POINTS: dict[str, str] = {
     "pending.settled": "what is due in other stores appended, what is pending besides dropped; no producer named",
     "pending.named": "the producer of an owner committed at home, nothing written under it",
     "pending.inside": "pending messages written to another store, not committed",
     "pending.written": "pending messages of a step committed in one other store, and synced",
     "pending.committed": "the step committed at home, and synced; nothing acknowledged",
+}
+"""Of a stream that writes to other stores by pending messages."""
+
+PUBLISHER_POINTS: dict[str, str] = {
+    "stamped.before": "stamped messages encoded, no transaction yet",
+    "stamped.inside": "stamped messages written, not committed",
+    "publish.before": "published messages taken from the queue of appends, no transaction yet",
+    "publish.inside": "published messages written, not committed",
+    "publish.after": "published messages committed, nobody told",
+    "intents.built": "acknowledgements built, the stores of what they acknowledge synced",
+}
+"""Of publishers, and of messages that were stamped elsewhere."""
+
+CHECKPOINT_POINTS: dict[str, str] = {
     "checkpoint.restored": "the fence of a checkpoint raised, its owner not told",
     "checkpoint.inside": "a target's rows and the checkpoint written, not committed",
     "checkpoint.after": "a target's rows and the checkpoint committed, nobody told",
+}
+"""Of checkpoints in somebody else's store."""
+
+CONSUMER_POINTS: dict[str, str] = {
     "consumer.restored": "a consumer's checkpoint restored, nothing else done",
     "consumer.repeated": "the acknowledgements of the checkpoint repeated, nothing read",
     "consumer.consumed": "a message consumed; what it published is pending, or on its way",
@@ -54,25 +90,17 @@ POINTS: dict[str, str] = {
     "consumer.before": "what was published and read is durable, the checkpoint not committed",
     "consumer.committed": "the checkpoint committed, nothing acknowledged",
     "consumer.acknowledged": "the acknowledgements appended, nobody told",
-    "stamped.before": "stamped messages encoded, no transaction yet",
-    "stamped.inside": "stamped messages written, not committed",
-    "publish.before": "published messages taken from the queue of appends, no transaction yet",
-    "publish.inside": "published messages written, not committed",
-    "publish.after": "published messages committed, nobody told",
-    "intents.built": "acknowledgements built, the stores of what they acknowledge synced",
-    "purge.inside": "batches deleted, not committed",
+}
+"""Of consumers."""
+
+GROUP_POINTS: dict[str, str] = {
     "group.inside": "rows of a consumer group written, not committed",
     "group.after": "rows of a consumer group committed",
     "session.before": "a session's step run, no transaction yet",
     "session.inside": "a session's outputs and position written, not committed",
     "session.after": "a session committed, doorbells not rung",
-    "close.before": "all steps done, store not closed",
-    "compact.removed": "queues removed, nothing copied yet",
-    "compact.copying": "a part of the copy written",
-    "compact.copied": "the copy whole and on the disk, under its own name",
-    "compact.renamed": "the copy in the place of the data file, the directory not synced",
 }
-"""Every crash point, in the order of a message's journey, and what is true there."""
+"""Of consumer groups and their sessions."""
 
 SPARK_POINTS: dict[str, str] = {
     "spark.take": "a step's range is chosen, nothing written",
@@ -84,7 +112,20 @@ SPARK_POINTS: dict[str, str] = {
     "spark.claimed": "the processors are claimed, nothing swept",
     "spark.replaced": "small files out of the log, in their place a large one; they lie on the disk",
 }
-"""Crash points of graphs whose queues are on a shared filesystem (cues/spark/cluster)."""
+"""Of graphs whose queues are on a shared filesystem (cues/spark/cluster)."""
+
+POINTS: dict[str, str] = {
+    **STORE_POINTS,
+    **STEP_POINTS,
+    **ABROAD_POINTS,
+    **PENDING_POINTS,
+    **PUBLISHER_POINTS,
+    **CHECKPOINT_POINTS,
+    **CONSUMER_POINTS,
+    **GROUP_POINTS,
+    **SPARK_POINTS,
+}
+"""Every crash point, and what is true there. A test that draws one draws from those that it can reach."""
 
 Action = Callable[[str], None]
 
@@ -102,8 +143,8 @@ def point(name: str) -> None:
 
 
 def _hit(name: str) -> None:
-    if name not in POINTS and name not in SPARK_POINTS:
-        raise AssertionError(f"unknown crash point {name!r}: add it to faults.POINTS")
+    if name not in POINTS:
+        raise AssertionError(f"unknown crash point {name!r}: add it to cues/faults.py")
     with _lock:  # calls that run at once pass the same points
         _hits[name] += 1
         hit = _hits[name]

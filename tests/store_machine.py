@@ -55,7 +55,7 @@ TAILERS = {
     "save": {"g.save.odd": "odd", "g.save.pairs": "pairs", "g.save.kept": "kept"},
 }
 APPEND_POINTS = ["append.before", "append.inside", "append.after"]
-RUN_POINTS = [point for point in faults.POINTS if not point.startswith(("append", "purge"))]
+RUN_POINTS = list(faults.STEP_POINTS)
 KEYS = 3
 SHARED = ("kept", "r1")
 READERS = [

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, Phase, seed, settings
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 from store_machine import StoreMachine
 
@@ -27,9 +27,8 @@ from cues.tailer import Tailer
 
 EXAMPLES = 100
 EXAMPLES_LONG = 4000
-EXAMPLES_CONTROL = 200
-SEEDS_CONTROL = 8
-"""Most of what a control may take, examples by seeds; it ends when the machine has found it."""
+EXAMPLES_CONTROL = 400
+"""Most of what a control may take; it ends when the machine has found it."""
 RULES = 50
 
 SETTINGS = settings(
@@ -194,15 +193,18 @@ BROKEN = [
 ]
 
 
-@pytest.mark.timeout(900)
 @pytest.mark.parametrize("broken", BROKEN, ids=lambda broken: broken.__name__)
 def test_negative_control_what_is_broken_is_found(monkeypatch: Patch, broken: Callable[[Patch], None]) -> None:
-    """Of each seed the same sequences, but for the constants that hypothesis takes out of what is imported."""
+    """The same sequences every time, so that this test says the same every time."""
     broken(monkeypatch)
     search = settings(
-        SETTINGS, max_examples=EXAMPLES_CONTROL, database=None, phases=[Phase.generate], report_multiple_bugs=False
+        SETTINGS,
+        max_examples=EXAMPLES_CONTROL,
+        derandomize=True,
+        database=None,
+        phases=[Phase.generate],
+        report_multiple_bugs=False,
     )
     # Where the store itself notices, it is a CuesError instead.
     with pytest.raises((AssertionError, CuesError)):
-        for number in range(SEEDS_CONTROL):
-            run_state_machine_as_test(seed(number)(type("Seeded", (StoreMachine,), {})), settings=search)
+        run_state_machine_as_test(StoreMachine, settings=search)

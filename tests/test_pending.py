@@ -73,8 +73,7 @@ KINDS = pytest.mark.parametrize(
 @KINDS
 def test_death_at_every_point_changes_nothing(name: str, durability: str, forks: Forks, tmp_path: Path) -> None:
     lab = Lab(forks, tmp_path, name, durability)
-    mine = {point for point in faults.POINTS if point.startswith("pending")}
-    assert mine | {"stamped.before", "stamped.inside"} <= {point for point, _ in lab.sites}
+    assert {*faults.PENDING_POINTS, "stamped.before", "stamped.inside"} <= {point for point, _ in lab.sites}
     everywhere = (name, durability) == ("spread", "process")
     sites = lab.sites if everywhere else lab.at("pending.", "stamped.", "commit.", "snapshot.")
     die_and_judge(lab, first_middle_and_last(sites))

@@ -132,8 +132,7 @@ def test_a_random_graph_agrees_with_the_model(seed: int) -> None:
             more = messages[fed : fed + chance.randint(0, 15)]
             store.queue("q0").appender().write_many(more)
             fed += len(more)
-            points = [point for point in faults.POINTS if not point.startswith(("append", "purge", "compact"))]
-            point, hit = chance.choice(points), chance.randint(1, 12)
+            point, hit = chance.choice(list(faults.STEP_POINTS)), chance.randint(1, 12)
             with testing.crash(point, hit, how="raise"), contextlib.suppress(testing.Crashed):
                 testing.run_until_idle(graph(), store, seed=chance.randrange(100))
         store.queue("q0").appender().write_many(messages[fed:])

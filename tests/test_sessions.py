@@ -399,10 +399,8 @@ with cues.open(sys.argv[1]) as store, Member(store, "orders", "g") as member:
 print("done")
 """
 
-POINTS = [point for point in faults.POINTS if point.startswith(("group", "session"))]
 
-
-@pytest.mark.parametrize("point", POINTS)
+@pytest.mark.parametrize("point", faults.GROUP_POINTS)
 def test_death_at_every_point(point: str, tmp_path: Path, checked: Any) -> None:
     """Killed at the first hits of every point, one process after the other on one store; then it is finished."""
     path = tmp_path / "store"
