@@ -7,192 +7,101 @@
     @graph.stream("orders", "priced")
     def price(order): ...
 
-Importing this package loads neither lmdb nor click: each name is loaded when it is first used.
+Importing this package loads neither lmdb nor click: each name is loaded when it is first used. All errors are in
+:mod:`cues.errors`; those that programs catch most often are here as well.
 """
 
 from __future__ import annotations
 
-import importlib
+import warnings
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from cues import codec, errors, faults, groups, testing
-    from cues.compose import broadcast
+    from cues import checkpoints, codec, errors, faults, groups, processors, testing, txn
+    from cues.engine.running import Running
     from cues.errors import (
         AlreadyRunning,
-        BatchDamaged,
-        CheckpointError,
-        Closed,
-        CodecError,
-        ConcurrentUse,
         CuesError,
-        Desynchronised,
-        Diverged,
-        DurabilityMismatch,
         Fenced,
-        Forked,
-        FramingError,
-        Gap,
         GraphError,
-        InvalidArgument,
-        InvalidName,
-        JavaNotFound,
         MessagesPurged,
-        MessageTooLarge,
-        NoPartitions,
-        NotInstalled,
-        PositionMismatch,
-        PositionRequired,
         ProcessorStopped,
-        QueueInUse,
         QueueNotFound,
-        QueueOptionsError,
-        ReservedKey,
-        ReturnError,
-        SequenceError,
-        StoreDamaged,
         StoreError,
-        StoreForeign,
-        StoreFull,
-        StoreNotFound,
-        StoreReadOnly,
-        StoreVersion,
-        TopologyChanged,
-        UnexpectedEOF,
-        Unsupported,
         WaitTimeout,
-        WorkerDied,
-        WriterStuck,
     )
-    from cues.failure import error_context
-    from cues.graph import Graph, merge
-    from cues.options import QueueOptions, Retention
-    from cues.process import Delivery, Process
-    from cues.processor import AllOf, AnyOf, Retry, Sink, Source, Stream
-    from cues.queue import Appender, Queue
-    from cues.store import Store
-    from cues.store import Store as open
-    from cues.tailer import Envelope, Tailer, alts
+    from cues.graphs.compose import broadcast
+    from cues.graphs.graph import Graph, merge
+    from cues.graphs.options import Retry
+    from cues.graphs.processor import AllOf, AnyOf, Sink, Source, Stream
+    from cues.queues.appender import Appender
+    from cues.queues.options import QueueOptions, Retention
+    from cues.queues.queue import Queue
+    from cues.queues.store import Store
+    from cues.queues.store import Store as open
+    from cues.queues.tailer import Envelope, Tailer, alts
+    from cues.steps.failure import error_context
+    from cues.steps.process import Delivery, Process
 
     __version__: str
 
+# fmt: off
 __all__ = [
-    "AllOf",
-    "AlreadyRunning",
-    "AnyOf",
-    "Appender",
-    "BatchDamaged",
-    "CheckpointError",
-    "Closed",
-    "CodecError",
-    "ConcurrentUse",
-    "CuesError",
-    "Delivery",
-    "Desynchronised",
-    "Diverged",
-    "DurabilityMismatch",
-    "Envelope",
-    "Fenced",
-    "Forked",
-    "FramingError",
-    "Gap",
-    "Graph",
-    "GraphError",
-    "InvalidArgument",
-    "InvalidName",
-    "JavaNotFound",
-    "MessageTooLarge",
-    "MessagesPurged",
-    "NoPartitions",
-    "NotInstalled",
-    "PositionMismatch",
-    "PositionRequired",
-    "Process",
-    "ProcessorStopped",
-    "Queue",
-    "QueueInUse",
-    "QueueNotFound",
-    "QueueOptions",
-    "QueueOptionsError",
-    "ReservedKey",
-    "Retention",
-    "Retry",
-    "ReturnError",
-    "SequenceError",
-    "Sink",
-    "Source",
-    "Store",
-    "StoreDamaged",
-    "StoreError",
-    "StoreForeign",
-    "StoreFull",
-    "StoreNotFound",
-    "StoreReadOnly",
-    "StoreVersion",
-    "Stream",
-    "Tailer",
-    "TopologyChanged",
-    "UnexpectedEOF",
-    "Unsupported",
-    "WaitTimeout",
-    "WorkerDied",
-    "WriterStuck",
-    "alts",
-    "broadcast",
-    "codec",
-    "error_context",
-    "errors",
-    "faults",
-    "groups",
-    "merge",
-    "open",
-    "testing",
+    "AllOf", "AlreadyRunning", "AnyOf", "Appender", "CuesError", "Delivery", "Envelope", "Fenced", "Graph",
+    "GraphError", "MessagesPurged", "Process", "ProcessorStopped", "Queue", "QueueNotFound", "QueueOptions",
+    "Retention", "Retry", "Running", "Sink", "Source", "Store", "StoreError", "Stream", "Tailer", "WaitTimeout",
+    "alts", "broadcast", "checkpoints", "codec", "error_context", "errors", "faults", "groups", "merge", "open",
+    "processors", "testing", "txn",
 ]
+# fmt: on
 
-_MODULES = {"codec", "errors", "faults", "groups", "testing"}
-_HOMES = {
-    "broadcast": "compose",
-    "Graph": "graph",
-    "merge": "graph",
-    "QueueOptions": "options",
-    "Retention": "options",
-    "AllOf": "processor",
-    "AnyOf": "processor",
-    "Retry": "processor",
-    "Sink": "processor",
-    "Source": "processor",
-    "Stream": "processor",
-    "Appender": "queue",
-    "Queue": "queue",
-    "Delivery": "process",
-    "Process": "process",
-    "error_context": "failure",
-    "Store": "store",
-    "Envelope": "tailer",
-    "Tailer": "tailer",
-    "alts": "tailer",
+_MODULES = {
+    "engine.running": "Running",
+    "errors": "AlreadyRunning CuesError Fenced GraphError MessagesPurged ProcessorStopped QueueNotFound StoreError"
+    " WaitTimeout",
+    "graphs.compose": "broadcast",
+    "graphs.graph": "Graph merge",
+    "graphs.options": "Retry",
+    "graphs.processor": "AllOf AnyOf Sink Source Stream",
+    "queues.appender": "Appender",
+    "queues.options": "QueueOptions Retention",
+    "queues.queue": "Queue",
+    "queues.store": "Store",
+    "queues.tailer": "Envelope Tailer alts",
+    "steps.failure": "error_context",
+    "steps.process": "Delivery Process",
 }
+_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names.split()}
 
 
-def __getattr__(name: str) -> Any:
+def _load(name: str) -> Any:
     """Load a name on its first use (PEP 562)."""
-    value: Any
     if name == "__version__":
-        from importlib.metadata import version
-
-        value = version("cues-streams")
+        value: Any = import_module("importlib.metadata").version("cues-streams")
     elif name == "open":
-        value = importlib.import_module("cues.store").Store
-    elif name in _MODULES:
-        value = importlib.import_module(f"cues.{name}")
-    elif name in _HOMES:
-        value = getattr(importlib.import_module(f"cues.{_HOMES[name]}"), name)
+        value = import_module("cues.queues.store").Store
+    elif name in _MODULE_OF:
+        value = getattr(import_module(f"cues.{_MODULE_OF[name]}"), name)
     elif name in __all__:
-        value = getattr(importlib.import_module("cues.errors"), name)
+        value = import_module(f"cues.{name}")
     else:
-        raise AttributeError(f"module 'cues' has no attribute {name!r}")
+        return _former(name)
     globals()[name] = value
     return value
+
+
+def _former(name: str) -> Any:
+    """Return an error class that was here until version 0.1, with a warning."""
+    value = getattr(import_module("cues.errors"), name, None)
+    if not (isinstance(value, type) and issubclass(value, Exception)):
+        raise AttributeError(f"module 'cues' has no attribute {name!r}")
+    warnings.warn(f"cues.{name} is deprecated: use cues.errors.{name}.", DeprecationWarning, stacklevel=3)
+    return value
+
+
+if not TYPE_CHECKING:  # for a type checker it would define every name
+    __getattr__ = _load
 
 
 def __dir__() -> list[str]:

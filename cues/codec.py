@@ -56,7 +56,9 @@ _BASES: Final[tuple[tuple[type, Callable[[Any], Any]], ...]] = (
 )
 """Subclasses of these are written as their base; and how to get that, whatever their ``__str__`` says."""
 _NATIVE: Final = (dict, list, str, int, float, bytes, bytearray, memoryview, bool, type(None))
-"""What msgpack writes without asking."""
+"""Types that msgpack encodes itself."""
+_SIMPLE: Final = frozenset((str, int, float, bytes, bool, type(None)))
+"""Types of keys that hold nothing else."""
 
 
 class _Unencodable(Exception):
@@ -110,6 +112,13 @@ def _encode_items(value: Any) -> bytes:
     return _nested(list(value))
 
 
+def _encode_set(value: Any) -> bytes:
+    """The items in the order of their bytes: a set's own order differs from process to process."""
+    packer = msgpack.Packer(default=_default, strict_types=True)
+    items = sorted(map(packer.pack, value))
+    return b"".join([packer.pack_array_header(len(items)), *items])
+
+
 def _encode_int(value: int) -> Any:
     size = (value.bit_length() + 8) // 8
     return msgpack.ExtType(109, value.to_bytes(size, "big", signed=True))
@@ -126,7 +135,7 @@ def _ext_hook(code: int, data: bytes) -> Any:
             f"The extension type {code} is not registered in this process.",
             f"cues.codec.register(<type>, {code}, <encode>, <decode>) before reading."
             if code <= USER_CODE_MAX
-            else "a newer version of Cues.",
+            else "install a newer version of Cues (pip install -U cues-streams).",
             path="",
             type_name=f"ext {code}",
         )
@@ -159,6 +168,22 @@ def pack(value: Any) -> bytes:
         raise _explain(value, error) from (None if isinstance(error, (_Unencodable, CodecError)) else error)
 
 
+def pack_key(value: Any) -> bytes:
+    """Encode a key: equal dicts have equal bytes, whatever the order of their fields."""
+    packed = pack(value)
+    return packed if type(value) in _SIMPLE else pack(_ordered(value))
+
+
+def _ordered(value: Any) -> Any:
+    """The value with the fields of all its dicts in the order of their bytes."""
+    if isinstance(value, dict):
+        pairs = [(_ordered(key), _ordered(item)) for key, item in value.items()]
+        return dict(sorted(pairs, key=lambda pair: pack(pair[0])))
+    if type(value) in (list, tuple):
+        return type(value)(_ordered(item) for item in value)
+    return value
+
+
 def _nested(value: Any) -> bytes:
     """Encode the payload of an extension; the thread's own packer is in the middle of its message."""
     return _new_packer()(value)
@@ -166,12 +191,43 @@ def _nested(value: Any) -> bytes:
 
 def unpack(data: bytes | memoryview) -> Any:
     """Decode what :func:`pack` wrote."""
-    return msgpack.unpackb(data, ext_hook=_ext_hook, strict_map_key=False)
+    return _unpack(data, _ext_hook)
 
 
 def unpack_known(data: bytes | memoryview) -> Any:
     """Decode like :func:`unpack`, but leave an extension that cannot be decoded here as ``msgpack.ExtType``."""
-    return msgpack.unpackb(data, ext_hook=_known_or_raw, strict_map_key=False)
+    return _unpack(data, _known_or_raw)
+
+
+def _unpack(data: bytes | memoryview, ext_hook: Callable[[int, bytes], Any]) -> Any:
+    try:
+        return msgpack.unpackb(data, ext_hook=ext_hook, strict_map_key=False)
+    except msgpack.StackError:
+        return _unpack_deep(data, ext_hook)
+
+
+def _unpack_deep(data: bytes | memoryview, ext_hook: Callable[[int, bytes], Any]) -> Any:
+    """Decode however deep: msgpack writes more levels of lists and dicts inside one another than it reads."""
+    unpacker = msgpack.Unpacker(max_buffer_size=0, ext_hook=ext_hook, strict_map_key=False)
+    unpacker.feed(data)
+    root: list[Any] = []
+    open: list[tuple[list[Any], int, bool]] = [(root, 1, False)]
+    """A container that is being filled: its items, their number at the end, and whether they are keys and values."""
+    while True:
+        items, count, is_map = open[-1]
+        if len(items) < count:
+            lead = data[unpacker.tell()]
+            if 0x90 <= lead <= 0x9F or lead in (0xDC, 0xDD):
+                open.append(([], unpacker.read_array_header(), False))
+            elif 0x80 <= lead <= 0x8F or lead in (0xDE, 0xDF):
+                open.append(([], 2 * unpacker.read_map_header(), True))
+            else:
+                items.append(unpacker.unpack())
+        elif len(open) == 1:
+            return root[0]
+        else:
+            open.pop()
+            open[-1][0].append(dict(zip(items[::2], items[1::2])) if is_map else items)
 
 
 def _known_or_raw(code: int, data: bytes) -> Any:
@@ -191,13 +247,15 @@ def register(type: type, code: int, encode: Encoder, decode: Decoder) -> None:
     cannot be registered. ``encode`` may call :func:`pack`.
     """
     if not isinstance(code, int) or isinstance(code, bool) or not 0 <= code <= USER_CODE_MAX:
-        raise InvalidArgument(f"The code {code!r} is not one of 0 to {USER_CODE_MAX}.", "a code in that range.")
+        raise InvalidArgument(f"The code {code!r} is not one of 0 to {USER_CODE_MAX}.", "choose a code in that range.")
     if type in _NATIVE:
-        raise InvalidArgument(f"{type.__qualname__} is written by msgpack itself.", "a class of your own.")
+        raise InvalidArgument(f"{type.__qualname__} is written by msgpack itself.", "register a class of your own.")
     for known, (other, _) in list(_encoders.items()):
         if other == code and known is not type:
             if (known.__module__, known.__qualname__) != (type.__module__, type.__qualname__):
-                raise InvalidArgument(f"The code {code} already belongs to {known.__qualname__}.", "a free code.")
+                raise InvalidArgument(
+                    f"The code {code} already belongs to {known.__qualname__}.", "choose a free code."
+                )
             del _encoders[known]
     _encoders[type] = (code, encode)
     _decoders[code] = decode
@@ -253,7 +311,7 @@ def _numpy() -> Any:
     except ImportError:
         raise CodecError(
             "The message holds a numpy value and numpy is not installed here.",
-            "pip install numpy.",
+            "install numpy (pip install numpy).",
             path="",
             type_name="numpy",
         ) from None
@@ -268,8 +326,8 @@ _builtin(Decimal, 104, lambda v: str(v).encode(), lambda b: Decimal(b.decode()))
 _builtin(uuid.UUID, 105, lambda v: v.bytes, lambda b: uuid.UUID(bytes=b))
 _CONTAINERS: Final = (106, 107, 108)
 _builtin(tuple, 106, _encode_items, lambda b: tuple(unpack(b)))
-_builtin(set, 107, _encode_items, lambda b: set(unpack(b)))
-_builtin(frozenset, 108, _encode_items, lambda b: frozenset(unpack(b)))
+_builtin(set, 107, _encode_set, lambda b: set(unpack(b)))
+_builtin(frozenset, 108, _encode_set, lambda b: frozenset(unpack(b)))
 _decoders[109] = lambda b: int.from_bytes(b, "big", signed=True)
 _decoders[110] = _decode_generic
 _decoders[111] = _decode_ndarray

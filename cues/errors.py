@@ -1,7 +1,7 @@
 """Every error that Cues raises, in one tree.
 
     CuesError
-    ├── InvalidArgument            a call's argument cannot be meant (also a ValueError)
+    ├── InvalidArgument            an argument of a call is wrong (also a ValueError)
     │   ├── InvalidName            a graph, processor, binding or queue name that is not allowed
     │   └── ReservedKey            a message key that begins with ``q/`` and is not the user's to write
     ├── Closed                     the store, queue, tailer or graph was closed
@@ -11,9 +11,9 @@
     ├── MessageTooLarge            a message above the queue's ``max_message_bytes``
     ├── StoreError                 something about a store as a whole
     │   ├── StoreNotFound          there is no store at the path, and none may be created
-    │   ├── StoreForeign           what lies at the path is not a Cues store
+    │   ├── StoreForeign           the file or directory at the path is not a Cues store
     │   ├── StoreVersion           a newer or unknown format, or a required feature this version lacks
-    │   ├── StoreReadOnly          a write to a store that was opened, or lies, read-only
+    │   ├── StoreReadOnly          a write to a store that was opened read-only, or whose files are
     │   ├── StoreFull              the map or the disk is full; nothing of the commit was written
     │   ├── StoreDamaged           truncated, or its structure does not hold
     │   │   └── BatchDamaged       one record batch fails its checksum; its neighbours are readable
@@ -21,7 +21,7 @@
     │   └── WriterStuck            another process holds the writer lock and does not move
     ├── QueueNotFound              no queue of that name in the store
     ├── QueueOptionsError          an option of an existing queue that cannot change
-    ├── QueueInUse                 a queue that cannot be removed: it holds messages, or somebody names it
+    ├── QueueInUse                 a queue that cannot be removed: it holds messages, or a processor names it
     ├── GraphError                 a graph that cannot be built (also a ValueError)
     │   └── TopologyChanged        the graph's inputs are not those that its store has positions for
     ├── ReturnError                a function returned what its processor has no place for
@@ -37,9 +37,10 @@
     ├── SequenceError              a sequencer was called out of turn, or was replayed something else
     ├── FramingError               a frame that cannot be read or written
     │   ├── UnexpectedEOF          the stream ended inside a frame
-    │   └── Desynchronised         bytes that begin no frame stand where one should begin
-    ├── CheckpointError            a checkpoint outside could not be read or written; the outcome may be unknown
+    │   └── Desynchronised         bytes that do not begin a frame, where one should be
+    ├── CheckpointError            a checkpoint of another system was not read, or perhaps not written
     ├── ProcessorStopped           a processor stopped at an error; its cause is the user's exception
+    ├── CallTimedOut               a call of a user's function took longer than its processor's ``timeout_s``
     ├── WorkerDied                 a worker process died before it had started its part of a graph
     └── Unsupported                this platform, or this engine, cannot do that
         └── NotInstalled           something that the user asked for needs a package that is not there, or too old
@@ -57,7 +58,7 @@ from typing import Any
 class CuesError(Exception):
     """Base of all errors raised by Cues.
 
-    ``message`` says what was found and what was expected, ``hint`` what to try; every further
+    ``message`` says what happened, with the values, and ``hint`` says what to try; every further
     keyword becomes an attribute.
     """
 
@@ -83,7 +84,7 @@ def _rebuild(cls: type[CuesError], message: str, hint: str, facts: dict[str, Any
 
 
 class InvalidArgument(CuesError, ValueError):
-    """Raised when an argument cannot be meant: a naive datetime, an index below 1, an unknown option."""
+    """Raised when an argument is wrong: a naive datetime, an index below 1, an unknown option."""
 
 
 class InvalidName(InvalidArgument):
@@ -202,7 +203,7 @@ class QueueNotFound(CuesError):
 
 
 class QueueInUse(CuesError):
-    """Raised when a queue shall be removed that holds messages, or that a processor or its try log still names."""
+    """Raised when a queue is to be removed that holds messages, or that a processor or its try log still names."""
 
     queue: str
 
@@ -221,11 +222,11 @@ class GraphError(CuesError, ValueError):
 
 
 class TopologyChanged(GraphError):
-    """Raised at the start when a processor's inputs are not those that the store has positions for."""
+    """Raised at the start when a processor's inputs are not those that the store has positions for, or is renamed."""
 
 
 class ReturnError(CuesError):
-    """Raised when a function returns what its processor has no place for. It counts as a failure of the message."""
+    """Raised when a function returns a value that its processor cannot use. It counts as a failure of the message."""
 
 
 class PositionRequired(CuesError):
@@ -285,7 +286,7 @@ class NoPartitions(CuesError):
 
 
 class WaitTimeout(CuesError, TimeoutError):
-    """Raised when what was waited for did not happen within the ``timeout=`` of the call. It may still happen."""
+    """Raised when an awaited event did not happen within the ``timeout=`` of the call. It may still happen."""
 
 
 class SequenceError(CuesError):
@@ -309,7 +310,7 @@ class UnexpectedEOF(FramingError):
 
 
 class Desynchronised(FramingError):
-    """Raised when what stands where a frame should begin is none.
+    """Raised when the bytes where a frame should begin are not a frame.
 
     ``junk`` is what was passed over; the next frame, if the window held one, is read by the next call.
     """
@@ -337,10 +338,22 @@ class ProcessorStopped(CuesError):
     processor: str
 
 
+class CallTimedOut(CuesError):
+    """The failure of a message whose call took longer than ``timeout_s``; an attempt like any other.
+
+    The call of an ``async def`` was cancelled. That of a plain function goes on in its thread, and its result is
+    dropped; a worker process ends itself after the step, and the call with it.
+    """
+
+    processor: str
+    timeout_s: float
+
+
 class WorkerDied(CuesError):
     """Raised by a start with ``workers=`` when one of the processes died before it was ready; nothing ran.
 
-    Afterwards a worker that dies is started again.
+    Afterwards a worker that dies is started again. It is also the cause in the error message of a message in whose
+    call the worker died several times in a row.
     """
 
     worker: str
@@ -361,7 +374,7 @@ class NotInstalled(Unsupported):
 
 
 class JavaNotFound(NotInstalled):
-    """Raised before Spark is touched where no Java is that it can run on.
+    """Raised before Spark is started, where there is no Java that it can run on.
 
     ``looked`` says, for each place, what was found there.
     """

@@ -2,8 +2,8 @@
 
 A point is one line, ``faults.point("commit.inside")``, and does nothing unless it is armed, so the
 code that is tested is the code that runs. Tests enumerate :data:`POINTS` × hits: die there,
-restart, finish, compare whole queues. A point is armed by :func:`arm`, or from outside through the
-environment: ``CUES_FAULT=commit.inside:3`` kills the process at the third hit,
+restart, finish, compare whole queues. A point is armed by :func:`arm`, or by an environment
+variable: ``CUES_FAULT=commit.inside:3`` kills the process at the third hit,
 ``CUES_FAULT=commit.inside:3:stop`` stops it (SIGSTOP) there.
 """
 
@@ -18,7 +18,7 @@ from collections.abc import Callable
 STORE_POINTS: dict[str, str] = {
     "append.before": "encoded, no transaction yet",
     "append.inside": "written, not committed",
-    "append.after": "committed, nobody told",
+    "append.after": "committed, no reader woken",
     "grow.inside": "partitions made, not committed",
     "purge.inside": "batches deleted, not committed",
     "compact.removed": "queues removed, nothing copied yet",
@@ -26,7 +26,7 @@ STORE_POINTS: dict[str, str] = {
     "compact.copied": "the copy whole and on the disk, under its own name",
     "compact.renamed": "the copy in the place of the data file, the directory not synced",
 }
-"""Of a store and its queues."""
+"""Points of a store and its queues."""
 
 STEP_POINTS: dict[str, str] = {
     "claim.inside": "ownership written, not committed",
@@ -43,7 +43,7 @@ STEP_POINTS: dict[str, str] = {
     "ring.after": "doorbells rung",
     "close.before": "all steps done, store not closed",
 }
-"""Of a graph in one store, in the order of a message's journey."""
+"""Points of a graph in one store, in the order of a message's journey."""
 
 ABROAD_POINTS: dict[str, str] = {
     "mark.inside": "a low-water mark written in the other store, not committed",
@@ -54,7 +54,7 @@ ABROAD_POINTS: dict[str, str] = {
     "trim.synced": "the other store synced, the fork queue not trimmed",
     "trim.inside": "the fork queue trimmed, not committed",
 }
-"""Of a graph whose queues lie in several stores, besides."""
+"""Further points of a graph whose queues are in several stores."""
 
 PENDING_POINTS: dict[str, str] = {
     "pending.settled": "what is due in other stores appended, what is pending besides dropped; no producer named",

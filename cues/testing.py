@@ -33,21 +33,23 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
-from cues import clock as clocks
-from cues import codec, faults, names
-from cues.delivery import Delivery
+from cues import codec, faults
+from cues.base import clock as clocks
+from cues.base import names
+from cues.base.events import Counters, Event, Recovered
 from cues.engine.assembly import Assembly, assemble
 from cues.errors import CodecError, Fenced, InvalidArgument, ProcessorStopped
-from cues.events import Counters, Event, Recovered
-from cues.failure import words
-from cues.feed import SourceDelivery
-from cues.hashes import delivery_hash
-from cues.ownership import read_row, read_topology
-from cues.state import Table
-from cues.store import Store
+from cues.queues.processor_rows import read_row, read_topology
+from cues.queues.store import Store
+from cues.steps.failure import stopped_by
+from cues.steps.feed import SourceStepper
+from cues.steps.hashes import delivery_hash
+from cues.steps.state import StateTable
+from cues.steps.stepper import Stepper
+from cues.storage import timeline
 
 if TYPE_CHECKING:
-    from cues.graph import Graph
+    from cues.graphs.graph import Graph
 
 __all__ = [
     "Clock",
@@ -99,7 +101,9 @@ class Clock:
         """Let time pass, on both clocks; returns the new time. Refuses to go back: that is :meth:`set`."""
         seconds = by.total_seconds() if isinstance(by, timedelta) else by
         if seconds < 0:
-            raise InvalidArgument(f"Time cannot pass backwards ({seconds} s).", "clock.set(an_earlier_time).")
+            raise InvalidArgument(
+                f"Time cannot pass backwards ({seconds} s).", "set the clock: clock.set(an_earlier_time)."
+            )
         self._wall_ns += round(seconds * 1e9)
         self._monotonic_ns += round(seconds * 1e9)
         return self.now
@@ -203,7 +207,7 @@ def messages(store: Store, queue: str) -> list[dict[str, Any]]:
 
 def state(store: Store, processor: str, key: Any = None) -> dict[Any, Any]:
     """The committed state of ``"graph.processor"`` under one key (None: of a processor without ``key=``)."""
-    return dict(Table(store, processor).view(key))
+    return dict(StateTable(store, processor).view(key))
 
 
 def contents(store: Store) -> dict[str, dict[str, Any]]:
@@ -299,9 +303,9 @@ def run_until_idle(
 
     assembly = assemble(graph, store, accept_topology=accept_topology, take_over=take_over, pause=pause, emit=emit)
     try:
-        for delivery in assembly.deliveries:
-            report.steps[delivery.node.name] = 0
-            report.counters[delivery.node.name] = delivery.counters
+        for stepper in assembly.steppers:
+            report.steps[stepper.node.name] = 0
+            report.counters[stepper.node.name] = stepper.counters
         _rounds(assembly, report, steps_max, random.Random(seed) if seed is not None else None)
         faults.point("close.before")
     finally:
@@ -321,20 +325,20 @@ def _rounds(assembly: Assembly, report: Report, steps_max: int | None, chance: r
     going = True
     while going and left > 0:
         going = False
-        turns = list(assembly.deliveries)
+        turns = list(assembly.steppers)
         if chance is not None:
             chance.shuffle(turns)
-        for delivery in turns:
-            name = delivery.node.name
+        for stepper in turns:
+            name = stepper.node.name
             if name in report.stopped or left <= 0:
                 continue
             try:
-                if not _turn(delivery, report):
+                if not _turn(stepper, report):
                     continue
             except Fenced:
                 raise
             except Exception as error:
-                report.stopped[name] = _stopped(delivery, error)
+                report.stopped[name] = stopped_by(stepper.node.id, error)
                 continue
             report.steps[name] += 1
             left -= 1
@@ -343,35 +347,23 @@ def _rounds(assembly: Assembly, report: Report, steps_max: int | None, chance: r
             going |= forwarder.step()
 
 
-def _stopped(delivery: Delivery, error: Exception) -> ProcessorStopped:
-    if isinstance(error, ProcessorStopped):
-        return error
-    wrapped = ProcessorStopped(
-        f"{delivery.node.id} stopped: {type(error).__name__}: {words(error)}",
-        "start again when the cause is gone; it goes on where it stands.",
-        processor=delivery.node.id,
-    )
-    wrapped.__cause__ = error
-    return wrapped
-
-
-def _turn(delivery: Delivery, report: Report) -> bool:
+def _turn(stepper: Stepper, report: Report) -> bool:
     """One step of one processor; whether it did anything."""
     while True:
         try:
-            if isinstance(delivery, SourceDelivery):
-                delivery.feed.pull(delivery.node.options.batch_size)
-            return delivery.step() == "committed"
+            if isinstance(stepper, SourceStepper):
+                stepper.feed.pull(stepper.node.options.batch_size)
+            return stepper.step() == "committed"
         except Fenced as fence:
             if fence.reason != "seek":
                 raise
-            with delivery.store.view() as txn:
-                row = read_row(txn, delivery.node.id)
+            with stepper.store.view() as txn:
+                row = read_row(txn, stepper.node.id)
             assert row is not None
-            delivery.adopt(row)
-            delivery.recover()
+            stepper.adopt(row)
+            stepper.recover()
         except ProcessorStopped:
-            wait_s = delivery.again() if isinstance(delivery, SourceDelivery) else None
+            wait_s = stepper.again() if isinstance(stepper, SourceStepper) else None
             if wait_s is None:
                 raise
             report.waits_s.append(wait_s)
@@ -551,6 +543,10 @@ def check_attempts(store: Store) -> list[str]:
             row, topology = read_row(txn, processor), read_topology(txn, processor)
         assert row is not None and topology is not None
         identities = {tailer: position.identity for tailer, position in zip(topology.tailers, row.positions)}
+        lines: dict[str, timeline.Line] = {}
+        with store.view() as txn:
+            for tailer, queue, other in zip(topology.tailers, topology.queues, topology.stores):
+                lines[tailer] = () if other else timeline.read(txn, queue)
         pending: str | None = None
         attempted = False
         for record in messages(store, processor):
@@ -561,7 +557,7 @@ def check_attempts(store: Store) -> list[str]:
                     pending = None  # of an input that is no longer read
                     continue
                 source = record.get(names.SOURCE_POSITION)
-                ranges = [(t, identities[t], start[t], end[t]) for t in start]
+                ranges = [(t, timeline.identity(lines[t], identities[t], end[t] - 1), start[t], end[t]) for t in start]
                 pending = delivery_hash(
                     processor, row.generation, ranges, ["source", *source] if source is not None else None
                 )

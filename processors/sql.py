@@ -1,4 +1,4 @@
-"""Write to SQLite exactly once: the rows and the position that they stand for, in one transaction.
+"""Write to SQLite exactly once: one transaction holds the rows and the position of the sink.
 
     db = sql.SQLite("flights.db", schema="create table if not exists flights (...)")
 
@@ -6,30 +6,28 @@
     def save(flights, process):
         process.connection.executemany("insert into flights values (?, ?)", [row(f) for f in flights])
 
-The sink is given what the database does not have yet, and each call is one transaction. A function that
-wants more of it, or writes to several databases, begins by itself and asks what is new:
+The sink gets only messages that the database does not have yet, and each call is one transaction. A function that
+writes to several databases begins the transactions itself and asks for the new messages:
 
     @graph.sink("enriched", batch=True, errors=None)
     def save(flights, process):
         with db.transaction(process) as tx:
             tx.executemany("insert into flights values (?, ?)", [row(f) for f in tx.fresh(flights)])
 
-A sink is called at least once: a crash after the target's commit and before the store's presents
-the same messages again, and an owner that was stopped and woke up presents old ones. So the target
-keeps one row for each processor, in the table ``cues_positions``, changed in the same transaction;
-:mod:`cues.checkpoints.deliveries` is the whole policy. This module needs nothing but Python's own
-``sqlite3``; ``cues.checkpoints.SQLCheckpoint`` does the same through SQLAlchemy, for PostgreSQL as well, and
-either goes on where the other left a SQLite file.
+The protocol is in :mod:`cues.checkpoints.deliveries`: the database keeps one row for each processor in the table
+``cues_positions``. This module needs only Python's own ``sqlite3``. ``cues.checkpoints.SQLCheckpoint`` does the same
+through SQLAlchemy, also for PostgreSQL. Both read the same table, so one can continue a SQLite file of the other.
 
-What fails in such a sink may be the database and not the message: :class:`cues.CheckpointError` stops
-the sink where it stands, whatever error queue it has, and it goes on there later.
+A failure of the database is not a failure of a message. :class:`cues.errors.CheckpointError` stops the sink at this
+message,
+also with an error queue, and a later start continues there.
 
-Not guaranteed: what the block does outside the database, and what it writes to it without asking
-``tx.fresh`` first. Nor anything with ``concurrency=``, where a message may be written before one in front of
-it, which then is taken for written as well (``checkpoint=`` refuses it). Indices of one store mean nothing in
-another, so a store that was made anew is refused (:class:`cues.Diverged`) until the target is new as well. A
-seek backwards delivers nothing again to such a target, unless the seek asks for delivery again (a higher
-generation): then the row starts anew, and removing what the table already holds is the user's decision.
+Not guaranteed: effects outside the database, and writes of messages that are not from ``tx.fresh``. Do not use
+``concurrency=``: a message may be written before an earlier one, which then counts as written too (``checkpoint=``
+refuses it). A store that was created again is refused (:class:`cues.errors.Diverged`) until the database is new as
+well,
+since indices of one store mean nothing in another. A seek backwards delivers nothing again, unless the seek asks for
+it (a higher generation). Then the row starts again, and the user decides which rows of the table to delete.
 """
 
 from __future__ import annotations
@@ -37,16 +35,14 @@ from __future__ import annotations
 import os
 import sqlite3
 import threading
-import time
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any, Final, TypeVar
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, Final
 
 import cues
-from cues.checkpoints import Fresh, Row, admit
-
-M = TypeVar("M")
+from cues.checkpoints import Row, enter_wal, held, write_once
+from cues.checkpoints import Transaction as TargetTransaction
 
 TIMEOUT_S: Final = 30.0
 """How long a transaction waits for another writer of the database before it fails."""
@@ -54,27 +50,13 @@ TIMEOUT_S: Final = 30.0
 _TABLE: Final = """
 create table if not exists cues_positions (
     processor text primary key, store text not null, generation integer not null, epoch integer not null,
-    ends text not null, hash text not null
+    ends text not null, hash text not null, seals text
 )
 """
 
 
-class Transaction:
+class Transaction(TargetTransaction[sqlite3.Connection]):
     """One open transaction of :meth:`SQLite.transaction`. Use it inside the block only."""
-
-    def __init__(self, connection: sqlite3.Connection, fresh: Fresh) -> None:
-        self.connection = connection
-        self._fresh = fresh
-        self.known = fresh.known
-        """How many messages of the delivery, from its start, the database has already."""
-
-    def fresh(self, messages: Sequence[M]) -> list[M]:
-        """Return those of ``messages`` that the target does not have yet, in their order.
-
-        ``messages`` is what the function was given: the list of a batch function (a join: each of
-        its lists in turn), or ``[message]`` in a message function.
-        """
-        return self._fresh.of(messages)
 
     def execute(self, statement: str, parameters: Any = ()) -> sqlite3.Cursor:
         """Run one statement, as :meth:`sqlite3.Connection.execute` does."""
@@ -88,12 +70,12 @@ class Transaction:
 class SQLite:
     """A SQLite database as the target of sinks.
 
-    ``schema`` is run when the database is first used, so its statements must bear repetition
-    (``create table if not exists``). Nothing is opened before that: a graph file may be imported
-    only to be shown. The database is in WAL mode, can be read while the graph runs, and a commit is
-    on the disk when it returns; the store's own commit comes after it.
+    ``schema`` runs when the database is first used. It runs at every start, so its statements must be repeatable
+    (``create table if not exists``). Nothing is opened before that, since a graph file may be imported only to be
+    shown. The database is in WAL mode and can be read while the graph runs. A commit is on the disk when it returns;
+    the commit of the store follows it.
 
-    One object may serve any number of sinks and threads; its transactions take turns.
+    One object may serve any number of sinks and threads; its transactions run one after another.
     """
 
     def __init__(self, path: str | os.PathLike[str], schema: str = "", *, timeout_s: float = TIMEOUT_S) -> None:
@@ -105,57 +87,31 @@ class SQLite:
         self._pid = 0
 
     def __reduce__(self) -> Any:
-        """What another process makes of it: the same database, opened there."""
+        """Pickle the path and the options; another process opens the database itself."""
         return _again, (os.path.abspath(self.path), self.schema, self.timeout_s)
 
-    @contextmanager
-    def transaction(self, process: cues.Process) -> Iterator[Transaction]:
-        """Run the block in a transaction that holds exactly what is new to the target.
+    def transaction(self, process: cues.Process) -> AbstractContextManager[Transaction]:
+        """Run the block in a transaction that holds exactly the messages that are new to the database.
 
         Leaving the block writes the processor's row and commits; an exception rolls back. Raises
-        :class:`cues.Fenced` or :class:`cues.Diverged` before the block runs (see
-        :func:`cues.checkpoints.admit`), and :class:`cues.CheckpointError` when the database fails, as when
-        another writer holds it for too long.
+        :class:`cues.Fenced` or :class:`cues.errors.Diverged` before the block runs (see
+        :func:`cues.checkpoints.admit`), and :class:`cues.errors.CheckpointError` when the database fails, for example
+        because another writer holds it for too long.
         """
-        delivery = process.delivery
-        with self._lock:
-            try:
-                connection = self._open()
-                connection.execute("begin immediate")  # 1
-                try:
-                    row = _read(connection, process.id)  # 2
-                    fresh = admit(process.id, row, delivery)  # 3
-                    yield Transaction(connection, Fresh(process, fresh))  # 4
-                    if not connection.in_transaction:
-                        raise RuntimeError(
-                            f"The block of {process.id} ended its transaction itself: rows and position"
-                            " are no longer one commit. Try: leave commit and rollback to the block."
-                        )
-                    _write(connection, process.id, Row.moved(row, delivery))  # 5
-                    connection.execute("commit")
-                except BaseException:
-                    if connection.in_transaction:
-                        connection.execute("rollback")
-                    raise
-            except sqlite3.OperationalError as error:
-                raise cues.CheckpointError(
-                    f"The database {self.path} failed: {error}",
-                    "again when it can be written; another writer is waited for"
-                    f" {self.timeout_s:g} s (timeout_s=). A statement that cannot run fails like that as well.",
-                    where=self.path,
-                ) from error
+        return write_once(_Positions(self), process, Transaction)
 
-    def _into_wal(self, connection: sqlite3.Connection) -> None:
-        """Two that do it at once disturb one another, and SQLite does not wait there."""
-        deadline = time.monotonic() + self.timeout_s
-        while True:
-            try:
-                connection.execute("pragma journal_mode = wal")
-                return
-            except sqlite3.OperationalError:
-                if time.monotonic() > deadline:
-                    raise
-                time.sleep(0.01)
+    def holds(self, processors: Iterable[str]) -> list[str]:
+        """Return those of the processors whose rows the database has: it refuses them from another store.
+
+        A missing file is not created. A function that calls :meth:`transaction` itself is not asked: only
+        ``checkpoint=`` tells ``cues run --fresh`` which database a sink writes to.
+        """
+        return held(_Positions(self), processors) if os.path.exists(self.path) else []
+
+    @property
+    def where(self) -> str:
+        """The path of the file, as errors name it."""
+        return self.path
 
     def close(self) -> None:
         """Close the database. The next transaction opens it again."""
@@ -170,9 +126,14 @@ class SQLite:
             if directory:
                 os.makedirs(directory, exist_ok=True)
             connection = sqlite3.connect(self.path, self.timeout_s, isolation_level=None, check_same_thread=False)
-            self._into_wal(connection)
+            enter_wal(connection, self.timeout_s)
             connection.execute("pragma synchronous = full")
             connection.executescript(_TABLE + ";" + self.schema)
+            connection.execute("begin immediate")  # two that find the table of an older version take turns
+            columns = [name for _, name, *_ in connection.execute("pragma table_info(cues_positions)")]
+            if "seals" not in columns:
+                connection.execute("alter table cues_positions add column seals text")
+            connection.execute("commit")
             weakref.finalize(self, connection.close)
             self._connection, self._pid = connection, os.getpid()
         return self._connection
@@ -182,15 +143,53 @@ def _again(path: str, schema: str, timeout_s: float) -> SQLite:
     return SQLite(path, schema, timeout_s=timeout_s)
 
 
-def _read(connection: sqlite3.Connection, processor: str) -> Row | None:
-    found = connection.execute(
-        "select store, generation, epoch, ends, hash from cues_positions where processor = ?", (processor,)
-    ).fetchone()
-    return None if found is None else Row.of(*found)
+class _Positions:
+    """The table of positions (:class:`cues.checkpoints.PositionTable`) through ``sqlite3``."""
 
+    def __init__(self, database: SQLite) -> None:
+        self._database = database
+        self.where = database.path
 
-def _write(connection: sqlite3.Connection, processor: str, row: Row) -> None:
-    connection.execute(
-        "insert or replace into cues_positions values (:processor, :store, :generation, :epoch, :ends, :hash)",
-        {"processor": processor, **row.columns()},
-    )
+    @contextmanager
+    def begin(self) -> Iterator[sqlite3.Connection]:
+        database = self._database
+        with database._lock:
+            try:
+                connection = database._open()
+                connection.execute("begin immediate")
+                try:
+                    yield connection
+                    connection.execute("commit")
+                except BaseException:
+                    if connection.in_transaction:
+                        connection.execute("rollback")
+                    raise
+            except sqlite3.OperationalError as error:
+                raise cues.errors.CheckpointError(
+                    f"The database {self.where} failed: {error}",
+                    "start the graph again when the database can be written. A transaction waits"
+                    f" {database.timeout_s:g} s for another writer (timeout_s=). A statement that cannot run"
+                    " fails with this error as well.",
+                    where=self.where,
+                ) from error
+
+    def read(self, connection: sqlite3.Connection, processor: str, *, lock: bool) -> Row | None:
+        # "begin immediate" holds the lock of the whole database.
+        row = connection.execute(
+            "select store, generation, epoch, ends, hash, seals from cues_positions where processor = ?", (processor,)
+        ).fetchone()
+        return None if row is None else Row.of(*row)
+
+    def write(self, connection: sqlite3.Connection, processor: str, row: Row, *, insert: bool) -> bool:
+        connection.execute(
+            "insert or replace into cues_positions values"
+            " (:processor, :store, :generation, :epoch, :ends, :hash, :seals)",
+            {"processor": processor, **row.columns()},
+        )
+        return True
+
+    def is_open(self, connection: sqlite3.Connection) -> bool:
+        return connection.in_transaction
+
+    def processors(self, connection: sqlite3.Connection) -> Iterable[str]:
+        return [processor for (processor,) in connection.execute("select processor from cues_positions")]

@@ -1,4 +1,4 @@
-"""Checkpoints in somebody else's store: where a reader stands, beside what it made of what it read.
+"""Checkpoints: the position of a reader, stored together with the results of its reading.
 
     SQLCheckpoint(url, name)         a database, through SQLAlchemy (the extra ``sql``): SQLite, PostgreSQL
     JSONFileCheckpoint(path)         one file
@@ -7,12 +7,14 @@
     checkpoint.restore()             raise the fence, return the last checkpoint or None
     checkpoint.commit(c, work)       the user's writes and the checkpoint, in one transaction
 
-Duties of a checkpoint: ``restore`` shuts out every object that restored before, also one that is in the middle
-of a commit, which then either is seen by ``restore`` or fails. ``commit`` raises :class:`cues.Fenced`
-when somebody restored since, and has written nothing then. What ``commit`` has returned from survives
-what the store behind it survives.
+Duties of a checkpoint: ``restore`` refuses every object that restored before. If one of them is in the middle of a
+commit, ``restore`` either sees that commit or makes it fail. ``commit`` raises :class:`cues.Fenced`, and writes
+nothing, after another object restored. A commit that has returned is as durable as the database, file or store.
 
-Names load on their first use: SQLAlchemy is needed by who uses :class:`SQLCheckpoint`, and nobody else.
+Names load on their first use, so only users of :class:`SQLCheckpoint` need SQLAlchemy.
+
+Sinks use ``cues_positions`` instead (``deliveries.py``): :class:`PositionTable`, :func:`write_once`, :func:`held`,
+:func:`admit`, :class:`Row`, :class:`Transaction`; :func:`enter_wal` opens SQLite files.
 """
 
 from __future__ import annotations
@@ -21,17 +23,30 @@ import importlib
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from cues.checkpoints.deliveries import Fresh, Row, admit
+    from cues.checkpoints.deliveries import PositionTable, Row, Transaction, admit, held, write_once
     from cues.checkpoints.jsonfile import JSONFileCheckpoint
     from cues.checkpoints.lmdbstore import LMDBCheckpoint
     from cues.checkpoints.sql import SQLCheckpoint
-    from cues.txn.sequencer import Checkpoint
+    from cues.checkpoints.sqlite_wal import enter_wal
+    from cues.queues.sequencer import Checkpoint
 
-__all__ = ["CheckpointStore", "Fresh", "JSONFileCheckpoint", "LMDBCheckpoint", "Row", "SQLCheckpoint", "admit"]
+__all__ = [
+    "CheckpointStore",
+    "JSONFileCheckpoint",
+    "LMDBCheckpoint",
+    "PositionTable",
+    "Row",
+    "SQLCheckpoint",
+    "Transaction",
+    "admit",
+    "enter_wal",
+    "held",
+    "write_once",
+]
 
 
 class CheckpointStore(Protocol):
-    """What :class:`cues.txn.Consumer` asks of a checkpoint; the duties are above."""
+    """The interface of a checkpoint for :class:`cues.txn.Consumer`; its duties are in the module docstring."""
 
     def restore(self) -> Checkpoint | None:
         """Raise the fence and return the last checkpoint."""
@@ -41,19 +56,27 @@ class CheckpointStore(Protocol):
 
 
 _HOMES = {
-    "Fresh": "deliveries",
+    "PositionTable": "deliveries",
     "Row": "deliveries",
+    "Transaction": "deliveries",
     "admit": "deliveries",
+    "held": "deliveries",
+    "write_once": "deliveries",
+    "enter_wal": "sqlite_wal",
     "JSONFileCheckpoint": "jsonfile",
     "LMDBCheckpoint": "lmdbstore",
     "SQLCheckpoint": "sql",
 }
 
 
-def __getattr__(name: str) -> Any:
+def _load(name: str) -> Any:
     """Load a name on its first use (PEP 562)."""
     if name not in _HOMES:
         raise AttributeError(f"module 'cues.checkpoints' has no attribute {name!r}")
     value = getattr(importlib.import_module(f"cues.checkpoints.{_HOMES[name]}"), name)
     globals()[name] = value
     return value
+
+
+if not TYPE_CHECKING:  # for a type checker it would define every name
+    __getattr__ = _load

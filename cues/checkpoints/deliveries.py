@@ -1,70 +1,92 @@
-"""What a target remembers of a sink, and what of a delivery is new to it: the policy of transactional sinks.
+"""The protocol of transactional sinks: a database takes each message exactly once.
 
-A sink is called at least once: a crash after the target's commit and before the store's presents the
-same messages again, and an owner that was stopped and woke up presents old ones. So a target keeps
-one row for each processor, changed in the transaction of the rows that it stands for:
+A sink is called at least once. After a crash between the commit of the database and the commit of the store,
+the same messages are delivered again. An owner that was stopped and continues delivers old messages. So the
+database keeps one row for each processor and changes it in the transaction of the sink's own writes:
 
-    cues_positions    processor | store | generation | epoch | ends {tailer id: index} | hash
+    cues_positions    processor | store | generation | epoch | ends {tailer id: index} | hash | seals {tailer id: hex}
 
-    1. begin      with a lock on the processor's row, so that nobody changes it until the end
-    2. read       the row
-    3. admit      the delivery, or refuse it (:func:`admit`); the rest sees only what is new
-    4. run        the user's writes, for what is new
-    5. commit     the row (:meth:`Row.moved`) with them, or roll everything back
+    1. read       begin a transaction, lock the processor's row, read it
+    2. admit      accept the delivery or refuse it (:func:`admit`); find the messages that are new
+    3. write      the row after this delivery (:meth:`Row.moved`)
+    4. run        the user's writes, for the new messages
+    5. compare    the row is still the one of 3; otherwise the user's code ended the transaction
+    6. commit     the row and the user's writes, or roll back both
 
-Keeping only the last hash is not enough: a retry and a stopped owner present older ones. Nothing
-here reads or changes anything; what has a transaction does (``sql.py``, ``cues.processors.sql``).
+The row is written before the user's code runs. So a commit in that code includes the row, and a rollback in it
+removes the row, which 5 notices.
+
+:func:`write_once` runs these steps for any database. A :class:`PositionTable` holds the parts that depend on the
+database: ``checkpoints/sql.py`` (SQLAlchemy) and ``cues.processors.sql`` (``sqlite3``).
+
+The last hash alone is not enough to recognize a repeated delivery: a retry and a stopped owner deliver older ones.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, Protocol, TypeVar
 
-from cues.errors import Diverged, Fenced
+from cues import faults
+from cues.errors import CheckpointError, CuesError, Diverged, Fenced
 
 if TYPE_CHECKING:
-    from cues.process import Delivery, Process
+    from cues.steps.process import Delivery, Process
 
+C = TypeVar("C")
 M = TypeVar("M")
+T = TypeVar("T")
 
 TABLE: Final = "cues_positions"
 
+_INSERT_ATTEMPTS: Final = 3
+"""Another transaction can insert the row first. The next attempt then finds the row and waits for its lock."""
+
 
 class Row(NamedTuple):
-    """What a target holds of a processor. ``ends`` are exclusive, as in ``process.delivery.end``."""
+    """The row of a processor in the target. ``ends`` are exclusive, as in ``process.delivery.end``.
+
+    ``seals`` holds, for each end, the checksum of the record batch before it (``process.delivery.seal``); rows of
+    an older version have none.
+    """
 
     store: str
     generation: int
     epoch: int
     ends: dict[str, int]
     hash: str
+    seals: Mapping[str, str] = MappingProxyType({})
 
     @staticmethod
     def moved(row: Row | None, delivery: Delivery) -> Row:
-        """The row behind an admitted delivery: at its end, never back. A tailer that took no part keeps its place."""
-        before = dict(row.ends) if row is not None and row.generation == delivery.generation else {}
+        """Return the row after an admitted delivery. An end never moves back; other tailers keep theirs."""
+        same = row is not None and row.generation == delivery.generation
+        before, seals = (row.ends, row.seals) if row is not None and same else ({}, {})
         ends = before | {tailer: max(end, before.get(tailer, 0)) for tailer, end in delivery.end.items()}
-        # A delivery that brought nothing new still raises the epoch: its predecessor is refused from now on.
+        # A delivery without new messages still raises the epoch, so the previous owner is refused from now on.
         hash = row.hash if row is not None and ends == before else delivery.hash
-        return Row(delivery.store, delivery.generation, delivery.epoch, ends, hash)
+        moved = {tailer: delivery.seal(tailer, ends[tailer]) or "" for tailer in delivery.end}
+        return Row(delivery.store, delivery.generation, delivery.epoch, ends, hash, {**seals, **moved})
 
     def columns(self) -> dict[str, Any]:
-        """As a table of a database holds it, without the processor."""
-        return {**self._asdict(), "ends": json.dumps(self.ends, sort_keys=True)}
+        """Return the columns of the table, without the processor."""
+        ends, seals = (json.dumps(dict(found), sort_keys=True) for found in (self.ends, self.seals))
+        return {**self._asdict(), "ends": ends, "seals": seals}
 
     @staticmethod
-    def of(store: str, generation: int, epoch: int, ends: str, hash: str) -> Row:
-        """What :meth:`columns` gave."""
-        return Row(store, generation, epoch, json.loads(ends), hash)
+    def of(store: str, generation: int, epoch: int, ends: str, hash: str, seals: str | None = None) -> Row:
+        """Read the values of :meth:`columns`."""
+        return Row(store, generation, epoch, json.loads(ends), hash, json.loads(seals or "{}"))
 
 
 def admit(processor: str, row: Row | None, delivery: Delivery) -> dict[str, int]:
     """Return, for each tailer of the delivery, the index from which its messages are new.
 
-    Decides only; nothing is read or changed. Raises :class:`cues.Fenced` for a delivery by somebody
-    who is no longer the owner, :class:`cues.Diverged` for one that no order of events explains.
+    It only decides; it reads and changes nothing. Raises :class:`cues.Fenced` for a delivery of a previous owner, and
+    :class:`cues.errors.Diverged` for a delivery that does not fit the row in any order of events.
     """
     if row is not None and row.store != delivery.store:
         raise Diverged(
@@ -84,6 +106,7 @@ def admit(processor: str, row: Row | None, delivery: Delivery) -> dict[str, int]
             processor=processor,
             reason="takeover",
         )
+    _compare(processor, row, delivery)
     # A range that ends at or before the row is skipped, one that straddles it is cut, and a later
     # start is accepted: messages that failed, or that a filter left out, make gaps.
     fresh = {
@@ -101,20 +124,45 @@ def admit(processor: str, row: Row | None, delivery: Delivery) -> dict[str, int]
     return fresh
 
 
-class Fresh:
-    """What of a delivery is new to the target: ``fresh`` is what :func:`admit` returned."""
+def _compare(processor: str, row: Row, delivery: Delivery) -> None:
+    """Raise :class:`Diverged` where the last message of the target is not in the queue, or is another message there.
 
-    def __init__(self, process: Process, fresh: Mapping[str, int]) -> None:
+    This happens after the store was replaced by an older copy: new messages then get the indices of messages that
+    the target already has.
+    """
+    for tailer in delivery.end:
+        end, seal = row.ends.get(tailer, 0), row.seals.get(tailer, "")
+        if not seal:
+            continue
+        found = delivery.seal(tailer, end)
+        if found is None or found not in ("", seal):
+            what = "the queue ends before it" if found is None else f"the record batch there has checksum {found}"
+            raise Diverged(
+                f"The target has the messages of {tailer} up to {end - 1}, of which the last was in a record batch with"
+                f" checksum {seal}; {what}. The store was put back to an older copy, or the target is another one.",
+                "put the newest copy of the store back, or the target's copy of the same moment. To go on with both as"
+                f" they are, which delivers from the position of {processor} whatever the target has: delete from"
+                f" {TABLE} where processor = '{processor}'.",
+                processor=processor,
+            )
+
+
+class Transaction(Generic[C]):
+    """An open transaction of a target, and the new messages of the delivery. Use it inside its block only."""
+
+    def __init__(self, connection: C, process: Process, fresh: Mapping[str, int]) -> None:
+        """``fresh`` is what :func:`admit` returned."""
+        self.connection = connection
         self._process = process
         start = process.delivery.start
         self.known = max((fresh[tailer] - start[tailer] for tailer in start), default=0)
-        """How many messages of the delivery, from its start, the target has: of each input the same count."""
+        """The number of messages at the start of the delivery that the target has: the same for each input."""
 
-    def of(self, messages: Sequence[M]) -> list[M]:
+    def fresh(self, messages: Sequence[M]) -> list[M]:
         """Return those of ``messages`` that the target does not have yet, in their order.
 
-        ``messages`` is what the function was given: the list of a batch function (a join: each of
-        its lists in turn), or ``[message]`` in a message function.
+        ``messages`` is the argument of the function: the list of a batch function (a join: each of its
+        lists in turn), or ``[message]`` in a message function.
         """
         delivery = self._process.delivery
         if not self.known:
@@ -127,6 +175,88 @@ class Fresh:
         lists = list(indices.values()) if isinstance(indices, dict) else [indices]
         first = min(one[0] for one in lists) - min(delivery.start.values())
         return [m for m, index in zip(messages, lists[0], strict=True) if index - lists[0][0] + first >= self.known]
+
+
+class PositionTable(Protocol[C]):
+    """The table ``cues_positions`` of one database, as :func:`write_once` uses it.
+
+    Every method takes an open transaction of :meth:`begin`. A database that cannot be reached raises
+    :class:`cues.errors.CheckpointError`.
+    """
+
+    @property
+    def where(self) -> str:
+        """The database, as errors name it."""
+
+    def begin(self) -> AbstractContextManager[C]:
+        """Begin a transaction that commits at the end of the block and rolls back after an exception."""
+
+    def read(self, connection: C, processor: str, *, lock: bool) -> Row | None:
+        """Read the processor's row. ``lock``: no other transaction changes the row before this one ends."""
+
+    def write(self, connection: C, processor: str, row: Row, *, insert: bool) -> bool:
+        """Update or insert the row; False, rolled back, where another transaction inserted it first."""
+
+    def is_open(self, connection: C) -> bool:
+        """Return whether the transaction has not ended."""
+
+    def processors(self, connection: C) -> Iterable[str]:
+        """Return the processors that have a row."""
+
+
+@contextmanager
+def write_once(
+    table: PositionTable[C], process: Process, transaction: Callable[[C, Process, Mapping[str, int]], T]
+) -> Iterator[T]:
+    """Run the block in a transaction of the database, with the messages of the delivery that are new to it.
+
+    The block gets ``transaction(connection, process, fresh)``, as :class:`Transaction` takes them. Leaving the block
+    commits its writes with the processor's row; an exception rolls both back. Raises what :func:`admit` raises
+    before the block runs, and :class:`cues.CuesError` when the block ended the transaction itself.
+    """
+    processor, delivery = process.id, process.delivery
+    for _ in range(_INSERT_ATTEMPTS):
+        with table.begin() as connection:
+            # 1. Read.
+            before = table.read(connection, processor, lock=True)
+            # 2. Admit.
+            fresh = admit(processor, before, delivery)
+            # 3. Write.
+            after = Row.moved(before, delivery)
+            if not table.write(connection, processor, after, insert=before is None):
+                continue
+            # 4. Run.
+            yield transaction(connection, process, fresh)
+            # 5. Compare.
+            if not table.is_open(connection) or table.read(connection, processor, lock=False) != after:
+                raise transaction_ended(f"The block of {processor}")
+            if faults.active:
+                faults.point("checkpoint.inside")
+        # 6. Committed.
+        if faults.active:
+            faults.point("checkpoint.after")
+        return
+    raise CheckpointError(
+        f"The database {table.where} failed: {processor} has no row in {TABLE}, and a new row cannot be inserted.",
+        "look for another program that inserts and deletes rows of this table.",
+        where=table.where,
+    )
+
+
+def transaction_ended(subject: str) -> CuesError:
+    """Return the error for user code that committed or rolled back a transaction of ours."""
+    return CuesError(
+        f"{subject} ended its transaction itself: rows and position are no longer one commit.",
+        "remove commit and rollback from your code, since the caller does both; use a savepoint"
+        " (SQLAlchemy: connection.begin_nested()) to undo a part.",
+    )
+
+
+def held(table: PositionTable[C], processors: Iterable[str]) -> list[str]:
+    """Return those of ``processors`` that have a row in the database, for whatever partition."""
+    with table.begin() as connection:
+        ids = {row.partition("/")[0] for row in table.processors(connection)}
+    return [processor for processor in processors if processor in ids]
 
 
 def _ranges(delivery: Delivery) -> str:

@@ -1,19 +1,19 @@
-"""A checkpoint in one JSON file, beside a state of the user's that it stands for.
+"""A checkpoint in one JSON file, together with a state of the user.
 
     {"cues": 1, "fence": 3, "checkpoint": {…}, "state": {…}}
 
     1. lock       a POSIX lock on <path>.lock, held until 5
-    2. fence      the file's fence is mine, or Fenced
+    2. fence      the fence in the file is that of this object; otherwise Fenced
     3. write      <path>.next, and sync it
     4. rename     over the file, and sync the directory
     5. unlock
 
-Rename alone is no fence: an owner that was stopped in front of it would put its file over its
-successor's. The lock makes 2 and 4 one; it dies with its process. An owner that is *stopped* between
-them holds it, and nobody can pass; who waits gets :class:`cues.CheckpointError` with its pid.
+Rename alone is not a fence: an owner that was stopped before it would later replace the file of its successor. The
+lock makes 2 and 4 one action. It ends with its process. An owner that is *stopped* between them keeps the lock; a
+process that waits for it gets :class:`cues.errors.CheckpointError` with the owner's pid.
 
-Not guaranteed: anything on filesystems without POSIX locks (some network ones). The whole file is
-written by every commit, so it is for small states.
+Not guaranteed: anything on filesystems without POSIX locks (some network filesystems). Every commit writes the whole
+file, so it is for small states.
 """
 
 from __future__ import annotations
@@ -27,64 +27,66 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from cues import faults, locks
+from cues import faults
 from cues.checkpoints import packing
-from cues.errors import CheckpointError, CuesError, Fenced, Forked
+from cues.checkpoints.fence import RestoredFence, own_fence
+from cues.errors import CheckpointError, Fenced
+from cues.storage import locks
 
 if TYPE_CHECKING:
-    from cues.txn.sequencer import Checkpoint
+    from cues.queues.sequencer import Checkpoint
 
 TIMEOUT_S: Final = 10.0
-"""How long the lock is waited for. It is held for as long as a file takes to be written."""
+"""How long a process waits for the lock. The lock is held while a file is written."""
 _LOOK_S: Final = 0.002
 _VERSION: Final = 1
 
 Work = Callable[[dict[str, Any]], Any]
-"""Changes the state in place; what it returns means nothing."""
+"""Changes the state in place. Its result is ignored."""
 
 
 class JSONFileCheckpoint:
-    """A checkpoint and a state (a dict of what JSON can hold) in the file at ``path``.
+    """A checkpoint and a state (a dict that JSON can hold) in the file at ``path``.
 
-    ``state`` is as the last commit left it, or the restore; change it in a commit's ``work``. The
-    directory is made when it is missing.
+    ``state`` is the state after the last commit or restore. Change it only in the ``work`` of a commit. A missing
+    directory is created.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, timeout_s: float = TIMEOUT_S) -> None:
         self.path = Path(path)
         self.timeout_s = timeout_s
         self.state: dict[str, Any] = {}
-        self._fence: tuple[int, int] | None = None
+        self._held: RestoredFence | None = None
         """The fence that this object restored, and the process that did."""
 
     def restore(self) -> Checkpoint | None:
         """Raise the fence, read ``state`` and return the checkpoint; None when there is none yet.
 
-        Every other object that restored before is refused from now on. Raises
-        :class:`cues.CheckpointError` for a file that is none of ours, or that stays locked.
+        Every object that restored before is refused from now on. Raises
+        :class:`~cues.errors.CheckpointError` for a file that is not a checkpoint, or that stays locked.
         """
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self._locked():
             found = self._read() or {"cues": _VERSION, "fence": 0, "checkpoint": None, "state": {}}
             found["fence"] += 1
             self._write(found)
-        self._fence = found["fence"], os.getpid()
+        self._held = RestoredFence.now(found["fence"])
         self.state = found["state"]
         if faults.active:
             faults.point("checkpoint.restored")
         return None if found["checkpoint"] is None else packing.from_plain(found["checkpoint"])
 
     def commit(self, checkpoint: Checkpoint, work: Work | None = None) -> None:
-        """Write ``checkpoint`` and the state, with what ``work(state)`` changed in it; both or nothing.
+        """Write ``checkpoint`` and the state with the changes of ``work(state)``: both, or nothing.
 
-        Raises :class:`cues.Fenced` when somebody restored since; what ``work`` raises, or TypeError for
-        what JSON cannot hold, and then nothing was written.
+        Raises :class:`cues.Fenced` after another object restored, the exceptions of ``work``, and TypeError for
+        values that JSON cannot hold. Then nothing was written.
         """
-        fence = self._mine()
+        fence = own_fence(self._held, str(self.path), "restore() here, which refuses the parent from then on.")
         state = copy.deepcopy(self.state)
         if work is not None:
             work(state)
-        # As it would be read again, now and not after the next start: JSON knows no tuples, and no keys but strings.
+        # The state as the next start reads it: JSON has no tuples, and only strings as keys.
         state = json.loads(_text(state))
         made = {"cues": _VERSION, "fence": fence, "checkpoint": packing.to_plain(checkpoint), "state": state}
         # 1. Lock.
@@ -93,9 +95,9 @@ class JSONFileCheckpoint:
             found = self._read()
             if found is None or found["fence"] != fence:
                 raise Fenced(
-                    f"The checkpoint {self.path} was restored by somebody else since: it has fence"
+                    f"The checkpoint {self.path} was restored by another owner since: it has fence"
                     f" {found and found['fence']}, this one {fence}; nothing was written.",
-                    "nothing here: another owner has taken over.",
+                    "stop this process: another owner has taken over.",
                     processor=str(self.path),
                     reason="takeover",
                 )
@@ -106,25 +108,13 @@ class JSONFileCheckpoint:
             faults.point("checkpoint.after")
 
     def close(self) -> None:
-        """Nothing is open between two commits."""
+        """Do nothing: no file is open between two commits."""
 
     def __enter__(self) -> JSONFileCheckpoint:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def _mine(self) -> int:
-        if self._fence is None:
-            raise CuesError(f"The checkpoint {self.path} is committed before it was restored.", "restore() first.")
-        fence, pid = self._fence
-        if pid != os.getpid():
-            raise Forked(
-                f"The checkpoint {self.path} was restored in process {pid}; this is a child, {os.getpid()}.",
-                "restore() here, which refuses the parent from then on.",
-                pid=pid,
-            )
-        return fence
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
@@ -145,7 +135,7 @@ class JSONFileCheckpoint:
     def _stuck(self, pid: int | None) -> CheckpointError:
         who = "this process" if pid is None else f"process {pid} ({locks.process_state(pid)})"
         return CheckpointError(
-            f"The checkpoint {self.path} is locked by {who} for more than {self.timeout_s:g} s.",
+            f"The checkpoint {self.path} has been locked by {who} for more than {self.timeout_s:g} s.",
             "end that process (kill -9 is safe), or wait.",
             where=str(self.path),
         )
@@ -161,17 +151,17 @@ class JSONFileCheckpoint:
         except (ValueError, KeyError, TypeError):
             found, version = {}, None
         if version != _VERSION:
-            what = "is no checkpoint" if version is None else f"is a checkpoint of version {version!r}"
+            what = "is not a checkpoint" if version is None else f"is a checkpoint of version {version!r}"
             raise CheckpointError(
                 f"The file {self.path} {what}; this version of Cues reads version {_VERSION}.",
-                "another path, or the Cues that wrote it.",
+                "use another path, or the version of Cues that wrote the file.",
                 where=str(self.path),
             )
         return found  # type: ignore[no-any-return]
 
     def _write(self, made: dict[str, Any]) -> None:
         text = _text(made)
-        # A file of that name is of an owner that died here; its contents mean nothing.
+        # An existing file of that name was left by an owner that died here; it is replaced.
         following = self.path.with_name(self.path.name + ".next")
         with open(following, "w") as file:
             file.write(text)

@@ -1,38 +1,41 @@
-"""A checkpoint in a Cues store, beside state and messages that it stands for.
+"""A checkpoint in a Cues store, together with the state and the messages of the user.
 
     \\0checkpoint\\0<name>        the fence, 8 bytes, big-endian
     state of checkpoint:<name>   the checkpoint, and the user's state
 
-The writer lock of a store is exclusion for one transaction and no ownership, so there is a fence here as in
-any other checkpoint: a commit compares it in its own transaction.
+The writer lock of a store excludes others for one transaction only. So there is a fence here, as in every other
+checkpoint, and each commit compares it in its own transaction.
 
-    1. work      the user's writes are collected; no user code runs inside the transaction
-    2. commit    one transaction: the fence is mine, or Fenced; messages, state, checkpoint
-    3. sync      where the checkpoint is about to be acknowledged in other stores, and commits are not durable
-                 by themselves: a power cut must not take it back when they have heard of it
-    4. ring      wake who waits for the queues that were written
+    1. work      collect the user's writes; no user code runs inside the transaction
+    2. commit    one transaction: the fence is that of this object, otherwise Fenced; messages, state, checkpoint
+    3. sync      where other stores will acknowledge the checkpoint, and commits are not durable by themselves:
+                 a power cut must not undo a checkpoint that they know
+    4. ring      wake the readers of the queues that were written
 
-Not guaranteed: more than the store does. What else a ``durability="process"`` store lost in a power cut is lost.
+Not guaranteed: more than the store guarantees. A ``durability="process"`` store may lose commits in a power cut.
 """
 
 from __future__ import annotations
 
-import os
 import struct
 import threading
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Final
 
-from cues import batch, faults, names
+from cues import faults
+from cues.base import names
 from cues.checkpoints import packing
-from cues.errors import CuesError, Fenced, Forked, InvalidArgument
-from cues.queue import Queue
-from cues.state import State, Table
-from cues.txn.stamped import check_one_log
+from cues.checkpoints.fence import RestoredFence, own_fence
+from cues.errors import CuesError, Fenced, InvalidArgument
+from cues.queues.queue import Queue
+from cues.queues.stamped import check_one_log
+from cues.records import batch
+from cues.steps.state import State, StateTable
 
 if TYPE_CHECKING:
-    from cues.store import Store
-    from cues.txn.sequencer import Checkpoint
+    from cues.queues.sequencer import Checkpoint
+    from cues.queues.store import Store
+    from cues.storage.transaction import StoreTransaction
 
 _FENCE: Final = struct.Struct(">Q")
 _CHECKPOINT: Final = "checkpoint"
@@ -40,25 +43,25 @@ _STATE: Final = "state"
 
 
 class Writes:
-    """What a commit's ``work`` is given: its writes take place with the commit, or not at all.
+    """The argument of a commit's ``work``: its writes take place with the commit, or not at all.
 
     ``state`` is a mutable mapping, kept from commit to commit, as ``process.state`` is in a graph.
     """
 
-    def __init__(self, store: Store, table: Table) -> None:
+    def __init__(self, store: Store, table: StateTable) -> None:
         self._store = store
         self._table = table
         self.state: State = table.view(_STATE)
         self.appends: list[tuple[Queue, list[batch.Page]]] = []
 
     def append(self, queue: Queue, messages: Iterable[dict[str, Any]]) -> None:
-        """Append messages to a queue of the same store. Errors as of :meth:`cues.Appender.write_many`."""
+        """Append messages to a queue of the same store. Raises the errors of :meth:`cues.Appender.write_many`."""
         if not isinstance(queue, Queue):
             raise InvalidArgument(f"A queue was expected, found {queue!r:.60}.", "store.queue('orders').")
         if queue.store.id != self._store.id:
             raise CuesError(
-                f"The queue {queue.id!r} lies in {queue.store.path}, the checkpoint in {self._store.path}.",
-                "publish_uncommitted() of the consumer's publisher.",
+                f"The queue {queue.id!r} is in {queue.store.path}, the checkpoint in {self._store.path}.",
+                "use publish_uncommitted() of the consumer's publisher.",
             )
         check_one_log(queue)
         options = queue.options
@@ -71,16 +74,16 @@ Work = Callable[[Writes], Any]
 
 
 class LMDBCheckpoint:
-    """A checkpoint under ``name`` in an open store, which stays the caller's to close."""
+    """A checkpoint under ``name`` in an open store. The caller closes the store."""
 
     def __init__(self, store: Store, name: str) -> None:
         self.store = store
         self.name = names.check("checkpoint", name)
         self._key = names.checkpoint_key(name)
-        self._table = Table(store, f"checkpoint:{name}")  # no processor's: their ids have a dot
+        self._table = StateTable(store, f"checkpoint:{name}")  # no processor's: their ids have a dot
         self._guard = threading.Lock()
-        """Held by who uses the table: a consumer commits in a thread of its own."""
-        self._fence: tuple[int, int] | None = None
+        """Held while the table is used: a consumer commits in a thread of its own."""
+        self._held: RestoredFence | None = None
         """The fence that this object restored, and the process that did."""
 
     def restore(self) -> Checkpoint | None:
@@ -88,7 +91,7 @@ class LMDBCheckpoint:
         with self._guard:
             self._table.forget()
             self._table.ensure()
-            self._fence = self.store.commit(self._raise_fence), os.getpid()
+            self._held = RestoredFence.now(self.store.commit(self._raise_fence))
             if faults.active:
                 faults.point("checkpoint.restored")
             text = self._table.view(_CHECKPOINT).get("text")
@@ -96,12 +99,12 @@ class LMDBCheckpoint:
         return None if text is None else packing.unpack(text)
 
     def commit(self, checkpoint: Checkpoint, work: Work | None = None) -> None:
-        """Write ``checkpoint`` and what ``work(writes)`` writes (see :class:`Writes`), in one transaction.
+        """Write ``checkpoint`` and the writes of ``work(writes)`` (see :class:`Writes`), in one transaction.
 
-        Raises :class:`cues.Fenced` when somebody restored since, and what ``work`` raises; then nothing was
+        Raises :class:`cues.Fenced` after another object restored, and the exceptions of ``work``. Then nothing was
         written.
         """
-        fence = self._mine()
+        fence = own_fence(self._held, repr(self.name), "a store and a checkpoint of its own.")
         with self._guard:
             try:
                 # 1. Work.
@@ -128,18 +131,18 @@ class LMDBCheckpoint:
             mask |= queue.log.mask
         self.store.ring(mask)
 
-    def _raise_fence(self, txn: Any) -> int:
+    def _raise_fence(self, txn: StoreTransaction) -> int:
         fence = _fence_of(txn.get(self._key)) + 1
         txn.put(self._key, _FENCE.pack(fence))
         return fence
 
-    def _write(self, txn: Any, fence: int, writes: Writes) -> None:
+    def _write(self, txn: StoreTransaction, fence: int, writes: Writes) -> None:
         found = _fence_of(txn.get(self._key))
         if found != fence:
             raise Fenced(
-                f"The checkpoint {self.name!r} in {self.store.path} was restored by somebody else since: it has fence"
+                f"The checkpoint {self.name!r} in {self.store.path} was restored by another owner since: it has fence"
                 f" {found}, this one {fence}; nothing was written.",
-                "nothing here: another owner has taken over.",
+                "stop this process: another owner has taken over.",
                 processor=self.name,
                 reason="takeover",
             )
@@ -149,28 +152,16 @@ class LMDBCheckpoint:
         if faults.active:
             faults.point("checkpoint.inside")
 
-    def _mine(self) -> int:
-        if self._fence is None:
-            raise CuesError(f"The checkpoint {self.name!r} is committed before it was restored.", "restore() first.")
-        fence, pid = self._fence
-        if pid != os.getpid():
-            raise Forked(
-                f"The checkpoint {self.name!r} was restored in process {pid}; this is a child, {os.getpid()}.",
-                "a store and a checkpoint of its own.",
-                pid=pid,
-            )
-        return fence
-
     @property
     def state(self) -> dict[Any, Any]:
-        """A copy of the user's state as the last commit left it."""
+        """A copy of the user's state after the last commit."""
         with self._guard:
             found = dict(self._table.view(_STATE))
             self._table.call.discard()
         return found
 
     def close(self) -> None:
-        """The store is its owner's to close."""
+        """Do nothing: the caller closes the store."""
 
     def __repr__(self) -> str:
         return f"<cues.LMDBCheckpoint {self.name} in {self.store.path}>"

@@ -1,12 +1,12 @@
 """A consumer's checkpoint as text: one JSON object, the same in every kind of checkpoint.
 
     {"cues": 1,                                              version of this form
-     "offsets": {"<log>": 1001},                             where reading goes on
+     "offsets": {"<log>": 1001},                             the next indices to read
      "producers": [["<log>", "0102…06", 1234, 17]],          id in hex, clock done with, begin of the open span or -1
      "ack_intents": [["<log>", "gqFh…"]]}                    what append_ack_intents takes, in base64
 
-A text of another version, or with what is not in here, is refused and never guessed at. Offsets are in
-the order of their logs, so that one checkpoint has one text.
+A text of another version, or with other fields, is refused. Offsets are in the order of their logs, so that one
+checkpoint has one text.
 """
 
 from __future__ import annotations
@@ -16,28 +16,28 @@ import json
 from typing import Any, Final
 
 from cues.errors import CheckpointError
-from cues.txn.identity import ProducerID
-from cues.txn.sequencer import AckIntent, Checkpoint, ProducerState
+from cues.queues.sequencer import AckIntent, Checkpoint, ProducerState
+from cues.records.identity import ProducerID
 
 VERSION: Final = 1
 
 
 def pack(checkpoint: Checkpoint) -> str:
-    """A checkpoint as text."""
+    """Return a checkpoint as text."""
     return json.dumps(to_plain(checkpoint), ensure_ascii=False, separators=(",", ":"))
 
 
 def unpack(text: str) -> Checkpoint:
-    """What :func:`pack` gave. Raises :class:`CheckpointError` for anything else."""
+    """Read the text of :func:`pack`. Raises :class:`CheckpointError` for any other text."""
     try:
-        found = json.loads(text)
+        plain = json.loads(text)
     except ValueError as error:
-        raise _foreign(f"is no JSON ({error})") from error
-    return from_plain(found)
+        raise _foreign(f"is not JSON ({error})") from error
+    return from_plain(plain)
 
 
 def to_plain(checkpoint: Checkpoint) -> dict[str, Any]:
-    """A checkpoint as data that JSON can hold."""
+    """Return a checkpoint as data that JSON can hold."""
     return {
         "cues": VERSION,
         "offsets": dict(sorted(checkpoint.offsets.items())),
@@ -47,7 +47,7 @@ def to_plain(checkpoint: Checkpoint) -> dict[str, Any]:
 
 
 def from_plain(found: Any) -> Checkpoint:
-    """What :func:`to_plain` gave. Raises :class:`CheckpointError` for anything else."""
+    """Read the data of :func:`to_plain`. Raises :class:`CheckpointError` for any other data."""
     version = found.get("cues") if isinstance(found, dict) else None
     if version != VERSION:
         raise _foreign(f"is of version {version!r}; this version of Cues reads version {VERSION}")
@@ -69,4 +69,4 @@ def from_plain(found: Any) -> Checkpoint:
 
 
 def _foreign(what: str) -> CheckpointError:
-    return CheckpointError(f"What is kept as a checkpoint {what}.", "the Cues that wrote it.", where="")
+    return CheckpointError(f"The stored checkpoint {what}.", "use the version of Cues that wrote it.", where="")

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 import click
+from click.shell_completion import shell_complete
 
 from cues.cli import options
 from cues.errors import CuesError, NotInstalled
@@ -32,7 +33,11 @@ COMMANDS: Final = {
     "check": "Walk a store and name everything that is damaged.",
     "seek": "Move a processor's position.",
     "compact": "Give free pages back to the file system, and remove queues.",
+    "completion": "Print the script by which a shell completes command lines.",
 }
+
+COMPLETE: Final = "_CUES_COMPLETE"
+"""The variable by which a shell's completion script asks what may follow."""
 
 EPILOG: Final = """\
 \b
@@ -110,6 +115,9 @@ def commands(ctx: click.Context) -> None:
 
 def run(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
+    asked = os.environ.get(COMPLETE)
+    if asked:
+        return shell_complete(commands, {}, "cues", COMPLETE, asked)
     try:
         with commands.make_context("cues", list(sys.argv[1:] if arguments is None else arguments)) as ctx:
             result: Any = commands.invoke(ctx)
@@ -135,5 +143,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
     except OSError as error:
         if error.filename is None:
             raise
-        options.report(f"{error.filename}: {error.strerror}.", "the permissions of that place, or another path.")
+        options.report(
+            f"{error.filename}: {error.strerror}.", "check the permissions of that path, or give another path."
+        )
         return options.FAILED

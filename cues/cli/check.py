@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import click
 
-from cues import check as checks
-from cues.cli import options
+from cues.cli import completion, options
 from cues.cli import target as targets
 from cues.cli.live import slowly
 from cues.cli.options import command, output_options, store_option
-from cues.cli.output import Output, count
+from cues.cli.output import CommandOutput, count
+from cues.tools import check as checks
 
 
 @command()
-@click.argument("target", metavar="[GRAPH | STORE]", required=False)
+@click.argument("target", metavar="[GRAPH | STORE]", required=False, shell_complete=completion.names)
 @store_option
 @output_options
 def check(target: str | None, store: str | None, output: str | None) -> int:
@@ -40,7 +40,7 @@ def check(target: str | None, store: str | None, output: str | None) -> int:
     if not problems:
         with found.open() as opened:
             problems = checks.check_others(opened)
-    out = Output(output)
+    out = CommandOutput(output)
     name = targets.shown(found.path)
     for problem in problems:
         out.say(problem, problem=problem)

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import click
 
-from cues import abroad, compaction, metrics
+from cues.cli import completion
 from cues.cli import target as targets
 from cues.cli.live import slowly
 from cues.cli.options import WrongUsage, command, confirm, option, output_options, store_option, yes_option
-from cues.cli.output import Output, count, size
+from cues.cli.output import CommandOutput, count, size
 from cues.cli.target import nearest, shown
-from cues.store import Store
+from cues.forwarding import other_stores
+from cues.queues.store import Store
+from cues.tools import compaction, metrics
 
 
 @command()
-@click.argument("target", metavar="[GRAPH | STORE]", required=False)
+@click.argument("target", metavar="[GRAPH | STORE]", required=False, shell_complete=completion.names)
 @store_option
 @option("--remove", metavar="QUEUE", multiple=True, help="Remove this queue, which must be empty; can be repeated.")
 @option(
@@ -65,7 +67,7 @@ def compact(
             confirm(f"{name} will know nothing of {', '.join(forget)} any more.", "Forget?", yes)
             with found.open(readonly=False) as opened:
                 for processor in forget:
-                    abroad.forget(opened, processor)
+                    other_stores.forget(opened, processor)
         with slowly() as say:
             done = compaction.compact(
                 found.path,
@@ -76,7 +78,7 @@ def compact(
     if forget:
         removed += f"{'would forget' if dry_run else 'forgot'} {', '.join(forget)}; "
     sizes = f"{size(done.before)}, {'about ' if dry_run else ''}{size(done.after)} {'then' if dry_run else 'now'}"
-    Output(output).say(
+    CommandOutput(output).say(
         f"{name}: {removed}{sizes}",
         store=name,
         before=done.before,
@@ -94,5 +96,5 @@ def _check_known(store: Store, forget: tuple[str, ...]) -> None:
             raise WrongUsage(
                 f"{shown(store.path)} knows no processor {processor!r} of another store; it knows"
                 f" {', '.join(known) or 'none'}.",
-                f"--forget {nearest(processor, known)}" if known else "cues status lists them.",
+                f"give --forget {nearest(processor, known)}" if known else "see the readers with: cues status.",
             )

@@ -8,18 +8,18 @@ from pathlib import Path
 
 import click
 
-from cues.cli import place
+from cues.base.names import UUID
+from cues.cli import completion, place
 from cues.cli import target as targets
 from cues.cli.import_ import COLUMNS_HELP, CONTENT_TYPE_HELP, form_of, refuse_partitioned
 from cues.cli.live import slowly
 from cues.cli.options import WrongUsage, command, note, option, output_options, store_option
-from cues.cli.output import Output, count
-from cues.names import UUID
+from cues.cli.output import CommandOutput, count
 from cues.txn import journals
 
 
 @command()
-@click.argument("target", metavar="GRAPH#QUEUE | STORE#QUEUE")
+@click.argument("target", metavar="GRAPH#QUEUE | STORE#QUEUE", shell_complete=completion.names)
 @click.argument("file", metavar="[FILE]", default="-", type=click.Path(path_type=Path, allow_dash=True))
 @store_option
 @option("--content-type", metavar="TYPE", help=CONTENT_TYPE_HELP)
@@ -56,7 +56,7 @@ def export(
     form = form_of(file, content_type or ("application/x-ndjson" if to_stdout else None), uuid_key, columns)
     begin = place.parse(start, "--from") if start else None
     if not to_stdout and file.exists():
-        raise WrongUsage(f"{file} is there already.", "another name, or remove it.")
+        raise WrongUsage(f"The file {file} exists already.", "give another name, or remove the file.")
     found = targets.resolve(target, store)
     with found.open() as opened, slowly() as say:
         known = opened.queues(all="." in found.name)
@@ -87,4 +87,4 @@ def export(
     if to_stdout:
         note(text)
     else:
-        Output(output).say(f"{text} to {file}", queue=queue.id, file=str(file), exported=number)
+        CommandOutput(output).say(f"{text} to {file}", queue=queue.id, file=str(file), exported=number)

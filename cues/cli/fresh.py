@@ -8,35 +8,70 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from cues import abroad, locks, metrics
 from cues.cli.options import Failed, confirm
 from cues.cli.output import count, size
 from cues.cli.target import shown
 from cues.engine import record
 from cues.errors import AlreadyRunning, CuesError, StoreDamaged, StoreForeign
-from cues.store import Store
+from cues.forwarding import other_stores
+from cues.graphs.plan import Plan
+from cues.queues.store import Store
+from cues.storage import locks
+from cues.tools import metrics
 
 _FILES = ("data.mdb", "data.mdb.compact", "lock.mdb", "locks", "wake", "open")
 
 
-def clear(path: Path, yes: bool, is_open: bool = False, elsewhere: Mapping[str, Path] | None = None) -> None:
+def filled(plan: Plan) -> dict[str, list[str]]:
+    """The targets of ``checkpoint=`` that were filled by sinks of the graph, with these: they refuse a new store."""
+    sinks: dict[str, tuple[Any, list[str]]] = {}
+    for node in plan.running:
+        target = node.options.checkpoint
+        if target is not None and hasattr(target, "holds"):
+            sinks.setdefault(getattr(target, "where", repr(target)), (target, []))[1].append(node.id)
+    return {
+        where if "://" in where else shown(where): held
+        for where, (target, ids) in sinks.items()
+        if (held := target.holds(ids))
+    }
+
+
+def clear(
+    path: Path,
+    yes: bool,
+    is_open: bool = False,
+    elsewhere: Mapping[str, Path] | None = None,
+    targets: Mapping[str, Sequence[str]] | None = None,
+) -> None:
     """Ask, and delete the store at ``path``; where there is none there is nothing to do.
 
-    ``elsewhere`` are the graph's queues in other stores, which stay.
+    ``elsewhere`` are the graph's queues in other stores, which stay. ``targets`` are what :func:`filled` found: a run
+    over a new store would stop at them, so nothing is deleted.
 
     ``is_open``: this process has it open itself (``Graph(store=cues.open(…))``), so it must stay.
     """
     if is_open:
         raise Failed(
             f"The graph file opens its store {shown(path)} itself, so --fresh cannot delete it.",
-            "Graph(store='…') with a path, or delete the directory.",
+            "give the graph a path, Graph(store='…'), or delete the directory.",
+        )
+    if targets:
+        shown_targets = " and ".join(f"{where} (by {', '.join(ids)})" for where, ids in targets.items())
+        ids = ", ".join(f"'{id}'" for held in targets.values() for id in held)
+        raise Failed(
+            f"{shown_targets} was filled from the store {shown(path)} and refuses a new one; nothing was deleted.",
+            f"remove {' and '.join(targets)}, or what these sinks wrote there and their rows (delete from"
+            f" cues_positions where processor in ({ids})); then --fresh again.",
         )
     if not (path / "data.mdb").exists():
         if path.is_file():
-            raise StoreForeign(f"{shown(path)} is a file; a store is a directory.", "--store DIR.", path=str(path))
+            raise StoreForeign(
+                f"{shown(path)} is a file; a store is a directory.", "give a directory: --store DIR.", path=str(path)
+            )
         return
     what = _describe(path)
     _refuse_running(path)
@@ -50,7 +85,7 @@ def clear(path: Path, yes: bool, is_open: bool = False, elsewhere: Mapping[str, 
         register = locks.open_locks(path / "locks")
     except OSError as error:
         raise Failed(
-            f"{shown(path)} cannot be locked ({error.strerror}).", "the permissions of the directory."
+            f"{shown(path)} cannot be locked ({error.strerror}).", "check the permissions of the directory."
         ) from error
     try:
         # While the register is held nobody becomes a writer of this store.
@@ -93,7 +128,7 @@ def _refuse_running(path: Path, register: locks.LockFile | None = None) -> None:
     if pid is not None:
         raise AlreadyRunning(
             f"The store {shown(path)} is in use by process {pid} ({locks.process_state(pid)}); nothing was deleted.",
-            f"stop that one first (kill {pid}).",
+            f"stop that process first (kill {pid}).",
             pid=pid,
         )
 
@@ -101,9 +136,9 @@ def _refuse_running(path: Path, register: locks.LockFile | None = None) -> None:
 def _forget(path: Path) -> None:
     """Take back what the store has left in others: they would keep messages for its readers for ever."""
     with contextlib.suppress(CuesError), Store(path, readonly=True) as store:
-        for id in abroad.places(store):
-            with contextlib.suppress(CuesError), abroad.opened(store, id, readonly=False) as other:
-                abroad.forget(other, home=store.id)
+        for id in other_stores.places(store):
+            with contextlib.suppress(CuesError), other_stores.opened(store, id, readonly=False) as other:
+                other_stores.forget(other, home=store.id)
 
 
 def _delete(path: Path) -> None:

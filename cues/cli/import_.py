@@ -8,14 +8,15 @@ from typing import BinaryIO
 
 import click
 
+from cues.base.names import UUID
+from cues.cli import completion
 from cues.cli import target as targets
 from cues.cli.live import slowly
 from cues.cli.options import Failed, WrongUsage, command, option, output_options, store_option
-from cues.cli.output import Output, count
+from cues.cli.output import CommandOutput, count
 from cues.cli.send import opened_queue
 from cues.errors import CuesError
-from cues.names import UUID
-from cues.queue import Queue
+from cues.queues.queue import Queue
 from cues.txn import journals
 
 CONTENT_TYPE_HELP = (
@@ -26,7 +27,7 @@ COLUMNS_HELP = "Names of the columns of CSV behind the UUID, with commas between
 
 
 @command(name="import")
-@click.argument("target", metavar="GRAPH[#QUEUE] | STORE#QUEUE")
+@click.argument("target", metavar="GRAPH[#QUEUE] | STORE#QUEUE", shell_complete=completion.names)
 @click.argument("files", metavar="FILE...", nargs=-1, required=True, type=click.Path(path_type=Path, allow_dash=True))
 @store_option
 @option("--content-type", metavar="TYPE", help=CONTENT_TYPE_HELP)
@@ -64,17 +65,19 @@ def import_(
     files are taken as parts of one journal, in their order.
     """
     if stamp and unstamped:
-        raise WrongUsage("--stamp and --unstamped exclude each other.", "--stamp")
+        raise WrongUsage("--stamp and --unstamped exclude each other.", "give only --stamp.")
     plans = [(path, form_of(path, content_type, uuid_key, columns)) for path in files]
     found = targets.resolve(target, store)
     with opened_queue(found, create, store, "cues import") as queue:
         refuse_partitioned(queue, f"cues import {found.text}")
-        out = Output(output)
+        out = CommandOutput(output)
         seen: dict[int, int] = {}
         for path, form in plans:
             if stamp:
                 if str(path) == "-":
-                    raise WrongUsage("What comes on stdin cannot be stamped: the next time it is not there.", "a file.")
+                    raise WrongUsage(
+                        "Messages of stdin cannot be stamped: the stamped copy is kept beside a file.", "give a file."
+                    )
                 path, _ = journals.stamp(path, form)
             appended, had = _import(queue, path, form, unstamped, seen)
             there = f", {count(had, 'message')} {'was' if had == 1 else 'were'} there already" if had else ""
@@ -89,9 +92,10 @@ def import_(
 
 def refuse_partitioned(queue: Queue, command: str) -> None:
     """A journal is one log."""
-    if queue.spread:
+    if queue.is_partitioned:
         raise WrongUsage(
-            f"{queue.id} has {queue.partitions} partitions, and a journal is of one.", f"{command}#{queue.id}/0"
+            f"{queue.id} has {queue.partitions} partitions, and a journal belongs to one.",
+            f"name one: {command}#{queue.id}/0",
         )
 
 
@@ -99,7 +103,9 @@ def form_of(path: Path, content_type: str | None, uuid_key: str, columns: str | 
     """How messages lie in a file."""
     found = content_type or journals.content_type_of(path)
     if found is None:
-        raise WrongUsage(f"What does {path} hold? Its suffix does not say.", "--content-type application/x-ndjson")
+        raise WrongUsage(
+            f"The suffix of {path} does not tell its content type.", "add --content-type application/x-ndjson."
+        )
     names = tuple(name.strip() for name in columns.split(",")) if columns else ()
     return journals.Form(found, uuid_key, names)
 
@@ -119,6 +125,6 @@ def _import(queue: Queue, path: Path, form: journals.Form, unstamped: bool, seen
             )
         except CuesError as error:
             raise Failed(
-                f"{path}: {error.message} What is before it is imported ({count(len(queue) - before, 'new message')}).",
+                f"{path}: {error.message} Earlier messages are imported ({count(len(queue) - before, 'new message')}).",
                 error.hint,
             ) from None

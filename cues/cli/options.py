@@ -97,7 +97,7 @@ def confirm(what: str, question: str, yes: bool) -> None:
     if yes:
         return
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
-        raise WrongUsage("There is no terminal to ask on.", "--yes, if that is meant.")
+        raise WrongUsage("There is no terminal to ask on.", "add --yes, if you mean it.")
     if not click.confirm(question, default=False, err=True):
         raise Failed("Nothing was changed.")
 

@@ -30,6 +30,9 @@ from uuid import UUID
 
 from cues.cli.options import colour
 
+_SLOW_CALL_S = 0.01
+"""A function whose calls take longer is shown with them."""
+
 
 @dataclass(frozen=True)
 class Column:
@@ -43,7 +46,7 @@ class Column:
     """Left out when no row has anything in it."""
 
 
-class Output:
+class CommandOutput:
     """Where a command's results go; ``form`` is "json", "table", or None for what stdout is."""
 
     def __init__(self, form: str | None) -> None:
@@ -139,6 +142,14 @@ def duration(seconds: float) -> str:
     if days:
         return f"{days} d {hours} h"
     return f"{hours} h {minutes:02} min" if hours else f"{minutes} min {rest:02} s"
+
+
+def calling(calls: int, in_flight: int, call_s: float | None) -> str | None:
+    """What the calls of a slow function do: ``412 done, 3 in flight, 1.2 s a call``; None where calls cost little."""
+    if (call_s is None and not in_flight) or (call_s is not None and call_s < _SLOW_CALL_S):
+        return None
+    cost = "" if call_s is None else f", {duration(call_s) if call_s >= 1 else f'{call_s * 1000:.0f} ms'} a call"
+    return f"{calls:,} done, {in_flight:,} in flight{cost}"
 
 
 def ago(when: datetime | None) -> str | None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from datetime import UTC, datetime, timedelta
-from typing import Any
 
 from cues.cli.options import WrongUsage
 from cues.errors import InvalidArgument
-from cues.log import Log, Row
-from cues.queue import check_index
+from cues.queues.base import check_index
+from cues.queues.log import Log
+from cues.records.log_row import LogRow
+from cues.storage.transaction import StoreTransaction
 
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 
@@ -25,7 +26,7 @@ def parse(text: str, option: str) -> Place:
     if re.fullmatch(r"[+-]?\d[\d_,]*", text):
         index = int(text.replace(",", "").replace("_", ""))
         if index < 1:
-            raise WrongUsage(f"{option} {text}: the first index is 1.", f"{option} start, or {option} 1")
+            raise WrongUsage(f"{option} {text}: the first index is 1.", f"give {option} start, or {option} 1")
         return index
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smhd])", text)
     if found:
@@ -33,23 +34,23 @@ def parse(text: str, option: str) -> Place:
     try:
         when = datetime.fromisoformat(text)
     except ValueError:
-        raise WrongUsage(f"{option} {text!r} is no place on a queue.", f"{option} with {HELP}.") from None
+        raise WrongUsage(f"{option} {text!r} is not a place on a queue.", f"give {option} {HELP}.") from None
     if when.tzinfo is None:
         raise WrongUsage(
-            f"{option} {text} has no time zone, so it names no instant.",
+            f"{option} {text} has no time zone, so it is not a point in time.",
             f"{option} {text}{'' if 'T' in text or ' ' in text else 'T00:00'}Z for UTC, or an offset such as +01:00.",
         )
     return when
 
 
-def index_of(place: Place, log: Log, txn: Any, row: Row, option: str) -> int:
+def index_of(place: Place, log: Log, txn: StoreTransaction, row: LogRow, option: str) -> int:
     """The index that a place means on a log now; what was purged means the first that is left."""
     if place == "start":
         return row.first
     if place == "end":
         return row.next
     if isinstance(place, datetime):
-        from cues import clock
+        from cues.base import clock
 
         return log.index_at(txn, row, clock.to_ns(place))
     try:

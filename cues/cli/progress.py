@@ -1,21 +1,26 @@
-"""How a run goes, on stderr: a table that is redrawn on a terminal, one JSON object a second in a pipe."""
+"""The progress of a run, on stderr: a table that is redrawn on a terminal, one JSON object a second in a pipe."""
 
 from __future__ import annotations
 
 import json
 import logging
 import sys
+import threading
 import time
 from typing import Any, Final
 
-from cues import events, metrics
+from cues.base import events
 from cues.cli.live import Live
-from cues.cli.output import Column, duration, table
-from cues.engine.local import Running, Standing
+from cues.cli.output import Column, calling, duration, table
+from cues.engine.running import Running
+from cues.engine.status import UnitStatus
+from cues.tools import metrics
 
 _STATES: Final = ("ended", "running", "stopped")
 _REDRAW_S: Final = 0.2
 _LINE_S: Final = 1.0
+_REPEAT_S: Final = 10.0
+"""An event that repeats identically is printed at once, and then with its count, at most once in this time."""
 
 _COLUMNS: Final = (
     Column("processor", "processor"),
@@ -24,12 +29,13 @@ _COLUMNS: Final = (
     Column("failed", "failed", right=True, optional=True),
     Column("waiting", "lag", right=True, optional=True),
     Column("per second", "rate", right=True),
+    Column("calls", "calling", optional=True),
     Column("", "state"),
 )
 
 
 class Progress:
-    """Shows nothing but what is wrong (``--quiet``); the base of the others."""
+    """Prints warnings and errors only (``--quiet``). Base class of the other displays."""
 
     interval_s: float = 1.0
 
@@ -37,20 +43,49 @@ class Progress:
         self.graph = graph
         self.verbose = verbose
         self.started_at = time.monotonic()
+        self._guard = threading.Lock()
+        self._repeats: dict[tuple[str, str], tuple[events.Event, int]] = {}
+        """By processor and text: the event, and how often it repeated since it was printed."""
+        self._repeats_at = self.started_at
 
     def __enter__(self) -> Progress:
         return self
 
     def __exit__(self, *_: object) -> None:
-        return None
+        self._print_repeats()
 
     def tick(self, running: Running) -> None:
-        """Called about every ``interval_s``."""
+        """Redraw; called about every ``interval_s``."""
+        if time.monotonic() - self._repeats_at >= _REPEAT_S:
+            self._print_repeats()
 
     def event(self, event: events.Event) -> None:
-        """Something rare happened; called from any thread."""
-        if event.level >= logging.WARNING and not _is_told_at_the_end(event):
-            self.say(_sentence(event))
+        """Print an event, or count it if it repeats; called from any thread."""
+        if not self._shows(event):
+            return
+        key = (event.processor, event.text)
+        with self._guard:
+            known, count = self._repeats.get(key, (event, -1))
+            self._repeats[key] = (known, count + 1)
+        if count < 0:
+            self._print_event(event, 0)
+
+    def _print_repeats(self) -> None:
+        with self._guard:
+            repeats, self._repeats = self._repeats, {}
+            self._repeats_at = time.monotonic()
+            # An event that repeated is counted on; any other is printed at once when it comes again.
+            self._repeats = {key: (event, 0) for key, (event, count) in repeats.items() if count}
+        for event, count in repeats.values():
+            if count:
+                self._print_event(event, count)
+
+    def _shows(self, event: events.Event) -> bool:
+        return event.level >= logging.WARNING and not _is_told_at_the_end(event)
+
+    def _print_event(self, event: events.Event, more: int) -> None:
+        """Print an event; ``more`` is the number of its repetitions, 0 the first time."""
+        self.say(_sentence(event) + (f" (repeated {more:,} times)" if more > 1 else " (repeated once)" if more else ""))
 
     def log(self, level: str, text: str) -> None:
         """A record of somebody's logger, at least a warning; called from any thread."""
@@ -69,6 +104,7 @@ class Lines(Progress):
         self._last = self.started_at
 
     def tick(self, running: Running) -> None:
+        super().tick(running)
         now = time.monotonic()
         if now - self._last < _LINE_S * 0.9:
             return
@@ -80,9 +116,13 @@ class Lines(Progress):
         self._last = now
         self._print(type="progress", graph=self.graph, seconds=round(now - self.started_at, 1), processors=found)
 
-    def event(self, event: events.Event) -> None:
+    def _shows(self, event: events.Event) -> bool:
+        return True
+
+    def _print_event(self, event: events.Event, more: int) -> None:
         level = logging.getLevelName(event.level).lower()
-        facts = {"processor": event.processor} if event.processor else {}
+        facts: dict[str, Any] = {"processor": event.processor} if event.processor else {}
+        facts |= {"repeated": more} if more else {}
         self._print(type="event", level=level, **facts, text=event.text)
 
     def log(self, level: str, text: str) -> None:
@@ -95,7 +135,7 @@ class Lines(Progress):
         print(json.dumps(facts), file=sys.stderr, flush=True)
 
 
-class Table(Progress):
+class ProgressTable(Progress):
     """For a terminal: a table at the bottom, and events above it."""
 
     interval_s = _REDRAW_S
@@ -111,9 +151,11 @@ class Table(Progress):
         return self
 
     def __exit__(self, *error: object) -> None:
+        super().__exit__(*error)
         self._live.__exit__(*error)
 
     def tick(self, running: Running) -> None:
+        super().tick(running)
         now = time.monotonic()
         rows = measure(running)
         taken = {row["processor"]: row["taken"] for row in rows}
@@ -125,6 +167,7 @@ class Table(Progress):
             row["rate"] = (taken[name] - before.get(name, 0)) / since if since else 0.0
             row["lag"] = row["lag"] or None
             row["failed"] = row["failed"] or None
+            row["calling"] = calling(row["calls"], row["in_flight"], row["call_s"])
         head = f"{self.graph}  {duration(now - self.started_at)}"
         if running.draining:
             head += "  draining"
@@ -132,34 +175,36 @@ class Table(Progress):
             head += f"  waiting for {', '.join(running.plan.fed)} (cues send)"
         self._live.draw([head, *table(rows, _COLUMNS, colours=True)])
 
-    def event(self, event: events.Event) -> None:
+    def _shows(self, event: events.Event) -> bool:
         notable = isinstance(event, events.Recovered) and event.decision in ("rewind", "void")
-        if notable or isinstance(event, events.Placed) or (self.verbose and not _is_told_at_the_end(event)):
-            self.say(_sentence(event))
-        else:
-            super().event(event)
+        told = notable or isinstance(event, events.Placed) or (self.verbose and not _is_told_at_the_end(event))
+        return told or super()._shows(event)
 
 
 def progress_for(graph: str, *, quiet: bool, verbose: bool) -> Progress:
     """The display that suits stderr."""
     if quiet:
         return Progress(graph)
-    return Table(graph, verbose) if sys.stderr.isatty() else Lines(graph, verbose)
+    return ProgressTable(graph, verbose) if sys.stderr.isatty() else Lines(graph, verbose)
 
 
 def measure(running: Running) -> list[dict[str, Any]]:
-    """Each processor's counters, and what waits for it."""
-    processors: dict[str, list[Standing]] = {}
+    """Counters and lag of each processor."""
+    processors: dict[str, list[UnitStatus]] = {}
     for standing in running.standings():
         processors.setdefault(standing.processor, []).append(standing)
     rows = []
     for processor, units in processors.items():
+        calls = sum(unit.counters.calls for unit in units)
         rows.append(
             {
                 "processor": running.plan.node(processor).name,
                 "taken": sum(unit.counters.taken for unit in units),
                 "written": sum(unit.counters.written for unit in units),
                 "failed": sum(unit.counters.failed for unit in units),
+                "calls": calls,
+                "in_flight": sum(unit.counters.in_flight for unit in units),
+                "call_s": round(sum(unit.counters.calling_ns for unit in units) / calls / 1e9, 6) if calls else None,
                 "lag": sum(_lag(running, unit.id) for unit in units),
                 # Of a processor over partitions, one that stopped is what there is to say.
                 "state": max((unit.state for unit in units), key=_STATES.index),

@@ -8,13 +8,14 @@ from typing import Any, Final
 
 import click
 
-from cues import metrics
+from cues.cli import completion
 from cues.cli import target as targets
 from cues.cli.options import command, option, output_options, store_option
-from cues.cli.output import Column, Output, ago, duration, size
-from cues.graph import Graph
-from cues.metrics import QueueMetrics
-from cues.store import Store
+from cues.cli.output import Column, CommandOutput, ago, duration, size
+from cues.graphs.graph import Graph
+from cues.queues.store import Store
+from cues.tools import metrics
+from cues.tools.metrics import QueueMetrics
 
 _COLUMNS = (
     Column("queue", "queue"),
@@ -29,7 +30,7 @@ _COLUMNS = (
 
 
 @command()
-@click.argument("target", metavar="[GRAPH | STORE]", required=False)
+@click.argument("target", metavar="[GRAPH | STORE]", required=False, shell_complete=completion.names)
 @store_option
 @option("--all", "everything", is_flag=True, help="The try logs of processors too.")
 @output_options
@@ -54,7 +55,7 @@ def queues(target: str | None, store: str | None, everything: bool, output: str 
             rows = metrics.of_queues(opened, all=everything)
             if found.file is not None:
                 rows += _elsewhere(found.file.graph)
-    out = Output(output)
+    out = CommandOutput(output)
     if not rows and not out.json:
         print(f"The store {targets.shown(found.path)} has no queues yet.")
         return

@@ -1,11 +1,11 @@
-"""``cues run``: run a graph, show how it goes, and say at the end what came of it.
+"""``cues run``: run a graph, show its progress, and print a summary at the end.
 
     main thread     sleeps on an inbox; draws; counts signals
     waiter          wait_done(), then drain() after the first signal
-    processors      as in any start of the graph (engine/local.py)
+    processors      as in any start of the graph (engine/threads.py)
 
 The first Ctrl-C (or SIGTERM) ends the sources and lets the rest finish what is there; the second stops
-every processor behind its current step; the third ends the process at once, which loses nothing.
+every processor after its current step; the third ends the process at once, which loses nothing.
 """
 
 from __future__ import annotations
@@ -21,45 +21,58 @@ from typing import Any, Final, Literal
 
 import click
 
-from cues import graphfile
+from cues.cli import completion, options, target
 from cues.cli import fresh as fresh_start
-from cues.cli import options, target
 from cues.cli.options import command, option, output_options, store_option, yes_option
-from cues.cli.output import Output
+from cues.cli.output import CommandOutput
 from cues.cli.progress import Progress, progress_for
 from cues.cli.summary import Before, Ending, Summary
-from cues.engine.local import Running
+from cues.engine.running import Running
 from cues.errors import CuesError, Fenced, ProcessorStopped
-from cues.graph import ENGINES
-from cues.store import Store
+from cues.graphs import graphfile
+from cues.graphs.graph import ENGINES
+from cues.queues.store import Store
 
 ABORT_WAIT_S: Final = 2.0
 """How long an abort waits for the steps under way."""
 
 
 @command()
-@click.argument("graph", metavar="GRAPH")
+@click.argument("graph", metavar="GRAPH", shell_complete=completion.names)
 @store_option
 @option(
-    "--idle-exit", type=click.FloatRange(min=0), metavar="SECONDS", help="End after so long without anything to do."
+    "--idle-exit", type=click.FloatRange(min=0), metavar="SECONDS", help="End after this time without anything to do."
 )
 @option("--fresh", is_flag=True, help="Delete the store first, and start over.")
 @option("--accept-topology", is_flag=True, help="Let inputs that are new begin at the start of their queue.")
 @option("--take-over", is_flag=True, help="Take the graph from a process that no longer answers.")
-@option("--durability", type=click.Choice(("disk", "process")), help="Of a store that is made; the default is disk.")
+@option("--durability", type=click.Choice(("disk", "process")), help="Durability of a new store; the default is disk.")
 @option(
     "--engine",
     type=click.Choice(tuple(ENGINES)),
     default="embedded",
     show_default=True,
-    help="What calls the functions: this process, or Spark's executors.",
+    help="The engine that calls the functions: this process, or Spark's executors.",
 )
 @option("--workers", metavar="N|auto", help="Processes that run the processors; a supervisor starts them again.")
 @option("--master", metavar="URL", help="Spark's cluster.  [default: local[*]]")
-@option("--backfill", is_flag=True, help="Work off what lies on the queues, in large steps, and end. Needs Spark.")
-@option("--queues", metavar="DIR", help="Keep queues where all executors see them: a path, or a URL that Hadoop knows.")
-@option("--quiet", "-q", is_flag=True, help="No progress, only what is wrong.")
-@option("--verbose", "-v", is_flag=True, help="Also say where each processor starts, and why.")
+@option(
+    "--backfill",
+    is_flag=True,
+    help="Process the messages that are on the queues, in large steps, and end. Needs Spark.",
+)
+@option(
+    "--queues",
+    metavar="DIR",
+    help="A directory for the queues that all executors see: a path, or a URL that Hadoop knows.",
+)
+@option(
+    "--fail-on-errors",
+    is_flag=True,
+    help="Exit code 1 if messages failed in this run, or failed messages of earlier runs are unresolved.",
+)
+@option("--quiet", "-q", is_flag=True, help="Print warnings and errors only, no progress.")
+@option("--verbose", "-v", is_flag=True, help="Also print where each processor starts, and why.")
 @yes_option
 @output_options
 def run(
@@ -75,6 +88,7 @@ def run(
     master: str | None,
     backfill: bool,
     queues: str | None,
+    fail_on_errors: bool,
     quiet: bool,
     verbose: bool,
     yes: bool,
@@ -82,9 +96,9 @@ def run(
 ) -> int:
     """Run a graph until every source has ended and every queue is drained.
 
-    It goes on while a source is live, or the graph is fed by `cues send`; Ctrl-C drains and stops it, a
-    second one does not wait. Killed at any instant, the next run goes on where it was: nothing is lost and
-    nothing done twice.
+    The run continues while a source is live, or while the graph is fed by `cues send`. Ctrl-C drains and stops
+    it; a second Ctrl-C does not wait. A run may be killed at any instant: the next run continues after the last
+    commit. Nothing is lost, and nothing is done twice.
 
     \b
       cues run graph.py                    the only graph of the file
@@ -98,7 +112,8 @@ def run(
       cues run graph.py --engine spark --queues hdfs:///flights    queues and positions are there
 
     Progress goes to stderr: a table on a terminal, one JSON object a second in a pipe. The summary goes to
-    stdout. The exit code is 1 when an error stopped a processor, 130 after Ctrl-C.
+    stdout. The exit code is 1 when an error stopped a processor, 130 after Ctrl-C; with --fail-on-errors it is 1
+    also when messages failed, or when earlier runs left failed messages on error queues.
     """
     if not graphfile.is_file(graph):
         raise options.WrongUsage(f"{graph} is not a graph file.", "cues run graph.py")
@@ -106,16 +121,21 @@ def run(
     if engine != "spark" and (
         found := [f"{name} {value}".strip() for name, value in sparks.items() if value is not None]
     ):
-        raise options.WrongUsage(f"{found[0]} is Spark's.", "--engine spark.")
+        raise options.WrongUsage(f"{found[0]} is an option of Spark.", "add --engine spark.")
     if backfill and queues is not None:
         raise options.WrongUsage(
-            "--backfill works off the queues of a store; with --queues steps are long anyway.", "one of the two."
+            "--backfill works off the queues of a store; with --queues steps are long anyway.",
+            "give one of the two options.",
         )
     if backfill and (fresh or idle_exit is not None):
         what = "--fresh leaves nothing to work off" if fresh else "it ends by itself, without --idle-exit"
-        raise options.WrongUsage(f"--backfill works off what lies on the queues; {what}.", "one of the two.")
+        raise options.WrongUsage(
+            f"--backfill processes the messages that are on the queues; {what}.", "give one of the two options."
+        )
     if workers is not None and engine == "spark":
-        raise options.WrongUsage("--workers are processes of the embedded engine.", "either, without the other.")
+        raise options.WrongUsage(
+            "--workers are processes of the embedded engine.", "give --workers or --engine spark, not both."
+        )
     file = graphfile.load(graph)
     if engine == "spark":
         from cues.spark.session import require
@@ -123,19 +143,19 @@ def run(
         require()  # before --fresh deletes anything
     chosen = store if options.given("store") else None
     path = target.store_of(file, chosen)
-    declared_queues = file.graph.plan().queues
-    elsewhere = {name: file.graph.place(o.path) for name, o in declared_queues.items() if o.path is not None}
+    plan = file.graph.plan()
+    elsewhere = {name: file.graph.place(o.path) for name, o in plan.queues.items() if o.path is not None}
     if queues is not None and fresh:
         raise options.WrongUsage(
             f"--fresh deletes the store of this machine, and {queues} goes on from it.",
-            "--queues with an empty directory.",
+            "give --queues an empty directory.",
         )
     if fresh:
         is_open = isinstance(file.graph.store, Store) and not chosen
-        fresh_start.clear(path, yes, is_open, elsewhere)
+        fresh_start.clear(path, yes, is_open, elsewhere, fresh_start.filled(plan))
     if durability is not None:
         file.graph.durability = durability
-    more: dict[str, Any] = {}
+    more: dict[str, Any] = {"engine": engine}
     if engine == "spark":
         _say_start(file.graph.id, quiet)
         more |= {"master": master, "backfill": backfill}
@@ -148,7 +168,6 @@ def run(
     progress = progress_for(file.graph.id, quiet=quiet, verbose=verbose)
     with progress, _LogsTo(progress), _Signals() as signals:
         running = file.graph.start(
-            engine=engine,
             store=None if declared else path,
             accept_topology=accept_topology,
             take_over=take_over,
@@ -157,10 +176,12 @@ def run(
         )
         session = _Session(running, progress, signals, idle_exit, Summary(running, graph, before))
         ending = session.watch()
-    session.summary.show(Output(output), ending, (lambda text: None) if quiet else progress.say)
+    session.summary.show(CommandOutput(output), ending, (lambda text: None) if quiet else progress.say)
     if ending == "stopped":
         session.report_stops()
     code = {"done": 0, "idle": 0, "stopped": options.FAILED}.get(ending, options.INTERRUPTED)
+    if fail_on_errors and not code and (session.summary.failed or session.summary.unresolved):
+        code = options.FAILED
     if session.stuck:
         # A user's function does not return. Nothing is lost: its step did not commit.
         sys.stdout.flush()
@@ -174,7 +195,9 @@ def _workers(text: str) -> int | Literal["auto"]:
         return "auto"
     if text.isdecimal() and int(text) > 0:
         return int(text)
-    raise options.WrongUsage(f"--workers {text} is no number of processes.", "1 or more, or auto.")
+    raise options.WrongUsage(
+        f"--workers {text} is not a number of processes.", "give --workers a number from 1, or auto."
+    )
 
 
 def _say_start(graph: str, quiet: bool) -> None:
@@ -200,7 +223,7 @@ class _Session:
         signals.most = 2
 
     def watch(self) -> Ending:
-        """Until the end, whichever it is; then everything is closed."""
+        """Wait for the end of the run, and close everything."""
         try:
             ending = self._watch()
         finally:
@@ -219,12 +242,12 @@ class _Session:
             elif news == "signal":
                 self._signals += 1
                 if self._signals == 1 and not stopped:
-                    self.progress.say("Draining: the sources end, the rest is finished. Ctrl-C again to stop now.")
+                    self.progress.say("Draining: the sources end, the other processors finish. Ctrl-C again stops now.")
                     self._in_background("drained", self.running.drain)
                 else:
                     self._signals = max(2, self._signals)
                     self.progress.say(
-                        "Stopping behind the steps under way. Ctrl-C again ends at once, which loses nothing."
+                        "Stopping after the steps under way. Ctrl-C again ends at once, which loses nothing."
                     )
                     self.running.halt()
                     return "stopped" if stopped else "aborted"
@@ -256,7 +279,7 @@ class _Session:
         threading.Thread(target=call, name=f"cues {news}", daemon=True).start()
 
     def report_stops(self) -> None:
-        """What stopped processors: the user's traceback, and a line of ours for each."""
+        """Print the errors that stopped processors: the user's traceback, and one line for each."""
         for error in self.running.stopped:
             cause = error.__cause__
             trace = getattr(error, "trace", "")  # of a worker

@@ -8,18 +8,22 @@ from datetime import datetime
 
 import click
 
-from cues import metrics, names, ownership, wakeup
+from cues.base import names
+from cues.cli import completion
 from cues.cli import place as places
 from cues.cli import target as targets
 from cues.cli.options import Failed, WrongUsage, command, confirm, option, output_options, store_option, yes_option
-from cues.cli.output import Output
+from cues.cli.output import CommandOutput
 from cues.errors import StoreNotFound
-from cues.log import Log
-from cues.store import Store
+from cues.queues.log import Log
+from cues.queues.store import Store
+from cues.steps import ownership
+from cues.storage import wakeup
+from cues.tools import metrics
 
 
 @command()
-@click.argument("target", metavar="GRAPH#PROCESSOR | STORE#GRAPH.PROCESSOR")
+@click.argument("target", metavar="GRAPH#PROCESSOR | STORE#GRAPH.PROCESSOR", shell_complete=completion.names)
 @store_option
 @option("--to", "place", required=True, metavar="PLACE", help=f"Where it goes on: {places.HELP}.")
 @option("--tailer", metavar="QUEUE", help="Only this input; a tailer id will do as well.")
@@ -55,7 +59,7 @@ def seek(
         for move in moves:
             row = ownership.seek(opened, move.unit, move.positions, again)
             opened.ring(move.mask)
-            Output(output).say(
+            CommandOutput(output).say(
                 f"{move.unit} moved: {move.words}",
                 processor=move.unit,
                 positions=move.positions,
@@ -75,7 +79,7 @@ class _Move:
     """Of the logs on one of which it may sleep: it shall look where it stands."""
 
 
-def _units(found: targets.Target, known: list[str], where: places.Place) -> list[str]:
+def _units(found: targets.StoreTarget, known: list[str], where: places.Place) -> list[str]:
     """The units that are meant: the one that is named with its partition, else all of the processor."""
     name = found.name.removesuffix("/0")
     unit = targets.processor_of(replace(found, name=name), known, "cues seek")
@@ -84,7 +88,7 @@ def _units(found: targets.Target, known: list[str], where: places.Place) -> list
         return [unit]
     if not isinstance(where, (str, datetime)):
         raise WrongUsage(
-            f"{unit} reads {len(units)} partitions, and an index is of one.",
+            f"{unit} reads {len(units)} partitions, and an index belongs to one.",
             f"cues seek {found.text}#{name}/0 --to {where}",
         )
     return units
@@ -93,7 +97,7 @@ def _units(found: targets.Target, known: list[str], where: places.Place) -> list
 def _move(opened: Store, unit: str, tailer: str | None, where: places.Place) -> _Move:
     standing = {one.tailer: one for one in metrics.tailers(opened, unit)}
     if not standing:
-        raise Failed(f"{unit} is a source; where it goes on is its own position.", "cues run --fresh starts it over.")
+        raise Failed(f"{unit} is a source, which keeps its own position.", "start it over with: cues run --fresh.")
     chosen = _chosen(unit, tailer, list(standing), where)
     positions = {id: _index(opened, standing[id], where) for id in chosen}
     words = ", ".join(
@@ -108,8 +112,8 @@ def _chosen(unit: str, tailer: str | None, known: list[str], where: places.Place
         if len(known) > 1 and not isinstance(where, (str, datetime)):
             queues = ", ".join(id.removeprefix(f"{processor}.") for id in known)
             raise WrongUsage(
-                f"{processor} has several inputs ({queues}), and an index is of one.",
-                f"--tailer {known[0].removeprefix(f'{processor}.')}",
+                f"{processor} has several inputs ({queues}), and an index belongs to one.",
+                f"add --tailer {known[0].removeprefix(f'{processor}.')}",
             )
         return known
     for id in known:
@@ -119,7 +123,7 @@ def _chosen(unit: str, tailer: str | None, known: list[str], where: places.Place
     inputs = [id.removeprefix(f"{processor}.") for id in known]
     raise WrongUsage(
         f"{processor} does not read {tailer!r}; it reads {', '.join(inputs)}.",
-        f"--tailer {targets.nearest(tailer, inputs)}",
+        f"give --tailer {targets.nearest(tailer, inputs)}",
     )
 
 
@@ -129,7 +133,7 @@ def _index(store: Store, standing: metrics.TailerMetrics, where: places.Place) -
             raise StoreNotFound(
                 f"The store of queue {standing.queue!r} is not where it was ({targets.shown(standing.store)}), or is"
                 " another one.",
-                "the store that was there.",
+                "put the store back to that path.",
                 path=standing.store,
             )
         other = closing.enter_context(Store(standing.store, readonly=True)) if standing.store else store

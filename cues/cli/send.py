@@ -12,28 +12,30 @@ from typing import Any, Final
 
 import click
 
-from cues import abroad, names
-from cues.cli import options
+from cues.base import names
+from cues.cli import completion, options
 from cues.cli import target as targets
 from cues.cli.options import Failed, WrongUsage, command, option, output_options, store_option
-from cues.cli.output import Output, count, from_json
+from cues.cli.output import CommandOutput, count, from_json
 from cues.errors import CuesError, QueueNotFound, StoreNotFound
-from cues.queue import Appender, Queue
-from cues.spread import Place
-from cues.store import Store
+from cues.forwarding import other_stores
+from cues.queues.appender import Appender
+from cues.queues.placement import Place
+from cues.queues.queue import Queue
+from cues.queues.store import Store
 
 _READ_BYTES: Final = 1 << 20
 """What is there on stdin, up to this, is one commit: a slow writer's line is not kept waiting for others."""
 
 
 @command()
-@click.argument("target", metavar="GRAPH[#QUEUE] | STORE#QUEUE")
+@click.argument("target", metavar="GRAPH[#QUEUE] | STORE#QUEUE", shell_complete=completion.names)
 @click.argument("messages", metavar="[MESSAGE | KEY=VALUE]...", nargs=-1)
 @store_option
 @option("--create", is_flag=True, help="Make the queue, and the store, if they are missing.")
 @output_options
 def send(target: str, messages: tuple[str, ...], store: str | None, create: bool, output: str | None) -> int:
-    """Append messages to a queue; whoever waits for them wakes up.
+    """Append messages to a queue, and wake up its readers.
 
     A message is a JSON object, or key=value pairs, whose values are JSON where they can be read as such and
     text otherwise. Without arguments the messages are JSON lines on stdin: whatever is there at once is
@@ -58,13 +60,13 @@ def send(target: str, messages: tuple[str, ...], store: str | None, create: bool
             else:
                 _send_stdin(sender)
         finally:
-            sender.tell(Output(output))
+            sender.tell(CommandOutput(output))
     return 0
 
 
 @contextmanager
 def opened_queue(
-    found: targets.Target, create: bool, store: str | None = None, command: str = "cues send"
+    found: targets.StoreTarget, create: bool, store: str | None = None, command: str = "cues send"
 ) -> Iterator[Queue]:
     """The queue that messages from outside are for, in its store; a graph file without a name means its source."""
     if found.file is not None and not found.name:
@@ -83,7 +85,9 @@ def _arguments(messages: tuple[str, ...]) -> list[dict[str, Any]]:
             try:
                 found.append(_message(text))
             except ValueError as error:
-                raise WrongUsage(f"Message {number} is no JSON object: {error}.", """'{"key": 1}'""") from None
+                raise WrongUsage(
+                    f"Message {number} is not a JSON object: {error}.", """write it like this: '{"key": 1}'"""
+                ) from None
         return found
     pairs: dict[str, Any] = {}
     for text in messages:
@@ -91,10 +95,10 @@ def _arguments(messages: tuple[str, ...]) -> list[dict[str, Any]]:
         if not equals or not key or text.lstrip().startswith("{"):
             raise WrongUsage(
                 f"{text!r} is neither key=value nor, with all other arguments, a JSON object.",
-                """count=3 item=apple, or '{"count": 3, "item": "apple"}'""",
+                """write count=3 item=apple, or '{"count": 3, "item": "apple"}'""",
             )
         if key in pairs:
-            raise WrongUsage(f"The key {key!r} is given twice.", "one value, or a JSON list: tags='[1, 2]'")
+            raise WrongUsage(f"The key {key!r} is given twice.", "give one value, or a JSON list: tags='[1, 2]'")
         try:
             pairs[key] = from_json(json.loads(value))
         except ValueError:
@@ -115,7 +119,7 @@ def _message(text: str | bytes) -> dict[str, Any]:
     return value
 
 
-def _open(found: targets.Target, create: bool) -> Store:
+def _open(found: targets.StoreTarget, create: bool) -> Store:
     if found.file is not None:
         _refuse_lost(found, create)
         return found.open(readonly=False, durability=None if _there(found) else found.file.graph.durability)
@@ -124,27 +128,27 @@ def _open(found: targets.Target, create: bool) -> Store:
     return found.open(readonly=False)
 
 
-def _refuse_lost(found: targets.Target, create: bool) -> None:
+def _refuse_lost(found: targets.StoreTarget, create: bool) -> None:
     """A store of a queue that the graph has used, and that is gone, is not made anew behind its back."""
     assert found.file is not None
     home = targets.store_of(found.file, None)
     if create or _there(found) or home == found.path or not (home / "data.mdb").exists():
         return
     with Store(home, readonly=True) as store:
-        known = {place.resolve() for places in abroad.places(store).values() for place in places}
+        known = {place.resolve() for places in other_stores.places(store).values() for place in places}
     if found.path.resolve() in known:
         raise StoreNotFound(
             f"The store {targets.shown(found.path)}, which the graph has used, is gone.",
-            "the store that was there, or --create to make another.",
+            "put the store back, or make another with --create.",
             path=str(found.path),
         )
 
 
-def _there(found: targets.Target) -> bool:
+def _there(found: targets.StoreTarget) -> bool:
     return (found.path / "data.mdb").exists()
 
 
-def _queue(found: targets.Target, store: Store, create: bool, command: str) -> Queue:
+def _queue(found: targets.StoreTarget, store: Store, create: bool, command: str) -> Queue:
     if "." in found.name:
         raise WrongUsage(
             f"{found.name} is a try log, which only its processor writes.", f"{command} {found.text}#queue"
@@ -196,7 +200,7 @@ class _Sender:
             self._wrote(self._appender.write_many(messages[:offset]))
             number = lines[offset] if lines else before + offset + 1
             raise Failed(
-                f"{noun.capitalize()} {number} cannot be sent, nor what follows: {error.message}", error.hint
+                f"{noun.capitalize()} {number} and the following ones cannot be sent: {error.message}", error.hint
             ) from None
 
     def _wrote(self, written: Sequence[int]) -> None:
@@ -207,7 +211,7 @@ class _Sender:
         self.first = written[0] if self.first is None else self.first
         self.last = written[-1]
 
-    def tell(self, output: Output) -> None:
+    def tell(self, output: CommandOutput) -> None:
         name, first, last = self._appender.queue.id, self.first, self.last
         where = ""
         partitions = sorted(self._partitions)
@@ -243,9 +247,9 @@ def _send_stdin(sender: _Sender) -> None:
             except ValueError as error:
                 sender.send(messages, "line", lines=numbers)
                 raise Failed(
-                    f"Line {number} is no JSON object ({error}); {count(sender.sent, 'message')} before it"
-                    f" {'is' if sender.sent == 1 else 'are'} sent, it and what follows is not.",
-                    f"mend it and send the rest: tail -n +{number} FILE | cues send …",
+                    f"Line {number} is not a JSON object ({error}); {count(sender.sent, 'message')} before it"
+                    f" {'is' if sender.sent == 1 else 'are'} sent; this line and the following lines are not.",
+                    f"correct the line and send the rest: tail -n +{number} FILE | cues send …",
                 ) from None
             numbers.append(number)
         sender.send(messages, "line", lines=numbers)

@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import click
 
-from cues import draw, graphfile
+from cues.cli import completion
 from cues.cli.options import WrongUsage, command, option, output_options
-from cues.cli.output import Output
-from cues.graph import ENGINES
-from cues.plan import Plan
+from cues.cli.output import CommandOutput
+from cues.graphs import draw, graphfile
+from cues.graphs.graph import ENGINES
+from cues.graphs.plan import Plan
 
 
 @command()
-@click.argument("graph", metavar="GRAPH")
+@click.argument("graph", metavar="GRAPH", shell_complete=completion.names)
 @option("--format", type=click.Choice(("text", "mermaid")), default="text", show_default=True, help="How to draw it.")
-@option("--engine", type=click.Choice(tuple(ENGINES)), default="embedded", help="Say where functions run on it.")
-@option("--queues", metavar="DIR", help="With Spark: as with the queues there.")
+@option(
+    "--engine",
+    type=click.Choice(tuple(ENGINES)),
+    default="embedded",
+    help="Also print where this engine calls the functions.",
+)
+@option("--queues", metavar="DIR", help="With --engine spark: the directory of the queues.")
 @output_options
 def show(graph: str, format: str, engine: str, queues: str | None, output: str | None) -> None:
-    """Draw a graph: what each processor reads and writes, and what is guaranteed of it.
+    """Draw a graph: the inputs, the outputs and the guarantee of each processor.
 
     Nothing is opened or run; the graph is checked as a run would check it.
 
@@ -33,13 +39,13 @@ def show(graph: str, format: str, engine: str, queues: str | None, output: str |
         raise WrongUsage(f"{graph} is not a graph file; a store does not hold the graph.", "cues show graph.py")
     plan = graphfile.load(graph).graph.plan()
     if queues is not None and engine != "spark":
-        raise WrongUsage(f"--queues {queues} is Spark's.", "--engine spark.")
+        raise WrongUsage(f"--queues {queues} is an option of Spark.", "add --engine spark.")
     places = _places(plan, queues is not None) if engine == "spark" else {}
     if output == "json":
         rows = draw.describe(plan)
         for row in rows:
             row |= {"place": places[row["processor"]]} if row["processor"] in places else {}
-        Output(output).rows(rows, ())
+        CommandOutput(output).rows(rows, ())
     else:
         # A picture is a picture, in a pipe too.
         print(draw.mermaid(plan) if format == "mermaid" else draw.text(plan))
@@ -51,12 +57,12 @@ def show(graph: str, format: str, engine: str, queues: str | None, output: str |
 
 def _places(plan: Plan, shared: bool) -> dict[str, str]:
     """Where Spark would call each processor's function; refuses what it cannot run."""
-    from cues.spark import engine
+    from cues.spark import running
 
-    engine.check(plan)
+    running.check(plan)
     if shared:
         from cues.spark.cluster import engine as cluster
 
         cluster.check(plan)
         return {node.id: cluster.place(node) for node in plan.running}
-    return {node.id: engine.place(node) for node in plan.running}
+    return {node.id: running.place(node) for node in plan.running}

@@ -1,4 +1,4 @@
-"""``cues status``: where each processor stands, how fast it goes, what failed, who runs it."""
+"""``cues status``: position, lag, rate, failed messages and owner of each processor."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ from typing import Any
 
 import click
 
-from cues import draw, metrics
+from cues.cli import completion
 from cues.cli import target as targets
 from cues.cli.options import command, output_options, store_option
-from cues.cli.output import Column, Output, ago, count, plain, size
+from cues.cli.output import Column, CommandOutput, ago, calling, count, plain, size
 from cues.engine.record import WorkerRecord
-from cues.metrics import ForwardMetrics, GroupMetrics, ProcessorMetrics, StoreMetrics, SupervisorMetrics
+from cues.graphs import draw
+from cues.tools import metrics
+from cues.tools.metrics import ForwardMetrics, GroupMetrics, ProcessorMetrics, StoreMetrics, SupervisorMetrics
 
 _COLUMNS = (
     Column("processor", "processor"),
@@ -20,7 +22,8 @@ _COLUMNS = (
     Column("at", "position", right=True, optional=True),
     Column("lag", "lag", right=True, optional=True),
     Column("per second", "rate", right=True),
-    Column("errors", "errors", right=True, optional=True),
+    Column("failed", "errors", right=True, optional=True),
+    Column("calls", "calling", optional=True),
     Column("last step", "stepped"),
     Column("owner", "owner", optional=True),
 )
@@ -36,14 +39,16 @@ _GROUP_COLUMNS = (
 
 
 @command()
-@click.argument("target", metavar="[GRAPH | STORE]", required=False)
+@click.argument("target", metavar="[GRAPH | STORE]", required=False, shell_complete=completion.names)
 @store_option
 @output_options
 def status(target: str | None, store: str | None, output: str | None) -> int:
-    """Positions, lag, rates, errors and owner of each processor, consumer groups, and the durability of the store.
+    """Show positions, lag, rates, failed messages and owners of processors, consumer groups, and the durability.
 
-    A position is the index that is taken next, the lag what is there and not taken. Rates are over the last
-    ten seconds. Errors are the processor's messages that are on error queues now.
+    A position is the index that is taken next. The lag is the number of messages that are not taken yet. Rates
+    are over the last ten seconds. FAILED counts the processor's failed messages that are on error queues now.
+    Calls are those of a slow
+    function, since its graph was started: done, in flight, and what one costs (some two seconds old).
 
     \b
       cues status graph.py
@@ -61,7 +66,7 @@ def status(target: str | None, store: str | None, output: str | None) -> int:
     if found.file is not None:
         place = {node.id: number for number, node in enumerate(draw.in_order(found.file.graph.plan()))}
         processors.sort(key=lambda processor: place.get(_whole(processor), len(place)))
-    out = Output(output)
+    out = CommandOutput(output)
     if out.json:
         rows = [_store(seen)]
         for processor in processors:
@@ -116,7 +121,8 @@ def _failures(supervisor: SupervisorMetrics) -> list[str]:
                 f"Last failure of a worker, {ago(worker.last_failure.when)}: {worker.last_failure.text}{again}"
             )
     for unit, failure in supervisor.record.stopped.items():
-        lines.append(f"{unit} was stopped alone, {ago(failure.when)}: {failure.text}")
+        how = "was stopped alone" if supervisor.record.workers else "stopped"
+        lines.append(f"{unit} {how}, {ago(failure.when)}: {failure.text}")
     return lines
 
 
@@ -161,12 +167,15 @@ def _whole(unit: ProcessorMetrics) -> str:
 def _rows(units: list[ProcessorMetrics]) -> list[dict[str, Any]]:
     """A row for each input of a processor, the first with what is its own; of several units the sums."""
     rates = [unit.rate for unit in units if unit.rate is not None]
+    calls = sum(unit.calls or 0 for unit in units)
+    spent = sum((unit.calls or 0) * (unit.call_s or 0.0) for unit in units)
     owners = sorted({unit.owner.pid for unit in units if unit.owner})
     own = {
         "processor": _whole(units[0]),
         "kind": units[0].kind,
         "rate": sum(rates) if rates else None,
         "errors": sum(unit.errors for unit in units) or None,
+        "calling": calling(calls, sum(unit.in_flight or 0 for unit in units), spent / calls if calls else None),
         "stepped": ago(max((unit.stepped for unit in units if unit.stepped), default=None)) or "never",
         "owner": ", ".join(map(str, owners)) or None,
     }
@@ -192,7 +201,7 @@ def _members(group: GroupMetrics) -> list[dict[str, Any]]:
         held = [one for one in group.partitions if one.member == name]
         if member is None and not held:
             continue
-        coming = [one for one in group.partitions if member and one.heir == name and one.member != name]
+        coming = [one for one in group.partitions if member and one.assignee == name and one.member != name]
         rows.append(
             {
                 "group": "" if rows else group.group,
@@ -223,7 +232,7 @@ def _group(group: GroupMetrics) -> dict[str, Any]:
         "partitions": {
             one.log: {
                 "member": one.member,
-                "heir": one.heir or None,
+                "assignee": one.assignee or None,
                 "position": one.position,
                 "lag": one.lag,
                 "paused": one.paused,
@@ -284,6 +293,9 @@ def _processor(processor: ProcessorMetrics, forwards: dict[str, int | None]) -> 
         "forwards": {targets.shown(store): waiting for store, waiting in forwards.items()},
         "source_position": plain(processor.source_position),
         "last_step": processor.stepped,
+        "calls": processor.calls,
+        "in_flight": processor.in_flight,
+        "call_s": processor.call_s,
         "errors": processor.errors,
         "last_error": {
             "queue": last.queue,

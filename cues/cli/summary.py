@@ -1,4 +1,4 @@
-"""What came of a run."""
+"""The summary that ``cues run`` prints at the end."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from cues import metrics, names
-from cues.cli.output import Column, Output, count, duration
+from cues.base import names
+from cues.cli import fresh
+from cues.cli.output import Column, CommandOutput, count, duration
 from cues.cli.target import shown
-from cues.engine.local import Running
+from cues.engine.running import Running
 from cues.errors import CuesError
-from cues.queue import Queue
-from cues.store import Store
+from cues.queues.queue import Queue
+from cues.queues.store import Store
+from cues.tools import metrics
 
 Ending = Literal["done", "idle", "drained", "aborted", "stopped"]
 """done: everything processed; idle: --idle-exit; drained, aborted: Ctrl-C once, twice; stopped: an error."""
@@ -81,6 +83,10 @@ class Summary:
         self._positions: dict[str, int] = {}
         self._ends_after: dict[str, int] = {}
         self._messages: dict[str, int] = {}
+        self.unresolved: dict[str, int] = {}
+        """Failed messages by error queue, of this run and earlier ones, that no processor of the graph has taken."""
+        self._earlier: dict[str, int] = {}
+        """Those of earlier runs."""
 
     def finish(self) -> None:
         """Take the figures."""
@@ -95,6 +101,10 @@ class Summary:
             self._ends_after |= found.ends
             self._positions |= found.positions
             self._messages |= found.messages
+        for name, records in self._unresolved_records().items():
+            earlier = max(0, records - self.new.get(name, 0))
+            self.unresolved[name] = self._failed_on(name, records)
+            self._earlier[name] = self.unresolved[name] - self._failed_on(name, records - earlier)
 
     @property
     def new(self) -> dict[str, int]:
@@ -123,12 +133,37 @@ class Summary:
         found = [node.outputs[0].queue for node in plan.nodes if node.kind == "source"]
         return list(dict.fromkeys([*found, *plan.fed]))
 
-    def show(self, output: Output, ending: Ending, say: Callable[[str], None]) -> None:
+    @property
+    def failed(self) -> int:
+        """Messages that failed for good in this run."""
+        return sum(counter.failed for counter in self._running.counters().values())
+
+    def _failed_on(self, queue: str, records: int) -> int:
+        """The number of messages in the last ``records`` records of an error queue."""
+        if self._running.store.closed or self._running.shared is not None or queue not in self._running.queues:
+            return records
+        return metrics.failed_messages([view.log for view in self._running.queues[queue].views], records)
+
+    def _unresolved_records(self) -> dict[str, int]:
+        """The number of records on each error queue that no processor of the graph has taken."""
+        plan, found = self._running.plan, {}
+        for queue in sorted({node.errors for node in plan.nodes if node.errors}):
+            taken = 0
+            for node in plan.running:
+                if queue in {port.queue for port in node.reads}:
+                    prefix = names.tailer_id(node.id, queue)
+                    mine = [at for tailer, at in self._positions.items() if tailer.partition("/")[0] == prefix]
+                    taken = max(taken, sum(at - 1 for at in mine))
+            left = min(self._messages.get(queue, 0), self._ends_after.get(queue, 0) - taken)
+            if left > 0:
+                found[queue] = left
+        return found
+
+    def show(self, output: CommandOutput, ending: Ending, say: Callable[[str], None]) -> None:
         """Print it; its one sentence is also said on stderr, when stdout is for programs."""
         counters = self._running.counters()
         nothing_new = not any(counter.steps for counter in counters.values())
         sentence = self._sentence(ending, nothing_new)
-        failed = sum(counter.failed for counter in counters.values())
         if output.json:
             say(sentence)
             output.say(
@@ -139,7 +174,8 @@ class Summary:
                 outcome=ending,
                 nothing_new=nothing_new,
                 seconds=round(self.seconds, 3),
-                failed=failed,
+                failed=self.failed,
+                unresolved=self.unresolved,
                 processors={id: vars(counter) for id, counter in counters.items()},
                 queues={name: {"messages": self._messages[name], "new": new} for name, new in self.new.items()},
             )
@@ -148,10 +184,15 @@ class Summary:
             output.rows(self._rows(), _COLUMNS)
             print()
         print(sentence)
-        if failed:
+        if self.failed:
             queues = sorted({node.errors for node in self._running.plan.nodes if node.errors})
             where = " or ".join(f"cues tail {self._target}#{queue}" for queue in queues if self.new.get(queue))
-            print(f"{count(failed, 'message')} failed: {where}")
+            print(f"{count(self.failed, 'message')} failed: {where}")
+        for queue, messages in self.unresolved.items():
+            before = self._earlier[queue]
+            earlier = f", {before:,} of them in earlier runs" if before > 0 else ""
+            where = f"cues tail {self._target}#{queue}"
+            print(f"{count(messages, 'failed message')} unresolved on {queue}{earlier}: {where}")
 
     def _elsewhere(self) -> dict[str, str]:
         shared = self._running.shared
@@ -188,9 +229,12 @@ class Summary:
             there = _counted({name: self._ends_after.get(name, 0) for name in self.sources})
             if not there:
                 if not self._running.pulls:
-                    return f"{graph}: nothing lies on its queues, and a backfill runs no source; nothing to do."
+                    return f"{graph}: its queues are empty, and a backfill runs no source; nothing to do."
                 return f"{graph}: no source gave a message; nothing to do."
             anew = "--fresh" if self._running.shared is None else "another --queues DIR"
+            with contextlib.suppress(CuesError):  # a target that is away is told of by the run that needs it
+                if targets := fresh.filled(self._running.plan):
+                    anew = f"Without {_and(list(targets))}, {anew}"
             return f"{_and(there)} already processed; nothing new. {anew} starts over"
         took = duration(self.seconds)
         shared = self._running.shared
@@ -199,13 +243,13 @@ class Summary:
         what = _and(came) or "what was left"
         if ending in ("done", "idle"):
             return f"{graph}: {what} processed in {took}, kept in {place}"
-        again = f"cues run {self._target} goes on"
+        again = f"cues run {self._target} continues"
         if ending == "drained":
             return (
                 f"{graph}: interrupted after {took}; what had come in ({_and(came) or 'nothing'}) is processed. {again}"
             )
         if ending == "aborted":
-            return f"{graph}: interrupted after {took}; what is left waits on its queues. {again}"
+            return f"{graph}: interrupted after {took}; the messages that are left wait on their queues. {again}"
         return f"{graph}: stopped by an error after {took}; nothing is lost"
 
 

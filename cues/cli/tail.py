@@ -11,16 +11,16 @@ from typing import Any
 
 import click
 
-from cues import names
-from cues.cli import options, place
+from cues.base import names
+from cues.cli import completion, options, place
 from cues.cli import target as targets
 from cues.cli.options import WrongUsage, command, option, store_option
 from cues.cli.output import iso, to_json
 from cues.cli.where import Where
 from cues.errors import BatchDamaged, QueueNotFound
-from cues.merged import MergedTailer
-from cues.queue import Queue
-from cues.tailer import Tailer
+from cues.queues.merged import MergedTailer
+from cues.queues.queue import Queue
+from cues.queues.tailer import Tailer
 
 LAST = 10
 """Messages that are printed when nobody says how many."""
@@ -44,12 +44,13 @@ class Count(click.ParamType):  # type: ignore[type-arg]
 
 
 @command()
-@click.argument("target", metavar="GRAPH#QUEUE | STORE#QUEUE")
+@click.argument("target", metavar="GRAPH#QUEUE | STORE#QUEUE", shell_complete=completion.names)
 @store_option
 @option("--follow", "-f", is_flag=True, help="Go on with what comes, until Ctrl-C.")
 @option("--count", "-n", "count", type=Count(), help="The last so many, or with --from the first.  [default: 10]")
 @option("--from", "start", metavar="PLACE", help=f"Begin at {place.HELP}.")
 @option("--where", metavar="EXPRESSION", help="Only messages for which it is true: 'x > 3 and name == \"a\"'.")
+@option("--json", "as_json", is_flag=True, help="One JSON object a line, as without it: messages have no other form.")
 @option("--meta", is_flag=True, help="With index, time and hash, and where the message came from, as q/meta.")
 def tail(
     target: str,
@@ -58,6 +59,7 @@ def tail(
     count: int | str | None,
     start: str | None,
     where: str | None,
+    as_json: bool,
     meta: bool,
 ) -> int:
     """Print messages of a queue, one JSON object a line; the last ten, if nothing else is said.
@@ -86,7 +88,8 @@ def tail(
     if _is_shared(target):
         if follow or start:
             raise options.WrongUsage(
-                f"--{'follow' if follow else 'from'} is for stores; {target} lies in files.", "-n and --where."
+                f"--{'follow' if follow else 'from'} is for stores; the queues of {target} are in files.",
+                "use -n and --where.",
             )
         return _print_shared(target, condition, count, meta)
     found = targets.resolve(target, store)
@@ -109,18 +112,18 @@ def _is_shared(target: str) -> bool:
 
 def _print_shared(target: str, condition: Where | None, count: int | str | None, meta: bool) -> int:
     """The last messages of such a queue."""
-    from cues.spark.cluster import looking
+    from cues.spark.cluster import inspection
 
     folder, hash, queue = target.rpartition("#")
-    known = looking.queues_of(Path(folder or target))
+    known = inspection.queues_of(Path(folder or target))
     if not hash:
         raise options.WrongUsage(f"{target} holds the queues {', '.join(known)}.", f"cues tail {target}#{known[-1]}")
     if queue not in known:
         raise QueueNotFound(
-            f"{folder} has no queue {queue!r}; it has {', '.join(known)}.", "one of those.", queue=queue
+            f"{folder} has no queue {queue!r}; it has {', '.join(known)}.", "name one of those queues.", queue=queue
         )
     most = LAST if count is None else None if count == "all" else int(count)
-    found = looking.last_messages(Path(folder), queue, most if condition is None else None)
+    found = inspection.last_messages(Path(folder), queue, most if condition is None else None)
     lines = deque((one for one in found if condition is None or condition(one.message)), most)
     for one in lines:
         about = {names.HASH: one.hash, names.QUEUE: {queue: {names.T: one.index, names.TIME: iso(one.time)}}}
@@ -154,8 +157,8 @@ class _Reader:
         """Go to where printing begins, of several partitions; how many messages are printed at most."""
         if isinstance(begin, int):
             raise WrongUsage(
-                f"{self.queue.id} has {self.queue.partitions} partitions, and an index is of one.",
-                f"--from with a time, or #{self.queue.id}/0 --from {begin}",
+                f"{self.queue.id} has {self.queue.partitions} partitions, and an index belongs to one.",
+                f"give --from a time, or name a partition: #{self.queue.id}/0 --from {begin}",
             )
         if begin is not None:
             if begin == "start":

@@ -16,17 +16,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cues import graphfile
 from cues.cli.options import WrongUsage
 from cues.errors import QueueNotFound, StoreNotFound
-from cues.store import Store
+from cues.graphs import graphfile
+from cues.queues.store import Store
 
 if TYPE_CHECKING:
-    from cues.graphfile import GraphFile
+    from cues.graphs.graphfile import GraphFile
 
 
 @dataclass(frozen=True)
-class Target:
+class StoreTarget:
     """A store that need not be there yet, the graph file it was found by, and a name behind ``#``."""
 
     path: Path
@@ -52,26 +52,29 @@ class Target:
         stores = [p.parent for p in sorted(self.path.glob("**/data.mdb"))[:5]] if self.path.is_dir() else []
         if not stores and self.path.parent.is_dir():
             beside = [p.parent.name for p in self.path.parent.glob("*/data.mdb")]
+            beside += [p.name for p in self.path.parent.glob("*.py")]
             stores = [self.path.parent / name for name in difflib.get_close_matches(self.path.name, beside, 3)]
-        hint = " or ".join(str(p) for p in stores) + "." if stores else "the directory of a store, or a graph file."
+        hint = (
+            " or ".join(str(p) for p in stores) + "." if stores else "give the directory of a store, or a graph file."
+        )
         message = f"There is no store at {shown(self.path)}."
         if self.path.is_file():
             message = f"{shown(self.path)} is a file; a store is a directory."
         return StoreNotFound(message, hint, path=str(self.path))
 
 
-def resolve(target: str | None, store: str | None = None) -> Target:
+def resolve(target: str | None, store: str | None = None) -> StoreTarget:
     """Take a target apart; imports the graph file, opens nothing."""
     text, name = _split(target or "")
     if not text:
         chosen = store or os.environ.get("CUES_STORE")
         if not chosen:
-            raise WrongUsage("Which store?", "a graph file or a store, or CUES_STORE.")
-        return Target(Path(chosen), None, name, chosen)
+            raise WrongUsage("No store is named.", "name a graph file or a store, or set CUES_STORE.")
+        return StoreTarget(Path(chosen), None, name, chosen)
     if not Path(text).is_dir() and graphfile.is_file(text):
         file = graphfile.load(text)
-        return Target(store_of_queue(file, name, store), file, name, text)
-    return Target(Path(text), None, name, text)
+        return StoreTarget(store_of_queue(file, name, store), file, name, text)
+    return StoreTarget(Path(text), None, name, text)
 
 
 def store_of_queue(file: GraphFile, queue: str, store: str | None) -> Path:
@@ -111,7 +114,7 @@ def nearest(name: str, known: Sequence[str]) -> str:
     return near[0] if near else next(iter(known), "")
 
 
-def queue_of(target: Target, known: Sequence[str], command: str) -> str:
+def queue_of(target: StoreTarget, known: Sequence[str], command: str) -> str:
     """The queue that a target names, which must be one of ``known``; the only one where it names none.
 
     ``orders/3`` is a partition of one of them.
@@ -130,12 +133,12 @@ def queue_of(target: Target, known: Sequence[str], command: str) -> str:
     near = nearest(target.name, known)
     raise QueueNotFound(
         f"{target.text} has no queue {target.name!r}; it has {listed}.",
-        f"{command} {target.text}#{near}." if near else "cues run, or cues send --create.",
+        f"{command} {target.text}#{near}." if near else "make it with cues run, or with cues send --create.",
         queue=target.name,
     )
 
 
-def processor_of(target: Target, known: Sequence[str], command: str) -> str:
+def processor_of(target: StoreTarget, known: Sequence[str], command: str) -> str:
     """The processor id that a target names, with or without its graph's name."""
     names = {id: id for id in known}
     for id in known:
@@ -153,6 +156,6 @@ def processor_of(target: Target, known: Sequence[str], command: str) -> str:
     near = nearest(target.name, list(names))
     raise QueueNotFound(
         f"{target.text} has no processor {target.name!r}; it has {listed}.",
-        f"{command} {target.text}#{near}." if near else "cues run first.",
+        f"{command} {target.text}#{near}." if near else "run the graph first: cues run.",
         queue=target.name,
     )

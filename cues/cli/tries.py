@@ -6,12 +6,14 @@ from typing import Any
 
 import click
 
-from cues import metrics, names
+from cues.base import names
+from cues.cli import completion
 from cues.cli import target as targets
 from cues.cli.options import command, option, output_options, store_option
-from cues.cli.output import Column, Output, iso
+from cues.cli.output import Column, CommandOutput, iso
 from cues.cli.tail import LAST, Count
-from cues.tailer import Tailer
+from cues.queues.tailer import Tailer
+from cues.tools import metrics
 
 _COLUMNS = (
     Column("time", "time"),
@@ -24,7 +26,7 @@ _OUTCOMES = {names.ATTEMPT: "whole", names.NIL_ATTEMPT: "whole, nothing to write
 
 
 @command()
-@click.argument("target", metavar="GRAPH#PROCESSOR | STORE#GRAPH.PROCESSOR")
+@click.argument("target", metavar="GRAPH#PROCESSOR | STORE#GRAPH.PROCESSOR", shell_complete=completion.names)
 @store_option
 @option("--count", "-n", "count", type=Count(), default=LAST, help="The last so many steps.  [default: 10]")
 @output_options
@@ -47,7 +49,7 @@ def tries(target: str, store: str | None, count: int | str, output: str | None) 
         steps = _steps(opened.queue(processor).tailer())
     if count != "all":
         steps = steps[-int(count) :] if count else []
-    out = Output(output)
+    out = CommandOutput(output)
     if out.json:
         out.rows([made for step in steps for made in step["maps"]], ())
     elif not steps:

@@ -80,7 +80,9 @@ class Where:
         try:
             tree = ast.parse(text, mode="eval")
         except (SyntaxError, ValueError) as error:
-            raise WrongUsage(f"--where {text!r} is no expression: {error}.", "--where 'x > 3 and y == \"a\"'") from None
+            raise WrongUsage(
+                f"--where {text!r} is not an expression: {error}.", "write it like this: --where 'x > 3 and y == \"a\"'"
+            ) from None
         self._value = self._compile(tree.body)
         self.missing = set(self._names)
 
@@ -139,8 +141,10 @@ class Where:
             case ast.Call(func=ast.Attribute(value=inner, attr=name), args=arguments, keywords=[]) if name in _METHODS:
                 return _method(compile(inner), name, [compile(argument) for argument in arguments])
         raise WrongUsage(
-            f"--where {self.text!r}: {ast.unparse(node)!r} is not among what expressions may do.",
-            "fields, numbers, text, comparisons, and, or, not, " + ", ".join((*_OF_THE_MESSAGE, *_FUNCTIONS)) + "().",
+            f"--where {self.text!r}: {ast.unparse(node)!r} is not allowed in an expression.",
+            "use fields, numbers, text, comparisons, and, or, not, "
+            + ", ".join((*_OF_THE_MESSAGE, *_FUNCTIONS))
+            + "().",
         )
 
     def _call(self, name: str, arguments: list[Value]) -> Value:

@@ -22,20 +22,26 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from cues import abroad, events, names, pending
-from cues.delivery import Delivery
+from cues.base import events, names
+from cues.engine.growth import Growth, divide, tell_of_growth
 from cues.engine.stores import Stores, open_stores, prepare, prepare_units
-from cues.errors import CuesError, GraphError, StoreError
-from cues.feed import SourceDelivery
-from cues.forwarder import Forwarder, Marked
-from cues.graph import Graph
-from cues.ownership import Claimant, Ownership, ProcessorRow, Topology, read_topology
-from cues.pending import PendingDelivery
-from cues.plan import Plan, partitions_of
-from cues.processor import FRAME, Node
-from cues.queue import Queue
-from cues.runner import Pause, Runner
-from cues.store import Store
+from cues.errors import CuesError, GraphError, StoreError, TopologyChanged
+from cues.forwarding import low_water, other_stores
+from cues.forwarding.forwarder import Forwarder, Marked
+from cues.graphs.graph import Graph
+from cues.graphs.plan import Plan, unwritten
+from cues.graphs.processor import FRAME, Node
+from cues.queues import marks
+from cues.queues.processor_rows import ProcessorInputs, ProcessorRow, read_topology
+from cues.queues.queue import Queue
+from cues.queues.store import Store
+from cues.steps import pending
+from cues.steps.feed import SourceStepper
+from cues.steps.ownership import Claimant, Ownership
+from cues.steps.pending import PendingStepper
+from cues.steps.runner import Pause, Runner
+from cues.steps.stepper import Stepper
+from cues.storage.transaction import StoreTransaction
 
 
 @dataclass
@@ -45,18 +51,40 @@ class Assembly:
     plan: Plan
     stores: Stores
     ownership: Ownership
-    deliveries: list[Delivery]
+    steppers: list[Stepper]
     forwarders: list[Forwarder]
     queues: dict[str, Queue]
+    recovered: Callable[[Sequence[Node], dict[str, ProcessorRow]], tuple[list[Stepper], list[Forwarder]]]
+    """Make, from claimed units, what delivers and what forwards."""
+    growth: Growth | None = None
+    """None where another process divides the graph."""
 
     @property
     def store(self) -> Store:
         """The home store."""
         return self.stores.home
 
+    def take_in(self, nodes: Sequence[Node]) -> tuple[list[Stepper], list[Forwarder]]:
+        """Own and recover more units, by the same moves as at the start; returns what is to run now.
+
+        Where it raises, none of them is owned, and everything else is as it was.
+        """
+        prepare_units(self.stores, nodes)
+        claimants = _claimants(nodes, self.queues)
+        self.ownership.add(claimants)
+        try:
+            rows = _claim(self.stores, nodes, self.queues, self.ownership, claimants, False)
+            steppers, forwarders = self.recovered(nodes, rows)
+        except BaseException:
+            self.ownership.drop(claimants)
+            raise
+        self.steppers += steppers
+        self.forwarders += forwarders
+        return steppers, forwarders
+
     def close(self) -> None:
         """Give the processors up, and the stores that were opened here."""
-        for delivery in self.deliveries:
+        for delivery in self.steppers:
             delivery.close()
         try:
             for forwarder in self.forwarders:
@@ -76,9 +104,10 @@ def assemble(
     take_over: bool = False,
     pause: Pause = lambda seconds: False,
     stopping: Callable[[], bool] = lambda: False,
+    may_linger: Callable[[], bool] = lambda: False,
     emit: Callable[[events.Event], None] = lambda event: None,
     runner: Callable[..., Runner] = Runner,
-    delivery: type[Delivery] = Delivery,
+    delivery: type[Stepper] = Stepper,
 ) -> Assembly:
     """Do the five moves. Raises before anything of the graph ran, and leaves nothing locked then.
 
@@ -91,92 +120,112 @@ def assemble(
     stores = open_stores(graph, plan, store, accept_topology, emit)
     ownership = None
     try:
-        queues = prepare(stores, plan, graph, emit)
+        queues = prepare(stores, plan, graph, emit, made=units is not None)
+        if units is None:
+            tell_of_misspelt(plan, queues, emit)
         every = divide(plan, queues)
         nodes = [node for node in every if units is None or node.id in units]
+        if units is None:
+            tell_of_growth(stores.home, nodes, emit)
         prepare_units(stores, nodes)
-        claimants = []
-        for node in nodes:
-            logs = {node.tailer(port.queue): queues[port.queue].view(node.partition).log for port in node.reads}
-            claimants.append(Claimant(node.id, node.kind, logs))
+        claimants = _claimants(nodes, queues)
         ownership = Ownership(stores.home, claimants, take_over)
-        _tell_of_growth(stores.home, nodes, emit)
-        rows = _claim(stores, nodes, queues, ownership, accept_topology)
+        if not accept_topology:
+            _refuse_renamed(stores.home, plan, ownership.claimants)
+        rows = _claim(stores, nodes, queues, ownership, claimants, accept_topology)
         if accept_topology:
             _give_up(stores, every)
         there = {name: queue for name, queue in queues.items() if queue.store is not stores.home}
-        marks = _marks(stores.home, nodes, rows, there)
-        deliveries: list[Delivery] = []
-        for node in nodes:
-            kind = SourceDelivery if node.kind == "source" else delivery
-            more: dict[str, Any] = {}
-            if node.pending:
-                kind, more = PendingDelivery, {"give_up": accept_topology}
-            else:
-                _finish_pending(stores.home, node, rows[node.id], list(there.values()), accept_topology, emit)
-            made = kind(
-                stores.home,
-                node,
-                rows[node.id],
-                queues=queues,
-                marks={tailer: marked.mark for tailer, marked in marks[node.id].items()},
-                system=plan.system,
-                pause=pause,
-                stopping=stopping,
-                emit=emit,
-                runner=runner,
-                **more,
-            )
-            made.recover()
-            deliveries.append(made)
+
+        def recovered(
+            nodes: Sequence[Node], rows: dict[str, ProcessorRow], left_over: Mapping[bytes, set[str]] = {}
+        ) -> tuple[list[Stepper], list[Forwarder]]:
+            marks = _marks(stores.home, nodes, rows, there)
+            steppers: list[Stepper] = []
+            for node in nodes:
+                kind = SourceStepper if node.kind == "source" else delivery
+                more: dict[str, Any] = {}
+                if node.pending:
+                    kind, more = PendingStepper, {"give_up": accept_topology}
+                else:
+                    _finish_pending(stores.home, node, rows[node.id], list(there.values()), accept_topology, emit)
+                made = kind(
+                    stores.home,
+                    node,
+                    rows[node.id],
+                    queues=queues,
+                    marks={tailer: marked.mark for tailer, marked in marks[node.id].items()},
+                    system=plan.system,
+                    pause=pause,
+                    stopping=stopping,
+                    may_linger=may_linger,
+                    emit=emit,
+                    runner=runner,
+                    **more,
+                )
+                made.recover()
+                steppers.append(made)
+            forwarders = [
+                _forwarder(stores.home, other, steppers, left_over.get(other.id, set()), marks, there)
+                for other in stores.others.values()
+            ]
+            return steppers, forwarders
+
         elsewhere = {node.id for node in every} - {node.id for node in nodes}
-        forwarders = [
-            _forwarder(stores, other, deliveries, elsewhere, marks, there) for other in stores.others.values()
-        ]
+        left_over = {other: processors - elsewhere for other, processors in stores.left_over.items()}
+        steppers, forwarders = recovered(nodes, rows, left_over)
+        growth = Growth(plan, queues, every) if units is None else None
+        return Assembly(plan, stores, ownership, steppers, forwarders, queues, recovered, growth)
     except BaseException:
         if ownership is not None:
             ownership.release()
         stores.close()
         raise
-    return Assembly(plan, stores, ownership, deliveries, forwarders, queues)
 
 
-def divide(plan: Plan, queues: Mapping[str, Queue]) -> list[Node]:
-    """The units of a graph: each processor once for each partition that its inputs have now.
-
-    Raises :class:`GraphError` where the inputs of a processor do not fit together.
-    """
-    options = {name: queue.options for name, queue in queues.items()}
-    found: list[Node] = []
-    for node in plan.running:
-        partitions = partitions_of(node, options)
-        if node.options.instances > 1 and partitions == 1:
-            raise GraphError(
-                f"{node.id} has instances={node.options.instances}, and what it reads has one partition, so the others"
-                " would have nothing to do.",
-                "queues={…: cues.QueueOptions(partitions=…, key=…)}; or concurrency=…, for calls at once in one order.",
-                processor=node.name,
-            )
-        found += [node.unit(partition) for partition in range(partitions)]
+def _claimants(nodes: Sequence[Node], queues: Mapping[str, Queue]) -> list[Claimant]:
+    found = []
+    for node in nodes:
+        logs = {node.tailer(port.queue): queues[port.queue].view(node.partition).log for port in node.reads}
+        found.append(Claimant(node.id, node.kind, logs))
     return found
 
 
-def _tell_of_growth(home: Store, nodes: Sequence[Node], emit: Callable[[events.Event], None]) -> None:
-    """Say which processors have new units beside old ones: what they knew of a key is where the key was before."""
-    grown: dict[str, int] = {}
+def tell_of_misspelt(plan: Plan, queues: Mapping[str, Queue], emit: Callable[[events.Event], None]) -> None:
+    """Say which queues are empty and written by nothing, and are called nearly like one that is written."""
+    for queue, near in plan.misspelt.items():
+        if all(row.next == 1 for row in queues[queue].rows()):
+            readers = ", ".join(node.id for node in plan.running if queue in {port.queue for port in node.reads})
+            emit(events.Event(readers, f"reads {unwritten(queue, near)}", logging.WARNING))
+
+
+def _refuse_renamed(home: Store, plan: Plan, claimants: Sequence[Claimant]) -> None:
+    """Refuse a new processor that reads what one read that the graph has no more: most often it was renamed.
+
+    It would begin at the start of its queues, and do once more, sinks too, what is done.
+    """
+    known = {node.id for node in plan.running}
+    prefix = names.processor_key(f"{plan.id}.")
     with home.view() as txn:
-        for node in nodes:
-            if read_topology(txn, node.id) is None and read_topology(txn, node.processor) is not None:
-                grown[node.processor] = grown.get(node.processor, 0) + 1
-    for processor, count in grown.items():
-        emit(
-            events.Event(
-                processor,
-                f"reads {count} more partition{'s' if count > 1 else ''} than before, from the beginning; state stays"
-                " with the partition that it was kept for, so a key that moved begins anew",
-                logging.WARNING,
-            )
-        )
+        ids = [key.removeprefix(names.processor_key("")).decode() for key, _ in home.rows(txn, prefix)]
+        gone = {id: read_topology(txn, id) for id in ids if id.partition("/")[0] not in known}
+        new = [one for one in claimants if read_topology(txn, one.processor.partition("/")[0]) is None]
+        for claimant in new if gone else ():
+            topology = claimant.topology(home)
+            reads = set(zip(topology.queues, topology.stores))
+            for id, before in gone.items():
+                both = sorted(queue for queue, _ in reads & set(zip(before.queues, before.stores))) if before else []
+                if not both:
+                    continue
+                old, name = id.partition("/")[0], claimant.processor.partition("/")[0]
+                raise TopologyChanged(
+                    f"{name} is new and reads {', '.join(both)}, which {old} has read; the graph has no {old} any"
+                    " more.",
+                    f"id={old.partition('.')[2]!r} for it, if it was renamed: it goes on where {old} was; or"
+                    " --accept-topology (graph.start(accept_topology=True)), if it is another one: it begins at the"
+                    " start of its queues; or --fresh to start over.",
+                    processor=name,
+                )
 
 
 def _give_up(stores: Stores, units: Sequence[Node]) -> None:
@@ -188,7 +237,7 @@ def _give_up(stores: Stores, units: Sequence[Node]) -> None:
         ids = [key[len(prefix) :].decode() for key, _ in home.rows(txn, prefix)]
         gone = {id: read_topology(txn, id) for id in ids if id not in known and id.partition("/")[0] in processors}
 
-    def forget(txn: Any) -> None:
+    def forget(txn: StoreTransaction) -> None:
         for id, topology in gone.items():
             txn.delete(names.processor_key(id))
             txn.delete(names.topology_key(id))
@@ -201,39 +250,43 @@ def _give_up(stores: Stores, units: Sequence[Node]) -> None:
     for id, topology in gone.items():
         for queue, store in zip(topology.queues, topology.stores) if topology else ():
             if store in stores.others:
-                abroad.drop_mark(stores.others[store], queue, abroad.Reader(home.id, id, 0))
+                low_water.drop_mark(stores.others[store], queue, marks.ForeignReader(home.id, id, 0))
 
 
 def _claim(
-    stores: Stores, nodes: Sequence[Node], queues: dict[str, Queue], ownership: Ownership, accept_topology: bool
+    stores: Stores,
+    nodes: Sequence[Node],
+    queues: dict[str, Queue],
+    ownership: Ownership,
+    claimants: Sequence[Claimant],
+    accept_topology: bool,
 ) -> dict[str, ProcessorRow]:
     """Claim the processors, with marks in other stores before there are positions that need them."""
-    before = _topologies(stores.home, ownership.claimants)
+    before = _topologies(stores.home, claimants)
     begun, epoch = _begin_marks(stores.home, nodes, queues)
     try:
-        rows = ownership.claim(accept_topology, above=epoch)
+        rows = ownership.claim(accept_topology, above=epoch, only=claimants)
     except BaseException:
         for queue, reader in begun:
-            abroad.drop_mark(queue.store, queue.log.id, reader)
+            low_water.drop_mark(queue.store, queue.log.id, reader)
         raise
-    _drop_marks(stores, ownership.claimants, before)
+    _drop_marks(stores, claimants, before)
     return rows
 
 
 def _forwarder(
-    stores: Stores,
+    home: Store,
     other: Store,
-    deliveries: list[Delivery],
-    elsewhere: set[str],
+    steppers: list[Stepper],
+    left_over: set[str],
     marks: dict[str, dict[str, Marked]],
     queues: dict[str, Queue],
 ) -> Forwarder:
-    """The forwarder to one other store, compared with what that one got; not for processors that run ``elsewhere``."""
-    forked = {delivery.node.id for delivery in deliveries if other.id in delivery.forks}
+    """The forwarder to one other store, compared with what that one got; also for what is ``left_over`` there."""
+    forked = {delivery.node.id for delivery in steppers if other.id in delivery.forks}
     here = [marked for of_node in marks.values() for marked in of_node.values() if marked.mark.queue.store is other]
     there = {name: queue for name, queue in queues.items() if queue.store is other}
-    processors = sorted(forked | (stores.left_over.get(other.id, set()) - elsewhere))
-    forwarder = Forwarder(stores.home, other, processors, here, there)
+    forwarder = Forwarder(home, other, sorted(forked | left_over), here, there)
     forwarder.compare()
     return forwarder
 
@@ -273,33 +326,33 @@ def _marks(
     found: dict[str, dict[str, Marked]] = {}
     for node in nodes:
         found[node.id] = {}
-        reader = abroad.Reader(home.id, node.id, rows[node.id].epoch)
+        reader = marks.ForeignReader(home.id, node.id, rows[node.id].epoch)
         by_tailer = {node.tailer(port.queue): port.queue for port in node.reads}
         for place, tailer in enumerate(sorted(by_tailer)):
             if by_tailer[tailer] in queues:
                 log = queues[by_tailer[tailer]].view(node.partition)
-                mark = abroad.LowWater(log, reader, holding=rows[node.id].pending)
+                mark = low_water.LowWater(log, reader, holding=rows[node.id].pending)
                 found[node.id][tailer] = Marked(mark, place)
     return found
 
 
 def _begin_marks(
     home: Store, nodes: Sequence[Node], queues: dict[str, Queue]
-) -> tuple[list[tuple[Queue, abroad.Reader]], int]:
+) -> tuple[list[tuple[Queue, marks.ForeignReader]], int]:
     """Make the marks that are missing, before there are positions that need them.
 
     Returns those made, and the highest epoch of those that were there: a home store that was put back
     has a lower one, and its owner could not write its marks.
     """
-    begun: list[tuple[Queue, abroad.Reader]] = []
+    begun: list[tuple[Queue, marks.ForeignReader]] = []
     highest = 0
     for node in nodes:
-        reader = abroad.Reader(home.id, node.id, 0)
+        reader = marks.ForeignReader(home.id, node.id, 0)
         for port in node.reads:
             queue = queues[port.queue].view(node.partition)
             if queue.store is home:
                 continue
-            mark = abroad.LowWater(queue, reader)
+            mark = low_water.LowWater(queue, reader)
             if mark.epoch is None:
                 mark.begin(queue.first_index)
                 begun.append((queue, reader))
@@ -307,21 +360,21 @@ def _begin_marks(
     return begun, highest
 
 
-def _topologies(home: Store, claimants: Sequence[Claimant]) -> dict[str, Topology | None]:
+def _topologies(home: Store, claimants: Sequence[Claimant]) -> dict[str, ProcessorInputs | None]:
     with home.view() as txn:
         return {claimant.processor: read_topology(txn, claimant.processor) for claimant in claimants}
 
 
-def _drop_marks(stores: Stores, claimants: Sequence[Claimant], before: dict[str, Topology | None]) -> None:
+def _drop_marks(stores: Stores, claimants: Sequence[Claimant], before: dict[str, ProcessorInputs | None]) -> None:
     """Take away the marks of inputs that are read no more, also in stores that the graph names no more."""
     for claimant in claimants:
         old, now = before[claimant.processor], claimant.topology(stores.home)
         for tailer, queue, id in zip(old.tailers, old.queues, old.stores) if old else ():
             if not id or now.places.get(tailer) == id:
                 continue
-            reader = abroad.Reader(stores.home.id, claimant.processor, 0)
+            reader = marks.ForeignReader(stores.home.id, claimant.processor, 0)
             if id in stores.others:
-                abroad.drop_mark(stores.others[id], queue, reader)
+                low_water.drop_mark(stores.others[id], queue, reader)
             else:
-                with contextlib.suppress(StoreError), abroad.opened(stores.home, id, readonly=False) as other:
-                    abroad.drop_mark(other, queue, reader)
+                with contextlib.suppress(StoreError), other_stores.opened(stores.home, id, readonly=False) as other:
+                    low_water.drop_mark(other, queue, reader)

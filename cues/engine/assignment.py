@@ -23,8 +23,8 @@ from collections.abc import Sequence
 from typing import Final, Literal
 
 from cues.errors import InvalidArgument
-from cues.processor import Node
-from cues.topology import Topology
+from cues.graphs.processor import Node
+from cues.graphs.topology import Topology
 
 SLACK: Final = 1.25
 """How much more than a fair share a worker may get for the sake of a chain that stays whole."""

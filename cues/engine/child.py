@@ -3,7 +3,8 @@
     control     supervisor to worker; its end is how a worker hears that the supervisor is gone
     reports     worker to supervisor (wire.py)
     out, err    what the worker prints, in whole lines
-    marks       shared memory: a byte for each unit, 1 while it is in a step
+    marks       shared memory: WORDS 64-bit words for each unit: 1 while it is in a step; and of the function
+                that is called in it the input, the index of its first message, and how many these are
     pidfd       readable when the process is dead (Linux; elsewhere the end of `reports` says it)
 
 The worker also holds the reading ends of its own `out` and `err`, so that a print never fails: behind
@@ -25,12 +26,15 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final, Literal
 
 from cues.engine import wire
+from cues.engine.wire import WORDS
 
 _BOOT: Final = (
     "import os, sys; sys.path[:] = sys.argv.pop(1).split(os.pathsep);"
     " from cues.engine.workers import main; main(*map(int, sys.argv[1:]))"
 )
 _READ_BYTES: Final = 1 << 16
+UNITS_MAX: Final = 1 << 16
+"""Room for what one worker may carry, with the partitions that come while it runs; untouched pages cost nothing."""
 
 Status = Literal["loading", "assembling", "running", "waiting", "left"]
 """waiting: it could not begin now, and another is started later; left: it has nothing to do any more."""
@@ -44,9 +48,9 @@ class Child:
         self.name = name
         self.units = tuple(units)
         self.status: Status = "loading"
-        self.stand: wire.Stand | None = None
+        self.stand: wire.StatusReply | None = None
         """What it said last of its processors."""
-        self.answer: wire.Stand | None = None
+        self.answer: wire.StatusReply | None = None
         """What it answered last."""
         self.stopped_since: float | None = None
         """When it was first seen stopped (SIGSTOP)."""
@@ -55,8 +59,9 @@ class Child:
         self._reports, reports = os.pipe()
         out = os.pipe()
         err = os.pipe()
-        marks = _shared_memory(len(self.units))
-        self._marks = mmap.mmap(marks, 0)
+        marks = _shared_memory(UNITS_MAX * WORDS * 8)
+        self._mapping = mmap.mmap(marks, 0)
+        self._marks = memoryview(self._mapping).cast("Q")
         theirs = (control, reports, marks, out[0], err[0])
         arguments = [os.pathsep.join(sys.path), *map(str, (control, reports, marks, os.getpid()))]
         try:
@@ -83,15 +88,30 @@ class Child:
     @property
     def in_step(self) -> set[str]:
         """The units that are, or were at the death, between taking messages and finding none."""
-        return {unit for place, unit in enumerate(self.units) if self._marks[place]}
+        return {unit for place, unit in enumerate(self.units) if self._marks[place * WORDS]}
+
+    @property
+    def calls(self) -> dict[str, tuple[int, int, int]]:
+        """By unit: input, index and count of the messages that its function is, or was, called for."""
+        found = {}
+        for place, unit in enumerate(self.units):
+            at = place * WORDS
+            if self._marks[at] and self._marks[at + 3]:
+                found[unit] = (self._marks[at + 1], self._marks[at + 2], self._marks[at + 3])
+        return found
 
     def send(self, message: Any) -> None:
         """Say something; to a worker that is dead, or stopped and has not read for long, it is lost."""
-        os.set_blocking(self._control, isinstance(message, (wire.Load, wire.Carry)))
+        os.set_blocking(self._control, isinstance(message, (wire.LoadGraph, wire.AssignUnits, wire.More)))
         with contextlib.suppress(BlockingIOError, BrokenPipeError):
             os.write(self._control, wire.pack(message))
 
-    def hear(self, fd: int) -> Iterator[wire.Stand | Any]:
+    def give(self, units: Sequence[str]) -> None:
+        """Let it carry these too."""
+        self.units += tuple(units)
+        self.send(wire.More(tuple(units)))
+
+    def hear(self, fd: int) -> Iterator[wire.StatusReply | Any]:
         """What came in on a descriptor: messages of :mod:`wire`, and pairs of (is it of stderr, line)."""
         while fd in self._open:
             try:
@@ -125,7 +145,8 @@ class Child:
         """Let go of a worker that is dead."""
         for fd in (self._reports, self._control, *self._lines, *([] if self._pidfd is None else [self._pidfd])):
             os.close(fd)
-        self._marks.close()
+        self._marks.release()
+        self._mapping.close()
 
     def death(self) -> str:
         """How it died, in words."""

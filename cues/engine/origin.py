@@ -26,10 +26,10 @@ from typing import Any
 
 import xxhash
 
-from cues import graphfile
 from cues.errors import GraphError
-from cues.graph import Graph
-from cues.plan import Plan
+from cues.graphs import graphfile
+from cues.graphs.graph import Graph
+from cues.graphs.plan import Plan
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,9 @@ class Origin:
             ) from error
         if not isinstance(found, Graph):
             raise GraphError(
-                f"{self.target} is no graph where a worker imports it.", "a global of that module.", processor=""
+                f"{self.target} is not a graph where a worker imports it.",
+                "make the graph a global of that module.",
+                processor="",
             )
         return found
 

@@ -16,21 +16,21 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
-from cues import clock
+from cues.base import clock
 
 PATTERN: Final = "workers-*.json"
 
 
 @dataclass
-class Failure:
+class RecordedFailure:
     """The last death of a worker, or what stopped a processor."""
 
     time: str
     text: str
 
     @staticmethod
-    def now(text: str) -> Failure:
-        return Failure(clock.to_datetime(clock.now_ns()).isoformat(), text)
+    def now(text: str) -> RecordedFailure:
+        return RecordedFailure(clock.to_datetime(clock.now_ns()).isoformat(), text)
 
     @property
     def when(self) -> datetime:
@@ -44,18 +44,18 @@ class WorkerRecord:
     pid: int
     units: list[str]
     restarts: int = 0
-    last_failure: Failure | None = None
+    last_failure: RecordedFailure | None = None
 
 
 @dataclass
-class Record:
+class WorkersRecord:
     """The workers of one graph."""
 
     graph: str
     supervisor: int
     """Its pid."""
     workers: dict[str, WorkerRecord] = field(default_factory=dict)
-    stopped: dict[str, Failure] = field(default_factory=dict)
+    stopped: dict[str, RecordedFailure] = field(default_factory=dict)
     """Processors that were stopped alone, and why."""
 
     def save(self, store: str) -> None:
@@ -65,29 +65,44 @@ class Record:
         os.replace(part, path)
 
     @staticmethod
-    def load(path: Path) -> Record | None:
+    def load(path: Path) -> WorkersRecord | None:
         """The record at ``path``, or None where it cannot be read."""
         try:
             found: dict[str, Any] = json.loads(path.read_text())
-            return Record(
+            return WorkersRecord(
                 found["graph"],
                 found["supervisor"],
                 {name: _worker(one) for name, one in found["workers"].items()},
-                {unit: Failure(**one) for unit, one in found["stopped"].items()},
+                {unit: RecordedFailure(**one) for unit, one in found["stopped"].items()},
             )
         except (OSError, ValueError, KeyError, TypeError):
             return None
 
     @staticmethod
-    def all(store: str) -> list[Record]:
+    def all(store: str) -> list[WorkersRecord]:
         """The records of all graphs that have run with workers on a store."""
-        found = [Record.load(path) for path in sorted(Path(store).glob(PATTERN))]
+        found = [WorkersRecord.load(path) for path in sorted(Path(store).glob(PATTERN))]
         return [record for record in found if record is not None]
 
     @staticmethod
-    def of(store: str, graph: str) -> Record | None:
+    def of(store: str, graph: str) -> WorkersRecord | None:
         """The record of a graph's last supervisor on a store."""
-        return Record.load(_path(store, graph))
+        return WorkersRecord.load(_path(store, graph))
+
+
+def keep_stop(store: str, graph: str, processor: str, text: str) -> None:
+    """Record the reason why a processor of a run in this process stopped, for ``cues status``."""
+    record = WorkersRecord.of(store, graph) or WorkersRecord(graph, os.getpid())
+    record.supervisor = os.getpid()
+    record.stopped[processor] = RecordedFailure.now(text.removeprefix("stopped").lstrip(": "))
+    record.save(store)
+
+
+def forget_stops(store: str, graph: str) -> None:
+    """Remove the reasons of the last run: its processors run again."""
+    record = WorkersRecord.of(store, graph)
+    if record is not None and (record.stopped or record.workers):
+        WorkersRecord(graph, os.getpid()).save(store)
 
 
 def _path(store: str, graph: str) -> Path:
@@ -96,4 +111,4 @@ def _path(store: str, graph: str) -> Path:
 
 def _worker(found: dict[str, Any]) -> WorkerRecord:
     last = found["last_failure"]
-    return WorkerRecord(found["pid"], found["units"], found["restarts"], Failure(**last) if last else None)
+    return WorkerRecord(found["pid"], found["units"], found["restarts"], RecordedFailure(**last) if last else None)

@@ -16,14 +16,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from cues import abroad, events, fork, names
+from cues.base import events, names
 from cues.errors import Diverged
-from cues.graph import Graph
-from cues.options import QueueOptions
-from cues.plan import Plan
-from cues.processor import Node
-from cues.queue import Queue, create_queue
-from cues.store import Store
+from cues.forwarding import fork, other_stores
+from cues.graphs.graph import Graph
+from cues.graphs.plan import Plan
+from cues.graphs.processor import Node
+from cues.queues.options import QueueOptions
+from cues.queues.queue import Queue, create_queue
+from cues.queues.store import Store
+from cues.storage.transaction import StoreTransaction
 
 TRY_LOG: Final = QueueOptions(metadata=False)
 Emit = Callable[[events.Event], None]
@@ -79,7 +81,7 @@ def _open_others(stores: Stores, plan: Plan, graph: Graph, accept_topology: bool
     """Open the stores of queues that have a ``path``; one that was exchanged for another is :class:`Diverged`."""
     home = stores.home
     known: dict[str, set[bytes]] = {}
-    for id, places in abroad.places(home).items():
+    for id, places in other_stores.places(home).items():
         for place in places:
             known.setdefault(os.path.realpath(place), set()).add(id)
     by_path: dict[str, Store] = {os.path.realpath(home.path): home}
@@ -135,7 +137,7 @@ def _find_left_over(stores: Stores, plan: Plan, accept_topology: bool, emit: Emi
     A graph may have stopped writing there; what it wrote before is forwarded all the same.
     """
     home = stores.home
-    places = abroad.places(home)
+    places = other_stores.places(home)
     for queue in home.queues(all=True):
         parts = names.fork_parts(queue)
         if parts is None or not parts[0].startswith(f"{plan.id}."):
@@ -168,7 +170,7 @@ def _find_left_over(stores: Stores, plan: Plan, accept_topology: bool, emit: Emi
 
 
 def _drop_all(queue: Queue) -> None:
-    def drop(txn: Any) -> bool:
+    def drop(txn: StoreTransaction) -> bool:
         row = queue.log.row(txn)
         queue.log.move_front(txn, row, row.next)
         deleted, _ = queue.log.delete_before(txn, row, row.next)
@@ -192,8 +194,11 @@ def _say_durability(stores: Stores, plan: Plan, emit: Emit) -> None:
         )
 
 
-def prepare(stores: Stores, plan: Plan, graph: Graph, emit: Emit) -> dict[str, Queue]:
-    """Have every queue, with the options that the graph gives."""
+def prepare(stores: Stores, plan: Plan, graph: Graph, emit: Emit, made: bool = False) -> dict[str, Queue]:
+    """Have every queue, with the options that the graph gives.
+
+    Where they are ``made``, by a supervisor, they may have got more partitions since, and that is no disagreement.
+    """
     home = stores.home
     wanted: dict[Store, dict[str, QueueOptions]] = {one: {} for one in (home, *stores.others.values())}
     for name, options in plan.queues.items():
@@ -201,11 +206,13 @@ def prepare(stores: Stores, plan: Plan, graph: Graph, emit: Emit) -> dict[str, Q
     for store, queues in wanted.items():
         _have(store, queues)
     for other in stores.others.values():
-        abroad.remember(home, other)
+        other_stores.remember(home, other)
     opened: dict[str, Queue] = {}
     for name in plan.queues:
         # Options that the graph gives hold from now on; without any the queue stays as it is.
         given = graph.queues.get(name) or graph.queues.get("*")
+        if given and made:
+            given = given.changed({"partitions": 1})
         store = stores.store_of(name)
         if store is home:
             opened[name] = home.queue(name, **(given.inside.asked if given else {}))
@@ -217,7 +224,7 @@ def prepare(stores: Stores, plan: Plan, graph: Graph, emit: Emit) -> dict[str, Q
 def _have(store: Store, queues: Mapping[str, QueueOptions]) -> None:
     """Make the queues that are missing, in one transaction."""
 
-    def create(txn: Any, missing: list[str]) -> None:
+    def create(txn: StoreTransaction, missing: list[str]) -> None:
         for name in missing:
             create_queue(txn, store, name, queues[name])
 

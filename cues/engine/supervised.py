@@ -16,25 +16,31 @@ import itertools
 import os
 import sys
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from cues import events, locks
+from cues.base import events
 from cues.engine import wire
-from cues.engine.assembly import divide, refuse_frames
+from cues.engine.assembly import refuse_frames, tell_of_misspelt
 from cues.engine.assignment import assign, check_number
-from cues.engine.local import Running, Standing
+from cues.engine.growth import Growth, divide, taken_in, tell_of_growth
 from cues.engine.origin import digests, origin_of
-from cues.engine.record import Record
+from cues.engine.record import WorkersRecord
+from cues.engine.running import Running
+from cues.engine.status import UnitStatus
 from cues.engine.stores import open_stores, prepare, prepare_units
 from cues.engine.supervisor import Supervisor
-from cues.errors import AlreadyRunning
-from cues.ownership import supervisor_lock
+from cues.errors import AlreadyRunning, CuesError
+from cues.steps.failure import passes
+from cues.steps.ownership import supervisor_lock
+from cues.storage import locks
 
 if TYPE_CHECKING:
-    from cues.graph import Graph
-    from cues.plan import Plan
-    from cues.queue import Queue
-    from cues.store import Store
+    from cues.graphs.graph import Graph
+    from cues.graphs.plan import Plan
+    from cues.graphs.processor import Node
+    from cues.queues.queue import Queue
+    from cues.queues.store import Store
 
 ANSWER_S: Final = 1.0
 """How long an answer of a worker is waited for before the graph counts as busy."""
@@ -63,10 +69,13 @@ class Supervised(Running):
                 raise self._already_running(home.locks.holder(self._lock) or os.getpid())
             self._await_orphans()
             self._queues = prepare(self._stores, self._plan, self.graph, self.emit)
+            tell_of_misspelt(self._plan, self._queues, self.emit)
             self._units = divide(self._plan, self._queues)
+            self._growth = Growth(self._plan, self._queues, self._units)
+            tell_of_growth(home, self._units, self.emit)
             prepare_units(self._stores, self._units)
-            load = wire.Load("", origin, digests(self._plan), sys.argv)
-            carry = wire.Carry(
+            load = wire.LoadGraph("", origin, digests(self._plan), sys.argv)
+            carry = wire.AssignUnits(
                 (),
                 os.path.abspath(home.path),
                 None if self.graph.directory is None else str(self.graph.directory.resolve()),
@@ -74,7 +83,7 @@ class Supervised(Running):
                 options["accept_topology"],
                 take_over,
             )
-            self._record = Record(self.graph.id, os.getpid())
+            self._record = WorkersRecord(self.graph.id, os.getpid())
             self._supervisor = Supervisor(
                 home,
                 assign(self._plan.topology(), self._units, workers),
@@ -88,6 +97,7 @@ class Supervised(Running):
                 self._record,
                 self.emit,
                 self.changed,
+                self._new_units,
             )
             self._supervisor.thread.start()
             try:
@@ -113,7 +123,7 @@ class Supervised(Running):
     def _await_orphans(self) -> None:
         """Let the workers of a supervisor that was killed come to their end, which the kernel has begun."""
         home = self._stores.home
-        record = Record.of(home.path, self.graph.id)
+        record = WorkersRecord.of(home.path, self.graph.id)
         deadline = time.monotonic() + ORPHANS_S
         for worker in record.workers.values() if record is not None else ():
             for unit in worker.units:
@@ -139,7 +149,7 @@ class Supervised(Running):
 
     # --- how it goes ---
 
-    def standings(self) -> list[Standing]:
+    def standings(self) -> list[UnitStatus]:
         found = self._supervisor.standings()
         return [found[unit.id] for unit in self._units if unit.id in found]
 
@@ -157,14 +167,39 @@ class Supervised(Running):
         if first is None or not all(one.idle for one in first):
             return False
         second = self._answers()
-        return second is not None and all(one.idle for one in second) and _steps(first) == _steps(second)
+        if second is None or not all(one.idle for one in second) or _steps(first) != _steps(second):
+            return False
+        return not self._grown()  # last: what was not there by now was not there at that moment either
+
+    def _grown(self) -> bool:
+        if not any(self._growth.look()):
+            return False
+        self._supervisor.take_in()
+        return True
+
+    def _new_units(self) -> Sequence[Node]:
+        """The units of partitions that came, which the supervisor gives to workers."""
+        try:
+            missing, misfits = self._growth.look()
+            prepare_units(self._stores, missing)
+        except (CuesError, OSError) as error:
+            if passes(error):  # for the next look
+                return []
+            raise
+        self._misfits.bear(misfits)
+        if missing:
+            self._growth.took(missing)
+            self._units = [*self._units, *missing]
+            for event in taken_in(missing):
+                self.emit(event)
+        return missing
 
     def _resting(self) -> bool:
         """Whether every worker runs, and none was in a step when it spoke last. Asks nobody."""
         children = [post.child for post in tuple(self._supervisor.posts)]
         return all(child is not None and child.stand is not None and not child.stand.busy for child in children)
 
-    def _answers(self) -> list[wire.Stand] | None:
+    def _answers(self) -> list[wire.StatusReply] | None:
         """What every worker says when it is asked now; None where one is not there, or does not answer."""
         posts = tuple(self._supervisor.posts)
         children = [post.child for post in posts if post.child is not None and post.child.status == "running"]
@@ -246,11 +281,12 @@ class Supervised(Running):
 
     def close(self, timeout: float = 30.0) -> None:
         """Halt, wait for the steps under way, and give everything back; workers that still run then are killed."""
-        if self._closed:
+        if self._given_back:
             return
         self._closed = True
         self._end_workers(timeout)
         self._give_back()
+        self._given_back = True
 
     def _end_workers(self, timeout: float) -> None:
         self.halt()
@@ -265,7 +301,7 @@ class Supervised(Running):
         self._stores.close()
 
 
-def _steps(stands: list[wire.Stand]) -> list[tuple[str, int]]:
+def _steps(stands: list[wire.StatusReply]) -> list[tuple[str, int]]:
     return sorted((one.id, one.counters.steps) for stand in stands for one in stand.standings)
 
 

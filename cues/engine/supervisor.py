@@ -4,8 +4,12 @@
     death     start it again, with the units that it had, after a wait that doubles while nothing moves
     a unit that its worker dies of
               1. count: the worker died, the unit was in a step, and it stands where it stood at the death before
-              2. after DEATHS_MAX of these give it a worker of its own
-              3. when that one dies of it too, stop the unit alone; the others go on
+              2. up to the end of that step it takes one message at a time: what is before the one that kills is
+                 committed, and a death says which message it was
+              3. after DEATHS_MAX deaths in the call of one message that message has failed: it goes to the error
+                 queue, or the unit stops
+              4. where several units of the worker were in a step, first give each a worker of its own; and a unit
+                 that its worker dies of outside of any call is stopped alone; the others go on
     a worker that is stopped (SIGSTOP) past its lease
               start another in its place, which takes its units over; the old one is fenced when it goes on
     end       halt all, and wait; who does not come to an end is killed, which loses nothing
@@ -28,25 +32,31 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from cues import events, locks
+from cues.base import events
 from cues.engine import wire
 from cues.engine.assignment import Assignment
 from cues.engine.child import Child
-from cues.engine.local import Standing
-from cues.engine.record import Failure, Record, WorkerRecord
-from cues.errors import AlreadyRunning, ProcessorStopped, WorkerDied, WriterStuck
-from cues.ownership import LEASE_BEAT_S, LEASE_S, ProcessorRow, read_row
-from cues.store import Store
+from cues.engine.record import RecordedFailure, WorkerRecord, WorkersRecord
+from cues.engine.status import UnitStatus
+from cues.errors import AlreadyRunning, ProcessorStopped, WorkerDied
+from cues.graphs.processor import Node
+from cues.queues.processor_rows import ProcessorRow, read_row
+from cues.queues.store import Store
+from cues.steps.failure import Verdict, passes
+from cues.steps.ownership import LEASE_BEAT_S, LEASE_S
+from cues.storage import locks
 
 BACKOFF_S: Final = 0.1
 """Before the second start in a row of a worker whose units have not moved; doubled each time."""
 BACKOFF_S_MAX: Final = 30.0
 DEATHS_MAX: Final = 5
 """Deaths in a row in the same step: by then it is no accident."""
+LOOK_S: Final = 0.5
+"""How often it looks for what no worker tells: workers that are stopped, partitions that came."""
 STOPPED_S: Final = LEASE_S + LEASE_BEAT_S
 """How long a worker may be stopped before another takes its units: its lease has run out by then."""
 
@@ -54,7 +64,7 @@ _Place = tuple[Any, bytes] | None
 
 
 @dataclass
-class Post:
+class WorkerSlot:
     """What one worker is for: units, and what became of those who carried them."""
 
     name: str
@@ -69,6 +79,10 @@ class Post:
     """By unit: deaths in a row in the same step."""
     places: dict[str, _Place] = field(default_factory=dict)
     """Where the units stood at the last death."""
+    careful: dict[str, dict[int, int]] = field(default_factory=dict)
+    """By unit and input: where the step ended in which a worker died."""
+    verdicts: dict[str, Verdict] = field(default_factory=dict)
+    """By unit: the message that its worker dies of."""
 
 
 class Supervisor:
@@ -78,27 +92,30 @@ class Supervisor:
         self,
         store: Store,
         assignment: Assignment,
-        load: Callable[[str], wire.Load],
-        carry: Callable[[tuple[str, ...], bool, bool], wire.Carry],
-        record: Record,
+        load: Callable[[str], wire.LoadGraph],
+        carry: Callable[[tuple[str, ...], bool, bool], wire.AssignUnits],
+        record: WorkersRecord,
         emit: Callable[[events.Event], None],
         changed: Callable[[], None],
+        grown: Callable[[], Sequence[Node]],
     ) -> None:
         """``load(name)`` and ``carry(units, first, take_over)`` make the messages to a worker; ``changed`` is
-        called when something is new that others may wait for."""
+        called when something is new that others may wait for; ``grown`` gives units of partitions that came since
+        it was called last."""
         self.failed: BaseException | None = None
         """Why the start failed, or the supervisor itself."""
         self.begun = threading.Event()
         """All run, or the start failed."""
         self.stopped: dict[str, BaseException] = {}
         """By unit, what stopped it; it is not run any more."""
-        self.posts = [Post(name, list(units)) for name, units in assignment.items()]
+        self.posts = [WorkerSlot(name, list(units)) for name, units in assignment.items()]
         self._store = store
         self._load = load
         self._carry = carry
         self._record = record
         self._emit = emit
         self._changed = changed
+        self._grown = grown
         self._lost: list[Child] = []
         """Workers that were given up, stopped; another has their units."""
         self._counted: dict[str, events.Counters] = {}
@@ -158,23 +175,23 @@ class Supervisor:
 
     def look(self, number: int) -> None:
         """Ask every worker whether it is idle; ``posts`` have the answers by that number."""
-        self.call(lambda: self._tell_all(wire.Look(number)))
+        self.call(lambda: self._tell_all(wire.StatusRequest(number)))
 
-    def standings(self) -> dict[str, Standing]:
+    def standings(self) -> dict[str, UnitStatus]:
         """How each unit does, with what workers counted that died since (but for their last moments)."""
-        found: dict[str, Standing] = {}
+        found: dict[str, UnitStatus] = {}
         for post in tuple(self.posts):
             stand = post.child.stand if post.child is not None else None
             now = {one.id: one for one in stand.standings} if stand is not None else {}
             for unit in post.units:
-                one = now.get(unit, Standing(unit, processor_of(unit), events.Counters(), "running"))
+                one = now.get(unit, UnitStatus(unit, processor_of(unit), events.Counters(), "running"))
                 found[unit] = self._whole(one)
         for unit in tuple(self.stopped):
-            one = found.get(unit) or self._whole(Standing(unit, processor_of(unit), events.Counters(), "stopped"))
+            one = found.get(unit) or self._whole(UnitStatus(unit, processor_of(unit), events.Counters(), "stopped"))
             found[unit] = dataclasses.replace(one, state="stopped")
         return found
 
-    def _whole(self, one: Standing) -> Standing:
+    def _whole(self, one: UnitStatus) -> UnitStatus:
         """With what was counted by workers that are dead."""
         before = self._counted.get(one.id)
         return one if before is None else dataclasses.replace(one, counters=one.counters.with_those_of(before))
@@ -226,8 +243,9 @@ class Supervisor:
             if post.due is not None and post.due <= now:
                 self._spawn(post, first=False)
         if now >= self._look_at:
-            self._look_at = now + LEASE_BEAT_S
+            self._look_at = now + LOOK_S
             self._look_for_stopped()
+            self._take_in()
 
     def _timeout_ms(self) -> float:
         due = [post.due for post in self.posts if post.due is not None]
@@ -255,13 +273,14 @@ class Supervisor:
 
     # --- starting ---
 
-    def _spawn(self, post: Post, first: bool) -> None:
+    def _spawn(self, post: WorkerSlot, first: bool) -> None:
         post.due = None
         post.child = child = Child(post.name, post.units)
         child.send(self._load(post.name))
         if not first:
-            child.send(self._carry(child.units, False, post.take_over))
-            child.send(wire.Go(self._draining))
+            carry = self._carry(child.units, False, post.take_over)
+            child.send(dataclasses.replace(carry, careful=post.careful, verdicts=post.verdicts))
+            child.send(wire.Begin(self._draining))
         self._watch(child)
         known = self._record.workers.get(post.name)
         if known is None:
@@ -278,7 +297,7 @@ class Supervisor:
     def _ready(self, child: Child) -> None:
         child.status = "running"
         if not self.begun.is_set() and all(one.status == "running" for one in self._children):
-            self._tell_all(wire.Go(self._draining))
+            self._tell_all(wire.Begin(self._draining))
             self.begun.set()
 
     def _refused(self, child: Child, error: BaseException) -> None:
@@ -290,8 +309,10 @@ class Supervisor:
         if not self.begun.is_set():
             self.failed = error
             self.begun.set()
-        elif isinstance(error, WriterStuck) or (post.take_over and isinstance(error, AlreadyRunning)):
+        elif passes(error) or (post.take_over and isinstance(error, AlreadyRunning)):
             child.status = "waiting"
+            text = f"{child.name} cannot begin now: {getattr(error, 'message', error)}"
+            self._emit(events.Event("", text, logging.WARNING))
         else:
             for unit in tuple(post.units):
                 self._stop(unit, _stopped(unit, f"cannot begin: {getattr(error, 'message', error)}", error))
@@ -301,12 +322,12 @@ class Supervisor:
     def _heard(self, child: Child, news: Any) -> None:
         if isinstance(news, tuple):
             _print(child.name, *news)
-        elif isinstance(news, wire.Stand):
+        elif isinstance(news, wire.StatusReply):
             child.stand = news
             if news.number:
                 child.answer = news
             self._changed()
-        elif isinstance(news, wire.Told):
+        elif isinstance(news, wire.EventReport):
             self._told(child, news.whole())
         elif isinstance(news, wire.Logged):
             logging.getLogger(news.logger).log(news.level, "%s: %s", child.name, news.text)
@@ -316,7 +337,7 @@ class Supervisor:
             self._ready(child)
         elif isinstance(news, wire.Refused):
             self._refused(child, news.failure.whole())
-        elif isinstance(news, wire.Left):
+        elif isinstance(news, wire.Departure):
             child.status = "left"
 
     def _told(self, child: Child, event: events.Event) -> None:
@@ -340,7 +361,7 @@ class Supervisor:
         """A unit is not run any more, the others are; or the forwarding of a worker has stopped."""
         self.stopped[unit] = error
         text = event.text if event is not None else getattr(error, "message", str(error)).removeprefix(f"{unit} ")
-        self._record.stopped[unit] = Failure.now(text.removeprefix("stopped").lstrip(": "))
+        self._record.stopped[unit] = RecordedFailure.now(text.removeprefix("stopped").lstrip(": "))
         self._save()
         self._emit(events.Stopped(unit, f"{text}; the others go on", logging.ERROR, error=error, alone=True))
         self._changed()
@@ -351,7 +372,7 @@ class Supervisor:
         for news in child.hear_all():
             self._heard(child, news)
         post = self._post_of(child)
-        in_step = child.in_step
+        in_step, calls = child.in_step, child.calls
         self._forget(child)
         if post is None:
             self._lost.remove(child)
@@ -366,12 +387,12 @@ class Supervisor:
             self.begun.set()
             return
         if child.status != "left":
-            self._judge(post, child, in_step)
+            self._judge(post, child, in_step, calls)
         post.units = [unit for unit in post.units if unit not in self.stopped]
         if not post.units:
             self.posts.remove(post)
 
-    def _judge(self, post: Post, child: Child, in_step: set[str]) -> None:
+    def _judge(self, post: WorkerSlot, child: Child, in_step: set[str], calls: dict[str, tuple[int, int, int]]) -> None:
         """A worker died that should not: was it one of its units, and when is it started again?"""
         places = self._places(post.units)
         moved = [unit for unit in post.units if places[unit] != post.places.get(unit)]
@@ -387,9 +408,19 @@ class Supervisor:
         post.due = time.monotonic() + wait_s
         what = f"{child.name} (process {child.pid}) {child.death()}"
         at = f" in a step of {', '.join(sorted(suspects))}" if suspects else ""
-        self._record.workers[post.name].last_failure = Failure.now(what + at)
+        self._record.workers[post.name].last_failure = RecordedFailure.now(what + at)
         self._save()
+        for unit, (chosen, start, count) in calls.items():
+            until = post.careful.setdefault(unit, {})
+            until[chosen] = max(start + count, until.get(chosen, 0))
         guilty = [unit for unit in post.units if post.strikes[unit] >= DEATHS_MAX]
+        alone = len(guilty) == 1 and (len(post.units) == 1 or suspects == set(guilty))
+        if alone and guilty[0] in calls:
+            verdict = Verdict(*calls[guilty[0]], post.strikes[guilty[0]], child.death())
+            before = post.verdicts.get(guilty[0])
+            if before is None or (before.chosen, before.start) != (verdict.chosen, verdict.start):
+                post.verdicts[guilty[0]] = verdict
+                guilty = []
         if guilty and len(post.units) == 1:
             text = f"its worker died {post.strikes[guilty[0]]} times in a row in the same step: it {child.death()}"
             self._stop(guilty[0], _stopped(guilty[0], f"stopped: {text}", None))
@@ -398,14 +429,14 @@ class Supervisor:
         if guilty:
             self._separate(post, guilty)
 
-    def _separate(self, post: Post, guilty: list[str]) -> None:
+    def _separate(self, post: WorkerSlot, guilty: list[str]) -> None:
         """Give each unit that a worker may have died of a worker of its own: the next death shows which it was."""
         for unit in guilty:
-            self._spawned += 1
-            own = Post(f"worker-{self._spawned}", [unit], due=post.due, deaths=post.deaths)
+            own = self._post_of_its_own([unit], post.due or 0.0)
+            own.deaths = post.deaths
             own.strikes[unit], own.places[unit] = post.strikes.pop(unit), post.places.pop(unit)
+            own.careful[unit] = post.careful.pop(unit, {})
             post.units.remove(unit)
-            self.posts.append(own)
         names = ", ".join(guilty)
         self._emit(
             events.Event(
@@ -426,6 +457,45 @@ class Supervisor:
         for one in child.stand.standings if child.stand is not None else ():
             self._counted[one.id] = self._whole(one).counters
 
+    # --- partitions that came ---
+
+    def take_in(self) -> None:
+        """Look for new partitions at once. For other threads."""
+        self.call(self._take_in)
+
+    def _take_in(self) -> None:
+        """Give new units to the workers that carry their processors, the one with the fewest of them first."""
+        if not self.begun.is_set() or self._halting:
+            return
+        found: dict[str, list[str]] = {}
+        for node in self._grown():
+            count = {post.name: sum(processor_of(unit) == node.processor for unit in post.units) for post in self.posts}
+            carriers = [post for post in self.posts if count[post.name]]
+            if carriers:
+                post = min(carriers, key=lambda post: count[post.name])
+            else:  # all of its units are stopped
+                post = self._post_of_its_own([])
+            post.units.append(node.id)
+            found.setdefault(post.name, []).append(node.id)
+        for post in self.posts:
+            if post.name not in found:
+                continue
+            if post.child is not None:
+                post.child.give(found[post.name])
+            known = self._record.workers.get(post.name)
+            if known is not None:
+                known.units = list(post.units)
+        if found:
+            self._save()
+            self._changed()
+
+    def _post_of_its_own(self, units: list[str], due: float = 0.0) -> WorkerSlot:
+        """A worker more, to be started when it is ``due``."""
+        self._spawned += 1
+        own = WorkerSlot(f"worker-{self._spawned}", units, due=due)
+        self.posts.append(own)
+        return own
+
     # --- workers that are stopped ---
 
     def _look_for_stopped(self) -> None:
@@ -441,9 +511,9 @@ class Supervisor:
             elif time.monotonic() - child.stopped_since > STOPPED_S:
                 self._replace(post, child)
 
-    def _replace(self, post: Post, child: Child) -> None:
+    def _replace(self, post: WorkerSlot, child: Child) -> None:
         text = f"{child.name} (process {child.pid}) is stopped, and does not answer for {STOPPED_S:g} s"
-        self._record.workers[post.name].last_failure = Failure.now(text)
+        self._record.workers[post.name].last_failure = RecordedFailure.now(text)
         self._emit(events.Event("", f"{text}; another takes its place", logging.WARNING))
         self._lost.append(child)
         self._count(child)
@@ -453,12 +523,12 @@ class Supervisor:
 
     # --- small things ---
 
-    def _post_of(self, child: Child) -> Post | None:
+    def _post_of(self, child: Child) -> WorkerSlot | None:
         return next((post for post in self.posts if post.child is child), None)
 
     def _save(self) -> None:
         with contextlib.suppress(OSError):  # a full disk; it is only for `cues status`
-            self._record.save(self._store.path)
+            self._record.save(self._store.directory)
 
 
 def _died_first(child: Child) -> WorkerDied:
@@ -473,7 +543,7 @@ def _died_first(child: Child) -> WorkerDied:
 
 def _stopped(unit: str, why: str, cause: BaseException | None) -> ProcessorStopped:
     error = ProcessorStopped(
-        f"{unit} {why}", "start again when the cause is gone; it goes on where it stands.", processor=unit
+        f"{unit} {why}", "start again when the cause is gone; it continues after its last commit.", processor=unit
     )
     error.__cause__ = cause
     return error

@@ -8,6 +8,7 @@
                                   ◂──  Ready, or Refused: they cannot be owned
     Go       run them             ──▸
                                   ◂──  Told, Logged, Stand: what happens, and how far it is
+    More     own these units too  ──▸
     Look     are you idle?        ──▸
                                   ◂──  Stand, with the number of the question
     Drain, Halt                   ──▸
@@ -25,23 +26,25 @@ import pickle
 import struct
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
-from cues import events
-from cues.engine.local import Standing
+from cues.base import events
 from cues.engine.origin import Origin
+from cues.engine.status import UnitStatus
 from cues.errors import CuesError
-from cues.failure import words
+from cues.steps.failure import Verdict, words
 
 _HEAD: Final = struct.Struct(">I")
+WORDS: Final = 4
+"""64-bit words of shared memory for each unit of a worker (child.py says what they hold)."""
 
 
 # --- from the supervisor --------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class Load:
+class LoadGraph:
     worker: str
     origin: Origin
     digests: dict[str, str]
@@ -49,22 +52,33 @@ class Load:
 
 
 @dataclass(frozen=True)
-class Carry:
+class AssignUnits:
     units: tuple[str, ...]
     store: str
     directory: str | None
     durability: str | None
     accept_topology: bool
     take_over: bool
+    careful: dict[str, dict[int, int]] = field(default_factory=dict)
+    """By unit and input: the index up to which a step takes one message, because of a death there."""
+    verdicts: dict[str, Verdict] = field(default_factory=dict)
+    """By unit: what is not called any more."""
 
 
 @dataclass(frozen=True)
-class Go:
+class Begin:
     draining: bool = False
 
 
 @dataclass(frozen=True)
-class Look:
+class More:
+    """Units of partitions that queues have got while the graph runs."""
+
+    units: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class StatusRequest:
     number: int
 
 
@@ -82,7 +96,7 @@ class Halt:
 
 
 @dataclass(frozen=True)
-class Failure:
+class ErrorReport:
     """An error on its way to another process: its cause does not travel with it by itself."""
 
     error: BaseException
@@ -91,11 +105,13 @@ class Failure:
     """The cause's traceback, as the user is shown it."""
 
     @staticmethod
-    def of(error: BaseException, show: Callable[[BaseException], str]) -> Failure:
+    def of(error: BaseException, show: Callable[[BaseException], str]) -> ErrorReport:
         cause = error.__cause__
         if cause is None or isinstance(cause, CuesError):
-            return Failure(_portable(error), None if cause is None else _portable(cause), getattr(error, "trace", ""))
-        return Failure(_portable(error), _portable(cause), show(cause))
+            return ErrorReport(
+                _portable(error), None if cause is None else _portable(cause), getattr(error, "trace", "")
+            )
+        return ErrorReport(_portable(error), _portable(cause), show(cause))
 
     def whole(self) -> BaseException:
         """The error with its cause; ``trace`` is an attribute of a :class:`CuesError`."""
@@ -121,7 +137,7 @@ class Loaded:
 
 @dataclass(frozen=True)
 class Refused:
-    failure: Failure
+    failure: ErrorReport
 
 
 @dataclass(frozen=True)
@@ -130,18 +146,18 @@ class Ready:
 
 
 @dataclass(frozen=True)
-class Told:
+class EventReport:
     """An event; the error that it holds is beside it."""
 
     event: events.Event
-    failure: Failure | None
+    failure: ErrorReport | None
 
     @staticmethod
-    def of(event: events.Event, show: Callable[[BaseException], str]) -> Told:
+    def of(event: events.Event, show: Callable[[BaseException], str]) -> EventReport:
         error = getattr(event, "error", None)
         if error is None:
-            return Told(event, None)
-        return Told(dataclasses.replace(event, error=None), Failure.of(error, show))  # type: ignore[call-arg]
+            return EventReport(event, None)
+        return EventReport(dataclasses.replace(event, error=None), ErrorReport.of(error, show))  # type: ignore[call-arg]
 
     def whole(self) -> events.Event:
         if self.failure is None:
@@ -159,19 +175,19 @@ class Logged:
 
 
 @dataclass(frozen=True)
-class Stand:
-    """How the worker's processors do; the answer to :class:`Look` where ``number`` is not 0."""
+class StatusReply:
+    """How the worker's processors do; the answer to :class:`StatusRequest` where ``number`` is not 0."""
 
     number: int
     idle: bool
     """Nobody has anything to do; only in an answer."""
     busy: bool
     """A stream or sink is in a step."""
-    standings: tuple[Standing, ...]
+    standings: tuple[UnitStatus, ...]
 
 
 @dataclass(frozen=True)
-class Left:
+class Departure:
     pass
 
 

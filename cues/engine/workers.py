@@ -3,7 +3,7 @@
     1. end with the supervisor, whatever ends it
     2. import the graph, and compare it with the one that the supervisor has
     3. own the units that it is given: the same moves as in any start (assembly.py)
-    4. run them: the embedded engine (local.py)
+    4. run them: the embedded engine (threads.py)
 
 It is spawned, never forked: a store must not be used in a child of the process that opened it. It
 knows nothing of other workers. What keeps two of them apart, one that was given up and its
@@ -29,15 +29,22 @@ import threading
 from pathlib import Path
 from typing import Any, Final
 
-from cues import events, graph, graphfile
-from cues.delivery import Delivery
+from cues.base import events
 from cues.engine import origin, wire
-from cues.engine.local import Running, Worker
+from cues.engine.growth import divide
+from cues.engine.running import Running
+from cues.engine.threads import Host, Worker
+from cues.engine.wire import WORDS
 from cues.errors import CuesError, Fenced
-from cues.feed import SourceDelivery
+from cues.graphs import graph, graphfile
+from cues.steps.failure import stop_event, stopped_by
+from cues.steps.feed import SourceStepper
+from cues.steps.stepper import Stepper
 
 REPORT_S: Final = 0.05
 """How far apart a worker says how its processors do, where that has changed."""
+TIMED_OUT: Final = 75
+"""Exit code of a worker that ends to end a call (EX_TEMPFAIL: it is started again)."""
 CLOSE_S: Final = 3600.0
 """How long a worker waits for its steps under way; the supervisor, which ends it before, decides."""
 
@@ -49,7 +56,7 @@ def main(reads: int, writes: int, marks: int, supervisor: int) -> None:
         signal.signal(number, lambda number, frame: None)
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
-    worker = _WorkerProcess(wire.Channel(reads, writes), mmap.mmap(marks, 0))
+    worker = _WorkerProcess(wire.Channel(reads, writes), memoryview(mmap.mmap(marks, 0)).cast("Q"))
     code = worker.run()
     sys.stdout.flush()
     sys.stderr.flush()
@@ -71,33 +78,63 @@ def _end_with(supervisor: int) -> None:
         os._exit(1)
 
 
-class Carrier(Running):
+class WorkerEngine(Running):
     """The embedded engine over the units of one worker: it waits for the word before it runs them."""
 
-    def __init__(self, worker: _WorkerProcess, graph: graph.Graph, units: tuple[str, ...], **options: Any) -> None:
+    patient = True
+
+    def __init__(self, worker: _WorkerProcess, graph: graph.Graph, carry: wire.AssignUnits) -> None:
         self._process = worker
-        self._marked = {unit: place for place, unit in enumerate(units)}
-        super().__init__(graph, units=units, listeners=(worker.tell,), **options)
+        self._carry = carry
+        self._marked = {unit: place for place, unit in enumerate(carry.units)}
+        super().__init__(
+            graph,
+            units=carry.units,
+            listeners=(worker.tell,),
+            store=carry.store,
+            accept_topology=carry.accept_topology,
+            take_over=carry.take_over,
+        )
 
     def _start_threads(self) -> None:
         self._process.channel.send(wire.Ready())
-        go = self._process.expect(wire.Go)
+        go = self._process.expect(wire.Begin)
         if go is None:
             self.halt()
         elif go.draining:
             self.end_sources()
         super()._start_threads()
 
-    def _worker(self, delivery: Delivery) -> Worker:
+    def _worker(self, delivery: Stepper) -> Worker:
+        carry, unit = self._carry, delivery.node.id
+        delivery.be_careful(carry.careful.get(unit, {}), carry.verdicts.get(unit))
         return _Watched(self, delivery, self._process.marks, self._marked[delivery.node.id])
 
-    def stand(self, number: int = 0) -> wire.Stand:
+    def keep_stop(self, event: events.Stopped) -> None:
+        """The supervisor does, which hears of it."""
+
+    def _forget_stops(self) -> None:
+        """The supervisor has."""
+
+    def join(self, units: tuple[str, ...]) -> None:
+        """Own and run more units. Where that fails they are stopped, and the others go on."""
+        for unit in units:
+            self._marked[unit] = len(self._marked)
+        try:
+            self._take_in([node for node in divide(self.plan, self.queues) if node.id in units])
+        except Exception as error:
+            for unit in units:
+                self.emit(stop_event(unit, stopped_by(unit, error)))
+
+    def stand(self, number: int = 0) -> wire.StatusReply:
         """How the processors do; asked for by the supervisor where ``number`` is not 0."""
-        busy = any(worker.busy for worker in self.workers if not isinstance(worker.delivery, SourceDelivery))
+        busy = any(worker.busy for worker in self.workers if not isinstance(worker.delivery, SourceStepper))
         standings = [worker.standing for worker in self.workers]
         standings = [dataclasses.replace(s, counters=events.Counters(**vars(s.counters))) for s in standings]
-        idle = bool(number) and self.idle()
-        return wire.Stand(number, idle, busy, tuple(standings))
+        if number:
+            self.hurry()
+        idle = bool(number) and not self._process.joining and self.idle()
+        return wire.StatusReply(number, idle, busy, tuple(standings))
 
     def wait_changed(self, seconds: float) -> None:
         with self._condition:
@@ -112,29 +149,48 @@ class Carrier(Running):
 
 
 class _Watched(Worker):
-    """Marks in the shared page that its unit is in a step, for who asks what a dead worker was at."""
+    """Marks in the shared memory that its unit is in a step, and in which: child.py says what for."""
 
-    def __init__(self, running: Running, delivery: Delivery, marks: mmap.mmap, place: int) -> None:
+    def __init__(self, running: Host, delivery: Stepper, marks: memoryview[int], place: int) -> None:
         self._marks = marks
-        self._place = place
+        self._place = place * WORDS
         super().__init__(running, delivery)
+        delivery.watch = self._mark_step
+
+    def _mark_step(self, chosen: int, start: int, count: int) -> None:
+        marks, place = self._marks, self._place
+        marks[place + 3] = 0  # a death between the lines must not tell of a step that never was
+        marks[place + 1], marks[place + 2] = chosen, start
+        marks[place + 3] = count
+
+    def _turn(self) -> bool:
+        moved = super()._turn()
+        runner = self.delivery.runner
+        if runner is not None and runner.abandoned:
+            # What the step made of the call that took too long is committed; only this ends the call itself.
+            text = f"ends its worker (process {os.getpid()}), and with it a call that took longer than timeout_s"
+            self.running.emit(events.Event(self.id, text, logging.WARNING))
+            os._exit(TIMED_OUT)
+        return moved
 
     def _mark(self, busy: bool) -> None:
         super()._mark(busy)
-        pulls = isinstance(self.delivery, SourceDelivery) and not self.delivery.feed.ended
+        pulls = isinstance(self.delivery, SourceStepper) and not self.delivery.feed.ended
         self._marks[self._place] = busy or pulls
 
 
 class _WorkerProcess:
     """What a worker does from its first message to its last."""
 
-    def __init__(self, channel: wire.Channel, marks: mmap.mmap) -> None:
+    def __init__(self, channel: wire.Channel, marks: memoryview[int]) -> None:
         self.channel = channel
         self.marks = marks
         self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._halted = threading.Event()
         self._drained = threading.Event()
-        self._carrier: Carrier | None = None
+        self._carrier: WorkerEngine | None = None
+        self.joining = 0
+        """Units that are not run yet, which came after the start."""
         threading.Thread(target=self._listen, name="cues supervisor", daemon=True).start()
 
     def run(self) -> int:
@@ -143,17 +199,17 @@ class _WorkerProcess:
             loaded = self._load()
             carrier = None if loaded is None else self._carry(loaded)
         except Exception as error:
-            self.channel.send(wire.Refused(wire.Failure.of(error, graphfile.users_trace)))
+            self.channel.send(wire.Refused(wire.ErrorReport.of(error, graphfile.users_trace)))
             return 1
         if carrier is not None:
             self._report(carrier)
             carrier.close(CLOSE_S)
             self.channel.send(carrier.stand())
-        self.channel.send(wire.Left())
+        self.channel.send(wire.Departure())
         return 0
 
     def tell(self, event: events.Event) -> None:
-        self.channel.send(wire.Told.of(event, graphfile.users_trace))
+        self.channel.send(wire.EventReport.of(event, graphfile.users_trace))
 
     def expect(self, kind: type[Any]) -> Any:
         """The next message, which is of that kind; None where the graph is halted before."""
@@ -172,15 +228,17 @@ class _WorkerProcess:
                     self._inbox.put(message)
                 elif isinstance(message, wire.Drain):
                     self._drained.set()
-                if isinstance(message, (wire.Load, wire.Carry, wire.Go)):
+                if isinstance(message, wire.More):
+                    self.joining += len(message.units)
+                if isinstance(message, (wire.LoadGraph, wire.AssignUnits, wire.Begin, wire.More)):
                     self._inbox.put(message)
                 elif carrier is not None:
                     self._obey(carrier, message)
         except (EOFError, OSError):
             os.kill(os.getpid(), signal.SIGKILL)
 
-    def _obey(self, carrier: Carrier, message: Any) -> None:
-        if isinstance(message, wire.Look):
+    def _obey(self, carrier: WorkerEngine, message: Any) -> None:
+        if isinstance(message, wire.StatusRequest):
             with contextlib.suppress(CuesError):  # closing: nobody is asked any more
                 self.channel.send(carrier.stand(message.number))
         elif isinstance(message, wire.Drain):
@@ -191,7 +249,7 @@ class _WorkerProcess:
     # --- work ---
 
     def _load(self) -> graph.Graph | None:
-        load = self.expect(wire.Load)
+        load = self.expect(wire.LoadGraph)
         if load is None:
             return None
         threading.current_thread().name = load.worker
@@ -208,20 +266,13 @@ class _WorkerProcess:
         self.channel.send(wire.Loaded())
         return found
 
-    def _carry(self, found: graph.Graph) -> Carrier | None:
-        carry = self.expect(wire.Carry)
+    def _carry(self, found: graph.Graph) -> WorkerEngine | None:
+        carry = self.expect(wire.AssignUnits)
         if carry is None:
             return None
         found.durability = carry.durability
         found.directory = None if carry.directory is None else Path(carry.directory)
-        carrier = Carrier(
-            self,
-            found,
-            carry.units,
-            store=carry.store,
-            accept_topology=carry.accept_topology,
-            take_over=carry.take_over,
-        )
+        carrier = WorkerEngine(self, found, carry)
         self._carrier = carrier
         if self._drained.is_set():  # what was said before it was there
             carrier.end_sources()
@@ -229,9 +280,9 @@ class _WorkerProcess:
             carrier.halt()
         return carrier
 
-    def _report(self, carrier: Carrier) -> None:
+    def _report(self, carrier: WorkerEngine) -> None:
         """Say how the processors do, where that changes, until the end."""
-        said: wire.Stand | None = None
+        said: wire.StatusReply | None = None
         while not carrier.halted and not carrier.dispossessed:
             stand = carrier.stand()
             if stand != said:
@@ -239,6 +290,11 @@ class _WorkerProcess:
                 said = stand
                 self._halted.wait(REPORT_S)
             carrier.wait_changed(REPORT_S)
+            if self.joining and not carrier.halted:
+                more = self.expect(wire.More)
+                if more is not None:
+                    carrier.join(more.units)
+                    self.joining -= len(more.units)
 
 
 class _LogsTo(logging.Handler):

@@ -1,9 +1,9 @@
-"""A partition that a member holds: what is committed of it, and what was handed out.
+"""A partition that a member holds, with its two positions.
 
-    purged │ done with │ handed out, not committed │ to be read
-           │           ╰ claim.next               ╰ next
+    purged │ committed │ handed out, not committed │ not read yet
+                       ╰ claim.next                ╰ next
 
-Between the two marks lies what comes again when the member dies, aborts or is fenced.
+The messages between the two positions are read again after the member dies, aborts or is fenced.
 """
 
 from __future__ import annotations
@@ -11,31 +11,39 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from cues.claims import Claim
 from cues.groups.sticky import Partition
 from cues.groups.table import Move
-from cues.queue import Queue
-from cues.tailer import Tailer
+from cues.queues.claims import Claim
+from cues.queues.queue import Queue
+from cues.queues.tailer import Envelope, Tailer
+from cues.storage.transaction import StoreTransaction
 
 
-class Held:
+class HeldPartition:
     """One partition of a member. Used by the member's thread only."""
 
     def __init__(self, partition: Partition, queue: Queue, claim: Claim) -> None:
-        """``queue`` is the handle on the one partition."""
+        """``queue`` is the handle on this partition alone."""
         self.partition = partition
+        self.queue = queue
         self.log = queue.log
         self.claim = claim
-        self.tailer = Tailer(queue)
         self.next = claim.next
-        """Behind the last message that was handed out."""
-        self.heir = True
-        """Whether the plan leaves it where it is."""
+        """The index after the last message that was handed out."""
+        self.assignee = True
+        """Whether the plan assigns it to this member."""
         self.leaving_ns = 0
-        """Since when it is on its way to another."""
+        """The time at which the plan assigned it to another member."""
+        self.assigned = False
+        """Whether ``on_assigned`` has returned."""
+        self.revoked = False
+        """Whether ``on_revoked`` has returned. It is released next, even if a new plan assigns it to this member."""
         self.served = 0
-        """The turn in which it was read last."""
-        self.rewind()
+        """The number of the turn in which it was read last."""
+        self._tailer: Tailer | None = None
+        """Reads ahead of :attr:`next`; None if the next read must begin at :attr:`next`."""
+        self._last_tailer: Tailer | None = None
+        """The tailer that read the last message."""
 
     @property
     def dirty(self) -> bool:
@@ -44,34 +52,50 @@ class Held:
 
     @property
     def readable(self) -> bool:
-        return self.heir and not self.claim.paused
+        return self.assignee and not self.revoked and not self.claim.paused
 
-    def waiting(self, txn: Any) -> bool:
-        """Whether there is something to be read."""
-        return self.log.row(txn).next > self.tailer.index
+    @property
+    def envelope(self) -> Envelope | None:
+        """Index, time, hash and metadata of the last message that was read; None before the first."""
+        return None if self._last_tailer is None else self._last_tailer.envelope
+
+    def waiting(self, txn: StoreTransaction) -> bool:
+        """Whether there are messages to read."""
+        return self.log.row(txn).next > (self.next if self._tailer is None else self._tailer.index)
 
     def read(self, n: int) -> list[dict[str, Any]]:
         """The next messages, at most ``n``."""
-        found = self.tailer.read_many(n)
-        if found:
-            self.next = self.tailer.index
-        return found
+        tailer = self._tailer
+        if tailer is None:
+            tailer = Tailer(self.queue)
+            tailer.to_index(self.next)
+            self._tailer = tailer
+        messages = tailer.read_many(n)
+        if messages:
+            self.next = tailer.index
+            self._last_tailer = tailer
+        return messages
 
     def follow(self, claim: Claim, name: str) -> None:
-        """Take over what the table says of it by now."""
+        """Take over the claim as it is in the table now. Only assignments: no exception can end it halfway."""
         if claim.epoch != self.claim.epoch:  # a seek
-            self.claim = claim
-            self.rewind()
+            self.next = claim.next
+            self._tailer = None
         self.claim = claim
-        if self.heir and claim.heir != name:
+        assignee = claim.assignee == name
+        if self.assignee and not assignee:
             self.leaving_ns = time.monotonic_ns()
-        self.heir = claim.heir == name
+        self.assignee = assignee
+
+    def reopen(self) -> None:
+        """Drop the messages that were read ahead. The next read begins at :attr:`next`."""
+        self._tailer = None
 
     def rewind(self) -> None:
-        """Forget everything that was read ahead, and go back to what is committed."""
-        self.tailer.to_index(self.claim.next)
+        """Go back to the committed position. Messages that were handed out and not committed are read again."""
         self.next = self.claim.next
+        self._tailer = None
 
     def move(self, checkpoint: bytes | None = None) -> Move:
-        """What a commit of all that was handed out does."""
+        """Return the move of the position that commits all messages that were handed out."""
         return Move(self.log, self.claim, self.next, checkpoint)

@@ -1,16 +1,16 @@
-"""What a member holds, kept in step with its group.
+"""The partitions that a member holds, and how they follow the plan of its group.
 
-One call, :meth:`Holdings.keep_up`, does everything that being a member takes, in the thread of the member's user:
+One call, :meth:`Holdings.keep_up`, does all the work of a member, in the thread of the member's user:
 
-    beat ─▸ bury the dead ─▸ anything changed? ─▸ am I in the table? ──no──▸ all is lost: join anew
-                                    │                    │ yes
-                                    no                   ╰─▸ is the plan of this generation? ──no──▸ plan
-                                    ▼                                   │ yes
-                                   done          lost, sought, to give up, to claim, one after the other
+    renew the lease ─▸ remove dead members ─▸ anything changed? ─▸ am I in the table? ──no──▸ all is lost: join again
+                                                    │                    │ yes
+                                                    no                   ╰─▸ is the plan of this generation? ─no─▸ plan
+                                                    ▼                                   │ yes
+                                                   done              drop what was lost, follow seeks, release, claim
 
-A partition that is on its way to another member is **leaving**: nothing more is read from it, and it is given up as
-soon as all that was handed out of it is committed, or after the lease at the latest. Partitions that stay notice
-nothing.
+A partition that the plan assigns to another member is **leaving**: nothing more is read from it. It is released as soon
+as all messages that were handed out of it are committed, at the latest after the lease. Reading from the other
+partitions continues.
 """
 
 from __future__ import annotations
@@ -18,80 +18,97 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeGuard
 
-from cues import leases, locks
+from cues.base import clock, names
+from cues.base.events import log
 from cues.errors import AlreadyRunning, Closed, Fenced
-from cues.groups.held import Held
+from cues.groups.held import HeldPartition
 from cues.groups.sticky import Partition
-from cues.groups.table import MemberRow, Table, View, new_id
-from cues.leases import Lease
-from cues.ownership import boot
+from cues.groups.table import GroupTable, MemberRow, Start, View, new_id
+from cues.queues import claims
+from cues.queues.processor_rows import boot
+from cues.storage import leases, locks
+from cues.storage.leases import Lease
 
 if TYPE_CHECKING:
-    from cues.claims import Claim
-    from cues.queue import Queue
+    from cues.queues.claims import Claim
+    from cues.queues.queue import Queue
 
 LOOK_NS: Final = 100_000_000
-"""How often a member looks whether others are dead: two system calls for each of them."""
+"""The interval at which a member looks for dead members: two system calls for each member."""
 CHECK_NS: Final = 2_000_000
-"""How often a busy member looks whether its group changed: one row."""
+"""The interval at which a busy member looks for changes of its group: one row."""
 
 OnChange = Callable[[list[Partition]], object]
 
 
 class Holdings:
-    """The partitions of one member. Used by one thread at a time, but for :meth:`beat` and :meth:`let_go`."""
+    """The partitions of one member. Used by one thread at a time, except :meth:`beat` and :meth:`let_go`."""
 
     def __init__(
         self,
-        table: Table,
+        table: GroupTable,
         name: str,
         static: bool,
         lease_s: float,
+        max_poll_interval_s: float,
+        start: Start,
         queues: Mapping[str, Queue],
         on_assigned: OnChange | None,
         on_revoked: OnChange | None,
         on_lost: OnChange | None,
     ) -> None:
-        """Join the group. Raises :class:`AlreadyRunning` where a member of that name lives."""
+        """Join the group. Raises :class:`AlreadyRunning` if a member of that name lives."""
         self.table = table
         self.store = table.store
         self.name = name
         self.static = static
         self.lease_s = lease_s
+        self.max_poll_interval_s = max_poll_interval_s
         self.queues = queues
-        self.held: dict[Partition, Held] = {}
-        self.stuck: set[Partition] = set()
-        """Partitions with a step under way, which are not given up before it has ended."""
+        self._start = start
+        self._called_ns = clock.monotonic_ns()
+        """The time of the last :meth:`keep_up`."""
+        self._late = False
+        """Whether the log has the warning that this is too long ago."""
+        self.held: dict[Partition, HeldPartition] = {}
+        self.stepping: HeldPartition | None = None
+        """The partition with a step under way, which is not released before the step has ended."""
         self._on_assigned, self._on_revoked, self._on_lost = on_assigned, on_revoked, on_lost
         self._locks = self.store.locks
         self._waits = False
-        """Whether something that is to come is still held by another, who may die without a word."""
+        """Whether another member still holds a partition that is assigned to this one. It may die at any time."""
         self._seen = -1
-        """The group's count of changes that this member has followed."""
+        """The group's count of changes up to which this member has followed."""
         self._check_at = self._look_at = 0
         self._counts: dict[str, int] = {}
-        """How many partitions its queues had when it looked last."""
+        """The number of partitions of each of its queues, at the last look."""
         self._id = b""
         self._lease: Lease | None = None
         self._fenced: Fenced | None = None
-        self._giving: set[Partition] = set()
-        """What is being given up: its callback may close the member, which gives up the rest."""
+        self._revoking: set[Partition] = set()
+        """The partitions for which ``on_revoked`` is running: it may close the member, which releases the rest."""
+        self._lost: list[Partition] = []
+        """The lost partitions, until ``on_lost`` has returned."""
         self._ended = False
+        self.over = False
+        """Whether the lock and the lease were released."""
         self.calling = False
         """Whether a callback is running."""
-        self._locked = self._take_name()
+        self._locked = False
         try:
+            self._locked = self._take_name()
             self._join()
+            self.store.on_close(self.let_go)
         except BaseException:
             self.let_go()
             raise
 
-    # --- being there ---
+    # --- name and lease ---
 
     def _take_name(self) -> bool:
-        """Take the lock of the name; False where one that does not answer holds it, whose place is taken over."""
+        """Take the lock of the name. False if a process that does not answer holds it: its place is taken over."""
         offset = self.table.lock_of(self.name)
         if self._locks.try_lock(offset):
             return True
@@ -101,10 +118,11 @@ class Holdings:
             row = self.table.member(txn, self.name)
         left = 0.0 if row is None or row.kept_ns else self.table.left_s(row)
         if left > 0 or (row is None and locks.process_state(pid) != "stopped"):
-            where = "in this process" if here else f"by process {pid} ({locks.process_state(pid)})"
+            where = "in this process" if here else f"in process {pid} ({locks.process_state(pid)})"
             raise AlreadyRunning(
-                f"The member {self.name} of {self.table.group} is run {where} already.",
-                f"another name, or again in {left:.0f} s if that one does not answer." if left > 0 else "another name.",
+                f"The member {self.name} of {self.table.group} already runs {where}.",
+                "use another name."
+                + (f" If that member does not answer, try again in {left:.0f} s." if left > 0 else ""),
                 pid=pid,
             )
         return False
@@ -114,7 +132,7 @@ class Holdings:
         if self._lease is not None:
             self._lease.close()
         self._lease = Lease(self.store, self._id)
-        before = self.table.join(self.name, self._row())
+        before = self.table.join(self.name, self._row(), self._start)
         if before is not None:
             leases.forget(self.store, before)
         self._seen = -1
@@ -124,39 +142,67 @@ class Holdings:
 
     @property
     def id(self) -> bytes:
-        """Of this incarnation: the owner in its claims."""
+        """The id of the last join, which is the owner in the claims."""
         return self._id
 
     def beat(self) -> None:
-        """Renew the lease. From any thread."""
+        """Renew the lease, unless the last :meth:`keep_up` is too long ago. May be called from any thread."""
         lease = self._lease
-        if lease is not None:
+        if lease is None:
+            return
+        if clock.monotonic_ns() - self._called_ns <= self.max_poll_interval_s * 1e9:
             lease.beat()
+        elif not self._late:
+            self._late = True
+            log.warning(
+                "The member %s of %s has not polled for %g s (max_poll_interval_s): keepalive() no longer renews its"
+                " lease, and other members take its partitions in at most %g s.",
+                self.name,
+                self.table.group,
+                self.max_poll_interval_s,
+                self.lease_s,
+            )
 
     def let_go(self) -> None:
-        """Give lock and lease back. From any thread, and when the store is closed already."""
+        """Release the lock and the lease. May be called from any thread, and after the store was closed."""
         lease, self._lease = self._lease, None
         if lease is not None:
             lease.close()
         if self._locked:
-            self._locked = False
             self._locks.unlock(self.table.lock_of(self.name))
+            self._locked = False
+        self.over = True
 
-    # --- keeping up ---
+    # --- following the group ---
 
     def stale(self) -> None:
-        """Look at everything anew the next time: something was not as this member knew it."""
+        """Make the next :meth:`keep_up` read everything again: this member's knowledge may be out of date."""
         self._seen = -1
         self._check_at = 0
 
-    def keep_up(self) -> bool:
-        """Do what the group asks of this member; returns whether what it holds has changed.
+    def agree(self) -> None:
+        """Read the claims of the held partitions from the store, after an exception ended a call.
 
-        Raises :class:`Fenced` where another process has its name: the member is at its end then. What a callback
-        raises is raised.
+        The claims tell which transactions of that call were committed. The next :meth:`keep_up` handles partitions that
+        this member owns and does not hold, or holds and no longer owns.
+        """
+        self.stale()
+        with self.store.view() as txn:
+            for partition, held in self.held.items():
+                claim = claims.read(txn, names.log_id(*partition), self.table.group)
+                if self._mine(claim):
+                    held.follow(claim, self.name)
+                held.reopen()
+
+    def keep_up(self) -> bool:
+        """Do this member's part of the group's work; returns whether the held partitions have changed.
+
+        Raises :class:`Fenced` if another process has taken its name: the member can then do nothing more. An exception
+        of a callback is raised, and the next call calls the callback again.
         """
         if self._fenced is not None:
             raise self._fenced
+        self._called_ns, self._late = clock.monotonic_ns(), False
         now = time.monotonic_ns()
         if now < self._check_at:
             return False
@@ -165,7 +211,7 @@ class Holdings:
         looking = now >= self._look_at
         if looking:
             self._look_at = now + LOOK_NS
-            self._bury()
+            self._remove_dead()
             if not self._locked:
                 self._locked = self._locks.try_lock(self.table.lock_of(self.name))
         with self.store.view() as txn:
@@ -173,12 +219,13 @@ class Holdings:
         if changes == self._seen and not (looking and (self._waits or self._leaving())):
             return False
         before = list(self.held.values())
+        self._seen = -1  # until the end: if an exception comes out of this, the next call looks again
         while not self._ended and not self._follow():
             pass
         return before != list(self.held.values())
 
-    def _bury(self) -> None:
-        """Take out of the table who is gone; and plan for a queue that has grown."""
+    def _remove_dead(self) -> None:
+        """Remove dead members from the table, and plan again if a queue has grown."""
         seen = self.table.look(())
         gone = {name: row.id for name, row in seen.members.items() if name != self.name and self.table.gone(name, row)}
         if gone:
@@ -190,7 +237,7 @@ class Holdings:
             self._counts = counts
 
     def _follow(self) -> bool:
-        """One look at the table; False if another is needed at once."""
+        """Follow one look at the table; False if another look is needed at once."""
         seen = self.table.look(self.queues)
         me = seen.members.get(self.name)
         if me is None or me.id != self._id:
@@ -206,65 +253,96 @@ class Holdings:
         if seen.row.planned != seen.row.generation:
             self.table.settle()
             return False
-        self._seen = seen.row.changes
         lost = [partition for partition in self.held if not self._mine(seen.claims.get(partition))]
-        if lost:
+        if lost or self._lost:
             self._lose(lost)
-            return False  # its callback may have done anything
+            return False  # the callback may have changed anything
         for partition, held in self.held.items():
             held.follow(seen.claims[partition], self.name)
-        leaving = [held for held in self._leaving() if self._may_leave(held)]
+        # Owned and not held: the claim was committed, and an exception came out of it.
+        owned = {p: claim for p, claim in seen.claims.items() if self._mine(claim) and p not in self.held}
+        if owned:
+            self._hold(owned)
+        if not all(held.assigned for held in self.held.values()):
+            self._tell_assigned()
+            return False
+        leaving = [held for held in self.held.values() if held.revoked or (not held.assignee and self._may_leave(held))]
         if leaving:
             self.give_up(leaving)
             return False
-        return self._claim(seen)
+        if not self._claim(seen):
+            return False
+        self._seen = seen.row.changes
+        return True
 
-    def _mine(self, claim: Claim | None) -> bool:
+    def _mine(self, claim: Claim | None) -> TypeGuard[Claim]:
         return claim is not None and claim.owner == self._id
 
-    def _leaving(self) -> list[Held]:
-        return [held for held in self.held.values() if not held.heir]
+    def _leaving(self) -> list[HeldPartition]:
+        return [held for held in self.held.values() if not held.assignee]
 
-    def _may_leave(self, held: Held) -> bool:
-        """Whether a partition can be given up: nothing is under way, or has been for too long."""
+    def _may_leave(self, held: HeldPartition) -> bool:
+        """Whether a partition can be released: no message is uncommitted, or it has been leaving for a lease."""
         if time.monotonic_ns() - held.leaving_ns > self.lease_s * 1e9:
             return True
-        return not held.dirty and held.partition not in self.stuck
+        return not held.dirty and held is not self.stepping
 
     def _lose(self, partitions: Iterable[Partition]) -> None:
-        lost = sorted(partitions)
-        for partition in lost:
+        """Drop partitions that were taken away, and call ``on_lost`` for those that were not revoked before."""
+        gone = list(partitions)
+        self._lost = sorted({*self._lost, *[partition for partition in gone if not self.held[partition].revoked]})
+        for partition in gone:
             del self.held[partition]
-        self._tell(self._on_lost, lost)
+        self._tell(self._on_lost, self._lost)
+        self._lost = []
 
-    def give_up(self, leaving: Iterable[Held]) -> None:
-        """Let others have these, after a last chance to commit."""
-        partitions = sorted(held.partition for held in leaving if held.partition not in self._giving)
-        if not partitions:
-            return
-        self._giving.update(partitions)
+    def give_up(self, leaving: Iterable[HeldPartition]) -> None:
+        """Call ``on_revoked``, which may still commit, and release the partitions.
+
+        Memory follows the store: a partition is held until its release is committed. After an exception out of the
+        release, :class:`WriterStuck` for example, the next call releases it.
+        """
+        told = sorted(held.partition for held in leaving if not held.revoked and held.partition not in self._revoking)
+        self._revoking.update(told)
         try:
-            self._tell(self._on_revoked, partitions)
+            self._tell(self._on_revoked, told)
         finally:
-            self._giving.difference_update(partitions)
-        # Not before: what the callback committed is in the claims by now. Nor what it lost, or closed.
-        given = {partition: self.held.pop(partition).claim for partition in partitions if partition in self.held}
+            self._revoking.difference_update(told)
+        # Only now: the callback may have committed, and the claims have changed. It may also have lost or closed some.
+        for partition in told:
+            if partition in self.held:
+                self.held[partition].revoked = True
+        given = [partition for partition, held in self.held.items() if held.revoked]
         if given:
-            self.table.release(given)
+            self.table.release(self._id, given)
+            for partition in given:
+                self.held.pop(partition, None)
 
     def _claim(self, seen: View) -> bool:
-        wanted = [p for p, claim in seen.claims.items() if claim.heir == self.name and p not in self.held]
+        """Claim the partitions that the plan assigns to this member and no other holds; False if any was claimed."""
+        wanted = [p for p, claim in seen.claims.items() if claim.assignee == self.name and p not in self.held]
         self._waits = bool(wanted)
         living = {row.id for name, row in seen.members.items() if self.table.alive(name, row)}
         free = [partition for partition in wanted if seen.claims[partition].owner not in living]
         if not free:
             return True
-        views = {partition: self.queues[partition[0]].view(partition[1]) for partition in free}
-        taken = self.table.claim(self.name, self._id, {partition: view.log for partition, view in views.items()})
-        for partition, claim in sorted(taken.items()):
-            self.held[partition] = Held(partition, views[partition], claim)
-        self._tell(self._on_assigned, sorted(taken))
+        logs = {partition: self.queues[partition[0]].view(partition[1]).log for partition in free}
+        taken = self.table.claim(self.name, self._id, logs)
+        self._hold(taken)
         return not taken
+
+    def _hold(self, taken: Mapping[Partition, Claim]) -> None:
+        """Hold partitions that this member owns in the store. The next look at the table calls ``on_assigned``."""
+        views = {partition: self.queues[partition[0]].view(partition[1]) for partition in sorted(taken)}
+        held = {partition: HeldPartition(partition, view, taken[partition]) for partition, view in views.items()}
+        self.held.update(held)
+
+    def _tell_assigned(self) -> None:
+        new = sorted(partition for partition, held in self.held.items() if not held.assigned)
+        self._tell(self._on_assigned, new)
+        for partition in new:
+            if partition in self.held:
+                self.held[partition].assigned = True
 
     def _tell(self, callback: OnChange | None, partitions: list[Partition]) -> None:
         if callback is None or not partitions:
@@ -278,8 +356,8 @@ class Holdings:
     # --- the end ---
 
     def end(self, leave: bool) -> None:
-        """Give everything up, and the place as well, or keep that for the lease."""
-        if self._ended:
+        """Release everything, and leave the group or keep the place for the lease. May be repeated until it returns."""
+        if self.over:
             return
         self._ended = True
         try:
@@ -290,7 +368,7 @@ class Holdings:
                 else:
                     self.table.keep(self.name, self._row())
         except Closed:
-            pass  # the store was closed first: what is held is anybody's now
+            pass  # the store was closed first: other members may claim the partitions
         finally:
             self.held.clear()
             self.let_go()
@@ -298,9 +376,9 @@ class Holdings:
 
 def _taken(group: str, name: str, row: MemberRow) -> Fenced:
     return Fenced(
-        f"Another process ({row.pid}) has become the member {name} of {group}, since this one was not heard of for its"
-        " lease; this one has nothing any more.",
-        "nothing here; a longer lease_s, or keepalive() in long work, if it was not stopped.",
+        f"Process {row.pid} has become the member {name} of {group}, because the lease of this member expired. This"
+        " member holds no partition any more.",
+        "close this member. If its process was not stopped, use a longer lease_s, or call keepalive() in long work.",
         processor=group,
         reason="takeover",
     )

@@ -1,27 +1,27 @@
-"""Sessions: read, transform, write and move the position, in one commit.
+"""Sessions: reading, transforming, writing and moving the position, in one commit.
 
     with member.session() as session:
         for message in session.read_many(500, timeout=1):
             session.write("invoices", invoice(message))
         committed, reason = session.end(TRY_COMMIT)
 
-A session is one step over one partition, so that a partition that moves to another member takes one step with it and
-leaves those of the others alone.
+A session is one step over one partition. When a partition moves to another member, at most the step over that partition
+is aborted.
 
-1. The first read chooses the partition: of those that have something, the one served longest ago. All reads of the
-   session are from there.
-2. What is written is checked and encoded at once, and kept in memory. Nobody sees it before the commit.
-3. :meth:`Session.end` with ``TRY_COMMIT`` compares, inside one transaction, owner, epoch and index of the position
-   with those that the messages were read under, appends, and moves the position. All of it happens, or nothing.
-4. Every doubt becomes an abort: the partition was taken over, or sought; a write failed; a queue was changed. After
-   an abort everything that was read ahead of that partition is dropped, and the same messages come again.
+1. The first read chooses the partition: of those that have messages, the one that was served longest ago. All reads of
+   the session are from this partition.
+2. Messages that are written are checked and encoded at once, and kept in memory. No reader sees them before the commit.
+3. :meth:`Session.end` with ``TRY_COMMIT`` runs one transaction. It compares owner, epoch and index of the position with
+   those under which the messages were read, appends, and moves the position. All of this happens, or nothing.
+4. The session is aborted if the partition was taken over, the position was moved by a seek, a write failed, or a queue
+   was changed. An abort drops all messages that were read ahead of that partition, and they are read again.
 
-**An unknown outcome is no success.** Where an exception comes out of the commit itself (a full disk, a Ctrl-C while
-it waited for the disk), nobody can say from outside whether it was made. The exception is raised, the member reads
-from the store where it stands, and goes on from there: behind these messages if the commit was made, with them if not.
-Ending the same session once more is answered with ``(False, "unknown")``, never with True.
+**An unknown outcome is never reported as a success.** If an exception comes out of the commit itself (a full disk, a
+Ctrl-C during the wait for the disk), the caller cannot know whether the commit was made. The exception is raised, and
+the member reads its position from the store: it continues after these messages if the commit was made, otherwise with
+them. A second ``end`` of the same session returns ``(False, "unknown")``, never True.
 
-Not guaranteed: anything about what the transformation does outside of the store. A step that is aborted has run.
+Not guaranteed: the effects of the transformation outside of the store. A step that is aborted has run.
 """
 
 from __future__ import annotations
@@ -29,26 +29,34 @@ from __future__ import annotations
 import enum
 import itertools
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, ParamSpec, Protocol, TypeVar
 
-from cues import batch, claims, faults, names
-from cues.batch import Page
+from cues import faults
+from cues.base import names
 from cues.errors import InvalidArgument
-from cues.groups.held import Held
+from cues.groups.held import HeldPartition
 from cues.groups.sticky import Partition
-from cues.queue import Queue
+from cues.queues import claims
+from cues.queues.queue import Queue
+from cues.records import batch
+from cues.records.batch import Page
 
 if TYPE_CHECKING:
-    from cues.groups.membership import Member
-    from cues.tailer import Envelope
+    from collections.abc import Callable
+
+    from cues.groups.holdings import Holdings
+    from cues.groups.table import GroupTable
+    from cues.queues.store import Store
+    from cues.queues.tailer import Envelope
+    from cues.storage.transaction import StoreTransaction
 
 Message = dict[str, Any]
 Built = list[tuple[Queue, list[Page]]]
-"""What is appended to each partition of a queue."""
+"""The pages to append, for each partition of a queue."""
 
 
 class Try(enum.Enum):
-    """How a session is to end; whether it does is in the answer."""
+    """The two ways to end a session. :class:`Ended` tells the result."""
 
     COMMIT = "commit"
     ABORT = "abort"
@@ -59,37 +67,62 @@ TRY_ABORT: Final = Try.ABORT
 
 
 class Reason(enum.StrEnum):
-    """Why a session was not committed. All but ``APPEND`` are answered by reading again."""
+    """Why a session was not committed. For all but ``APPEND``, read again in a new session."""
 
     ASKED = "asked"
-    """By ``TRY_ABORT``, or by leaving the session without an end."""
+    """It was ended with ``TRY_ABORT``, or left without a call of ``end``."""
     MOVED = "moved"
-    """The partition is another member's by now, or was taken away meanwhile."""
+    """Another member holds the partition, or held it meanwhile."""
     SOUGHT = "sought"
-    """The position was moved by a seek."""
+    """A seek moved the position."""
     APPEND = "append"
-    """A write failed; its exception was raised then."""
+    """A write failed and raised its exception."""
     CHANGED = "changed"
-    """A queue that was written to has other partitions, or takes smaller messages, by now."""
+    """The partitions or the largest message of a queue that was written to have changed."""
     UNKNOWN = "unknown"
-    """An exception came out of the commit; whether it was made is for the next read to see."""
+    """An exception came out of the commit. The next read looks whether it was made."""
 
 
 class Ended(NamedTuple):
-    """How a session ended."""
+    """The result of a session."""
 
     committed: bool
     reason: Reason | None
-    """Why not; None when it was committed."""
+    """The reason for an abort; None after a commit."""
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class SessionMember(Protocol):
+    """The methods of a :class:`cues.groups.Member` that its session uses."""
+
+    group: str
+    name: str
+    store: Store
+    table: GroupTable
+    holdings: Holdings
+
+    def within(self, work: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R: ...
+
+    def take(
+        self, n: int, timeout: float | None, only: HeldPartition | None = None, single: bool = False
+    ) -> list[tuple[HeldPartition, list[dict[str, Any]]]]: ...
+
+    def output(self, queue: str | Queue) -> Queue: ...
+
+    def session_committed(self) -> None: ...
 
 
 class Session:
-    """One step of a member; :meth:`Member.session` begins it. Used by the member's thread."""
+    """One step of a member. :meth:`Member.session` begins it, and the member's thread uses it."""
 
-    def __init__(self, member: Member) -> None:
+    def __init__(self, member: SessionMember) -> None:
         self._member = member
         self._holdings = member.holdings
-        self._held: Held | None = None
+        self.held: HeldPartition | None = None
+        """The partition that it reads; None before its first message."""
         self._outputs: dict[str, _Output] = {}
         self._doomed: Reason | None = None
         self._over: Ended | None = None
@@ -97,55 +130,56 @@ class Session:
     # --- reading ---
 
     def read(self, block: bool = False, timeout: float | None = None) -> Message | None:
-        """The next message of the session's partition; None when there is none, or the partition is no longer held."""
-        found = self._read(1, timeout if block else 0.0)
-        return found[0] if found else None
+        """Return the next message of the session's partition; None if there is none, or the partition is lost."""
+        messages = self._read(1, timeout if block else 0.0)
+        return messages[0] if messages else None
 
     def read_many(self, n: int, timeout: float | None = 0.0) -> list[Message]:
-        """The next messages of the session's partition, at most ``n``; waits for the first for ``timeout`` seconds."""
+        """Return the next messages of the partition, at most ``n``; wait for the first for ``timeout`` seconds."""
         return self._read(n, timeout)
 
     def __iter__(self) -> Iterator[Message]:
-        """The messages until the end of the partition."""
+        """Read the messages up to the end of the partition."""
         while (message := self.read()) is not None:
             yield message
 
     @property
     def partition(self) -> Partition | None:
-        """What the session reads from; None before its first message."""
-        return self._held.partition if self._held else None
+        """Queue and number of the partition that the session reads; None before its first message."""
+        return self.held.partition if self.held else None
 
     @property
     def envelope(self) -> Envelope | None:
-        """Index, time, hash and metadata of the message read last; None before the first."""
-        return self._held.tailer.envelope if self._held else None
+        """Index, time, hash and metadata of the message that was read last; None before the first."""
+        return self.held.envelope if self.held else None
 
     @property
     def checkpoint(self) -> bytes:
-        """What was committed beside the partition's position; empty before the first message."""
-        return self._held.claim.checkpoint if self._held else b""
+        """The checkpoint that is stored with the partition's position; empty before the first message."""
+        return self.held.claim.checkpoint if self.held else b""
 
     def _read(self, n: int, timeout: float | None) -> list[Message]:
         self._check()
-        with self._member._use():
-            found = self._member.take(n, timeout, only=self._held, single=True)
-        if not found:
+        return self._member.within(self._take, n, timeout)
+
+    def _take(self, n: int, timeout: float | None) -> list[Message]:
+        taken = self._member.take(n, timeout, only=self.held, single=True)
+        if not taken:
             return []
-        held, messages = found[0]
-        if self._held is None:
-            self._held = held
+        held, messages = taken[0]
+        if self.held is None:
             self._start = held.claim
-            self._holdings.stuck.add(held.partition)
+            self.held = self._holdings.stepping = held
         elif self._changed() is not None:
-            return []  # what was read so far is void: these come again, in a session of their own
+            return []  # this session can only be aborted; the messages are read again in the next one
         return messages
 
     # --- writing ---
 
     def write(self, queue: str | Queue, message: Message) -> None:
-        """Write a message to a queue of the store, when the session is committed.
+        """Add a message to the commit, for a queue of the store.
 
-        ``queue`` is a name, or a handle where its key or partitioner is a function. The message is checked and
+        ``queue`` is a name, or a handle if its key or partitioner is a function. The message is checked and
         encoded now. Raises :class:`QueueNotFound`, :class:`CodecError`, :class:`MessageTooLarge`,
         :class:`ReservedKey` and :class:`InvalidArgument`; after any of them the session can only be aborted.
         """
@@ -162,54 +196,59 @@ class Session:
 
     def _output(self, queue: str | Queue) -> _Output:
         name = queue.id if isinstance(queue, Queue) else queue
-        found = self._outputs.get(name)
-        if found is None:
-            found = self._outputs[name] = _Output(self._member.output(queue))
-        return found
+        output = self._outputs.get(name)
+        if output is None:
+            output = self._outputs[name] = _Output(self._member.output(queue))
+        return output
 
     # --- the end ---
 
     def end(self, how: Try, checkpoint: bytes | None = None) -> Ended:
-        """End the session; returns whether it was committed, and if not, why.
+        """End the session; return whether it was committed, and the reason if not.
 
-        ``checkpoint`` (at most 3,000 bytes) is kept beside the position. An empty session is committed without a
-        transaction. Errors of the store, :class:`StoreFull` say, are raised: then the outcome is unknown, and the next
-        read goes on from what the store says.
+        ``checkpoint`` (at most 3,000 bytes) is stored with the position. An empty session is committed without a
+        transaction. Errors of the store, for example :class:`StoreFull`, are raised: the outcome is then unknown, and
+        the next read continues from the position in the store.
         """
         if how not in (TRY_COMMIT, TRY_ABORT):
-            raise InvalidArgument(f"end({how!r}).", "TRY_COMMIT or TRY_ABORT.")
+            raise InvalidArgument(f"end({how!r}) is not a way to end a session.", "pass TRY_COMMIT or TRY_ABORT.")
         if self._over is not None:
             if self._over.reason is Reason.UNKNOWN:
                 return self._over
             raise self._ended()
         if checkpoint is not None:
             claims.check_checkpoint(checkpoint)
-        with self._member._use():
-            reason = Reason.ASKED if how is TRY_ABORT else self._doomed or self._changed()
-            if reason is None and (self._held is not None or self._outputs):
-                self._over = Ended(False, Reason.UNKNOWN)  # until it is known otherwise
-                try:
-                    reason = self._commit(checkpoint)
-                except BaseException:
-                    self._close(rewind=True)
-                    raise
-            self._close(rewind=reason is not None)
-            self._over = Ended(reason is None, reason)
-            return self._over
+        return self._member.within(self._end, how, checkpoint)
+
+    def _end(self, how: Try, checkpoint: bytes | None) -> Ended:
+        reason = Reason.ASKED if how is TRY_ABORT else self._doomed or self._changed()
+        if reason is None:
+            self._over = Ended(False, Reason.UNKNOWN)  # until it is known otherwise
+            reason = self._commit(checkpoint) if self.held is not None or self._outputs else None
+        if reason is None:
+            self._member.session_committed()
+        self._over = Ended(reason is None, reason)
+        self._outputs.clear()
+        return self._over
 
     def abandon(self) -> None:
-        """Abort, if it has not ended; what leaving the ``with`` block does."""
+        """Abort, if the session has not ended. Leaving the ``with`` block does this."""
         if self._over is None:
             self._over = Ended(False, Reason.ASKED)
-            self._close(rewind=True)
+            self._outputs.clear()
+
+    @property
+    def ended(self) -> bool:
+        """Whether the session has ended."""
+        return self._over is not None
 
     def _changed(self) -> Reason | None:
-        """What happened to the partition since its first message was read, as far as the member knows."""
-        if self._held is None:
+        """The change of the partition since its first message was read, as far as the member knows."""
+        if self.held is None:
             return None
-        if self._holdings.held.get(self._held.partition) is not self._held:
+        if self._holdings.held.get(self.held.partition) is not self.held:
             return Reason.MOVED
-        return Reason.SOUGHT if self._held.claim.epoch != self._start.epoch else None
+        return Reason.SOUGHT if self.held.claim.epoch != self._start.epoch else None
 
     def _commit(self, checkpoint: bytes | None) -> Reason | None:
         built = {name: output.build() for name, output in self._outputs.items()}
@@ -221,19 +260,19 @@ class Session:
         except _Refused as refused:
             return refused.reason
         faults.point("session.after")
-        if self._held is not None:
-            self._held.claim = claim
+        if self.held is not None:
+            self.held.claim = claim
         for parts in built.values():
             for view, _ in parts:
                 member.store.ring(view.log.mask)
         return None
 
-    def _write(self, txn: Any, built: dict[str, Built], checkpoint: bytes | None) -> Any:
+    def _write(self, txn: StoreTransaction, built: dict[str, Built], checkpoint: bytes | None) -> Any:
         claim = None
-        if self._held is not None:
-            claim = self._member.table.moved(txn, self._held.partition, self._held.move(checkpoint))
+        if self.held is not None:
+            claim = self._member.table.moved(txn, self.held.partition, self.held.move(checkpoint))
             if claim is None:
-                raise _Refused(self._why(txn, self._held))
+                raise _Refused(self._why(txn, self.held))
         else:
             row = self._member.table.member(txn, self._member.name)
             if row is None or row.id != self._holdings.id:
@@ -247,20 +286,10 @@ class Session:
         faults.point("session.inside")
         return claim
 
-    def _why(self, txn: Any, held: Held) -> Reason:
-        """Why the position is not what it was."""
-        found = claims.read(txn, names.log_id(*held.partition), self._member.group)
-        return Reason.SOUGHT if found is not None and found.owner == held.claim.owner else Reason.MOVED
-
-    def _close(self, rewind: bool) -> None:
-        """Let the member go on: from behind this step, or from where the store says that it stands."""
-        self._outputs.clear()
-        self._member.session_ended()
-        held = self._held
-        if held is not None:
-            self._holdings.stuck.discard(held.partition)
-            if rewind:
-                self._member.doubt(held)
+    def _why(self, txn: StoreTransaction, held: HeldPartition) -> Reason:
+        """The reason why the position has changed."""
+        claim = claims.read(txn, names.log_id(*held.partition), self._member.group)
+        return Reason.SOUGHT if claim is not None and claim.owner == held.claim.owner else Reason.MOVED
 
     def _check(self) -> None:
         if self._over is not None:
@@ -269,7 +298,7 @@ class Session:
     def _ended(self) -> InvalidArgument:
         assert self._over is not None
         how = "committed" if self._over.committed else f"aborted: {self._over.reason}"
-        return InvalidArgument(f"The session has ended ({how}).", "member.session() for the next step.")
+        return InvalidArgument(f"The session has ended ({how}).", "call member.session() for the next step.")
 
     def __enter__(self) -> Session:
         return self
@@ -285,7 +314,7 @@ class Session:
 
 
 class _Refused(Exception):
-    """Raised inside the commit's transaction, which takes everything back."""
+    """Raised inside the commit's transaction, to undo it."""
 
     def __init__(self, reason: Reason) -> None:
         super().__init__(reason)
@@ -293,7 +322,7 @@ class _Refused(Exception):
 
 
 class _Output:
-    """What a session writes to one queue: messages as bytes, by partition."""
+    """The messages that a session writes to one queue, packed, by partition."""
 
     def __init__(self, queue: Queue) -> None:
         self.queue = queue
@@ -302,17 +331,17 @@ class _Output:
         self._parts: dict[int, list[bytes | Message]] = {}
 
     def add(self, messages: Iterable[Message]) -> None:
-        found = list(messages)
+        added = list(messages)
         limit, strips = self.options.max_message_bytes, self.options.strips
-        packed = [batch.pack_one(message, limit, strips) for message in found]
-        if not self.queue.spread:
+        packed = [batch.pack_one(message, limit, strips) for message in added]
+        if not self.queue.is_partitioned:
             self._parts.setdefault(0, []).extend(packed)
             return
-        for share in self.queue.shares(found):
+        for share in self.queue.shares(added):
             self._parts.setdefault(share.partition, []).extend(packed[offset] for offset in share.offsets)
 
     def build(self) -> Built:
-        """Record batches by partition, in the order in which they were written.
+        """Build the record batches of each partition, in the order of the writes.
 
         Partitions are opened here: a database cannot be opened inside a transaction.
         """
@@ -321,11 +350,12 @@ class _Output:
         for number, packed in sorted(self._parts.items()):
             pages: list[Page] = []
             for _, run in itertools.groupby(packed, key=type):
-                some = list(run)
-                encoded = [one for one in some if isinstance(one, bytes)]
+                messages = list(run)
+                encoded = [message for message in messages if isinstance(message, bytes)]
                 if encoded:
                     pages += batch.build([], limit, encoded=encoded)
                 else:  # with metadata of their own
-                    pages += batch.build([one for one in some if isinstance(one, dict)], limit, strips=strips)
+                    dicts = [message for message in messages if isinstance(message, dict)]
+                    pages += batch.build(dicts, limit, strips=strips)
             built.append((self.queue.view(number), pages))
         return built

@@ -1,27 +1,27 @@
-"""Who of a group reads which partitions: as even as can be, and with as few moves as that allows.
+"""The plan of a group: an assignment of partitions to members, as even as possible, with few moves.
 
     members      {"a": {"orders"}, "b": {"orders", "rates"}}
     partitions   {"orders": 3, "rates": 1}
     previous     {"a": {("orders", 0), ("orders", 1), ("orders", 2)}}
     plan         {"a": {("orders", 0), ("orders", 1)}, "b": {("orders", 2), ("rates", 0)}}
 
-Three wishes, each decided before the next is looked at:
+Three goals, in this order:
 
-1. the loads, sorted, are as even as the subscriptions allow (a load is a count of partitions, of all queues);
-2. as many partitions as possible stay where they were;
+1. the loads are as even as the subscriptions allow (a load is a member's number of partitions, of all queues);
+2. as many partitions as possible stay with their members;
 3. the partitions of each queue are spread evenly.
 
-This is one flow of least cost, partition by partition from left to right. All partitions of a queue that the
-same members claim are alike, and so are one pool:
+The plan is a flow of least cost; each partition is one unit that flows from left to right. All partitions of a queue
+that the same members had are equal, and form one pool:
 
     pool ──kept: −W₂──▸ cell (member, queue) ──1, 3, 5, …──▸ member ──W₁, 3W₁, 5W₁, …──▸ end
       └───let go: 0──▸ queue ──0──▸ ┘
 
-The n-th unit over an arc with growing costs pays 2n − 1, so n units pay n²: the least sum of squares is the most
-even spread, and for loads it is the even one in every sense (Harvey et al., Semi-matchings for bipartite graphs
-and load balancing, 2003). A first flow is made by hand; then units are sent around cycles of negative cost until
-there are none, and without such a cycle a flow is optimal. Whoever computes a plan from the same rows gets the
-same plan: everything is done in the order of names, and nothing in the order of a hash.
+The n-th unit over an arc with growing costs pays 2n − 1, so n units pay n². The least sum of squares is the most even
+spread; for loads it is also optimal in every other usual measure (Harvey et al., Semi-matchings for bipartite graphs
+and load balancing, 2003). A simple rule makes a first flow. Then units are sent around cycles of negative cost until
+there is no such cycle; that flow is optimal. The same rows give the same plan in every process: the order of names
+decides everywhere, and never the order of a hash.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from typing import Final
 from cues.errors import InvalidArgument
 
 Partition = tuple[str, int]
-"""A queue and the number of a partition of it, from 0."""
+"""The name of a queue and the number of a partition, from 0."""
 
 _END: Final = 0
 """The node where all flow ends."""
-_NOBODY: Final = -1
+_NO_ARC: Final = -1
 
 
 def plan(
@@ -45,20 +45,22 @@ def plan(
     partitions: Mapping[str, int],
     previous: Mapping[str, Iterable[Partition]],
 ) -> dict[str, set[Partition]]:
-    """Give every partition that somebody subscribes to, to one member.
+    """Assign each partition of a subscribed queue to one member.
 
-    ``members`` are the queues that each member subscribes to, ``partitions`` the number of partitions of each
-    queue, ``previous`` what each member had. Every member is a key of the result, with an empty set where it has
-    nothing to do. Claims in ``previous`` of members that are not there, on queues that are unknown or not subscribed
-    to, and on numbers out of range are ignored; of two members that claim a partition either may keep it. A
-    queue that nobody subscribes to is in no set. The result is the same whatever the order of the arguments and
-    the seed of hashes, and the arguments are not changed.
+    ``members`` are the queues that each member subscribes to, ``partitions`` the number of partitions of each queue,
+    ``previous`` the partitions that each member had. Every member is a key of the result; its set is empty if it gets
+    none. The plan ignores entries of ``previous`` with unknown members, unknown queues, queues that the member
+    does not subscribe to, and numbers out of range. If two members had the same partition, either may keep it. A queue
+    without subscribers is in no set. The result does not depend on the order of the arguments or the seed of hashes.
+    The arguments are not changed.
 
     1,000 partitions and 100 members take a fraction of a second when little changes, seconds at worst.
     """
     for member, queues in members.items():
         if isinstance(queues, str):
-            raise InvalidArgument(f"The member {member!r} subscribes to {queues!r}, which is text.", f"{{{queues!r}}}.")
+            raise InvalidArgument(
+                f"The member {member!r} subscribes to the text {queues!r}.", f"pass a set: {{{queues!r}}}."
+            )
     subscribed = {member: frozenset(members[member]) for member in sorted(members)}
     counts = {queue: partitions[queue] for queue in sorted(partitions)}
     assignment = _Assignment(subscribed, counts, _claims(subscribed, counts, previous))
@@ -70,18 +72,18 @@ def plan(
 def _claims(
     subscribed: Mapping[str, frozenset[str]], counts: Mapping[str, int], previous: Mapping[str, Iterable[Partition]]
 ) -> dict[Partition, list[str]]:
-    """Who had each partition, as far as it may have it again, in the order of names."""
-    found: dict[Partition, list[str]] = {}
+    """The members that had each partition and may keep it, in the order of names."""
+    claimants: dict[Partition, list[str]] = {}
     for member, queues in subscribed.items():
         for partition in sorted(set(previous.get(member, ()))):
             queue, number = partition
             if queue in queues and 0 <= number < counts.get(queue, 0):
-                found.setdefault(partition, []).append(member)
-    return found
+                claimants.setdefault(partition, []).append(member)
+    return claimants
 
 
 class _Assignment:
-    """The flow of one plan, and what its nodes mean."""
+    """The flow of one plan, and the meaning of its nodes and arcs."""
 
     def __init__(
         self,
@@ -125,7 +127,7 @@ class _Assignment:
                 self.kept[queue, claimants, member] = flow.arc(pool, cell, -keeping, len(numbers))
 
     def begin(self) -> None:
-        """Keep what was claimed as long as that is not more than a fair share, and hand out the rest."""
+        """Make the first flow: members keep partitions up to a fair share; the rest is assigned to the least loaded."""
         flow = self.flow.flow
         share = -(-self.total // max(1, len(self.subscribed)))
         rest: list[tuple[str, tuple[str, ...]]] = []
@@ -153,38 +155,38 @@ class _Assignment:
             self.flow.flow[arc] += 1
 
     def partitions(self) -> dict[str, set[Partition]]:
-        """The flow as partitions: those of a pool are alike, so the lowest numbers stay."""
+        """Turn the flow into partitions. Those of a pool are equal, so the lowest numbers stay."""
         flow = self.flow.flow
-        found: dict[str, set[Partition]] = {member: set() for member in self.subscribed}
+        assigned: dict[str, set[Partition]] = {member: set() for member in self.subscribed}
         free: dict[str, list[int]] = {}
         for (queue, claimants), numbers in self.pools.items():
             left = iter(numbers)
             for member in claimants:
                 for _ in range(flow[self.kept[queue, claimants, member]]):
-                    found[member].add((queue, next(left)))
+                    assigned[member].add((queue, next(left)))
             free.setdefault(queue, []).extend(left)
         for queue, numbers in free.items():
             left = iter(sorted(numbers))
             for member in self.readers[queue]:
                 for _ in range(flow[self.given[member, queue]]):
-                    found[member].add((queue, next(left)))
-        return found
+                    assigned[member].add((queue, next(left)))
+        return assigned
 
 
 class _Flow:
-    """A flow of whole units over arcs, whose costs may grow with what flows there already."""
+    """A flow of whole units over arcs. The cost of an arc may grow with its flow."""
 
     def __init__(self) -> None:
         self.tail: list[int] = []
         self.head: list[int] = []
         self.cost: list[int] = []
         self.room: list[int] = []
-        """The most that may flow."""
+        """The capacity of each arc."""
         self.grows: list[bool] = []
         """Whether n units cost n² times as much as the first, rather than n times."""
         self.flow: list[int] = []
         self.arcs: list[list[int]] = [[]]
-        """The arcs at each node, whichever end is there."""
+        """The arcs at each node, incoming and outgoing."""
 
     def node(self) -> int:
         self.arcs.append([])
@@ -205,13 +207,14 @@ class _Flow:
     def improve(self) -> None:
         """Send units around cycles of negative cost until there is none.
 
-        Bellman and Ford with a queue: a node's label is the least cost known of a way to it, its parent the arc
-        that it came by, and a parent chain that closes is a cycle of negative cost. Labels stay when a cycle was
-        sent around: only its own arcs have changed, so only its nodes are looked at again.
+        The algorithm of Bellman and Ford, with a queue. A node's label is the least known cost of a path to it, its
+        parent is the last arc of that path, and a chain of parents that closes is a cycle of negative cost. After
+        a unit was sent around a cycle the labels stay: only its arcs have changed, so only its
+        nodes are examined again.
         """
         nodes = len(self.arcs)
         label = [0] * nodes
-        parent = [_NOBODY] * nodes
+        parent = [_NO_ARC] * nodes
         waiting = deque(range(nodes))
         queued = [True] * nodes
         while waiting:
@@ -238,7 +241,7 @@ class _Flow:
                 cycle = self._cycle(parent, other)
                 for end, step in cycle:
                     self.flow[step] += 1 if self.head[step] == end else -1
-                    parent[end] = _NOBODY
+                    parent[end] = _NO_ARC
                 for changed in [end for end, _ in cycle] or [other]:
                     if not queued[changed]:
                         queued[changed] = True
@@ -248,12 +251,12 @@ class _Flow:
 
     def _cycle(self, parent: list[int], start: int) -> list[tuple[int, int]]:
         """The nodes and the arcs into them of the parent chain from ``start`` back to it; empty if it ends before."""
-        found: list[tuple[int, int]] = []
+        chain: list[tuple[int, int]] = []
         node = start
-        while parent[node] != _NOBODY:
+        while parent[node] != _NO_ARC:
             arc = parent[node]
-            found.append((node, arc))
+            chain.append((node, arc))
             node = self.tail[arc] if self.head[arc] == node else self.head[arc]
             if node == start:
-                return found
+                return chain
         return []

@@ -1,15 +1,15 @@
-"""The table of a group: its members, its plan, and who holds what. Every method is one transaction.
+"""The table of a group: its members, its plan, and the owners of the partitions. Every method is one transaction.
 
     \\0group\\0<group>              generation, planned, changes, checksum
     \\0member\\0<group>\\0<name>     msgpack of the member's row, checksum
-    \\0claim\\0<log>\\0<group>       one a partition (claims.py)
+    \\0claim\\0<log>\\0<group>       one for each partition (claims.py)
 
-There is no coordinator. Members come, go and are found dead, and whoever writes that down raises the
-**generation**. Whoever sees next that the plan is of an older one computes a new one (sticky.py), outside any
-transaction, and writes it into the claims as heirs, if the generation is still the one that it planned for; all would
-have written the same. From then on each member looks after itself, in two phases: what it holds and is heir to no
-longer it gives up, and what it is heir to and nobody holds it claims. ``changes`` grows with all of that, so that one
-look at one row tells whether there is anything to do.
+There is no coordinator. The transaction that adds or removes a member raises the **generation**. The next member that
+sees a plan of an older generation computes a new plan (sticky.py), outside any transaction, and writes the assignees
+into the claims, if the generation is still the one that it planned for. Every member would write the same plan. Then
+each member acts alone, in two phases: it releases the partitions that are assigned to another member, and it claims
+those that are assigned to it and that no member holds. ``changes`` grows with every such write, so one row tells a
+member whether there is anything to do.
 """
 
 from __future__ import annotations
@@ -18,158 +18,176 @@ import os
 import struct
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeVar
 
-from cues import batch, claims, clock, codec, faults, leases, locks, names, wakeup
-from cues.claims import NOBODY, Claim
+from cues import codec, faults
+from cues.base import clock, names
+from cues.errors import AlreadyRunning, InvalidArgument
 from cues.groups.sticky import Partition, plan
-from cues.log import Log, read_row
-from cues.ownership import boot
+from cues.queues import claims
+from cues.queues.claims import NOBODY, Claim
+from cues.queues.log import Log, read_row
+from cues.queues.processor_rows import boot
+from cues.records import sealed
+from cues.storage import leases, locks, wakeup
 
 if TYPE_CHECKING:
-    from cues.store import Store
+    from cues.queues.store import Store
+    from cues.storage.transaction import StoreTransaction
 
 R = TypeVar("R")
 
+Start = Literal["earliest", "latest"]
+"""The first position of a group on a queue that it has never read: the first message, or after the last one."""
+
 _GROUP: Final = struct.Struct(">QQQ")
-_CHECKSUM_BYTES: Final = 8
 
 
 class GroupRow(NamedTuple):
-    """What a group says of itself."""
+    """The row of a group."""
 
     generation: int = 0
-    """Grows when a member comes or goes."""
+    """Grows when a member joins or leaves."""
     planned: int = 0
-    """The generation that the heirs in the claims are of."""
+    """The generation for which the assignees in the claims were planned."""
     changes: int = 0
-    """Grows with everything that members must look at."""
+    """Grows with every change that members must react to."""
 
     def pack(self) -> bytes:
-        raw = _GROUP.pack(*self)
-        return raw + batch.checksum(raw)
+        return sealed.seal(_GROUP.pack(*self))
 
 
 @dataclass(frozen=True, slots=True)
 class MemberRow:
-    """One member."""
+    """The row of a member."""
 
     id: bytes
-    """8 random bytes, drawn each time that it joins: the owner in its claims."""
+    """8 random bytes, drawn at each join. They are the owner in its claims."""
     pid: int
     boot: bytes
     lease_s: float
     static: bool
-    """It was given a name, so its place is kept for its lease when it is gone."""
+    """Whether it was given a name. Its place is then kept for the length of its lease after it closes or dies."""
     kept_ns: int
-    """Closed, and its place kept until this time of the monotonic clock; 0 while it runs."""
+    """The time of the monotonic clock until which the place of a closed member is kept; 0 while it runs."""
     queues: tuple[str, ...]
-    """What it subscribes to, sorted."""
+    """The names of the queues that it subscribes to, sorted."""
 
     def pack(self) -> bytes:
-        raw = codec.pack(
-            [self.id, self.pid, self.boot, self.lease_s, self.static, self.kept_ns, list(self.queues)],
+        return sealed.seal(
+            codec.pack([self.id, self.pid, self.boot, self.lease_s, self.static, self.kept_ns, list(self.queues)])
         )
-        return raw + batch.checksum(raw)
 
     @staticmethod
-    def unpack(raw: bytes) -> MemberRow:
-        id, pid, boot, lease_s, static, kept_ns, queues = codec.unpack(raw[:-_CHECKSUM_BYTES])
+    def unpack(raw: bytes, name: str) -> MemberRow:
+        """Read a row. Raises :class:`StoreDamaged`, which names the member."""
+        body = sealed.unseal(raw, f"row of the group member {name!r}")
+        id, pid, boot, lease_s, static, kept_ns, queues = codec.unpack(body)
         return MemberRow(id, pid, boot, lease_s, static, kept_ns, tuple(queues))
 
 
-def intact(raw: bytes) -> bool:
-    """Whether a row of a group or of a member has the checksum that it was written with."""
-    return len(raw) > _CHECKSUM_BYTES and batch.checksum(raw[:-_CHECKSUM_BYTES]) == raw[-_CHECKSUM_BYTES:]
-
-
 class View(NamedTuple):
-    """A group at one moment."""
+    """The state of a group at one moment."""
 
     row: GroupRow
     members: dict[str, MemberRow]
     claims: dict[Partition, Claim]
-    """Of all partitions of the queues asked for."""
+    """The claims on all partitions of the queues that were asked for."""
     counts: dict[str, int]
-    """How many partitions each of these queues has; 0 where there is no such queue."""
+    """The number of partitions of each of these queues; 0 if there is no such queue."""
 
 
 class Move(NamedTuple):
-    """A position that is to move."""
+    """A change of a position."""
 
     log: Log
     was: Claim
-    """The claim under which its messages were taken."""
+    """The claim under which the messages were read."""
     next: int
     checkpoint: bytes | None = None
-    """To be kept beside the position; None for what is there."""
+    """The value to keep beside the position; None keeps the present one."""
 
 
-class Table:
+class GroupTable:
     """The rows of one group in one store."""
 
     def __init__(self, store: Store, group: str) -> None:
         self.store = store
         self.group = group
         self.mask = wakeup.mask_of(f"\0group\0{group}")
-        """What is rung when something changed."""
+        """The doorbells that ring after a change."""
 
     # --- reading ---
 
-    def row(self, txn: Any) -> GroupRow:
+    def row(self, txn: StoreTransaction) -> GroupRow:
         raw = txn.get(names.group_key(self.group))
-        return GroupRow() if raw is None else GroupRow._make(_GROUP.unpack_from(raw))
+        if raw is None:
+            return GroupRow()
+        return GroupRow._make(_GROUP.unpack(sealed.unseal(raw, f"row of the group {self.group!r}")))
 
-    def members(self, txn: Any) -> dict[str, MemberRow]:
-        """The members by name, those included whose place is kept."""
+    def members(self, txn: StoreTransaction) -> dict[str, MemberRow]:
+        """The members by name, also closed ones whose place is kept."""
         prefix = names.member_key(self.group, "")
-        found = self.store.rows(txn, prefix)
-        return {key[len(prefix) :].decode(): MemberRow.unpack(raw) for key, raw in found}
+        rows = {key[len(prefix) :].decode(): raw for key, raw in self.store.rows(txn, prefix)}
+        return {name: MemberRow.unpack(raw, name) for name, raw in rows.items()}
 
-    def member(self, txn: Any, name: str) -> MemberRow | None:
+    def member(self, txn: StoreTransaction, name: str) -> MemberRow | None:
         raw = txn.get(names.member_key(self.group, name))
-        return None if raw is None else MemberRow.unpack(raw)
+        return None if raw is None else MemberRow.unpack(raw, name)
 
     def look(self, queues: Iterable[str] | None = None) -> View:
-        """The group and its claims on ``queues``; None for those that any member subscribes to."""
+        """Read the group and its claims on ``queues``; None: on all queues that a member subscribes to."""
         with self.store.view() as txn:
             members = self.members(txn)
             if queues is None:
                 queues = {queue for member in members.values() for queue in member.queues}
             counts = {queue: partitions_of(txn, queue) for queue in sorted(queues)}
-            found: dict[Partition, Claim] = {}
+            held: dict[Partition, Claim] = {}
             for queue, count in counts.items():
                 for number in range(count):
                     claim = claims.read(txn, names.log_id(queue, number), self.group)
                     if claim is not None:
-                        found[queue, number] = claim
-            return View(self.row(txn), members, found, counts)
+                        held[queue, number] = claim
+            return View(self.row(txn), members, held, counts)
 
     def counts(self, queues: Iterable[str]) -> dict[str, int]:
-        """How many partitions each queue has; 0 where there is no such queue."""
+        """The number of partitions of each queue; 0 if there is no such queue."""
         with self.store.view() as txn:
             return {queue: partitions_of(txn, queue) for queue in sorted(queues)}
 
     def lag(self, queues: Iterable[str]) -> dict[Partition, int]:
-        """Messages behind the group's positions, by partition; a partition that was never planned counts whole."""
-        found: dict[Partition, int] = {}
-        with self.store.view() as txn:
-            for queue in sorted(queues):
-                for number in range(partitions_of(txn, queue)):
-                    claim = claims.read(txn, names.log_id(queue, number), self.group)
-                    row = read_row(txn, queue, number)
-                    at = row.first if claim is None else max(row.first, claim.next)
-                    found[queue, number] = max(0, row.next - at)
-        return found
+        """Count the messages after the group's positions, by partition.
 
-    # --- who is there ---
+        A partition that was never planned counts from its first message. Acknowledgements after the last message do
+        not count; those between messages do.
+        """
+        wanted = sorted(queues)
+        logs: dict[Partition, Log] = {}
+        while True:
+            lags: dict[Partition, int] = {}
+            with self.store.view() as txn:
+                for queue in wanted:
+                    for number in range(partitions_of(txn, queue)):
+                        claim = claims.read(txn, names.log_id(queue, number), self.group)
+                        row = read_row(txn, queue, number)
+                        at = row.first if claim is None else max(row.first, claim.next)
+                        log = logs.get((queue, number))
+                        end = row.next if log is None else log.end_of_messages(txn, row, at)
+                        lags[queue, number] = max(0, end - at)
+            # A log is opened outside of a transaction, and only where there may be a lag.
+            missing = [partition for partition, count in lags.items() if count and partition not in logs]
+            if not missing:
+                return lags
+            logs |= {(queue, number): Log(self.store, queue, number) for queue, number in missing}
+
+    # --- living members ---
 
     def lock_of(self, name: str) -> int:
-        """The byte of the lock file that a member holds while it lives."""
+        """The byte of the lock file that a member keeps locked while it lives."""
         return locks.offset_of(f"\0member\0{self.group}\0{name}")
 
     def alive(self, name: str, row: MemberRow) -> bool:
-        """Whether a member answers: it holds its lock, and its lease is not over."""
+        """Whether a member lives: it holds its lock, and its lease has not expired."""
         if row.kept_ns or row.boot != boot():
             return False
         offset = self.lock_of(name)
@@ -177,7 +195,7 @@ class Table:
         return held and self.left_s(row) > 0
 
     def left_s(self, row: MemberRow) -> float:
-        """Seconds for which a member keeps its place although it does not answer; 0 or less when it is over."""
+        """Seconds for which a member that does not answer keeps its place; 0 or less after that."""
         if row.boot != boot():
             return 0.0
         if row.kept_ns:
@@ -185,19 +203,28 @@ class Table:
         return leases.left_s(self.store, row.id, row.lease_s)
 
     def gone(self, name: str, row: MemberRow) -> bool:
-        """Whether a member has lost its place: dead without a name, or not heard of for its lease."""
+        """Whether a member has lost its place: it has no name and is dead, or its lease has expired."""
         return self.left_s(row) <= 0 if row.static else not self.alive(name, row)
 
-    # --- coming and going ---
+    # --- joining and leaving ---
 
-    def join(self, name: str, row: MemberRow) -> bytes | None:
-        """Put a member into the table, in the place of one of its name; returns the id of that one.
+    def join(self, name: str, row: MemberRow, start: Start) -> bytes | None:
+        """Add a member, or replace the member of the same name; returns the id of the replaced one.
 
-        One that comes back within its lease with the same queues finds its partitions as they were.
+        A member that returns within its lease, with the same queues, keeps its partitions. On a queue that the group
+        has never read the positions are set to ``start``; partitions that such a queue gets later begin at their first
+        message.
         """
-        return self._commit(self._join, name, row)
+        with self.store.view() as txn:
+            pages = sum(partitions_of(txn, queue) for queue in row.queues)
+        return self._commit(self._join, name, row, start, pages=pages)
 
-    def _join(self, txn: Any, name: str, row: MemberRow) -> bytes | None:
+    def _join(self, txn: StoreTransaction, name: str, row: MemberRow, start: Start) -> bytes | None:
+        for queue in row.queues:
+            logs = [names.log_id(queue, number) for number in range(partitions_of(txn, queue))]
+            if all(claims.read(txn, log, self.group) is None for log in logs):
+                for log in logs:
+                    claims.put(txn, log, self.group, claims.first(txn, log, "", latest=start == "latest"))
         before = self.member(txn, name)
         txn.put(names.member_key(self.group, name), row.pack())
         self._touch(txn, anew=before is None or before.queues != row.queues)
@@ -205,24 +232,24 @@ class Table:
         return before.id if before is not None else None
 
     def keep(self, name: str, row: MemberRow) -> None:
-        """Say that a member has closed and that its place is kept for its lease."""
+        """Mark a member as closed. Its place is kept for the length of its lease."""
         until = clock.monotonic_ns() + int(row.lease_s * 1e9)
         kept = MemberRow(row.id, row.pid, row.boot, row.lease_s, row.static, until, row.queues)
         self._commit(self._replace, name, row.id, kept)
 
-    def _replace(self, txn: Any, name: str, id: bytes, row: MemberRow) -> None:
+    def _replace(self, txn: StoreTransaction, name: str, id: bytes, row: MemberRow) -> None:
         before = self.member(txn, name)
         if before is not None and before.id == id:
             txn.put(names.member_key(self.group, name), row.pack())
             self._touch(txn)
 
     def remove(self, gone: Mapping[str, bytes]) -> None:
-        """Take members, by name and id, out of the table; those that came back meanwhile stay."""
+        """Remove members, given by name and id. A member that joined again meanwhile has another id and stays."""
         self._commit(self._remove, gone)
         for id in gone.values():
             leases.forget(self.store, id)
 
-    def _remove(self, txn: Any, gone: Mapping[str, bytes]) -> None:
+    def _remove(self, txn: StoreTransaction, gone: Mapping[str, bytes]) -> None:
         removed = False
         for name, id in gone.items():
             row = self.member(txn, name)
@@ -236,158 +263,197 @@ class Table:
     # --- the plan ---
 
     def settle(self) -> bool:
-        """Plan, where members or queues have changed since the last plan; the first that plans decides.
+        """Write a new plan, if members or queues have changed since the last one. The first member that writes decides.
 
-        Returns whether there was nothing to do; if not, look again: what was planned may be of yesterday by now.
+        Returns True if there was nothing to do. After False call it again: the new plan may be out of date already.
         """
         seen = self.look()
         partitions = [(queue, number) for queue, count in seen.counts.items() for number in range(count)]
-        planned = all(partition in seen.claims and seen.claims[partition].heir for partition in partitions)
+        planned = all(partition in seen.claims and seen.claims[partition].assignee for partition in partitions)
         if planned and seen.row.planned == seen.row.generation:
             return True
         previous: dict[str, set[Partition]] = {}
         for partition, claim in seen.claims.items():
-            previous.setdefault(claim.heir, set()).add(partition)
+            previous.setdefault(claim.assignee, set()).add(partition)
         wanted = plan({name: row.queues for name, row in seen.members.items()}, seen.counts, previous)
-        heirs = {partition: name for name, given in wanted.items() for partition in given}
-        self._commit(self._write_plan, seen.row, heirs, pages=len(heirs))
+        assignees = {partition: name for name, given in wanted.items() for partition in given}
+        self._commit(self._write_plan, seen.row, assignees, pages=len(assignees))
         return False
 
-    def _write_plan(self, txn: Any, seen: GroupRow, heirs: Mapping[Partition, str]) -> None:
+    def _write_plan(self, txn: StoreTransaction, seen: GroupRow, assignees: Mapping[Partition, str]) -> None:
         row = self.row(txn)
         if row.generation != seen.generation or row.planned != seen.planned:
-            return  # somebody was faster, or it is of yesterday
-        for (queue, number), name in sorted(heirs.items()):
+            return  # another member was faster, or this plan is out of date
+        for (queue, number), name in sorted(assignees.items()):
             log = names.log_id(queue, number)
             claim = claims.read(txn, log, self.group)
             if claim is None:
                 claims.put(txn, log, self.group, claims.first(txn, log, name))
-            elif claim.heir != name:
-                claims.put(txn, log, self.group, claim._replace(heir=name))
+            elif claim.assignee != name:
+                claims.put(txn, log, self.group, claim._replace(assignee=name))
         self._put(txn, row._replace(planned=row.generation, changes=row.changes + 1))
         faults.point("group.inside")
 
-    # --- the hand-over ---
+    # --- claims and releases ---
 
     def claim(self, name: str, id: bytes, wanted: Mapping[Partition, Log]) -> dict[Partition, Claim]:
-        """Take what the plan gives to a member and nobody holds; returns the claims as they are then.
+        """Claim those of the partitions that are assigned to a member and that no member holds; returns the claims.
 
-        An owner that is dead, or not in the table any more, holds nothing: the new epoch fences it. Raises
-        :class:`Diverged` where a log is not the one that the group has read.
+        An owner that is dead, or no longer in the table, holds nothing: the new epoch fences it. Raises
+        :class:`Diverged` if a log is not the one that the group has read.
         """
         return self._commit(self._claim, name, id, wanted, pages=len(wanted))
 
-    def _claim(self, txn: Any, name: str, id: bytes, wanted: Mapping[Partition, Log]) -> dict[Partition, Claim]:
+    def _claim(
+        self, txn: StoreTransaction, name: str, id: bytes, wanted: Mapping[Partition, Log]
+    ) -> dict[Partition, Claim]:
         members = self.members(txn)
         if name not in members or members[name].id != id:
             return {}
         living = {member.id for other, member in members.items() if self.alive(other, member)}
         taken: dict[Partition, Claim] = {}
         for partition, log in wanted.items():
-            found = claims.read(txn, names.log_id(*partition), self.group)
-            if found is None or found.heir != name or found.owner in living:
+            before = claims.read(txn, names.log_id(*partition), self.group)
+            if before is None or before.assignee != name or before.owner in living:
                 continue
-            mine = claims.standing(txn, log, self.group, found)._replace(owner=id, epoch=found.epoch + 1)
-            claims.put(txn, names.log_id(*partition), self.group, mine)
-            taken[partition] = mine
+            claim = claims.standing(txn, log, self.group, before)._replace(owner=id, epoch=before.epoch + 1)
+            claims.put(txn, names.log_id(*partition), self.group, claim)
+            taken[partition] = claim
         if taken:
             self._touch(txn)
         faults.point("group.inside")
         return taken
 
-    def release(self, given: Mapping[Partition, Claim]) -> None:
-        """Give partitions up, each as far as it is still held under that claim's epoch."""
-        self._commit(self._release, given, pages=len(given))
+    def release(self, id: bytes, given: Collection[Partition]) -> None:
+        """Release those of the partitions that the member ``id`` still owns."""
+        self._commit(self._release, id, given, pages=len(given))
 
-    def _release(self, txn: Any, given: Mapping[Partition, Claim]) -> None:
-        for partition, claim in given.items():
+    def _release(self, txn: StoreTransaction, id: bytes, given: Iterable[Partition]) -> None:
+        for partition in given:
             log = names.log_id(*partition)
-            found = claims.read(txn, log, self.group)
-            if found is not None and (found.owner, found.epoch) == (claim.owner, claim.epoch):
-                claims.put(txn, log, self.group, found._replace(owner=NOBODY, epoch=found.epoch + 1))
+            claim = claims.read(txn, log, self.group)
+            if claim is not None and claim.owner == id:  # at any epoch: a seek raises it and keeps the owner
+                claims.put(txn, log, self.group, claim._replace(owner=NOBODY, epoch=claim.epoch + 1))
         self._touch(txn)
         faults.point("group.inside")
 
     # --- positions ---
 
     def move(self, moves: Mapping[Partition, Move]) -> dict[Partition, Claim]:
-        """Move the positions of what is still held; returns the new claims, without those that were refused."""
-        found: dict[Partition, Claim] = self.store.commit(self._move, moves, pages=2 * len(moves))
+        """Move the positions of partitions that are still held; returns the new claims, without the refused ones."""
+        moved: dict[Partition, Claim] = self.store.commit(self._move, moves, pages=2 * len(moves))
         faults.point("group.after")
-        return found
+        return moved
 
-    def _move(self, txn: Any, moves: Mapping[Partition, Move]) -> dict[Partition, Claim]:
-        found = {partition: self.moved(txn, partition, move) for partition, move in moves.items()}
+    def _move(self, txn: StoreTransaction, moves: Mapping[Partition, Move]) -> dict[Partition, Claim]:
+        moved = {partition: self.moved(txn, partition, move) for partition, move in moves.items()}
         faults.point("group.inside")
-        return {partition: claim for partition, claim in found.items() if claim is not None}
+        return {partition: claim for partition, claim in moved.items() if claim is not None}
 
-    def moved(self, txn: Any, partition: Partition, move: Move) -> Claim | None:
-        """Move one position inside a transaction; None, and nothing written, where the claim is another by now.
+    def moved(self, txn: StoreTransaction, partition: Partition, move: Move) -> Claim | None:
+        """Move one position inside a transaction. Returns None and writes nothing if the claim has changed.
 
-        This is the fence. The owner alone would let an older step of the same member pass after a seek, the
-        epoch alone one whose commit was repeated, and the index alone whoever computed something from the same
-        messages before a seek came back to them.
+        This is the fence. It compares three values, because each of them alone would let a wrong commit pass. The owner
+        alone passes an older step of the same member after a seek. The epoch alone passes a commit that is repeated.
+        The index alone passes a step from before a seek that went back to the same messages.
         """
         log = names.log_id(*partition)
-        found = claims.read(txn, log, self.group)
-        if found is None or (found.owner, found.epoch, found.next) != (move.was.owner, move.was.epoch, move.was.next):
+        before = claims.read(txn, log, self.group)
+        was = move.was
+        if before is None or (before.owner, before.epoch, before.next) != (was.owner, was.epoch, was.next):
             return None
-        seal = move.log.seal_before(txn, move.log.row(txn), move.next) if move.next != found.next else found.seal
-        checkpoint = found.checkpoint if move.checkpoint is None else move.checkpoint
-        claim = found._replace(next=move.next, seal=seal, checkpoint=checkpoint)
+        seal = move.log.seal_before(txn, move.log.row(txn), move.next) if move.next != before.next else before.seal
+        checkpoint = before.checkpoint if move.checkpoint is None else move.checkpoint
+        claim = before._replace(next=move.next, seal=seal, checkpoint=checkpoint)
         claims.put(txn, log, self.group, claim)
         return claim
 
-    # --- what anybody may change ---
+    # --- changes by any member ---
 
     def pause(self, partitions: Collection[Partition], paused: bool) -> None:
-        """Stop, or let go on, the reading of partitions, whoever reads them."""
+        """Pause or resume partitions, also those that other members hold."""
         self._commit(self._pause, list(partitions), paused, pages=len(partitions))
 
-    def _pause(self, txn: Any, partitions: Iterable[Partition], paused: bool) -> None:
+    def _pause(self, txn: StoreTransaction, partitions: Iterable[Partition], paused: bool) -> None:
         for partition in partitions:
             log = names.log_id(*partition)
-            found = claims.read(txn, log, self.group) or claims.first(txn, log, "")
-            claims.put(txn, log, self.group, found._replace(paused=paused))
+            claim = claims.read(txn, log, self.group) or claims.first(txn, log, "")
+            claims.put(txn, log, self.group, claim._replace(paused=paused))
         self._touch(txn)
 
     def seek(self, targets: Mapping[Partition, tuple[bytes, int, bytes]]) -> dict[Partition, Claim]:
-        """Move positions (identity, index, seal), and raise the epochs: steps under way are fenced."""
+        """Move positions (identity, index, seal) and raise their epochs, which fences steps that are under way."""
         return self._commit(self._seek, targets, pages=len(targets))
 
-    def _seek(self, txn: Any, targets: Mapping[Partition, tuple[bytes, int, bytes]]) -> dict[Partition, Claim]:
+    def _seek(
+        self, txn: StoreTransaction, targets: Mapping[Partition, tuple[bytes, int, bytes]]
+    ) -> dict[Partition, Claim]:
         moved: dict[Partition, Claim] = {}
         for partition, (identity, index, seal) in targets.items():
             log = names.log_id(*partition)
-            found = claims.read(txn, log, self.group) or claims.first(txn, log, "")
-            moved[partition] = found._replace(identity=identity, next=index, seal=seal, epoch=found.epoch + 1)
+            claim = claims.read(txn, log, self.group) or claims.first(txn, log, "")
+            moved[partition] = claim._replace(identity=identity, next=index, seal=seal, epoch=claim.epoch + 1)
             claims.put(txn, log, self.group, moved[partition])
         self._touch(txn)
         faults.point("group.inside")
         return moved
 
+    # --- the end of a group ---
+
+    def delete(self) -> None:
+        """Delete the group's rows. Raises :class:`AlreadyRunning` while a member of it lives."""
+        self._commit(self._delete)
+
+    def _delete(self, txn: StoreTransaction) -> None:
+        for name, row in self.members(txn).items():
+            if self.alive(name, row):
+                raise AlreadyRunning(
+                    f"The group {self.group} has a living member {name}, in process {row.pid}.",
+                    "close its members first (cues status lists them).",
+                    pid=row.pid,
+                )
+        suffix = b"\0" + self.group.encode()
+        rows = [key for key, _ in self.store.rows(txn, names.CLAIMS) if key.endswith(suffix)]
+        rows += [key for key, _ in self.store.rows(txn, names.member_key(self.group, ""))]
+        rows += [key for key in (names.group_key(self.group),) if txn.get(key) is not None]
+        if not rows:
+            raise InvalidArgument(f"The store has no group {self.group!r}.", "name a group that cues status lists.")
+        for key in rows:
+            txn.delete(key)
+        faults.point("group.inside")
+
     # --- inside ---
 
-    def _touch(self, txn: Any, anew: bool = False) -> None:
+    def _touch(self, txn: StoreTransaction, anew: bool = False) -> None:
         row = self.row(txn)
         generation = row.generation + 1 if anew else row.generation
         self._put(txn, GroupRow(generation, row.planned, row.changes + 1))
 
-    def _put(self, txn: Any, row: GroupRow) -> None:
+    def _put(self, txn: StoreTransaction, row: GroupRow) -> None:
         txn.put(names.group_key(self.group), row.pack())
 
     def _commit(self, work: Callable[..., R], *args: Any, pages: int = 0) -> R:
-        found = self.store.commit(work, *args, pages=pages)
+        result = self.store.commit(work, *args, pages=pages)
         self.store.ring(self.mask)
         faults.point("group.after")
-        return found
+        return result
 
 
-def partitions_of(txn: Any, queue: str) -> int:
-    """How many partitions a queue has; 0 where there is none of that name."""
+def forget(store: Store, group: str) -> None:
+    """Delete a consumer group: its positions and checkpoints. Retention ``"read"`` no longer waits for it.
+
+    A member that joins later begins a new group. Raises :class:`AlreadyRunning` while a member of the group lives, and
+    :class:`InvalidArgument` if the store has no such group.
+    """
+    GroupTable(store, names.check("group", group)).delete()
+
+
+def partitions_of(txn: StoreTransaction, queue: str) -> int:
+    """The number of partitions of a queue; 0 if there is no such queue."""
     raw = txn.get(names.queue_key(queue))
     return 0 if raw is None else int(codec.unpack(raw)["partitions"])
 
 
 def new_id() -> bytes:
+    """Draw a random id of 8 bytes."""
     return os.urandom(8)

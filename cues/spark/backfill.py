@@ -22,42 +22,49 @@ does here in the steps that it does everywhere; and so the rest of a range in wh
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from cues import faults
-from cues.batch import Page
-from cues.delivery import Delivery, Outcome, Part
-from cues.engine.local import Worker
-from cues.failure import Failure
-from cues.feed import SourceDelivery
-from cues.queue import Queue
+from cues.engine.threads import Worker
+from cues.errors import GraphError
+from cues.graphs.graph import Graph
+from cues.graphs.processor import Node
+from cues.queues.queue import Queue
+from cues.records.batch import Page
+from cues.spark import staging
+from cues.spark.chunk import NO_HASH, ChunkTask, CommitRun
 from cues.spark.remote import SparkRunner
-from cues.spark.staging import Stage, Staged
-from cues.spark.stretch import NO_HASH, Run, Work
-from cues.taking import Input, Slice, Taken
+from cues.spark.running import SparkRunning
+from cues.spark.staging import Staged, StagingArea
+from cues.steps.failure import Failure, stopped_at
+from cues.steps.feed import SourceStepper
+from cues.steps.parts import Part
+from cues.steps.stepper import Outcome, Stepper
+from cues.steps.taking import Input, Slice, Taken
 
 if TYPE_CHECKING:
-    from cues.spark.engine import Backfill
+    from pyspark.sql import SparkSession
 
 RANGE_MESSAGES: Final = 1_000_000
 """Most messages of one job. A job costs some 0.1 s, whatever it does, which so many do not notice."""
 FIRST_MESSAGES: Final = 20_000
 """Messages of the first job; nobody knows yet how long the function takes."""
 JOB_S: Final = 10.0
-"""How long a job should take at most: what it did is called again where the driver dies before the commit."""
+"""Longest time of a job, about. After a driver dies before the commit, the job's calls are repeated."""
 STRETCH_MESSAGES: Final = 100_000
 """Most messages of one task: enough to forget what a task costs, few enough that no core waits long for the last."""
 COMMIT_VALUES_MAX: Final = 32_768
 """LMDB values (of a page each, 128 MB) of one commit: it holds the store's writer lock for some tenths of a second,
 and LMDB keeps its pages in memory."""
 LOOK_S: Final = 0.2
-"""How long a thread waits for its turn before it looks whether the graph was halted."""
+"""Longest wait of a thread for its turn before it checks that the graph is not halted."""
 BATCHES_MAX: Final = 1_000
 """Calls of a batch function in one job: each is a step with its record in the try log."""
 
@@ -78,7 +85,7 @@ class Span(Slice):
 
 
 class Staging:
-    """What a part appends, read from where it is staged, some pages at a time, under the part's hash."""
+    """The pages that a part appends under its hash, read from the staging files some at a time."""
 
     def __init__(self, digest: bytes, staged: list[tuple[Queue, Staged]]) -> None:
         self.digest = digest
@@ -104,7 +111,7 @@ class StagedPart(Part):
         return self.staged + self.staged // 64  # and the branches above them
 
 
-class BackfillDelivery(Delivery):
+class BackfillStepper(Stepper):
     """One processor, whose function executors call over long ranges."""
 
     _most = FIRST_MESSAGES
@@ -119,13 +126,13 @@ class BackfillDelivery(Delivery):
         taken = self._range()
         if taken is None:
             return super().step()  # which says "idle"
-        stage = Stage(self.store.path, os.getpid())
+        stage = StagingArea(self.store.directory, os.getpid())
         try:
             if faults.active:
                 faults.point("take.after")
             began = time.monotonic()
             edges = _edges(taken.count, self._size, runner.parallelism)
-            found = runner.gather(Work(runner.packed_job(), stage), runner.cut(taken, edges))
+            found = runner.gather(ChunkTask(runner.packed_job(), stage), runner.cut(taken, edges))
             self._pace(time.monotonic() - began)
             if found is None or not self._commit_runs(taken, [run for made in found for run in made.runs]):
                 self._step_dropped()
@@ -138,12 +145,12 @@ class BackfillDelivery(Delivery):
         return "committed"
 
     def left(self, one: Input, end: int | None) -> int:
-        """How many messages in front of ``end`` an input has to take."""
+        """The number of messages before ``end`` that an input has not taken yet."""
         row = one.queue.row()
         return (row.next if end is None else min(end, row.next)) - max(one.index, row.first)
 
     def _range(self) -> Taken | None:
-        """What the inputs hold, up to a job's worth; nothing is read."""
+        """The ranges of the next job on the inputs. Nothing is read."""
         size = self._size
         most = min(self._most, RANGE_MESSAGES)
         if self.node.options.batch:
@@ -171,7 +178,7 @@ class BackfillDelivery(Delivery):
         elif took_s > JOB_S:
             self._most = max(1, int(self._most * JOB_S / 2 / took_s))
 
-    def _commit_runs(self, taken: Taken, runs: list[Run]) -> bool:
+    def _commit_runs(self, taken: Taken, runs: list[CommitRun]) -> bool:
         """Commit what the stretches made; False where a failed message was purged, so nobody can tell of it."""
         stop = None
         if self.errors is None:
@@ -183,10 +190,10 @@ class BackfillDelivery(Delivery):
                 return False
         if stop is not None:
             self._stop = stop
-            raise self._stopped(stop)
+            raise stopped_at(self.node, stop)
         return True
 
-    def _commit_some(self, taken: Taken, runs: list[Run]) -> bool:
+    def _commit_some(self, taken: Taken, runs: list[CommitRun]) -> bool:
         """One commit, of one or several steps."""
         begin, end = runs[0].start, runs[-1].stop
         parts = []
@@ -206,7 +213,7 @@ class BackfillDelivery(Delivery):
                 staged.drop()
         return True
 
-    def _staged_part(self, taken: Taken, runs: list[Run]) -> Part:
+    def _staged_part(self, taken: Taken, runs: list[CommitRun]) -> Part:
         """Runs that commit as one step."""
         start, stop = runs[0].start, runs[-1].stop
         digest = self._digest(taken, start, stop)
@@ -222,8 +229,8 @@ class BackfillDelivery(Delivery):
         taking = self._taking(taken, start, stop)
         return StagedPart(start, stop, digest, taking, None, Staging(digest, staged), written, values)
 
-    def _told_part(self, taken: Taken, run: Run, failure: Failure) -> Part | None:
-        """What failed, with its messages, which are read for that; None where they are gone."""
+    def _told_part(self, taken: Taken, run: CommitRun, failure: Failure) -> Part | None:
+        """The failed run with its messages, which are read again; None where they are purged."""
         slices = []
         for piece in taken.slices:
             one = Input(piece.binding, piece.tailer, piece.one.queue)
@@ -240,15 +247,15 @@ class BackfillDelivery(Delivery):
 
 
 def _edges(count: int, size: int, cores: int) -> list[int]:
-    """Where stretches begin and end: every core has one, and batches of ``size`` are not cut."""
+    """The offsets at which stretches meet. Every core has one, and no batch of ``size`` is cut."""
     stretch = min(STRETCH_MESSAGES, -(-count // cores))
     stretch = -(-stretch // size) * size
     return [*range(0, count, stretch), count]
 
 
-def _commits(runs: list[Run]) -> Iterator[list[Run]]:
-    """What goes into one commit: as many runs as it may hold, or one that is larger."""
-    some: list[Run] = []
+def _commits(runs: list[CommitRun]) -> Iterator[list[CommitRun]]:
+    """The runs of each commit: as many as it may hold, or one that is larger."""
+    some: list[CommitRun] = []
     values = 0
     for run in runs:
         size = sum(staged.values for staged in run.outputs.values())
@@ -261,7 +268,7 @@ def _commits(runs: list[Run]) -> Iterator[list[Run]]:
         yield some
 
 
-def _steps(runs: list[Run], batch: bool) -> Iterator[list[Run]]:
+def _steps(runs: list[CommitRun], batch: bool) -> Iterator[list[CommitRun]]:
     """Runs that are one step: those between failures; of a batch function each."""
     for failed, group in itertools.groupby(runs, lambda run: run.failure is not None):
         some = list(group)
@@ -275,13 +282,13 @@ def _steps(runs: list[Run], batch: bool) -> Iterator[list[Run]]:
 
 
 class Rounds:
-    """Whose turn it is: one processor after another, until a whole round found nothing to do."""
+    """Turns of the processors, one after another, until a whole round finds nothing to do."""
 
     def __init__(self, order: list[str]) -> None:
         self._order = order
         self._changed = threading.Condition()
         self._idle: set[str] = set()
-        """Who found nothing since somebody last did something."""
+        """The units that found nothing to do since the last unit that did something."""
 
     def take_turn(self, who: str, work: Callable[[], bool]) -> None:
         """Do ``work``, which says whether there was any, if it becomes the turn of ``who`` soon."""
@@ -303,7 +310,7 @@ class Rounds:
 
     @property
     def over(self) -> bool:
-        """Whether a whole round found nothing."""
+        """True after a whole round found nothing to do."""
         return set(self._order) <= self._idle
 
 
@@ -318,7 +325,7 @@ class Turns(Worker):
 
     @property
     def _exhausted(self) -> bool:
-        return isinstance(self.delivery, SourceDelivery) or self.running.rounds.over
+        return isinstance(self.delivery, SourceStepper) or self.running.rounds.over
 
     def _turn(self) -> bool:
         self.running.rounds.take_turn(self.id, self._work)
@@ -335,7 +342,7 @@ class Turns(Worker):
 
     def _any_left(self) -> bool:
         delivery = self.delivery
-        assert isinstance(delivery, BackfillDelivery)
+        assert isinstance(delivery, BackfillStepper)
         if delivery._pending is not None:
             return True
         some = any if delivery.node.mode == "alts" else all
@@ -343,3 +350,59 @@ class Turns(Worker):
 
     def _pull(self) -> None:
         """Sources do not run."""
+
+
+class Backfill(SparkRunning):
+    """A graph that works off what lies on its queues, and ends; used as any other, but that no source runs."""
+
+    pulls: ClassVar[bool] = False
+
+    def __init__(self, graph: Graph, spark: SparkSession | None, master: str | None, **options: Any) -> None:
+        super().__init__(graph, spark, master, delivery=BackfillStepper, **options)
+        staging.sweep(self.store.directory)
+
+    def _start_threads(self) -> None:
+        units: dict[str, list[str]] = {}
+        for delivery in self._assembly.steppers:
+            units.setdefault(self.plan.node(delivery.node.processor).name, []).append(delivery.node.id)
+        order = [name for name in self.plan.topology().order() if name in units and self.plan.node(name).inputs]
+        self.rounds = Rounds([unit for name in order for unit in units[name]])
+        super()._start_threads()
+
+    def _worker(self, delivery: Stepper) -> Worker:
+        return Turns(self, delivery)
+
+    def _take_in(self, units: Sequence[Node]) -> None:
+        """Refuse: its rounds are made at the start."""
+        raise GraphError(
+            f"The queues that {units[0].processor} reads have got partitions while a backfill was running, which reads"
+            " those that were there at its start.",
+            "start the backfill again; it goes on where it is now.",
+            processor=units[0].name,
+        )
+
+    @functools.cached_property
+    def ends(self) -> dict[str, int]:
+        """The ends, at the start, of the logs that only others write to. Later messages are left to the next run."""
+        nodes = [node for node in self.plan.running if node.inputs]
+        written = {port.queue for node in nodes for port in node.writes} | {node.errors for node in nodes}
+        return {
+            view.log.id: view.row().next
+            for name, queue in self._assembly.queues.items()
+            if name not in written
+            for view in queue.views
+        }
+
+    def settle(self) -> None:
+        """Wait until what was written for other stores lies there, or is not forwarded any more."""
+        while self.forwarder_threads and not self.halted:
+            with self.store.view() as txn:
+                ends = [forwarder_thread.forwarder.ends(txn) for forwarder_thread in self.forwarder_threads]
+            if all(
+                forwarder_thread.idle(end) for forwarder_thread, end in zip(self.forwarder_threads, ends)
+            ) or self.pause(LOOK_S):
+                return
+
+    def wait_done(self, idle_exit_s: float | None = None) -> bool:
+        """Wait until everything is worked off; False when it was halted before. It ends by itself."""
+        return self._wait(lambda: all(worker.finished for worker in self.workers) and self.idle(), None)

@@ -31,7 +31,7 @@ from urllib.parse import unquote, urlparse
 import xxhash
 
 from cues.errors import Unsupported
-from cues.spark.position import Checkpoint, Indices, Part, Queues, QueueSpan, read_place, widened, write_place
+from cues.spark.position import Checkpoint, Indices, Queues, QueueSpan, SourcePart, read_place, widened, write_place
 
 _VERSION: Final = "v1"
 
@@ -55,7 +55,7 @@ class Offset(NamedTuple):
         return Offset(bytes.fromhex(offset["cues"]), read_place(offset["from"]), read_place(offset["to"]))
 
 
-class Record(NamedTuple):
+class OffsetRecord(NamedTuple):
     """One offset record."""
 
     offsets: tuple[str, ...]
@@ -63,13 +63,13 @@ class Record(NamedTuple):
     checksum: bytes
 
 
-def part_of(checkpoint: str, batch: int) -> Part:
-    """What the batch of that number is about. :class:`Unsupported` where the checkpoint cannot be read."""
+def part_of(checkpoint: str, batch: int) -> SourcePart:
+    """The part of the sources in the batch of that number. Raises :class:`Unsupported` for an unreadable checkpoint."""
     record = read_record(checkpoint, batch)
     if record is None:
         raise Unsupported(
             f"The checkpoint {checkpoint} has no offset record for batch {batch}, so nobody knows what it is about.",
-            "a micro-batch trigger (processingTime or availableNow); other triggers write their offsets later.",
+            "use a micro-batch trigger (processingTime or availableNow); other triggers write their offsets later.",
         )
     before = read_record(checkpoint, batch - 1) if batch > 0 else None
     offsets = [_parsed(text) for text in record.offsets]
@@ -85,7 +85,7 @@ def part_of(checkpoint: str, batch: int) -> Part:
     return Checkpoint(id, batch, record.checksum, before.offsets if before else None, record.offsets)
 
 
-def read_record(checkpoint: str, batch: int) -> Record | None:
+def read_record(checkpoint: str, batch: int) -> OffsetRecord | None:
     """The offset record of a batch; None where there is none."""
     raw = _read(checkpoint, f"offsets/{batch}")
     if raw is None:
@@ -94,9 +94,9 @@ def read_record(checkpoint: str, batch: int) -> Record | None:
     if lines[0] != _VERSION:
         raise Unsupported(
             f"The checkpoint {checkpoint} has offset records of format {lines[0]!r}; this version reads {_VERSION!r}.",
-            "a newer Cues, or a pyspark between 4.2 and 4.3.",
+            "install a newer Cues, or a pyspark between 4.2 and 4.3.",
         )
-    return Record(tuple(lines[2:]), xxhash.xxh3_64_digest(raw))
+    return OffsetRecord(tuple(lines[2:]), xxhash.xxh3_64_digest(raw))
 
 
 def _parsed(text: str) -> Offset | None:

@@ -113,7 +113,7 @@ class Column:
     def _fail(self, index: int, path: str, found: str, expected: str) -> NoReturn:
         raise CodecError(
             f"Message {index}, field {path}: found {found}, expected {expected}.",
-            "another type in the schema, or mode=permissive, which gives NULL.",
+            "declare another type in the schema, or read with mode=permissive, which gives NULL.",
             path=path,
             type_name=found,
         )
@@ -150,7 +150,8 @@ def converter(kind: T.DataType, strict: bool) -> Convert:
     if isinstance(kind, T.StructType):
         return _struct({f.name: _inside(converter(f.dataType, strict), strict) for f in kind.fields})
     raise Unsupported(
-        f"No part of a message can be read as {kind.simpleString()}.", "the column value, which is the whole message."
+        f"No part of a message can be read as {kind.simpleString()}.",
+        "read the column value, which is the whole message.",
     )
 
 
@@ -313,7 +314,10 @@ class Encoder:
         names = schema.fieldNames()
         twice = next((name for name in names if names.count(name) > 1), None)
         if twice is not None:
-            raise InvalidArgument(f"Two columns are called {twice!r}; a message has one field of a name.", "an alias.")
+            raise InvalidArgument(
+                f"Two columns are called {twice!r}; a message has one field of a name.",
+                "give one of the columns an alias.",
+            )
         self._changed = {
             field.name: restore for field in schema.fields if (restore := _restorer(field.dataType)) is not None
         }
@@ -329,7 +333,7 @@ class Encoder:
 
 
 def _restorer(kind: T.DataType) -> Convert | None:
-    """What to do to a value as Arrow gives it; None for nothing."""
+    """The conversion of a value that Arrow gives; None where it needs none."""
     if isinstance(kind, T.TimestampType):
         return lambda value: value.astimezone(UTC)
     if isinstance(kind, T.ArrayType):
@@ -352,7 +356,10 @@ def _restorer(kind: T.DataType) -> Convert | None:
         return restored
     plain = (T.AtomicType, T.NullType) if hasattr(T, "AtomicType") else T.DataType
     if not isinstance(kind, plain) or isinstance(kind, (T.VariantType, T.YearMonthIntervalType)):
-        raise Unsupported(f"A column of type {kind.simpleString()} has no counterpart in a message.", "a cast.")
+        raise Unsupported(
+            f"A column of type {kind.simpleString()} has no counterpart in a message.",
+            "cast the column to another type.",
+        )
     return None
 
 

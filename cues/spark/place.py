@@ -20,12 +20,13 @@ from typing import Final
 
 import xxhash
 
-from cues import clock
+from cues.base import clock
 from cues.errors import CuesError, Diverged, Unsupported
-from cues.queue import Queue
-from cues.spark.options import Place
+from cues.queues.queue import Queue
+from cues.queues.store import Store
+from cues.spark.options import QueueAddress
 from cues.spark.position import Indices
-from cues.store import Store
+from cues.storage.base_store import BaseStore
 
 _HINT: Final = "a local master (local[*]), executors on the driver's machine, or an export to Parquet."
 
@@ -41,8 +42,8 @@ class Site:
     machine: str
 
     @staticmethod
-    def of(store: Store) -> Site:
-        return Site(os.path.abspath(store.path), store.id, socket.gethostname(), this_machine())
+    def of(store: BaseStore) -> Site:
+        return Site(store.directory, store.id, socket.gethostname(), this_machine())
 
     def open(self) -> Store:
         """The store, read-only, in whatever process this is."""
@@ -79,13 +80,13 @@ class Site:
 class Pinned:
     """A queue as the driver found it: where, on which machine, and which one."""
 
-    place: Place
+    place: QueueAddress
     host: str
     machine: str
     identity: bytes
     """Of the queue, or of its partition; one that was deleted and made anew under the same name has another."""
     spread: bool = False
-    """Whether it meant several partitions."""
+    """True for a place of several partitions."""
 
     @contextmanager
     def opened(self) -> Iterator[Queue]:
@@ -98,7 +99,7 @@ class Pinned:
                 raise Diverged(
                     f"The queue {self.place.queue!r} of {self.place.store} has identity {found.hex()}; what is to be"
                     f" read was planned for {self.identity.hex()}, which was deleted or lay in another store.",
-                    "a new checkpoint, if this queue is meant.",
+                    "use a new checkpoint, if this queue is meant.",
                     processor="",
                 )
             yield queue
@@ -113,7 +114,7 @@ class Pinned:
             )
 
     def here(self) -> bool:
-        """Whether this is the driver's machine."""
+        """True on the driver's machine."""
         return this_machine() == self.machine
 
 
@@ -126,7 +127,7 @@ def this_machine() -> str:
     return f"{clock.boot_id()} {processes}"
 
 
-def pin(place: Place) -> tuple[Pinned, Indices, Indices]:
+def pin(place: QueueAddress) -> tuple[Pinned, Indices, Indices]:
     """Look a queue up on the driver; with the first and the next index of each partition, of one moment."""
     with Store(place.store, readonly=True) as store:
         queue = store.queue(place.queue)
@@ -135,10 +136,10 @@ def pin(place: Place) -> tuple[Pinned, Indices, Indices]:
     return pinned, tuple(row.first for row in rows), tuple(row.next for row in rows)
 
 
-def is_spread(place: Place) -> bool:
-    """Whether a place means several partitions."""
+def is_spread(place: QueueAddress) -> bool:
+    """Return True for a place of several partitions."""
     with Store(place.store, readonly=True) as store:
-        return store.queue(place.queue).spread
+        return store.queue(place.queue).is_partitioned
 
 
 def _identity(queue: Queue) -> bytes:

@@ -27,7 +27,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, Protocol
 
-from cues.outside import Position
+from cues.forwarding.external_writers import Position
 
 Verdict = Literal["append", "replayed", "refuse"]
 
@@ -35,7 +35,7 @@ Indices = tuple[int, ...]
 """A place on a queue: the index that is read next on each of its partitions."""
 
 _FIRST: Final = 1
-"""Where a partition begins that was not there yet."""
+"""The position at the start of a partition that did not exist yet."""
 
 
 def read_place(written: int | Sequence[int]) -> Indices:
@@ -44,7 +44,7 @@ def read_place(written: int | Sequence[int]) -> Indices:
 
 
 def write_place(place: Indices) -> int | list[int]:
-    """How a place is written down."""
+    """The form in which a place is stored."""
     return place[0] if len(place) == 1 else list(place)
 
 
@@ -53,7 +53,7 @@ def widened(place: Indices, partitions: int) -> Indices:
     return place + (_FIRST,) * (partitions - len(place))
 
 
-class Part(Protocol):
+class SourcePart(Protocol):
     """A part of a source, that one commit is about."""
 
     def decide(self, kept: Position | None) -> Verdict:
@@ -102,7 +102,7 @@ class Queues:
     """Checksum of Spark's offset record: tells batches without new messages apart, which may still have
     rows (windows that a watermark closed)."""
     first: bool
-    """Whether it is the first batch of its checkpoint."""
+    """True for the first batch of its checkpoint."""
 
     def decide(self, kept: Position | None) -> Verdict:
         if kept is None:

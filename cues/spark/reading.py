@@ -31,19 +31,21 @@ from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, Inp
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
-from cues import clock, codec, outside
+from cues import codec
+from cues.base import clock
 from cues.errors import Diverged, InvalidArgument, MessagesPurged
+from cues.forwarding import external_writers
+from cues.queues.store import Store
 from cues.spark.checkpoint import Offset
 from cues.spark.columns import Column
 from cues.spark.options import Position, ReadOptions
 from cues.spark.place import pin
 from cues.spark.position import Indices, read_place, widened
-from cues.spark.slices import Piece, cut, edges, merged
-from cues.store import Store
+from cues.spark.slices import BatchSlice, cut, edges, merged
 
 if TYPE_CHECKING:
-    from cues.log import Log
-    from cues.queue import Queue
+    from cues.queues.log import Log
+    from cues.queues.queue import Queue
 
 ROW: Final = T.StructType(
     [
@@ -84,11 +86,11 @@ class Columns:
                 raise InvalidArgument(
                     f"The column {field.name!r} is declared {field.dataType.simpleString()}; in a row of the format"
                     f" cues it is {own[field.name].simpleString()}.",
-                    f"option('rowColumns', 'false') if the message's own field {field.name!r} is meant.",
+                    f"set option('rowColumns', 'false') if the message's own field {field.name!r} is meant.",
                 )
         self._own = set(own)
 
-    def arrow(self, pieces: Sequence[Piece]) -> pa.RecordBatch:
+    def arrow(self, pieces: Sequence[BatchSlice]) -> pa.RecordBatch:
         """The messages of ``pieces``, of which there are some."""
         arrays: list[Any] = []
         messages: list[dict[str, Any]] | None = None
@@ -108,12 +110,12 @@ def _joined(arrays: list[Any]) -> Any:
     return numpy.concatenate(arrays) if len(arrays) > 1 else arrays[0]
 
 
-def _partitions(pieces: Sequence[Piece], indices: Any) -> pa.Array:
+def _partitions(pieces: Sequence[BatchSlice], indices: Any) -> pa.Array:
     numbers = numpy.array([piece.partition for piece in pieces], dtype=numpy.int32)
     return pa.array(numpy.repeat(numbers, [piece.high - piece.low for piece in pieces]))
 
 
-def _values(pieces: Sequence[Piece], indices: Any) -> pa.Array:
+def _values(pieces: Sequence[BatchSlice], indices: Any) -> pa.Array:
     """Each message's bytes: the arrays' bodies side by side, and where each message begins."""
     bodies: list[memoryview] = []
     offsets: list[Any] = []
@@ -129,13 +131,13 @@ def _values(pieces: Sequence[Piece], indices: Any) -> pa.Array:
     return pa.Array.from_buffers(pa.binary(), len(indices), [None, pa.py_buffer(_joined(offsets)), data])
 
 
-def _times(pieces: Sequence[Piece], indices: Any) -> pa.Array:
+def _times(pieces: Sequence[BatchSlice], indices: Any) -> pa.Array:
     micros = [piece.batch.head.time_ns // 1000 for piece in pieces]
     counts = [piece.high - piece.low for piece in pieces]
     return pa.array(numpy.repeat(numpy.array(micros, dtype=numpy.int64), counts)).cast(pa.timestamp("us", tz="UTC"))
 
 
-def _hashes(pieces: Sequence[Piece], indices: Any) -> pa.Array:
+def _hashes(pieces: Sequence[BatchSlice], indices: Any) -> pa.Array:
     found: list[str | None] = []
     for _, batch, low, high in pieces:
         hash = batch.head.hash
@@ -153,15 +155,15 @@ _OWN: Final = {
 
 
 @dataclass
-class Slice(InputPartition):
-    """What one task reads: from ``start`` to ``stop``, exclusive, on each partition."""
+class ReadSlice(InputPartition):
+    """The range that one task reads: from ``start`` to ``stop``, exclusive, on each partition."""
 
     start: Indices
     stop: Indices
 
 
 class _Reading:
-    """What batch and stream readers share; travels to the executors."""
+    """The common part of batch and stream readers. It is sent to the executors."""
 
     def __init__(self, schema: T.StructType, options: ReadOptions, parallelism: int) -> None:
         self.options = options
@@ -177,15 +179,15 @@ class _Reading:
         wanted = self.options.partitions or min(self._parallelism, -(-count // _MESSAGES_A_TASK))
         slices = max(1, min(wanted, count))
         if slices == 1:
-            return [Slice(start, stop)]
+            return [ReadSlice(start, stop)]
         with self.pinned.opened() as queue:
             logs = [view.log for view in queue.views]
             with queue.store.view() as txn:
-                return [Slice(low, high) for low, high in pairwise(edges(txn, logs, start, stop, slices))]
+                return [ReadSlice(low, high) for low, high in pairwise(edges(txn, logs, start, stop, slices))]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """On the executor: the slice of one task."""
-        assert isinstance(partition, Slice)
+        assert isinstance(partition, ReadSlice)
         columns = Columns(self._schema, self.options, self.pinned.spread)
         with self.pinned.opened() as queue:
             logs = self._logs(queue, len(partition.stop))
@@ -201,8 +203,8 @@ class _Reading:
             raise self._behind(f"The queue {queue.id} has {len(logs)} partitions, and {partitions} were planned.")
         return logs[:partitions]
 
-    def _pieces(self, log: Log, start: int, stop: int, size: int) -> Iterator[Piece]:
-        """What is asked for of one partition, in order, read ``size`` bytes at a time."""
+    def _pieces(self, log: Log, start: int, stop: int, size: int) -> Iterator[BatchSlice]:
+        """The messages of the range on one partition, in order, read ``size`` bytes at a time."""
         at = start
         while at < stop:
             with log.store.view() as txn:
@@ -218,14 +220,16 @@ class _Reading:
                 return
             for batch in log.batches(raws):
                 if not batch.head.acknowledges:
-                    yield Piece(
+                    yield BatchSlice(
                         log.partition, batch, max(at, batch.first) - batch.first, min(stop, batch.next) - batch.first
                     )
                 at = batch.next
 
     def _behind(self, text: str) -> Diverged:
         return Diverged(
-            text, f"cues check {self.options.place.store}: an older copy of it may have been put back.", processor=""
+            text,
+            f"run cues check {self.options.place.store}: an older copy of it may have been put back.",
+            processor="",
         )
 
     def lost(self, start: int, first: int, partition: int) -> int:
@@ -260,21 +264,21 @@ class _Reading:
             place = self.options.place
             raise InvalidArgument(
                 f"{name}={position}: each of the {len(rows)} partitions of {place.queue!r} has indices of its own.",
-                f"earliest, latest or a time (a stream that has a checkpoint needs none); or '{place.store}"
-                f"#{place.queue}/0' to '…/{len(rows) - 1}', a partition on its own.",
+                f"use earliest, latest or a time (a stream that has a checkpoint needs none); or read one partition"
+                f" on its own, '{place.store}#{place.queue}/0' to '…/{len(rows) - 1}'.",
             )
         (row,) = rows
         if position > row.next:
             raise InvalidArgument(
                 f"{name}={position}: the queue {self.options.place.queue!r} ends before {row.next}.",
-                f"an index up to {row.next} (the next to be written).",
+                f"use an index up to {row.next} (the next to be written).",
             )
         return (max(position, self.lost(position, row.first, 0)) if position < row.first else position,)
 
 
-def _some(pieces: Iterator[Piece]) -> Iterator[list[Piece]]:
+def _some(pieces: Iterator[BatchSlice]) -> Iterator[list[BatchSlice]]:
     """The pieces, as many at a time as become one Arrow batch."""
-    some: list[Piece] = []
+    some: list[BatchSlice] = []
     size = 0
     for piece in pieces:
         some.append(piece)
@@ -325,8 +329,8 @@ class QueueStream(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow)
             place = self.options.place
             raise Diverged(
                 f"The checkpoint stands on {len(at)} partitions of {place.queue!r}, which has {len(end)}.",
-                f"the whole queue, if this is one of its partitions; or cues check {place.store}: an older copy of it"
-                " may have been put back.",
+                f"read the whole queue, if this is one of its partitions; or run cues check {place.store}: an older"
+                " copy of it may have been put back.",
                 processor="",
             )
         at = widened(at, len(end))
@@ -349,7 +353,7 @@ class QueueStream(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow)
         if any(map(int.__lt__, before.end, asked.start)) and before.start != before.end:
             raise Diverged(
                 f"Spark asks for the messages behind {before}, but the offset that it asks for begins later: {asked}.",
-                "a new checkpoint.",
+                "use a new checkpoint.",
                 processor="",
             )
         # The slice as it was frozen: what initialOffset says may have moved since.
@@ -377,20 +381,20 @@ class QueueStream(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow)
             raise Diverged(
                 f"The checkpoint stands on another source ({offset}) than the queue {self.options.place.queue!r} of"
                 f" {self.options.place.store}, whose identity is {self.pinned.identity.hex()}.",
-                "a new checkpoint, if this queue is meant.",
+                "use a new checkpoint, if this queue is meant.",
                 processor="",
             )
         return found
 
     def _committed(self) -> Indices | None:
-        """How far the writer of ``resumeFrom`` has brought this queue; None before its first commit."""
+        """The position on this queue of the writer of ``resumeFrom``; None before its first commit."""
         if self.options.resume_from is None:
             return None
         path, writer = self.options.resume_from
         if not os.path.exists(os.path.join(path, "data.mdb")):
             return None  # its first commit makes the store
         with Store(path, readonly=True) as store, store.view() as txn:
-            row = outside.read(txn, writer)
+            row = external_writers.read(txn, writer)
         if row is None or row.position[0] != "queues":
             return None
         places = (read_place(place) for identity, place in row.position[1] if identity == self.pinned.identity)

@@ -19,39 +19,36 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-import pickle
-import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple, Protocol, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
-import xxhash
-
-from cues import batch as batches
-from cues import events, faults
-from cues.errors import CuesError, Diverged, Fenced, GraphError, ProcessorStopped, ReturnError, Unsupported
-from cues.failure import Failure, words
-from cues.hashes import Hasher
-from cues.imperative import Imperative
-from cues.options import QueueOptions
-from cues.process import Process
-from cues.processor import FRAME, Node
-from cues.results import Output, Results
-from cues.runner import Interrupted, Runner
+from cues import faults
+from cues.base import clock, events
+from cues.errors import Diverged, ProcessorStopped, ReturnError, Unsupported
+from cues.graphs.processor import BATCH_SIZE, FRAME, Node
+from cues.queues.options import QueueOptions
+from cues.queues.store import Store
+from cues.spark.executor import NeedsState, PartReport, pack_job, reporting, runner_of, travelling, unpack_job
 from cues.spark.place import Site
 from cues.spark.session import in_short
-from cues.state import Layer, Table
-from cues.store import Store
-from cues.taking import Input, Taken
+from cues.steps.failure import Failure
+from cues.steps.pace import Pace
+from cues.steps.process import Process
+from cues.steps.results import Output, Results
+from cues.steps.runner import Interrupted, Runner
+from cues.steps.state import Layer, StateTable
+from cues.steps.taking import Input, Taken
+from cues.storage.base_store import BaseStore
 
 STEP_MESSAGES: Final = 50_000
 """Most messages of a step of a message function: a job costs some 50 ms, whatever it does."""
-JOBS_MAX: Final = 64
-"""Processors whose functions a worker process keeps unpickled."""
+STEP_S: Final = 5.0
+"""Seconds of such a step at least, where calls are slow: as long as some jobs with nothing to do."""
 
 
-class Piece(NamedTuple):
-    """What a part takes from one input: the messages from ``start`` on."""
+class InputRange(NamedTuple):
+    """The messages of a part on one input, from ``start`` on."""
 
     binding: str
     tailer: str
@@ -61,20 +58,20 @@ class Piece(NamedTuple):
     start: int
 
 
-class Part(NamedTuple):
+class StepPart(NamedTuple):
     """A part of a step's range."""
 
     offset: int
     """Of its first message in the step."""
     messages: int
-    pieces: tuple[Piece, ...]
+    pieces: tuple[InputRange, ...]
     hash: bytes | None
     """The step's, where the part is all of it (batch functions)."""
 
 
 @dataclass(frozen=True)
-class Job:
-    """What does not change from step to step."""
+class StepJob:
+    """The data of a processor that stay the same from step to step."""
 
     node: Node
     system: Any
@@ -85,34 +82,19 @@ class Job:
     """By output binding."""
 
 
-@dataclass
-class Told:
-    """What an executor says of a part, whatever came of it."""
-
-    retries: int = 0
-    declined: str = ""
-    """"state": the function asked for the processor's, which is the driver's; "purged": the messages are gone,
-    and the driver has a copy; "failures": more than an answer should hold. Nothing else counts then."""
-    fatal: BaseException | None = None
-
-
-Answering = TypeVar("Answering", bound=Told)
+Answering = TypeVar("Answering", bound=PartReport)
 
 
 @dataclass
-class Answer(Told):
-    """What came of a part; offsets are the part's own."""
+class PartResult(PartReport):
+    """The results of a part. Offsets count from the start of the part."""
 
-    outputs: dict[str, tuple[list[bytes | dict[str, Any]], list[int] | None]] = field(default_factory=dict)
+    outputs: dict[str, Output] = field(default_factory=dict)
     failures: dict[int, Failure] = field(default_factory=dict)
     ran: int = 0
 
 
 # --- in an executor -----------------------------------------------------------------------------
-
-
-class NeedsState(BaseException):
-    """No ``Exception``: the user's own handlers, and retries, are not to take it for a failure."""
 
 
 class _RemoteProcess(Process):
@@ -122,70 +104,40 @@ class _RemoteProcess(Process):
         raise NeedsState
 
 
-_jobs: dict[bytes, Job] = {}
 _stores: dict[tuple[int, Site, tuple[int, int]], Store] = {}
 """By process (workers are forked), place, and device and inode."""
 
 
-def run_part(packed: bytes, part: Part) -> Answer:
+def run_part(packed: bytes, part: StepPart) -> PartResult:
     """Call the function over a part."""
-    job = job_of(packed)
-    try:
-        taken = _take(part)
-    except (Diverged, Unsupported) as error:
-        return Answer(fatal=error)
+    result = PartResult()
+    with reporting(result):
+        result = _run(unpack_job(packed), part)
+    return result
+
+
+def _run(job: StepJob, part: StepPart) -> PartResult:
+    taken = _take(part)
     if taken is None:
-        return Answer(declined="purged")
-    runner, counters = runner_of(job, part)
-    try:
+        return PartResult(declined="purged")
+    runner, counters = remote_runner(job, part)
+    with contextlib.closing(runner):
         results = runner.run(taken)
-    except NeedsState:
-        return Answer(declined="state")
-    except (Fenced, Diverged) as error:
-        return Answer(fatal=error)
-    finally:
-        runner.close()
-    answer = _encoded(results, job.options)
-    answer.retries = counters.retries
-    return answer
-
-
-def job_of(packed: bytes) -> Job:
-    """The job, unpickled once a process."""
-    key = xxhash.xxh3_128_digest(packed)
-    job = _jobs.get(key)
-    if job is None:
-        if len(_jobs) >= JOBS_MAX:
-            _jobs.clear()
-        job = _jobs[key] = pickle.loads(packed)
-    return job
-
-
-def runner_of(job: Job, part: Part) -> tuple[Runner, events.Counters]:
-    """What calls the job's function, and what it counts."""
-    counters = events.Counters()
-    process = _RemoteProcess(
-        job.node,
-        job.system,
-        Hasher(job.node.id, job.generation),
-        job.epoch,
-        job.store_id,
-        None,
-        lambda: False,
-        Imperative(job.node.id, {}, {}),
+    return PartResult(
+        retries=counters.retries,
+        outputs=results.outputs,
+        failures={offset: travelling(failure) for offset, failure in results.failures.items()},
+        ran=results.ran,
     )
-    state = Table(_store(part.pieces[0].site), job.node.id)  # not looked into
-    options_of = job.options.__getitem__
-    runner = Runner(job.node, process, state, _pause, lambda event: None, counters, options_of, process._imperative)
-    return runner, counters
 
 
-def _pause(seconds: float) -> bool:
-    time.sleep(seconds)
-    return False
+def remote_runner(job: StepJob, part: StepPart) -> tuple[Runner, events.Counters]:
+    """The runner that calls the job's function without state, and its counters."""
+    state = StateTable(_store(part.pieces[0].site), job.node.id)  # never read
+    return runner_of(job, job.generation, state, job.options.__getitem__, process_type=_RemoteProcess)
 
 
-def inputs_of(part: Part) -> list[Input]:
+def inputs_of(part: StepPart) -> list[Input]:
     """The inputs of a part, standing at its first message. Raises :class:`Diverged` and :class:`Unsupported`."""
     inputs = []
     for piece in part.pieces:
@@ -195,7 +147,7 @@ def inputs_of(part: Part) -> list[Input]:
         if row.identity != piece.identity:
             raise Diverged(
                 f"The queue {piece.queue!r} of {piece.site.path} is another one here than in the driver.",
-                "a store that driver and executors share.",
+                "use a store that driver and executors share.",
                 processor=piece.tailer.rpartition(".")[0],
             )
         one.go(piece.start)
@@ -203,7 +155,7 @@ def inputs_of(part: Part) -> list[Input]:
     return inputs
 
 
-def _take(part: Part) -> Taken | None:
+def _take(part: StepPart) -> Taken | None:
     """The messages of a part as they lie on the queues; None where some were purged since the driver took them."""
     slices = []
     for piece, one in zip(part.pieces, inputs_of(part)):
@@ -233,51 +185,6 @@ def _look(sites: Sequence[Site]) -> Unsupported | None:
     return None
 
 
-def _encoded(results: Results, options: dict[str, QueueOptions]) -> Answer:
-    """What came of the part as bytes; a message that cannot be encoded is the failure of the one it came from."""
-    while True:
-        answer = Answer(failures=dict(results.failures), ran=results.ran)
-        try:
-            for binding, output in results.outputs.items():
-                answer.outputs[binding] = (_packed(output, options[binding]), output.origins)
-        except _Unwritable as found:
-            results.fail(found.offset, Failure(found.error, 1))
-            continue
-        answer.failures = {offset: travelling(failure) for offset, failure in answer.failures.items()}
-        return answer
-
-
-class _Unwritable(Exception):
-    def __init__(self, offset: int, error: Exception) -> None:
-        super().__init__(words(error))
-        self.offset = offset
-        self.error = error
-
-
-def _packed(output: Output, options: QueueOptions) -> list[bytes | dict[str, Any]]:
-    packed: list[bytes | dict[str, Any]] = []
-    for at, item in enumerate(output.items):
-        if isinstance(item, bytes):
-            packed.append(item)
-            continue
-        try:
-            packed.append(batches.pack_one(item, options.max_message_bytes, options.strips))
-        except CuesError as error:
-            raise _Unwritable(at if output.origins is None else output.origins[at], error) from error
-    return packed
-
-
-def travelling(failure: Failure) -> Failure:
-    """The failure with its account as plain data, and an exception that can be pickled."""
-    account = failure.account()
-    error: BaseException = failure.error
-    try:
-        pickle.loads(pickle.dumps(error))
-    except Exception:
-        error = RuntimeError(f"{type(failure.error).__name__}: {words(failure.error)}")
-    return Failure(error, failure.attempts, account)
-
-
 # --- in the driver ------------------------------------------------------------------------------
 
 
@@ -292,21 +199,28 @@ class SparkRunner(Runner):
         self._group = f"cues {self._node.id} {id(self)}"
         self._local = why_local(self._node) is not None
         self._closed = False
-        self._sites: dict[Store, Site] = {}
+        self._sites: dict[BaseStore, Site] = {}
         if not self._local and not self._node.options.batch:
-            self.step_messages = max(self.step_messages, STEP_MESSAGES)
+            most = max(self._node.options.batch_size, STEP_MESSAGES)
+            step_s = self._node.options.step_s
+            bound_s = None if step_s is None else max(step_s, STEP_S)
+            self.pace = Pace(most, bound_s, small=True, least=BATCH_SIZE, fixed=True)
         self._job: tuple[tuple[int, int], bytes] | None = None
         """Generation and epoch, and the job packed under them."""
 
-    def run(self, taken: Taken) -> Results:
+    def run(self, taken: Taken, bounded: bool = False) -> Results:
         if self._local:
-            return super().run(taken)
+            return super().run(taken, bounded)
+        began = clock.monotonic_ns()
         try:
             found = self._on_executors(taken)
         except BaseException:
             self.forget()
             raise
-        return super().run(taken) if found is None else found
+        if found is None:
+            return super().run(taken, bounded)
+        self.pace.ran(taken.count, clock.monotonic_ns() - began)
+        return found
 
     def close(self) -> None:
         """Let a step under way go: executors end what they call."""
@@ -316,10 +230,10 @@ class SparkRunner(Runner):
             with contextlib.suppress(Exception):  # the session was stopped, and its jobs with it
                 self._context.cancelJobGroup(self._group)
 
-    def _call_batch(self, taken: Taken) -> Any:
+    def _call_batch(self, taken: Taken, process: Process) -> Any:
         """Of a frame, its DataFrame of the step's range; the rows of what it returns are messages."""
         if self._node.options.batch != FRAME:
-            return super()._call_batch(taken)
+            return super()._call_batch(taken, process)
         from cues.spark.columns import Encoder
 
         (piece,) = taken.slices
@@ -333,7 +247,8 @@ class SparkRunner(Runner):
         result = self._invoke(taken, [given], self._process)
         if not hasattr(result, "toArrow"):
             raise ReturnError(
-                f"{self._node.id} returned {type(result).__name__}; a frame returns a DataFrame.", "the DataFrame."
+                f"{self._node.id} returned {type(result).__name__}; a frame returns a DataFrame.",
+                "return the DataFrame.",
             )
         encoder = Encoder(result.schema)
         found = [message for rows in result.toArrow().to_batches() for message in encoder.messages(rows)]
@@ -341,7 +256,7 @@ class SparkRunner(Runner):
         return found
 
     def _on_executors(self, taken: Taken) -> Results | None:
-        """What came of the step; None where the driver has to do it."""
+        """The results of the step; None where the driver has to run it."""
         count = 1 if self._node.options.batch else min(taken.count, self.parallelism)
         parts = self.cut(taken, [taken.count * number // count for number in range(count + 1)])
         answers = self.gather(_Call(self.packed_job()), parts)
@@ -349,7 +264,7 @@ class SparkRunner(Runner):
 
     @property
     def on_executors(self) -> bool:
-        """Whether executors call the function, a part of the messages each."""
+        """True where executors call the function, each over a part of the messages."""
         return not self._local and self._node.options.batch != FRAME
 
     @property
@@ -357,8 +272,8 @@ class SparkRunner(Runner):
         """Tasks that run at once."""
         return int(self._context.defaultParallelism)
 
-    def gather(self, call: Callable[[Part], Answering], parts: list[Part]) -> list[Answering] | None:
-        """What executors say of the parts; None where one declined, and the driver has to do it.
+    def gather(self, call: Callable[[StepPart], Answering], parts: list[StepPart]) -> list[Answering] | None:
+        """The executors' answers for the parts; None where one declined, and the driver has to run the step.
 
         Raises what was fatal to one, :class:`ProcessorStopped` where Spark could not do it, and
         :class:`Interrupted` where this runner was closed meanwhile.
@@ -381,6 +296,7 @@ class SparkRunner(Runner):
                 raise answer.fatal
             if answer.declined == "state":
                 self._local = True
+                self.pace = self._pace()
                 self._emit(
                     events.Event(
                         self._node.id,
@@ -390,14 +306,14 @@ class SparkRunner(Runner):
                 return None
         return None if any(answer.declined for answer in answers) else answers
 
-    def cut(self, taken: Taken, edges: list[int]) -> list[Part]:
+    def cut(self, taken: Taken, edges: list[int]) -> list[StepPart]:
         """The parts of what was taken that begin and end at these offsets."""
         return [
-            Part(
+            StepPart(
                 low,
                 high - low,
                 tuple(
-                    Piece(
+                    InputRange(
                         piece.binding,
                         piece.tailer,
                         self._site(piece.one.queue.store),
@@ -412,7 +328,7 @@ class SparkRunner(Runner):
             for low, high in itertools.pairwise(edges)
         ]
 
-    def _site(self, store: Store) -> Site:
+    def _site(self, store: BaseStore) -> Site:
         if store not in self._sites:
             self._sites[store] = Site.of(store)
         return self._sites[store]
@@ -422,7 +338,7 @@ class SparkRunner(Runner):
         under = (process._hasher.generation, process._epoch)
         if self._job is None or self._job[0] != under:
             options = {binding: self._options_of(binding) for binding in self._bindings}
-            job = Job(self._node, self._system, *under, process._store_id, options)
+            job = StepJob(self._node, self._system, *under, process._store_id, options)
             self._job = under, pack_job(job)
         return self._job[1]
 
@@ -433,7 +349,7 @@ class _Call:
     def __init__(self, packed: bytes) -> None:
         self.packed = packed
 
-    def __call__(self, part: Part) -> Answer:
+    def __call__(self, part: StepPart) -> PartResult:
         return run_part(self.packed, part)
 
 
@@ -446,7 +362,7 @@ def require_sight(context: Any, stores: Iterable[Store]) -> None:
     except Exception as error:
         raise Unsupported(
             f"The executors of {context.master} cannot run what is to run there: {in_short(error)}.",
-            "the driver's Python and packages on every machine, cues among them.",
+            "install the driver's Python and packages, cues among them, on every machine.",
         ) from None
     for unseen in found:
         if unseen is not None:
@@ -468,47 +384,8 @@ def why_local(node: Node) -> str | None:
     return None
 
 
-class Travels(Protocol):
-    """What is the same from step to step, in whatever form."""
-
-    @property
-    def node(self) -> Node: ...
-
-    @property
-    def system(self) -> Any: ...
-
-
-def pack_job(job: Travels) -> bytes:
-    """A job as executors unpickle it; raises :class:`GraphError` naming what cannot travel."""
-    from pyspark import cloudpickle
-
-    dumps: Callable[[Any], bytes] = cloudpickle.dumps
-    try:
-        return dumps(job)
-    except Exception:
-        require_travel(job.node, job.system)
-        raise
-
-
-def require_travel(node: Node, system: Any) -> None:
-    """Raise :class:`GraphError` where something of a processor cannot be sent to executors."""
-    from pyspark import cloudpickle
-
-    dumps: Callable[[Any], bytes] = cloudpickle.dumps
-    for what, value in (("function", node.fn), ("opts", node.options.opts), ("system", system)):
-        try:
-            dumps(value)
-        except Exception as error:
-            raise GraphError(
-                f"The {what} of {node.id} cannot be sent to Spark's executors"
-                f" ({type(error).__name__}: {words(error)}).",
-                "connections and files opened inside the function, not beside it.",
-                processor=node.name,
-            ) from error
-
-
-def together(bindings: Iterable[str], parts: Sequence[Part], answers: Sequence[Answer]) -> Results:
-    """What came of the parts, as if one call after another had been made."""
+def together(bindings: Iterable[str], parts: Sequence[StepPart], answers: Sequence[PartResult]) -> Results:
+    """The results of the parts as those of one step, in the order of its messages."""
     failures = {
         part.offset + offset: failure
         for part, answer in zip(parts, answers)
@@ -516,15 +393,15 @@ def together(bindings: Iterable[str], parts: Sequence[Part], answers: Sequence[A
     }
     outputs: dict[str, Output] = {}
     for binding in bindings:
-        items: list[Any] = []
+        items: list[bytes] = []
         origins: list[int] | None = []
-        if not failures and all(answer.outputs[binding][1] is None for answer in answers):
+        if not failures and all(answer.outputs[binding].origins is None for answer in answers):
             origins = None
         for part, answer in zip(parts, answers):
-            found, came = answer.outputs[binding]
-            items += found
+            found = answer.outputs[binding]
+            items += found.items
             if origins is not None:
-                offsets = range(len(found)) if came is None else came
+                offsets = range(len(found.items)) if found.origins is None else found.origins
                 origins += [part.offset + offset for offset in offsets]
         outputs[binding] = Output(items, origins)
     return Results(outputs, failures, ran=sum(answer.ran for answer in answers))

@@ -115,7 +115,7 @@ def start(master: str | None = None, name: str = "cues", conf: Mapping[str, str]
         master = "local[*]"
     if master is not None and master.startswith("sc://"):
         raise Unsupported(
-            f"Spark Connect ({master}) is not supported.", "a master such as local[*] or spark://host:7077."
+            f"Spark Connect ({master}) is not supported.", "use a master such as local[*] or spark://host:7077."
         )
     builder = SparkSession.builder.appName(name)
     if master is not None:
@@ -143,17 +143,17 @@ def start(master: str | None = None, name: str = "cues", conf: Mapping[str, str]
                 why = "no master answers there, or it refused"
             raise Unsupported(
                 f"Spark did not start with the master {master or 'of spark-submit'}: {why}.",
-                "the address that the master's log and web page say, spark://host:7077.",
+                "use the address that the master's log and web page show, spark://host:7077.",
             ) from None
 
 
 def _submitted() -> bool:
-    """Whether ``spark-submit`` started this process: it has started Java, and knows the master."""
+    """Return True where ``spark-submit`` started this process: it has started Java, and knows the master."""
     return "PYSPARK_GATEWAY_PORT" in os.environ
 
 
 def in_short(error: Exception) -> str:
-    """What a failure inside Spark comes down to: a line of Python's traceback where it has one, else of Java's.
+    """The one line that explains a failure inside Spark: of Python's traceback where it has one, else of Java's.
 
     Without a stop at its end.
     """
@@ -169,17 +169,17 @@ def in_short(error: Exception) -> str:
 
 
 def is_local(master: str) -> bool:
-    """Whether executors of this master are threads of the driver's process."""
+    """Return True where executors of this master are threads of the driver's process."""
     return master.startswith("local") and not master.startswith("local-cluster")
 
 
 def stays_here(master: str) -> bool:
-    """Whether no other machine needs to reach the driver."""
+    """Return True where no other machine needs to reach the driver."""
     return is_local(master) or master.startswith(("spark://127.", "spark://localhost:"))
 
 
 def settings(master: str) -> dict[str, str]:
-    """What differs from Spark's defaults in a session that is made here."""
+    """The settings of a session made here that differ from Spark's defaults."""
     found = {
         "spark.ui.showConsoleProgress": "false",
         "spark.sql.session.timeZone": "UTC",
@@ -247,5 +247,5 @@ def _require_pyspark() -> None:
         except ImportError:
             found = "pyspark is not installed"
         raise NotInstalled(
-            f"Spark needs pyspark 4.2 or newer; {found}.", "pip install 'cues-streams[spark]'."
+            f"Spark needs pyspark 4.2 or newer; {found}.", "run pip install 'cues-streams[spark]'."
         ) from None

@@ -1,6 +1,6 @@
 """A queue with several partitions as one sequence: where it is cut, and how its record batches follow.
 
-The sequence is that of :mod:`cues.merged`: by append time, of one time by partition, of one partition by
+The sequence is that of :mod:`cues.queues.merged`: by append time, of one time by partition, of one partition by
 index. A place in it is an index for each partition. So the tasks of a read, one behind the other, and the
 batches of a stream are stretches of time, of which each holds about as many messages as was asked for.
 
@@ -15,16 +15,17 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from cues.spark.position import Indices
 
 if TYPE_CHECKING:
-    from cues.batch import Batch
-    from cues.log import Log
+    from cues.queues.log import Log
+    from cues.records.batch import Batch
+    from cues.storage.transaction import StoreTransaction
 
 
-class Piece(NamedTuple):
+class BatchSlice(NamedTuple):
     """Messages of one record batch."""
 
     partition: int
@@ -35,13 +36,13 @@ class Piece(NamedTuple):
     """Offset behind the last."""
 
 
-def merged(partitions: Iterable[Iterator[Piece]]) -> Iterator[Piece]:
+def merged(partitions: Iterable[Iterator[BatchSlice]]) -> Iterator[BatchSlice]:
     """The pieces of several partitions, in the order of the sequence."""
     return heapq.merge(*partitions, key=lambda piece: (piece.batch.head.time_ns, piece.partition))
 
 
-def edges(txn: Any, logs: Sequence[Log], start: Indices, end: Indices, slices: int) -> list[Indices]:
-    """Where so many ``slices`` of about one size from ``start`` to ``end`` meet, both of these included."""
+def edges(txn: StoreTransaction, logs: Sequence[Log], start: Indices, end: Indices, slices: int) -> list[Indices]:
+    """The edges of so many ``slices`` of about one size, from ``start`` to ``end`` inclusive."""
     count = sum(end) - sum(start)
     found = [start]
     for number in range(1, slices):
@@ -49,7 +50,7 @@ def edges(txn: Any, logs: Sequence[Log], start: Indices, end: Indices, slices: i
     return [*found, end]
 
 
-def cut(txn: Any, logs: Sequence[Log], start: Indices, end: Indices, count: int) -> Indices:
+def cut(txn: StoreTransaction, logs: Sequence[Log], start: Indices, end: Indices, count: int) -> Indices:
     """The place ``count`` messages behind ``start``, or ``end`` where that comes first."""
     if sum(end) - sum(start) <= count:
         return end

@@ -38,5 +38,5 @@ class Source:
         """Called by other engines; there is no Spark to read with."""
         raise Unsupported(
             f"A stream of Spark ({self.format}) is a source on a shared filesystem only.",
-            "cues run --engine spark --queues DIR, graph.start(engine='spark', queues=DIR).",
+            "run cues run --engine spark --queues DIR, or graph.start(engine='spark', queues=DIR).",
         )

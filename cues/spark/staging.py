@@ -2,7 +2,7 @@
 
     <store>/staged/<boot>-<pid>-<token>/<number of the task>-<random>     msgpack, one page after the other
 
-A task places its messages on partitions and packs them into pages (:func:`cues.batch.build`), so that all
+A task places its messages on partitions and packs them into pages (:func:`cues.records.batch.build`), so that all
 the work but the order of messages is done in parallel; the commit gives them index and time. Small
 results travel in the message. Large ones are files where the task runs on the driver's machine, so that the
 driver's memory is bounded by some pages at a time, not by the batch; from other machines everything travels
@@ -29,8 +29,9 @@ import msgpack
 import xxhash
 from pyspark.sql.datasource import WriterCommitMessage
 
-from cues import clock, locks
-from cues.batch import Page
+from cues.base import clock
+from cues.records.batch import Page
+from cues.storage import locks
 
 FOLDER: Final = "staged"
 INLINE_BYTES_MAX: Final = 256 << 10
@@ -44,7 +45,7 @@ PlacedPage = tuple[int, Page]
 
 @dataclass
 class Staged(WriterCommitMessage):
-    """What one task made: its pages here, or in a file."""
+    """The pages that one task made, in memory or in a file."""
 
     count: int = 0
     """Messages."""
@@ -55,7 +56,7 @@ class Staged(WriterCommitMessage):
 
     @property
     def inline_bytes(self) -> int:
-        """What of it travels in the task's message."""
+        """The bytes of it that are in the task's message."""
         return sum(map(len, self.inline))
 
     def pages(self) -> Iterator[tuple[int, list[Page]]]:
@@ -74,8 +75,8 @@ class Staged(WriterCommitMessage):
                 os.rmdir(os.path.dirname(self.path))
 
 
-class Stage:
-    """Where the tasks of one writer put what they made; made on the driver."""
+class StagingArea:
+    """The folder for the pages of one writer's tasks. The driver makes it."""
 
     def __init__(self, store: str, owner: int) -> None:
         """``owner`` is the process whose end makes what is left worthless."""

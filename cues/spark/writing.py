@@ -31,21 +31,24 @@ from pyspark import TaskContext
 from pyspark.sql import types as T
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
-from cues import batch, codec, faults, outside
+from cues import codec, faults
 from cues.errors import CodecError, CuesError, InvalidArgument, PositionMismatch, QueueOptionsError, Unsupported
-from cues.options import FUNCTIONS, QueueOptions
-from cues.outside import SourceRow
-from cues.partitioners import PARTITIONS_MAX, Missing
-from cues.queue import Queue
+from cues.forwarding import external_writers
+from cues.forwarding.external_writers import SourceRow
+from cues.queues.options import FUNCTIONS, QueueOptions
+from cues.queues.partitioners import PARTITIONS_MAX, Missing
+from cues.queues.placement import Placer
+from cues.queues.queue import Queue
+from cues.queues.store import Store
+from cues.records import batch
 from cues.spark import staging
 from cues.spark.checkpoint import part_of
 from cues.spark.columns import Encoder
 from cues.spark.options import WriteOptions
-from cues.spark.position import Part, Range, write_place
+from cues.spark.position import Range, SourcePart, write_place
 from cues.spark.reading import ROW
-from cues.spark.staging import PlacedPage, Stage, Staged
-from cues.spread import Spread
-from cues.store import Store
+from cues.spark.staging import PlacedPage, Staged, StagingArea
+from cues.storage.transaction import StoreTransaction
 
 _RESERVED: Final = b"q/"
 _ARRAY: Final = struct.Struct(">BI")
@@ -53,11 +56,11 @@ _ARRAY: Final = struct.Struct(">BI")
 
 
 class _Writing:
-    """What batch and stream writers share; travels to the executors."""
+    """The common part of batch and stream writers. It is sent to the executors."""
 
     def __init__(self, schema: T.StructType, options: WriteOptions, overwrite: bool) -> None:
         if overwrite:
-            raise InvalidArgument("A queue is never overwritten.", "mode('append'), or a purge first.")
+            raise InvalidArgument("A queue is never overwritten.", "use mode('append'), or purge the queue first.")
         self.options = options
         self._as_values = _as_values(schema, options)
         self._value_at = schema.fieldNames().index("value") if self._as_values else -1
@@ -68,11 +71,11 @@ class _Writing:
             queue = store.queue(options.place.queue)
             if "." in queue.id:
                 queue.appender()  # refuses try logs
-            self._queue_options, self._spread = queue.options, queue.spread
+            self._queue_options, self._spread = queue.options, queue.is_partitioned
         if self._spread:
             _check_placing(options.place.queue, self._queue_options)
         staging.sweep(options.place.store)
-        self._stage = Stage(options.place.store, os.getppid())  # this process is Spark's, beside the driver
+        self._stage = StagingArea(options.place.store, os.getppid())  # this process is Spark's, beside the driver
         self._boot = staging.this_boot()
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
@@ -84,7 +87,7 @@ class _Writing:
     def _pages(self, rows: Iterable[pa.RecordBatch]) -> Iterator[PlacedPage]:
         encoder = None if self._as_values else Encoder(self._schema)
         # Turns begin anywhere, or every small batch would go to the partition that the one before went to.
-        spread = Spread(self._queue_options, secrets.randbelow(PARTITIONS_MAX)) if self._spread else None
+        spread = Placer(self._queue_options, secrets.randbelow(PARTITIONS_MAX)) if self._spread else None
         for some in rows:
             if encoder is None:
                 messages, encoded = self._of_values(some.column(self._value_at).to_pylist())
@@ -116,7 +119,7 @@ class _Writing:
             messages = [_message(value) for value in values]  # of which one will say what is wrong with it
         return messages, None if _RESERVED in body else encoded
 
-    def append(self, staged: list[Staged], part: Part | None) -> None:
+    def append(self, staged: list[Staged], part: SourcePart | None) -> None:
         """On the driver: the one commit. Raises :class:`PositionMismatch`; then nothing was written."""
         place = self.options.place
         with Store(place.store) as store:
@@ -133,11 +136,13 @@ class _Writing:
                 store.ring(mask)
         _drop(staged)
 
-    def _append(self, txn: Any, queue: Queue, views: list[Queue], staged: list[Staged], part: Part | None) -> bool:
+    def _append(
+        self, txn: StoreTransaction, queue: Queue, views: list[Queue], staged: list[Staged], part: SourcePart | None
+    ) -> bool:
         id = self.options.id
         self._require_partitions(txn, queue)
         if id is not None and part is not None:
-            row = outside.read(txn, id)
+            row = external_writers.read(txn, id)
             kept = None if row is None else row.position
             verdict = part.decide(kept)
             if row is not None and row.queue != queue.log.id:
@@ -151,23 +156,23 @@ class _Writing:
                 views[partition].append_pages(txn, pages)
         if id is not None and part is not None:
             next = write_place(tuple(view.log.row(txn).next for view in views))
-            outside.put(txn, id, SourceRow(queue.log.id, next, part.position()))
+            external_writers.put(txn, id, SourceRow(queue.log.id, next, part.position()))
         faults.point("append.inside")
         return True
 
-    def _require_partitions(self, txn: Any, queue: Queue) -> None:
+    def _require_partitions(self, txn: StoreTransaction, queue: Queue) -> None:
         """What was placed on fewer partitions than there are now would part the messages of a key."""
         there, placed = queue.follow_options(txn, queue.log.row(txn)).partitions, self._queue_options.partitions
-        if queue.spread and there != placed:
+        if queue.is_partitioned and there != placed:
             raise QueueOptionsError(
                 f"The queue {queue.id!r} has {there} partitions by now, and the rows were placed on {placed}; nothing"
                 " was written.",
-                "again: a write, or the start of a query, places rows on the partitions that there are then.",
+                "write again, or start the query again: rows are placed on the partitions that exist then.",
                 queue=queue.id,
                 option="partitions",
             )
 
-    def _refuse(self, id: str, row: SourceRow | None, part: Part, queue: Queue) -> NoReturn:
+    def _refuse(self, id: str, row: SourceRow | None, part: SourcePart, queue: Queue) -> NoReturn:
         where = f"{self.options.place.store}#{id}"
         if row is None:
             message = (
@@ -217,18 +222,19 @@ def _check_placing(queue: str, options: QueueOptions) -> None:
     for name, way in zip(FUNCTIONS, (options.key, options.partitioner)):
         if isinstance(way, Missing):
             raise Unsupported(
-                f"The queue {queue!r} places its messages by {name}={way.name}, a function, which its store has no"
-                " code of and Spark's executors were not given.",
-                f"a {name} by name; or writes to its partitions ({queue}/0, …), each on its own.",
+                f"The queue {queue!r} places its messages by {name}={way.name}, a function: its code is neither in"
+                " the store nor with Spark's executors.",
+                f"give the queue a {name} by name, or write to each partition ({queue}/0, …) on its own.",
             )
 
 
 def _whole(messages: list[WriterCommitMessage | None]) -> list[Staged]:
-    """What every task made; one that is missing must not be passed over."""
+    """The results of all tasks. Raises where one is missing."""
     found = [message for message in messages if isinstance(message, Staged)]
     if len(found) != len(messages):
         raise CuesError(
-            f"{len(messages) - len(found)} of {len(messages)} tasks sent no result; nothing was written.", "again."
+            f"{len(messages) - len(found)} of {len(messages)} tasks sent no result; nothing was written.",
+            "write again.",
         )
     return found
 
@@ -240,20 +246,21 @@ def _drop(messages: Iterable[WriterCommitMessage | None]) -> None:
 
 
 def _as_values(schema: T.StructType, options: WriteOptions) -> bool:
-    """Whether the rows are messages in msgpack, rather than columns to be encoded."""
+    """Return True where the rows are messages in msgpack, and False where they are columns to encode."""
     kinds = {field.name: field.dataType for field in schema.fields}
     binary = kinds.get("value") == T.BinaryType()
     if options.encode == "columns" or (options.encode == "auto" and not binary):
         return False
     if not binary:
         raise InvalidArgument(
-            f"encode=value needs a column 'value' of type binary; found {schema.simpleString()}.", "encode=columns."
+            f"encode=value needs a column 'value' of type binary; found {schema.simpleString()}.",
+            "write with encode=columns.",
         )
     others = sorted(set(kinds) - set(ROW.fieldNames()))
     if others and options.encode == "auto":
         raise InvalidArgument(
             f"The rows have a column 'value' of type binary, which is a message, and {', '.join(others)} beside it.",
-            "select('value'); or option('encode', 'columns'), a message of all columns, or 'value', of that one.",
+            "call select('value'); or set option('encode', ...) to 'columns', a message of all columns, or to 'value'.",
         )
     return True
 
@@ -282,16 +289,18 @@ def _together(body: bytes, values: list[bytes]) -> list[dict[str, Any]] | None:
 
 def _message(value: bytes | None) -> dict[str, Any]:
     if value is None:
-        raise InvalidArgument("A row's value is NULL.", "where('value is not null').")
+        raise InvalidArgument("A row's value is NULL.", "filter the rows with where('value is not null').")
     try:
         found = msgpack.unpackb(value, strict_map_key=False)
     except Exception as error:  # msgpack raises many kinds
         raise CodecError(
             f"A row's value ({len(value)} bytes) is not the msgpack of a message: {error}.",
-            "the value that a cues source gave, or encode=columns.",
+            "write the value that a cues source gave, or write with encode=columns.",
             path="",
             type_name="binary",
         ) from None
     if not isinstance(found, dict):
-        raise InvalidArgument(f"A row's value is the msgpack of a {type(found).__name__}, not of a dict.", "a dict.")
+        raise InvalidArgument(
+            f"A row's value is the msgpack of a {type(found).__name__}, not of a dict.", "make each message a dict."
+        )
     return found

@@ -1,17 +1,17 @@
 """Transactions across stores, machines and foreign databases.
 
-Inside one store LMDB's own transaction is enough, and a graph uses nothing else. What is here is
-for the rest: identified producers, pending and acknowledged messages, a sequencer that turns what was
-written into what was committed. docs/transactions.md says when that is needed and when not.
+Within one store LMDB's own transaction is enough, and a graph uses nothing else. This package is for transactions over
+several stores: producers with ids, messages that are pending until they are acknowledged, and a sequencer that selects
+the committed ones. docs/transactions.md says when a program needs them.
 
-    identity    producers, clocks, flags: the UUID of a message
-    stamps      the identities of a run of messages, as record batches keep them
-    mapping     which partition a message belongs to
-    framing     messages in files and streams
-    sequencer   from what was written to what was committed
-    publisher   writes messages with identities, pending until they are acknowledged
-    reader      reads logs: everything, or what is committed
-    consumer    messages in, messages and rows out, in transactions that a checkpoint decides
+    records.identity    producers, clocks and flags, which make the UUID of a message
+    queues.sequencer    the selection of committed messages
+    queues.reader       readers of a log: every message, or the committed ones
+    txn.mapping         the choice of a partition for a message
+    txn.framing         messages in files and streams
+    txn.journals        the import and export of such files
+    txn.publisher       writes messages with identities, pending until they are acknowledged
+    txn.consumer        reads and writes messages and rows, in transactions that a checkpoint decides
 
 Each name is loaded when it is first used.
 """
@@ -23,29 +23,33 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from cues.errors import Desynchronised, FramingError, Gap, NoPartitions, SequenceError, UnexpectedEOF, WaitTimeout
-    from cues.partitioners import fnv1a32
+    from cues.queues.base import journal_of
+    from cues.queues.messages import DICT, MessageType, dicts
+    from cues.queues.partitioners import fnv1a32
+    from cues.queues.reader import ReadCommitted, ReadUncommitted
+    from cues.queues.sequencer import AckIntent, Checkpoint, Envelope, Outcome, ProducerState, Sequencer
+    from cues.queues.stamped import append_stamped
+    from cues.records.identity import ZERO_UUID, Clock, Flags, ProducerID, build_uuid, parse_uuid
     from cues.txn.consumer import App, Consumer, Defer
     from cues.txn.framing import FrameReader, Framing, framing_for, register_framing
-    from cues.txn.identity import ZERO_UUID, Clock, Flags, ProducerID, build_uuid, parse_uuid
-    from cues.txn.mapping import journal_of, modulo_mapping, random_mapping, rendezvous_mapping
-    from cues.txn.messages import DICT, MessageType, dicts
-    from cues.txn.publisher import Append, Publisher
-    from cues.txn.reader import ReadCommitted, ReadUncommitted
-    from cues.txn.sequencer import AckIntent, Checkpoint, Envelope, Outcome, ProducerState, Sequencer
-    from cues.txn.stamped import append_stamped
+    from cues.txn.mapping import modulo_mapping, random_mapping, rendezvous_mapping
+    from cues.txn.publisher import Publisher
+    from cues.txn.writer import Append
 
 _HOMES = {
     "errors": "Desynchronised FramingError Gap NoPartitions SequenceError UnexpectedEOF WaitTimeout",
     "txn.consumer": "App Consumer Defer",
     "txn.framing": "FrameReader Framing framing_for register_framing",
-    "txn.identity": "Clock Flags ProducerID ZERO_UUID build_uuid parse_uuid",
-    "partitioners": "fnv1a32",
-    "txn.mapping": "journal_of modulo_mapping random_mapping rendezvous_mapping",
-    "txn.messages": "DICT MessageType dicts",
-    "txn.publisher": "Append Publisher",
-    "txn.reader": "ReadCommitted ReadUncommitted",
-    "txn.stamped": "append_stamped",
-    "txn.sequencer": "AckIntent Checkpoint Envelope Outcome ProducerState Sequencer",
+    "records.identity": "Clock Flags ProducerID ZERO_UUID build_uuid parse_uuid",
+    "queues.partitioners": "fnv1a32",
+    "queues.base": "journal_of",
+    "txn.mapping": "modulo_mapping random_mapping rendezvous_mapping",
+    "queues.messages": "DICT MessageType dicts",
+    "txn.publisher": "Publisher",
+    "txn.writer": "Append",
+    "queues.reader": "ReadCommitted ReadUncommitted",
+    "queues.stamped": "append_stamped",
+    "queues.sequencer": "AckIntent Checkpoint Envelope Outcome ProducerState Sequencer",
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
 
@@ -92,7 +96,7 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
+def _load(name: str) -> Any:
     """Load a name on its first use (PEP 562)."""
     home = _HOME_OF.get(name)
     if home is None:
@@ -100,6 +104,10 @@ def __getattr__(name: str) -> Any:
     value = getattr(importlib.import_module(f"cues.{home}"), name)
     globals()[name] = value
     return value
+
+
+if not TYPE_CHECKING:  # for a type checker it would define every name
+    __getattr__ = _load
 
 
 def __dir__() -> list[str]:

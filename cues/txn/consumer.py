@@ -1,37 +1,42 @@
-"""The consumer: messages in, messages and rows out, exactly once, between stores that share no transaction.
+"""The consumer: reads messages, writes messages and rows, exactly once, between stores that share no transaction.
 
     class Sums:
-        def consume(self, envelope, publisher): ...     a committed message
-        def finalize(self, publisher): ...              the end of a transaction; returns its writes, or None
+        def consume(self, envelope, publisher): ...     take a committed message
+        def finalize(self, publisher): ...              end a transaction; return its writes, or None
 
     Consumer(Sums(), [store.queue("in")], SQLCheckpoint("…", "sums")).run()
 
-The checkpoint is in the store of what the application keeps, which makes that store the judge: a transaction
-took place if its checkpoint is there. The numbers are those of docs/checkpoints.md.
+The checkpoint is in the same store as the application's data, and its commit decides: a transaction took place if its
+checkpoint is there. The numbers are those of docs/checkpoints.md.
 
     start
-    1. restore       raise the checkpoint's fence, so that no other instance commits any more; read it
-    2. repeat        the acknowledgements that it holds, before anything else: their transaction took place,
-                     and what a dead instance has pending behind it is dropped by them
-    3. read          the sources from its offsets
+    1. restore       raise the checkpoint's fence, so that no other instance can commit any more; read the checkpoint
+    2. repeat        append the acknowledgements that it holds, before anything else. Their transaction took place.
+                     They also drop the pending messages of the next transaction of a dead instance
+    3. read          open the sources at its offsets
 
     a transaction
-    4. consume       committed messages, one after another; what is published is pending
-    5. finalize      the application's last words; it returns ``work``, its writes in 8
-    6. barrier       everything published is in its queues, everything read in its own, both durably
-    7. checkpoint    offsets, producers, and the acknowledgements of 4
+    4. consume       take committed messages, one after another; messages that are published are pending
+    5. finalize      the application ends the transaction and returns ``work``, its writes in 8
+    6. barrier       wait until all published messages, and all messages that were read, are durable in their queues
+    7. checkpoint    collect offsets, producers, and the acknowledgements for 4
     8. commit        checkpoint.commit(checkpoint, work): one transaction, refused under an old fence
-    9. acknowledge   append the acknowledgements; now readers see what was published
+    9. acknowledge   append the acknowledgements; now readers see the published messages
 
-7 to 9 are behind the next transaction, which reads and publishes meanwhile: at most one commit is under way, and the
-next transaction is not finalized before it is done. Who dies before 8 leaves nothing that anybody sees, who dies
-after it is finished by 2 of its successor.
+7 to 9 run in another thread while the next transaction reads and publishes. At most one commit is under way, and the
+next transaction is not finalized before it is done. The messages that the next transaction publishes wait in memory for
+9 (see :mod:`cues.txn.publisher`), but the application does not wait; so a commit may take any time. If an instance dies
+before 8, no reader sees anything of its transaction. If it dies after 8, its successor completes the transaction in 2.
 
-A transaction begins with its first message and ends when there is nothing more to read (after ``min_s``), or
-after ``max_s``, in the middle of an acknowledged set if need be; or when ``consume`` raises :class:`Defer`.
+A transaction begins with its first message. It ends when there is nothing more to read (after ``min_s``); or after
+``max_s``, also in the middle of an acknowledged set; or when ``consume`` raises :class:`Defer`. Messages that are ready
+wait for the commit of the last transaction only if the present one is ``max_s`` old or was ended by ``Defer``, and for
+memory if more than 32 MiB of published messages wait.
 
-Not guaranteed: what the application does besides ``work`` and the publisher it is given, and what it keeps in
-memory when a transaction fails: make both anew from the checkpoint. Nor an order between sources.
+Messages that were rolled back or repeated are not handed out, but they move the checkpoint too.
+
+Not guaranteed: effects of the application other than ``work`` and messages of the given publisher; its memory after a
+transaction has failed (make the application anew from the checkpoint); an order between sources.
 """
 
 from __future__ import annotations
@@ -44,78 +49,52 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from cues import faults, wakeup
-from cues.errors import CuesError, Diverged, InvalidArgument, SequenceError
-from cues.queue import Queue
-from cues.txn.mapping import journal_of
-from cues.txn.publisher import Publisher
-from cues.txn.reader import ReadUncommitted
-from cues.txn.sequencer import RING, AckIntent, Checkpoint, Envelope, Outcome, Sequencer
+from cues import faults
+from cues.errors import CuesError, InvalidArgument, SequenceError
+from cues.queues.base import journal_of
+from cues.queues.queue import Queue
+from cues.queues.reader import OnGap, ReadUncommitted
+from cues.queues.sequencer import RING, AckIntent, Checkpoint, Envelope, Outcome, Sequencer
+from cues.storage import wakeup
+from cues.txn.publisher import Missing, Publisher
+from cues.txn.sources import Source, Sources
 
 if TYPE_CHECKING:
     from cues.checkpoints import CheckpointStore
 
 MAX_S: Final = 1.0
-"""How long a transaction goes on while there is something to read."""
+"""The longest time for which a transaction takes messages."""
 HORIZON_S: Final = 24 * 3600.0
-"""Producers that wrote nothing for so long, and have nothing pending, leave the checkpoint."""
+"""The time after which a checkpoint drops producers that wrote nothing and have nothing pending."""
 
 _log = logging.getLogger("cues.txn")
 
 
 class Defer(Exception):
-    """Raised by ``consume``: commit what came before this message, and give it to the next transaction first."""
+    """Raised by ``consume``, to commit the messages before this one and begin the next transaction with this one."""
 
 
 class App(Protocol):
-    """What a consumer runs. It may also have
+    """The application that a consumer runs. These methods are optional:
 
-    ``start()``                 once, when the checkpoint is restored, and nobody else commits any more
-    ``begin()``                 before the first message of a transaction; may wait for what it likes
-    ``acknowledged(envelope)``  an acknowledgement was read: its producer's transaction in that queue is complete
-    ``finish(commit)``          a :class:`concurrent.futures.Future`, done when the transaction is committed and
-                                acknowledged, failed when it failed; called once for each ``begin``
+    ``start()``                 called once, after the checkpoint was restored: no other instance can commit any more
+    ``begin()``                 called before the first message of a transaction; it may wait
+    ``acknowledged(envelope)``  called for an acknowledgement: its producer's transaction in that queue is complete
+    ``finish(commit)``          called once for each ``begin``, with a :class:`concurrent.futures.Future` that is done
+                                when the transaction is committed and acknowledged, and failed when it failed
 
-    All are called by the thread that runs the consumer; an error of any of them ends it.
+    The thread that runs the consumer calls them all. An error of any of them ends the consumer.
     """
 
     def consume(self, envelope: Envelope, publisher: Publisher) -> object:
-        """Take a committed message; publish with ``publisher.publish_uncommitted``. May raise :class:`Defer`."""
+        """Take a committed message. It may call ``publisher.publish_uncommitted``, and raise :class:`Defer`."""
 
     def finalize(self, publisher: Publisher) -> Callable[[Any], Any] | None:
-        """The transaction ends. Returns what the checkpoint's transaction is to do besides, or None.
+        """End the transaction. Return a function that writes within the checkpoint's transaction, or None.
 
-        It is called with what the checkpoint gives (a connection, say), once, by another thread, while
-        the next transaction is consumed already: let it own what it writes.
+        The function is called once, with the argument that the checkpoint gives (a connection, for example). It runs in
+        another thread while the next transaction is consumed, so the data that it writes must be its own.
         """
-
-
-class _Source:
-    """One queue that is read, and up to where."""
-
-    def __init__(self, queue: Queue, begin: int | None) -> None:
-        self.queue = queue
-        self.journal = journal_of(queue)
-        row = queue.row()
-        if begin is not None and begin > row.next:
-            raise Diverged(
-                f"The checkpoint stands at {begin} of queue {queue.id!r}, but the queue ends before {row.next}:"
-                " messages that were processed are missing.",
-                "a newer copy of the store.",
-                processor="",
-            )
-        self.at = row.first if begin is None else begin
-        self._reader = ReadUncommitted(queue, begin=self.at)
-
-    def ready(self) -> bool:
-        """Whether :meth:`next` would find a message."""
-        return self.queue.row().next > self.at
-
-    def next(self) -> Envelope | None:
-        found = next(self._reader, None)
-        if found is not None:
-            self.at = found.end
-        return found
 
 
 @dataclasses.dataclass
@@ -123,10 +102,10 @@ class _Transaction:
     """The transaction that is under way."""
 
     began: float | None = None
-    """When its first message was consumed."""
+    """The time at which its first message was consumed."""
     consumed: int = 0
     moved: bool = False
-    """Whether acknowledgements were read that the application does not ask for: a checkpoint's worth, but not its."""
+    """Whether messages were read that are not for the application, and that a successor need not read again."""
     reading: bool = True
     """Whether it takes further messages."""
     young: bool = True
@@ -139,15 +118,22 @@ class Consumer:
     """Runs an application over queues, one transaction after another; see the module.
 
     ``sources``        queues of any stores, each once
-    ``checkpoint``     of :mod:`cues.checkpoints`; one under the same name for each consumer
-    ``min_s, max_s``   how long a transaction lasts at least, and at most
-    ``wait_for_ack``   a transaction in which a producer's messages began to come in waits for their acknowledgement
-                       (at most ``max_s``), so that a message and what became of it are in one
-    ``ring``           pending messages that are kept in memory; others are read again
-    ``now``            seconds of a clock that never goes back
+    ``checkpoint``     a checkpoint of :mod:`cues.checkpoints`, under one name for each consumer
+    ``min_s, max_s``   the shortest and the longest duration of a transaction, in seconds
+    ``wait_for_ack``   whether a transaction that has read pending messages waits for their acknowledgement, at most
+                       ``max_s``, so that both are in the same transaction
+    ``ring``           the number of pending messages that are kept in memory; others are read again
+    ``horizon_s``      seconds after which the checkpoint drops producers that wrote nothing and have nothing pending
+    ``on_gap``         ``"raise"``: raise :class:`Gap` for messages that were purged before they were consumed;
+                       ``"skip"``: log them and continue, even with the rest of a transaction
+    ``missing``        the acknowledgements that a start may leave out: ``"removed"``, those for queues that were
+    removed
+                       from their store; ``"skip"``, also those for missing stores, whose readers then never see the
+                       transaction; ``"refuse"``, none. For any other missing queue or store the start fails
+    ``now``            a function that returns the seconds of a monotonic clock
 
-    Used by one thread; :meth:`stop` is for any. Raises :class:`cues.Fenced` from whatever it does when
-    another instance has taken over.
+    One thread uses a consumer; any thread may call :meth:`stop`. Every call raises :class:`cues.Fenced` after another
+    instance has taken over.
     """
 
     def __init__(
@@ -161,19 +147,25 @@ class Consumer:
         wait_for_ack: bool = False,
         ring: int = RING,
         horizon_s: float = HORIZON_S,
+        on_gap: OnGap = "raise",
+        missing: Missing = "removed",
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         _check_has(app, "The application", "consume", "finalize")
         _check_has(checkpoint, "The checkpoint", "restore", "commit")
         if isinstance(sources, Queue):
-            raise InvalidArgument(f"The sources are one queue, {sources.id!r}.", "a list: [queue].")
+            raise InvalidArgument(f"The sources are one queue, {sources.id!r}.", "pass a list: [queue].")
         if not 0 <= min_s <= max_s or max_s <= 0:
             raise InvalidArgument(
-                f"A transaction of {min_s} s at least and {max_s} s at most.", "0 <= min_s <= max_s, and max_s above 0."
+                f"min_s is {min_s} and max_s is {max_s}.", "pass 0 <= min_s <= max_s, and max_s above 0."
             )
+        _check_one_of("on_gap", on_gap, "raise", "skip")
+        _check_one_of("missing", missing, "removed", "skip", "refuse")
         journals = [journal_of(queue) for queue in sources]
         if not journals or len(set(journals)) < len(journals):
-            raise InvalidArgument(f"The sources are {', '.join(journals) or 'none'}.", "one or more queues, each once.")
+            raise InvalidArgument(
+                f"The sources are {', '.join(journals) or 'none'}.", "pass one or more queues, each once."
+            )
         self._app = app
         self._queues = list(sources)
         self._checkpoint = checkpoint
@@ -181,45 +173,53 @@ class Consumer:
         self._wait_for_ack = wait_for_ack
         self._ring = ring
         self._horizon_ns = int(horizon_s * 1e9)
+        self._on_gap: OnGap = on_gap
+        self._missing: Missing = missing
         self._now = now
         self._stopping = False
         self._ended = False
-        self._sources: list[_Source] = []
-        self._by_journal: dict[str, _Source] = {}
+        self._sources = Sources([])
         self._publisher: Publisher | None = None
         self._sequencer = Sequencer()
         self._thread: ThreadPoolExecutor | None = None
-        self._behind: Future[None] | None = None
+        self._commit_under_way: Future[None] | None = None
         """The commit under way."""
         self._out: Envelope | None = None
-        """A committed message that was handed out and not consumed: the next transaction's first."""
+        """A committed message that was handed out and not consumed. It is the first of the next transaction."""
         self.read_through: dict[str, int] = {}
-        """By journal: before which index everything was read, committed and acknowledged."""
+        """By journal, the index before which all messages are committed and acknowledged, or not handed out."""
         self.needed_from: dict[str, int] = {}
-        """By journal: what is before this index is never read again, and may be purged. Below :attr:`read_through`
-        while a transaction is open there."""
+        """The index of each journal before which no message is read again, so that all before it may be purged. It is
+        below :attr:`read_through` while a transaction is open there."""
 
     # --- running ------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Consume until :meth:`stop`; then commit what was consumed, and return when it is acknowledged."""
+        """Consume until :meth:`stop`. Then commit all consumed messages, and return when they are acknowledged."""
         self._run(draining=False)
 
-    def drain(self) -> None:
-        """Consume until every source is read to its end, committed and acknowledged."""
-        self._run(draining=True)
+    def drain(self) -> bool:
+        """Consume until every source is read to its end, committed and acknowledged; returns True then.
+
+        Returns False if :meth:`stop` ended it: the consumed messages are committed, and there may be more.
+        """
+        return self._run(draining=True)
 
     def stop(self) -> None:
-        """Let :meth:`run` end soon. From any thread, or a signal handler: it takes no lock, and a sleeper looks."""
+        """End the :meth:`run` or :meth:`drain` that is under way, or else the next one, soon.
+
+        One call ends one of them; a later :meth:`drain` or :meth:`run` continues. Any thread or signal handler may call
+        it: it takes no lock.
+        """
         self._stopping = True
 
     def close(self) -> None:
-        """Let go of what was opened. What was not committed did not take place. Sources and checkpoint stay open."""
+        """Close the publisher and the thread. Transactions that are not committed are dropped. Sources stay open."""
         self._ended = True
         if self._thread is not None:
             self._thread.shutdown(wait=True)
         if self._publisher is not None:
-            with contextlib.suppress(CuesError):  # what is pending there is nobody's any more
+            with contextlib.suppress(CuesError):  # its pending messages are dropped in any case
                 self._publisher.close()
 
     def __enter__(self) -> Consumer:
@@ -228,55 +228,62 @@ class Consumer:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _run(self, draining: bool) -> None:
+    def _run(self, draining: bool) -> bool:
+        """Run; return whether it ended without :meth:`stop`."""
         if self._ended:
-            raise CuesError("This consumer has ended.", "a new Consumer, which goes on at the checkpoint.")
+            raise CuesError("This consumer has ended.", "make a new Consumer, which continues from the checkpoint.")
         try:
             if self._publisher is None:
                 self._start()
             while not self._stopping and self._transaction(draining):
                 pass
             self._settle()
+            stopped, self._stopping = self._stopping, False
+            return not stopped
         except BaseException as error:
-            failed = self._failure()
-            self.close()
-            if failed is not None and failed is not error:
-                raise failed from error  # what the caller met is what became of it
+            try:
+                failed = self._failure()
+            finally:
+                self.close()
+            if failed is not None and failed is not error and isinstance(error, Exception):
+                raise failed from error  # this error is a consequence of the failed commit
             raise
 
     # --- start --------------------------------------------------------------------------------
 
     def _start(self) -> None:
         # 1. Restore.
-        found = self._checkpoint.restore() or Checkpoint()
-        self._publisher = Publisher()
+        restored = self._checkpoint.restore() or Checkpoint()
+        self._publisher = Publisher(
+            acknowledge_timeout_s=None
+        )  # no timeout: the acknowledgement comes, or the publisher is closed
         self._thread = ThreadPoolExecutor(1, "cues consumer")
         if faults.active:
             faults.point("consumer.restored")
         # 2. Repeat.
-        for skipped in self._publisher.append_ack_intents(found.ack_intents, missing="skip"):
-            _log.warning("The queue %s is gone, where a transaction was to be acknowledged.", skipped.journal)
+        for skipped in self._publisher.append_ack_intents(restored.ack_intents, self._missing):
+            _log.warning("%s is missing: its readers never see the messages of the last transaction.", skipped.journal)
         if faults.active:
             faults.point("consumer.repeated")
         if hasattr(self._app, "start"):
             self._app.start()
         # 3. Read.
-        self._sequencer = Sequencer(found.producers, self._ring, found.offsets)
-        self._sources = [_Source(queue, found.offsets.get(journal_of(queue))) for queue in self._queues]
-        self._by_journal = {source.journal: source for source in self._sources}
-        self._committed(found)
+        self._sequencer = Sequencer(restored.producers, self._ring, restored.offsets)
+        begins = [restored.offsets.get(journal_of(queue)) for queue in self._queues]
+        self._sources = Sources([Source(queue, begin, self._on_gap) for queue, begin in zip(self._queues, begins)])
+        self._committed(restored)
 
     # --- a transaction ------------------------------------------------------------------------
 
     def _transaction(self, draining: bool) -> bool:
-        """Consume and begin to commit; False when there is nothing to commit and nothing to wait for."""
+        """Consume messages and begin the commit; False if there is nothing to commit and nothing to wait for."""
         transaction = _Transaction()
         try:
             while True:
                 self._collect()
                 if transaction.reading and self._out is None:
-                    self._out = self._next()
-                self._look_at_the_time(transaction)
+                    self._out = self._next(transaction)
+                self._check_time(transaction)
                 if transaction.reading and self._out is not None:
                     # 4. Consume.
                     self._consume(transaction, self._out)
@@ -295,32 +302,39 @@ class Consumer:
             raise
         return True
 
-    def _next(self) -> Envelope | None:
-        """The next committed message; None when none can be had now."""
+    def _next(self, transaction: _Transaction) -> Envelope | None:
+        """Return the next committed message; None if there is none now, or the transaction ends."""
+        sequencer = self._sequencer
         while True:
             try:
-                found = self._sequencer.step()
+                envelope = sequencer.step()
             except SequenceError as error:
                 if isinstance(error.__cause__, CuesError):
-                    raise error.__cause__ from None  # a gap, or a damaged batch, in what is read again
+                    raise error.__cause__ from None  # a gap, or a damaged batch, in a replay
                 raise
-            if found is not None:
-                return found
-            for source in self._sources:
-                read = source.next()
-                if read is not None:
-                    break
-            else:
+            if envelope is not None:
+                return envelope
+            read = self._sources.next()
+            if read is None:
+                for source in self._sources.by_journal.values():
+                    if source.at > sequencer.offsets.get(source.journal, source.at):
+                        sequencer.offsets[source.journal] = source.at  # a gap at the end was skipped
+                        transaction.moved = True
                 return None
-            # Whoever was read from comes last, so that a busy source does not starve the others.
-            self._sources.remove(source)
-            self._sources.append(source)
-            if self._sequencer.queue(read) is Outcome.AckCommitReplay:
-                journal, begin, end = self._sequencer.replay_range()
-                queue = self._by_journal[journal].queue
-                self._sequencer.start_replay(ReadUncommitted(queue, begin=begin, end=end))
+            outcome = sequencer.queue(read)
+            if outcome is Outcome.AckCommitReplay:
+                journal, begin, end = sequencer.replay_range()
+                queue = self._sources.by_journal[journal].queue
+                sequencer.start_replay(ReadUncommitted(queue, begin=begin, end=end, on_gap=self._on_gap))
+            elif not outcome.emits:
+                # Pending messages may be needed again; messages that were rolled back or repeated are not.
+                if outcome not in (Outcome.ContinueBeginSpan, Outcome.ContinueExtendSpan):
+                    transaction.moved = True
+                self._check_time(transaction)
+                if not transaction.reading:
+                    return None
 
-    def _look_at_the_time(self, transaction: _Transaction) -> None:
+    def _check_time(self, transaction: _Transaction) -> None:
         if transaction.began is not None:
             age_s = self._now() - transaction.began
             transaction.young = age_s < self._min_s
@@ -349,7 +363,7 @@ class Consumer:
                 raise CuesError(
                     f"The application deferred {envelope.begin} of {envelope.journal}, the first message of a"
                     " transaction: there is nothing to commit before it.",
-                    "to consume it.",
+                    "consume the first message of each transaction.",
                 ) from None
             transaction.reading = False
             return
@@ -359,25 +373,25 @@ class Consumer:
             faults.point("consumer.consumed")
 
     def _must_wait(self, transaction: _Transaction, draining: bool) -> bool:
-        """Whether it is not to be committed now, although there is nothing to consume."""
-        # The commit before it is under way, and there is one at a time.
-        if self._behind is not None:
+        """Whether the transaction must not be committed yet, although there is nothing to consume."""
+        # The commit of the last transaction is under way, and there is one at a time.
+        if self._commit_under_way is not None:
             return True
-        # Nothing was consumed, so there is nothing to commit: more must come, unless no more is wanted.
+        # Nothing was consumed, so there is nothing to commit. Wait for messages, unless the run is to end.
         if transaction.began is None:
             return not (draining or self._stopping or transaction.moved)
-        # Who drains has read everything, and whatever is missing will not come.
+        # A drain has read everything, and waits for nothing more.
         if draining:
             return False
-        # It is younger than was asked for.
+        # The transaction is younger than min_s.
         if transaction.young and transaction.reading:
             return True
-        # A producer's messages came in, and not their acknowledgement; it may take as long as a transaction may.
+        # Pending messages were read without their acknowledgement: wait for it, at most max_s.
         return self._wait_for_ack and transaction.reading and self._sequencer.has_pending()
 
     def _wait(self, transaction: _Transaction) -> None:
-        """Sleep until a message comes, the commit under way is done, or the time says something else."""
-        behind = self._behind
+        """Sleep until a message comes, the commit under way is done, or ``min_s`` or ``max_s`` has passed."""
+        commit = self._commit_under_way
         left_s = None
         if transaction.began is not None and transaction.reading:
             due_s = self._min_s if transaction.young else self._max_s
@@ -386,14 +400,13 @@ class Consumer:
         def ready() -> bool:
             if self._stopping and transaction.reading:
                 return True
-            if behind is not None and behind.done():
+            if commit is not None and commit.done():
                 return True
-            return transaction.reading and any(source.ready() for source in self._sources)
+            return transaction.reading and self._sources.ready()
 
-        interests = [(source.queue.store.doorbells, source.queue.log.mask) for source in self._sources]
-        wakeup.wait(interests, ready, left_s)
+        wakeup.wait(self._sources.interests, ready, left_s)
 
-    # --- its commit ---------------------------------------------------------------------------
+    # --- commit ---------------------------------------------------------------------------
 
     def _commit(self, transaction: _Transaction) -> None:
         publisher = self._publisher
@@ -402,29 +415,29 @@ class Consumer:
         work = None if transaction.began is None else self._app.finalize(publisher)
         if faults.active:
             faults.point("consumer.finalized")
-        # 6. The barrier of what was published, which also takes its acknowledgements.
+        # 6. The barrier of the published messages, which also builds their acknowledgements.
         intents = publisher.build_ack_intents()
         # 7. Checkpoint.
-        made = self._sequencer.checkpoint(self._horizon_ns, keep_open=True)
-        made = dataclasses.replace(made, ack_intents=tuple(intents))
+        checkpoint = self._sequencer.checkpoint(self._horizon_ns, keep_open=True)
+        checkpoint = dataclasses.replace(checkpoint, ack_intents=tuple(intents))
         transaction.handed_over = True
-        self._behind = self._thread.submit(self._commit_behind, made, work, intents)
-        self._behind.add_done_callback(lambda _: self._ring_own())
+        self._commit_under_way = self._thread.submit(self._commit_in_thread, checkpoint, work, intents)
+        self._commit_under_way.add_done_callback(lambda _: self._ring_own())
         if transaction.began is not None:
-            self._finish(self._behind)
+            self._finish(self._commit_under_way)
 
-    def _commit_behind(self, made: Checkpoint, work: Any, intents: list[AckIntent]) -> None:
+    def _commit_in_thread(self, checkpoint: Checkpoint, work: Any, intents: list[AckIntent]) -> None:
         publisher = self._publisher
         assert publisher is not None
         try:
-            # 6. The barrier of what was read.
+            # 6. The barrier of the messages that were read.
             for store in {id(queue.store): queue.store for queue in self._queues}.values():
                 if store.durability != "disk":
                     store.sync()
             if faults.active:
                 faults.point("consumer.before")
             # 8. Commit.
-            self._checkpoint.commit(made, work)
+            self._checkpoint.commit(checkpoint, work)
             if faults.active:
                 faults.point("consumer.committed")
             # 9. Acknowledge.
@@ -432,55 +445,60 @@ class Consumer:
             if faults.active:
                 faults.point("consumer.acknowledged")
         except BaseException:
-            # The next transaction may be waiting for these acknowledgements, which will not come.
+            # The next transaction may wait for these acknowledgements, and they will not come.
             with contextlib.suppress(CuesError):
                 publisher.close()
             raise
-        self._committed(made)
+        self._committed(checkpoint)
 
     def _committed(self, checkpoint: Checkpoint) -> None:
         needed = dict(checkpoint.offsets)
-        for one in checkpoint.producers:
-            if one.begin >= 0:
-                needed[one.journal] = min(one.begin, needed.get(one.journal, one.begin))
+        for state in checkpoint.producers:
+            if state.begin >= 0:
+                needed[state.journal] = min(state.begin, needed.get(state.journal, state.begin))
         self.read_through, self.needed_from = checkpoint.offsets, needed
 
     def _collect(self) -> None:
-        """Hear of the commit under way, if it is done. Raises what it failed with."""
-        if self._behind is not None and self._behind.done():
-            behind, self._behind = self._behind, None
-            behind.result()
+        """Take the result of the commit under way, if it is done. Raises its error."""
+        if self._commit_under_way is not None and self._commit_under_way.done():
+            commit, self._commit_under_way = self._commit_under_way, None
+            commit.result()
 
     def _settle(self) -> None:
-        """Wait for the commit under way."""
-        if self._behind is not None:
-            behind, self._behind = self._behind, None
-            behind.result()
+        """Wait for the commit under way. Raises its error."""
+        if self._commit_under_way is not None:
+            commit, self._commit_under_way = self._commit_under_way, None
+            commit.result()
 
     def _failure(self) -> BaseException | None:
-        """What the commit under way failed with, once it is done."""
-        if self._behind is None:
+        """Wait for the commit under way, and return its error."""
+        if self._commit_under_way is None:
             return None
         with contextlib.suppress(BaseException):
-            self._behind.result()
-        return self._behind.exception()
+            self._commit_under_way.result()
+        return self._commit_under_way.exception()
 
     def _finish(self, commit: Future[None]) -> None:
         if hasattr(self._app, "finish"):
             self._app.finish(commit)
 
     def _ring_own(self) -> None:
-        """Wake the thread that runs, wherever it sleeps."""
+        """Wake the thread that runs the consumer."""
         doorbells = self._queues[0].store.doorbells
         if doorbells is not None and not self._queues[0].store.closed:
             doorbells.ring_own()
 
 
 def _check_has(given: object, what: str, *methods: str) -> None:
-    """Refuse at once what would fail with the first message."""
+    """Refuse an object that would fail at the first message."""
     missing = [name for name in methods if not callable(getattr(given, name, None))]
     if missing:
         raise InvalidArgument(
             f"{what} is {given!r:.60}, which has no {' and no '.join(missing)}.",
-            f"an object with {' and '.join(methods)}.",
+            f"pass an object with {' and '.join(methods)}.",
         )
+
+
+def _check_one_of(name: str, given: object, *allowed: str) -> None:
+    if given not in allowed:
+        raise InvalidArgument(f"{name}={given!r}.", f"pass one of {', '.join(map(repr, allowed))}.")

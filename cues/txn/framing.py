@@ -9,11 +9,11 @@ are. A framing reads one frame at a time and never beyond it, so several may tak
 
     EOFError          the clean end, between two frames
     UnexpectedEOF     the stream ends inside a frame
-    Desynchronised    what stands where a frame should begin is none (fixed framing); the next frame is found
-    FramingError      a line that cannot be read, which has been read; the next may be good
+    Desynchronised    the bytes are not the beginning of a frame (fixed framing); the reader skips to the next frame
+    FramingError      a line that cannot be decoded; the reader is after it, and the next line may be good
     MessageTooLarge   a frame above 64 MiB, which is not read
 
-Not guaranteed: that the message of a damaged frame is noticed as such. Fixed framing has no checksum.
+Not guaranteed: that a damaged payload is noticed. Fixed framing has no checksum.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ JSON_LINES: Final = "application/x-ndjson"
 CSV: Final = "text/csv"
 
 FRAME_BYTES_MAX: Final = 64 << 20
-"""A damaged length would otherwise ask for 4 GiB of memory."""
+"""The limit of a frame, in bytes. Without it a damaged length could demand 4 GiB of memory."""
 BUFFER_BYTES: Final = 64 << 10
 
 _MAGIC: Final = b"\x66\x33\x93\x36"
@@ -39,15 +39,15 @@ _HEADER_BYTES: Final = 8
 
 
 class Stream(Protocol):
-    """What frames are read from: any binary file."""
+    """The source of frames: any binary file."""
 
     def read(self, size: int = -1, /) -> bytes | None: ...
 
 
 class FrameReader:
-    """Reads a stream through a buffer of ``buffer`` bytes, at least 16; ``offset`` is how much was read so far.
+    """Reads a stream through a buffer of ``buffer`` bytes, at least 16. ``offset`` is the number of bytes read so far.
 
-    What a framing must remember of its stream is here too (:attr:`memory`).
+    :attr:`memory` is for the values that a framing keeps for its stream.
     """
 
     def __init__(self, stream: Stream, buffer: int = BUFFER_BYTES) -> None:
@@ -59,7 +59,7 @@ class FrameReader:
         self.memory: dict[str, Any] = {}
 
     def peek(self, size: int) -> bytes:
-        """Everything that is in the buffer, at least ``size`` bytes of it unless the stream ends before."""
+        """Return the whole buffer, at least ``size`` bytes unless the stream ends earlier, without taking it."""
         while len(self._buffer) < size and not self._ended:
             more = self._stream.read(max(size, self._capacity) - len(self._buffer))
             if more:
@@ -69,7 +69,7 @@ class FrameReader:
         return self._buffer
 
     def take(self, size: int) -> bytes:
-        """The next ``size`` bytes; fewer only at the end of the stream."""
+        """Take the next ``size`` bytes; fewer only at the end of the stream."""
         self.peek(min(size, self._capacity))
         taken, self._buffer = self._buffer[:size], self._buffer[size:]
         parts = [taken]
@@ -81,14 +81,14 @@ class FrameReader:
                 left -= len(more)
             else:
                 self._ended = True
-        found = b"".join(parts)
-        self.offset += len(found)
-        return found
+        data = b"".join(parts)
+        self.offset += len(data)
+        return data
 
     def line(self) -> bytes:
-        """The next line, with its line feed, however long (to 64 MiB).
+        """Take the next line, with its line feed, up to 64 MiB.
 
-        Raises EOFError where there is none, :class:`UnexpectedEOF` where it has no line feed.
+        Raises EOFError if there is none, and :class:`UnexpectedEOF` if it has no line feed.
         """
         parts: list[bytes] = []
         size = 0
@@ -98,7 +98,7 @@ class FrameReader:
                 if size:
                     raise UnexpectedEOF(
                         f"The stream ends after {size:,} bytes of a line, without a line feed.",
-                        "the whole file, or a line feed at its end.",
+                        "use the whole file, or add a line feed at its end.",
                         data=b"".join(parts),
                     )
                 raise EOFError
@@ -112,20 +112,20 @@ class FrameReader:
 
 
 class Framing(Protocol):
-    """How messages of one content type lie in a stream."""
+    """The encoding of messages of one content type in a stream."""
 
     @property
     def content_type(self) -> str: ...
 
     def encode(self, message: Any) -> bytes:
-        """The frame of a message; raises :class:`FramingError` for one that it cannot hold."""
+        """Return the frame of a message. Raises :class:`FramingError` for a message that it cannot hold."""
 
     def decode(self, reader: FrameReader) -> Any:
-        """Read one frame and not a byte more; raises as the module says."""
+        """Read one frame and nothing after it. Raises the errors that the module lists."""
 
 
 class Fixed:
-    """Fixed framing of payload bytes, or of what ``dumps`` and ``loads`` make bytes of (a protobuf class's, say)."""
+    """Fixed framing of payload bytes, or of messages that ``dumps`` and ``loads`` convert (protobuf, for example)."""
 
     def __init__(
         self,
@@ -142,7 +142,7 @@ class Fixed:
         if not isinstance(payload, (bytes, bytearray, memoryview)):
             raise FramingError(
                 f"A payload of {self.content_type} is bytes, found {type(payload).__name__}.",
-                "register_framing(Fixed(dumps=…, loads=…)).",
+                "register a converter: register_framing(Fixed(dumps=…, loads=…)).",
             )
         payload = bytes(payload)
         if len(payload) > FRAME_BYTES_MAX:
@@ -154,8 +154,7 @@ class Fixed:
         if not here:
             raise EOFError
         if len(here) < _HEADER_BYTES:
-            if here == b"\n":  # a text editor's
-                reader.take(1)
+            if here == b"\n":  # a text editor added it; it stays in the stream, because it belongs to no frame
                 raise EOFError
             raise UnexpectedEOF(f"The stream ends inside the header of a frame ({len(here)} of 8 bytes).", data=here)
         if here[:4] != _MAGIC:
@@ -167,25 +166,25 @@ class Fixed:
         if len(frame) < _HEADER_BYTES + size:
             raise UnexpectedEOF(
                 f"The stream ends inside a frame (size {_HEADER_BYTES + size}): {len(frame)} bytes are there.",
-                "the whole file.",
+                "use the whole file.",
                 data=frame,
             )
         payload = frame[_HEADER_BYTES:]
         return payload if self._loads is None else self._loads(payload)
 
     def _desynchronised(self, reader: FrameReader, here: bytes) -> Desynchronised:
-        """Pass over the junk, to the next magic in the buffer; the last 3 bytes of it may begin one."""
-        found = here.find(_MAGIC, 1)
-        junk = reader.take(found if found > 0 else len(here) - (len(_MAGIC) - 1))
+        """Skip to the next magic number in the buffer; its last 3 bytes may be the beginning of one."""
+        at = here.find(_MAGIC, 1)
+        junk = reader.take(at if at > 0 else len(here) - (len(_MAGIC) - 1))
         return Desynchronised(
-            f"{len(junk)} bytes before offset {reader.offset:,} begin no frame of {self.content_type}.",
-            "the next frame follows: decode again; or another content type.",
+            f"{len(junk)} bytes before offset {reader.offset:,} are not a frame of {self.content_type}.",
+            "call decode again, which reads the next frame; or use another content type.",
             junk=junk,
         )
 
 
 class JSONLines:
-    """A JSON object a line. UUIDs are written as text, and stay text when they are read."""
+    """One JSON object in each line. UUIDs are written as text, and read as text."""
 
     content_type = JSON_LINES
 
@@ -194,7 +193,7 @@ class JSONLines:
             text = json.dumps(message, ensure_ascii=False, separators=(",", ":"), allow_nan=False, default=_plain)
             return text.encode() + b"\n"
         except (TypeError, ValueError, RecursionError) as error:
-            raise FramingError(f"The message cannot be written as JSON: {error}.", "plain values.") from None
+            raise FramingError(f"The message cannot be written as JSON: {error}.", "use plain values only.") from None
 
     def decode(self, reader: FrameReader) -> Any:
         line = reader.line()
@@ -202,49 +201,49 @@ class JSONLines:
             return json.loads(line)
         except (ValueError, RecursionError) as error:
             raise FramingError(
-                f"The line that ends at offset {reader.offset:,} is not JSON: {error}.", "mend it, or leave it out."
+                f"The line that ends at offset {reader.offset:,} is not JSON: {error}.", "correct or remove the line."
             ) from None
 
 
 class CSVRecords:
-    """A list of fields a record, all of them text; the first is the UUID. The first record says how many there are."""
+    """Records of text fields; the first field is the UUID. All records have as many fields as the first one."""
 
     content_type = CSV
 
     def encode(self, message: Sequence[Any]) -> bytes:
         if isinstance(message, (str, bytes)) or not isinstance(message, Sequence):
-            raise FramingError(f"A record is a list of fields, found {type(message).__name__}.", "[uuid, …].")
+            raise FramingError(f"A record is a list of fields, found {type(message).__name__}.", "pass [uuid, …].")
         if not message:
-            raise FramingError("The record has no fields.", "[uuid, …].")
+            raise FramingError("The record has no fields.", "pass [uuid, …].")
         _check_uuid(str(message[0]))
         text = ",".join(_quoted("" if field is None else str(field)) for field in message) + "\n"
         try:
             return text.encode()
         except UnicodeEncodeError as error:
-            raise FramingError(f"The record cannot be written as UTF-8: {error}.", "text without surrogates.") from None
+            raise FramingError(f"The record cannot be written as UTF-8: {error}.", "remove the surrogates.") from None
 
     def decode(self, reader: FrameReader) -> list[str]:
         memory = reader.memory
         record: list[str] = []
-        while not record:  # an empty line is no record
+        while not record:  # an empty line is not a record
             start = reader.offset
             try:
                 record = next(csv.reader(self._lines(reader), strict=True))
             except (csv.Error, UnicodeDecodeError) as error:
                 memory["records"] = memory.get("records", 0) + 1
-                raise FramingError(f"The record at offset {start:,} cannot be read: {error}.", "mend it.") from None
+                raise FramingError(f"The record at offset {start:,} cannot be read: {error}.", "correct it.") from None
         number = memory["records"] = memory.get("records", 0) + 1
         width = memory.setdefault("width", len(record))
         if len(record) != width:
             raise FramingError(
-                f"Record {number}: wrong number of fields ({len(record)}; the first has {width}).", "mend it."
+                f"Record {number}: wrong number of fields ({len(record)}; the first has {width}).", "correct it."
             )
         _check_uuid(record[0])
         return record
 
     @staticmethod
     def _lines(reader: FrameReader) -> Iterator[str]:
-        """Lines, as far as the record goes on: the csv module asks for more only inside quotes."""
+        """The lines of one record: the csv module takes a further line only inside quotes."""
         size = 0
         data = b""
         while size <= FRAME_BYTES_MAX:
@@ -253,7 +252,7 @@ class CSVRecords:
             except EOFError:
                 if not size:
                     raise
-                raise UnexpectedEOF("The stream ends inside a quoted field.", "the whole file.", data=data) from None
+                raise UnexpectedEOF("The stream ends inside a quoted field.", "use a whole file.", data=data) from None
             size += len(line)
             data += line
             yield line.decode()
@@ -264,19 +263,19 @@ _framings: dict[str, Framing] = {}
 
 
 def register_framing(framing: Framing) -> None:
-    """Use ``framing`` for its content type from now on; in the place of another one, if there is one."""
+    """Use ``framing`` for its content type from now on, instead of any other."""
     _framings[framing.content_type] = framing
 
 
 def framing_for(content_type: str) -> Framing:
-    """The framing of a content type. Raises :class:`InvalidArgument` for one that nobody registered."""
-    found = _framings.get(content_type)
-    if found is None:
+    """Return the framing of a content type. Raises :class:`InvalidArgument` if none is registered."""
+    framing = _framings.get(content_type)
+    if framing is None:
         raise InvalidArgument(
             f"Unrecognized content type ({content_type}); there are {', '.join(sorted(_framings))}.",
-            "one of those, or register_framing(...).",
+            "use one of those, or call register_framing(...).",
         )
-    return found
+    return framing
 
 
 for _framing in (Fixed(), JSONLines(), CSVRecords()):
@@ -307,14 +306,14 @@ def _check_uuid(text: str) -> None:
         uuid.UUID(text)
     except ValueError:
         raise FramingError(
-            f"The first field is an invalid UUID (length {len(text)}): {text[:40]!r}.", "cues import --stamp."
+            f"The first field is an invalid UUID (length {len(text)}): {text[:40]!r}.", "run cues import --stamp."
         ) from None
 
 
 def _too_large(size: int, what: str, more: str = "") -> MessageTooLarge:
     return MessageTooLarge(
         f"A {what} of {size:,} bytes{more} is above the limit of {FRAME_BYTES_MAX:,}.",
-        "another content type, or a file that is not damaged.",
+        "use another content type, or a file that is not damaged.",
         size_bytes=size,
         limit_bytes=FRAME_BYTES_MAX,
     )

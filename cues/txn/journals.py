@@ -1,16 +1,16 @@
 """Journals: files of framed messages with identities, brought into queues and out of them.
 
-    application/x-ndjson           a message is an object, its UUID a field of it (q/uuid, if nothing else is said)
-    text/csv                       UUID, then the message's columns; without names {"fields": […]}
+    application/x-ndjson           a message is an object; its UUID is a field (q/uuid by default)
+    text/csv                       the UUID, then the columns of the message; without column names {"fields": […]}
     application/x-msgpack-fixed    fixed frames of msgpack, UUID under q/uuid: every type comes back as it was
-    application/x-protobuf-fixed   fixed frames of bytes nobody looks into: {"payload": …}, without identity
+    application/x-protobuf-fixed   fixed frames of opaque bytes: {"payload": …}, without identity
 
-An import appends what the queue does not have (``stamped.py``), so it may be cut off and repeated. For that
-every message needs an identity. A file without is stamped first: a copy of it is written, whole or
-not at all, and from then on the copy is what is imported (:func:`stamp`).
+An import appends the messages that the queue does not have (``stamped.py``), so it may be interrupted and repeated.
+For that every message needs an identity. A file without identities is stamped first: :func:`stamp` writes a copy, whole
+or not at all, and from then on the copy is imported.
 
-An export gives messages that have no identity one of their own: of the queue and their index. So its
-files may be imported again and again as well, and two exports of a message are the same message.
+An export makes an identity for messages that have none, from the queue and the index. So its files can also be imported
+repeatedly, and two exports of a message have the same identity.
 """
 
 from __future__ import annotations
@@ -24,17 +24,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
-from cues import clock, codec, names
-from cues.batch import checksum
+from cues import codec
+from cues.base import clock, names
 from cues.errors import CuesError, FramingError, InvalidArgument
+from cues.queues.reader import ReadCommitted, ReadUncommitted
+from cues.queues.stamped import append_stamped, check_one_log
+from cues.records.batch import checksum
+from cues.records.identity import TICK, ZERO_UUID, Clock, Flags, ProducerID, as_uuid, build_uuid, split
 from cues.txn.framing import CSV, FIXED, JSON_LINES, Fixed, FrameReader, framing_for, register_framing
-from cues.txn.identity import TICK, ZERO_UUID, Clock, Flags, ProducerID, as_uuid, build_uuid, split
-from cues.txn.reader import ReadCommitted, ReadUncommitted
-from cues.txn.stamped import append_stamped, check_one_log
 
 if TYPE_CHECKING:
-    from cues.queue import Queue
-    from cues.txn.sequencer import Envelope
+    from cues.queues.queue import Queue
+    from cues.queues.sequencer import Envelope
 
 MSGPACK_FIXED: Final = "application/x-msgpack-fixed"
 SUFFIXES: Final = {
@@ -48,7 +49,7 @@ SUFFIXES: Final = {
 """Content types by the suffix of a file's name."""
 STAMPED: Final = ".stamped"
 COMMIT_MESSAGES: Final = 1000
-"""How many messages of a file are one transaction."""
+"""The number of messages of a file that are imported in one transaction."""
 
 register_framing(Fixed(MSGPACK_FIXED, dumps=codec.pack, loads=codec.unpack))
 
@@ -59,23 +60,23 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class Form:
-    """How the messages of a queue lie in a journal."""
+    """The form of a queue's messages in a journal."""
 
     content_type: str
     uuid_key: str = names.UUID
     """The field that holds the UUID (JSON)."""
     columns: tuple[str, ...] = ()
-    """Names of the fields behind the UUID (CSV)."""
+    """The names of the fields after the UUID (CSV)."""
 
     def __post_init__(self) -> None:
         if self.content_type not in (JSON_LINES, CSV, MSGPACK_FIXED, FIXED):
-            framing_for(self.content_type)  # says which there are
+            framing_for(self.content_type)  # raises an error that lists the known ones
             raise InvalidArgument(
-                f"Nobody says how messages of {self.content_type} lie on a queue.", f"{', '.join(SUFFIXES.values())}."
+                f"No form is known for messages of {self.content_type}.", f"use one of {', '.join(SUFFIXES.values())}."
             )
 
     def encode(self, uuid: uuids.UUID, message: dict[str, Any]) -> bytes:
-        """The frame of a message; raises :class:`FramingError` for one that does not fit the form."""
+        """Return the frame of a message. Raises :class:`FramingError` for a message that does not fit the form."""
         framing = framing_for(self.content_type)
         if self.content_type == CSV:
             fields = self._fields(message) if message else [""] * max(1, len(self.columns))
@@ -84,7 +85,7 @@ class Form:
             if set(message) != {"payload"}:
                 raise FramingError(
                     f"A message of {FIXED} is its payload, found the fields {', '.join(map(repr, message)) or 'none'}.",
-                    f"{MSGPACK_FIXED}.",
+                    f"use {MSGPACK_FIXED}.",
                 )
             return framing.encode(message["payload"])
         return framing.encode({self.uuid_key: str(uuid) if self.content_type == JSON_LINES else uuid, **message})
@@ -94,38 +95,40 @@ class Form:
             if set(message) == {"fields"} and isinstance(message["fields"], list):
                 return message["fields"]
             raise FramingError(
-                f"The message has the fields {', '.join(map(repr, message))}.", "their names as columns."
+                f"The message has the fields {', '.join(map(repr, message))}.", "pass their names as columns."
             )
         unknown = [name for name in message if name not in self.columns]
         if unknown:
-            raise FramingError(f"The message has a field {unknown[0]!r} that is no column.", "its name as a column.")
+            raise FramingError(
+                f"The message has a field {unknown[0]!r}, which is not a column.", "pass its name as a column."
+            )
         return [message.get(name, "") for name in self.columns]
 
     def decode(self, reader: FrameReader) -> Pair:
-        """The next message and its UUID, the zero UUID where it has none."""
-        found = framing_for(self.content_type).decode(reader)
+        """Read the next message and its UUID, the zero UUID if it has none."""
+        message = framing_for(self.content_type).decode(reader)
         if self.content_type == FIXED:
-            return ZERO_UUID, {"payload": found}
+            return ZERO_UUID, {"payload": message}
         if self.content_type == CSV:
-            return uuids.UUID(found[0]), self._named(found[1:])
-        if not isinstance(found, dict):
-            raise FramingError(f"A message is an object, found {type(found).__name__}.", '{"key": 1}.')
-        uuid = as_uuid(found.pop(self.uuid_key, None))
-        return uuid, found
+            return uuids.UUID(message[0]), self._named(message[1:])
+        if not isinstance(message, dict):
+            raise FramingError(f"A message is an object, found {type(message).__name__}.", 'use an object: {"key": 1}.')
+        uuid = as_uuid(message.pop(self.uuid_key, None))
+        return uuid, message
 
     def _named(self, fields: Sequence[str]) -> dict[str, Any]:
         if not self.columns:
             return {"fields": list(fields)}
         if len(fields) != len(self.columns):
             raise FramingError(
-                f"The record has {len(fields)} fields behind its UUID, and {len(self.columns)} columns are named.",
-                "as many names as there are.",
+                f"The record has {len(fields)} fields after its UUID, but {len(self.columns)} columns are named.",
+                "name a column for each field.",
             )
         return dict(zip(self.columns, fields))
 
 
 def content_type_of(path: Path) -> str | None:
-    """What a file holds by its suffix; None where that says nothing."""
+    """The content type for the suffix of a file; None for an unknown suffix."""
     return SUFFIXES.get(Path(str(path).removesuffix(STAMPED)).suffix)
 
 
@@ -133,23 +136,23 @@ def content_type_of(path: Path) -> str | None:
 
 
 def read(stream: BinaryIO, form: Form) -> Iterator[tuple[int, Pair]]:
-    """The messages of a journal, each with the offset behind it.
+    """Read the messages of a journal, each with the offset after it.
 
-    An error says the message's number and where it ends; ``number`` is an attribute of it.
+    An error names the number of the message and the offset after it; it has an attribute ``number``.
     """
     reader = FrameReader(stream)
     number = 0
     while True:
         number += 1
         try:
-            found = form.decode(reader)
+            pair = form.decode(reader)
         except EOFError:
             return
         except CuesError as error:
             error.message = f"Message {number}, before offset {reader.offset:,}: {error.message}"
             error.__dict__["number"] = number
             raise
-        yield reader.offset, found
+        yield reader.offset, pair
 
 
 def bring(
@@ -160,11 +163,11 @@ def bring(
     progress: Progress = lambda n, size: None,
     seen: dict[int, int] | None = None,
 ) -> tuple[int, int]:
-    """Append the messages of a journal that a queue does not have; returns how many it got, and how many it had.
+    """Append the messages of a journal that a queue does not have; return the numbers of new and of known messages.
 
-    A message without an identity is refused, unless ``unstamped`` says that it may come once more with
-    every import. Where the journal is damaged, what is before that is in the queue. ``seen`` is one dict for
-    all files of a journal that lies in several (see :func:`append_stamped`).
+    A message without an identity is refused, unless ``unstamped`` allows every import to append it again. If the
+    journal is damaged, the messages before the damage are appended. ``seen`` is one dict for all files of a journal
+    that has several (see :func:`append_stamped`).
     """
     pairs: list[Pair] = []
     seen = {} if seen is None else seen
@@ -190,7 +193,7 @@ def bring(
                 where = "" if form.content_type == FIXED else f" under {form.uuid_key!r}"
                 raise FramingError(
                     f"Message {total + 1} has no UUID{where}: importing it again would append it again.",
-                    "stamp the file first (--stamp), or say that it does not matter (--unstamped).",
+                    "stamp the file first (--stamp), or allow repeated messages (--unstamped).",
                 )
             pairs.append((uuid, message))
             total += 1
@@ -206,17 +209,17 @@ def bring(
 
 
 def stamp(path: Path, form: Form) -> tuple[Path, int]:
-    """Give every message of a file an identity, in a copy beside it; returns the copy, and how many it has.
+    """Write a copy of a file in which every message has an identity; return its path and number of messages.
 
-    The copy is written whole or not at all. One that is there is used again, and the count is then 0: the identities
-    must be the same. Raises :class:`InvalidArgument` where the file has changed since.
+    The copy is written whole or not at all. An existing copy is used again, because the identities must stay the same;
+    the number is then 0. Raises :class:`InvalidArgument` if the file has changed since.
     """
     copy = path.with_name(path.name + STAMPED)
     if copy.exists():
         if path.stat().st_mtime_ns > copy.stat().st_mtime_ns:
             raise InvalidArgument(
                 f"{path} has changed since its stamped copy {copy.name} was made.",
-                f"{copy.name} without {path.name}, to import what was stamped; or remove it, to import all as new.",
+                f"import {copy.name} without {path.name}; or remove {copy.name}, to import all messages as new.",
             )
         return copy, 0
     part = copy.with_name(f"{copy.name}.{os.getpid()}.part")
@@ -241,7 +244,9 @@ def _stamped(source: BinaryIO, form: Form, producer: ProducerID, ticking: Clock)
         return build_uuid(producer, ticking.tick(), Flags.OUTSIDE_TXN)
 
     if form.content_type == FIXED:
-        raise InvalidArgument(f"A payload of {FIXED} has no place for an identity.", "--unstamped, or another form.")
+        raise InvalidArgument(
+            f"A payload of {FIXED} has no place for an identity.", "use --unstamped, or another form."
+        )
     if form.content_type == CSV:
         framing = framing_for(CSV)
         text = io.TextIOWrapper(source, encoding="utf-8", newline="")
@@ -250,7 +255,7 @@ def _stamped(source: BinaryIO, form: Form, producer: ProducerID, ticking: Clock)
                 if record:
                     yield framing.encode([str(new()), *record])
         except (csv.Error, UnicodeDecodeError) as error:
-            raise FramingError(f"The file cannot be read as CSV: {error}.", "mend it.") from None
+            raise FramingError(f"The file cannot be read as CSV: {error}.", "correct it.") from None
         return
     for offset, (uuid, message) in read(source, form):
         if uuid.int:
@@ -271,10 +276,10 @@ def take_out(
     committed: bool = False,
     progress: Progress = lambda n, size: None,
 ) -> int:
-    """Write the messages of a queue from index ``begin`` on as a journal; returns how many.
+    """Write the messages of a queue from index ``begin`` on as a journal; return their number.
 
-    As they lie there, pending and acknowledgements included, or with ``committed`` those that are committed,
-    each then outside of transactions. Ends where the queue ended when it began.
+    Writes every message, also pending ones and acknowledgements; with ``committed`` only the committed messages, each
+    outside of transactions. Ends at the index that was the end of the queue when the call began.
     """
     check_one_log(queue)
     end = queue.row().next
@@ -298,7 +303,7 @@ def take_out(
 
 
 def _identity(envelope: Envelope, producer: ProducerID, committed: bool) -> uuids.UUID:
-    """A message's own, or one of its queue and index."""
+    """The UUID of a message, or one made from its queue and index."""
     if not envelope.clock:
         return build_uuid(producer, envelope.begin * TICK, Flags.OUTSIDE_TXN)
     if committed:
@@ -308,7 +313,7 @@ def _identity(envelope: Envelope, producer: ProducerID, committed: bool) -> uuid
 
 
 def _of_log(queue: Queue) -> ProducerID:
-    """The producer of messages without one: of the log's identity and partition, the same at every export."""
+    """A producer id made from the log's identity and partition, for messages without one. It never changes."""
     raw = bytearray(checksum(queue.row().identity + queue.log.partition.to_bytes(4, "big"))[:6])
     raw[0] |= 0x01
     return ProducerID(bytes(raw))

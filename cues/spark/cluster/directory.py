@@ -33,7 +33,7 @@ from cues.errors import Diverged
 from cues.spark.cluster.files import folder_of
 
 if TYPE_CHECKING:
-    from cues.options import QueueOptions
+    from cues.queues.options import QueueOptions
     from cues.spark.cluster.files import Files
 
 SCHEMA: Final = "index BIGINT, time TIMESTAMP, hash STRING, value BINARY, meta BINARY"
@@ -66,7 +66,7 @@ class DataFile:
 
     @property
     def merged(self) -> bool:
-        """Whether it holds what several files held."""
+        """True for a file that was merged from several."""
         return self.name.split("-", 2)[2].startswith(_MERGED)
 
 
@@ -84,7 +84,7 @@ def merged_name(first: int, count: int, graph: str) -> str:
 
 
 def written_by(name: str, graph: str) -> bool:
-    """Whether a driver of this graph made the data file."""
+    """Return True where a driver of this graph made the data file."""
     rest = name.split("-", 2)[-1]
     return rest.startswith((f"by-{folder_of(graph)}.", f"{_MERGED}{folder_of(graph)}-"))
 
@@ -129,7 +129,7 @@ class QueueDirectory:
             raise Diverged(
                 f"The directory {self.files.url}/{self.folder} continues the queue {self.queue!r} with identity"
                 f" {found.hex()}, and the one in this machine's store has {expected.hex()}: it is another queue.",
-                "the store that the directory was fed from, or another --queues DIR to start over.",
+                "use the store that the directory was fed from, or start over with another --queues DIR.",
                 processor="",
             )
         return found
@@ -158,7 +158,7 @@ class QueueDirectory:
                 if text is None:
                     raise Diverged(
                         f"Entry {number} of the log of {self.files.url}/{self.folder} is missing.",
-                        "a copy of the directory.",
+                        "restore the directory from a copy.",
                         processor="",
                     )
                 found += parse_entry(text)
@@ -193,14 +193,14 @@ class QueueDirectory:
                 raise Diverged(
                     f"The queue {self.queue!r} in {self.files.url} goes up to {self.next - 1}, and {file.name} was"
                     " committed for other messages of it.",
-                    "one graph that writes to the queue; a copy of the directory.",
+                    "let one graph write to the queue, and restore the directory from a copy.",
                     processor="",
                 )
             else:
                 self._put([*self.live, file], [file])  # where somebody else wrote this entry we look again
 
     def _has(self, file: DataFile) -> bool:
-        """Whether a file's messages are in the log, or were."""
+        """Return True where a file's messages are in the log, or were."""
         if file.next <= self.first and self.live:
             return True  # purged
         holder = next((one for one in self.live if one.first <= file.first < one.next), None)
@@ -264,7 +264,7 @@ class QueueDirectory:
         if status is None:
             raise Diverged(
                 f"{self.files.url}/{self.folder}/{name}, which a step has committed, is gone.",
-                "a copy of the directory.",
+                "restore the directory from a copy.",
                 processor="",
             )
         return data_file(name, status.size, status.modified_ms)
@@ -299,7 +299,7 @@ class QueueDirectory:
             self._held.subtract(one.name for one in files)
 
     def is_held(self, name: str) -> bool:
-        """Whether a step reads the file."""
+        """Return True where a step reads the file."""
         with self.lock:
             return self._held[name] > 0
 
@@ -314,7 +314,7 @@ def parse_entry(text: str) -> list[DataFile]:
     if version != _VERSION:
         raise Diverged(
             f"A queue's log has the format {version!r}; this version reads {_VERSION!r}.",
-            "a newer Cues, or a pyspark between 4.2 and 4.3.",
+            "install a newer Cues, or a pyspark between 4.2 and 4.3.",
             processor="",
         )
     entries: list[dict[str, Any]] = [json.loads(line) for line in lines if line]

@@ -1,4 +1,4 @@
-"""What the threads of one driver share: the session, the directory, and a bell."""
+"""The objects that the threads of one driver share: the session, the directory, and a bell."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from cues import events
+from cues.base import events
 from cues.spark.cluster.files import folder_of
 
 if TYPE_CHECKING:

@@ -21,43 +21,47 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from cues import codec, events, faults, names, wakeup
-from cues.engine.local import Figures, Running, Standing
-from cues.errors import Closed, CuesError, Fenced, GraphError, InvalidArgument, ProcessorStopped, Unsupported
-from cues.failure import words
-from cues.graph import Graph
-from cues.ownership import LEASE_BEAT_S
-from cues.plan import build
-from cues.processor import FRAME, Node, Source
-from cues.runner import Interrupted
+from cues import codec, faults
+from cues.base import events, names
+from cues.engine.running import Running
+from cues.engine.status import QueueProgress, UnitStatus
+from cues.errors import Closed, CuesError, GraphError, InvalidArgument, Unsupported
+from cues.graphs.graph import Graph
+from cues.graphs.plan import build
+from cues.graphs.processor import FRAME, Node, Source
 from cues.spark.cluster.directory import SCHEMA, QueueDirectory
 from cues.spark.cluster.driver import Driver
 from cues.spark.cluster.feeder import Feeder
 from cues.spark.cluster.files import RENAME_COPIES, Files
-from cues.spark.cluster.inlet import Inlet
-from cues.spark.cluster.keeping import Keeper, keepers_group, sweep
-from cues.spark.cluster.lease import Lease
+from cues.spark.cluster.ingest import StreamIngest
+from cues.spark.cluster.lease import DriverLease
+from cues.spark.cluster.maintenance import Maintenance, keepers_group, sweep
 from cues.spark.cluster.step import Stage
-from cues.spark.remote import require_travel
+from cues.spark.executor import require_travel
 from cues.spark.session import in_short
 from cues.spark.session import session as session_of
 from cues.spark.source import Source as Stream
+from cues.steps.failure import stop_event, stopped_by
+from cues.steps.ownership import LEASE_BEAT_S
+from cues.steps.runner import Interrupted
+from cues.storage import wakeup
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from cues.log import Log, Row
-    from cues.ownership import ProcessorRow
-    from cues.plan import Plan
+    from cues.graphs.plan import Plan
+    from cues.queues.log import Log
+    from cues.queues.processor_rows import ProcessorRow
+    from cues.records.log_row import LogRow
 
 _FENCE_S = 1.0
-"""How often a stage that has nothing to do looks whether it still owns its processor."""
+"""Time between two checks that an idle stage still owns its processor."""
 FEED_GAP_S = 0.5
 """The least time between two copies that leave nothing behind: what a source yields meanwhile is one step, not ten."""
 _KEEP_AGAIN_S = 60.0
-"""How long the keeper waits after a failure."""
+"""Wait of the keeper after a failure."""
 _KEEP_S = 1.0
-"""How often the keeper looks whether there is something new to keep."""
+"""Time between two looks of the keeper for new files."""
 
 
 class _Delivery:
@@ -102,17 +106,8 @@ class ClusterWorker:
             self.running.changed()
 
     def _stop(self, error: BaseException) -> None:
-        if not isinstance(error, (ProcessorStopped, Fenced)):
-            wrapped = ProcessorStopped(
-                f"{self.id} stopped: {type(error).__name__}: {words(error)}",
-                "start again when the cause is gone; it goes on where it stands.",
-                processor=self.id,
-            )
-            wrapped.__cause__ = error
-            error = wrapped
-        self.stopped = error
-        text = getattr(error, "message", str(error)).removeprefix(f"{self.id} ")
-        self.running.emit(events.Stopped(self.id, text, logging.ERROR, error=error))
+        self.stopped = stopped_by(self.id, error)
+        self.running.emit(stop_event(self.id, self.stopped))
 
 
 class StageWorker(ClusterWorker):
@@ -124,6 +119,9 @@ class StageWorker(ClusterWorker):
         self._rings = 0
         super().__init__(running, stage.node.id, self._step, self._sleep)
 
+    def tell_if_slow(self) -> None:
+        """Steps are long here, and Spark shows what its executors are at."""
+
     def _step(self) -> bool:
         self._rings = self.running.driver.rings
         return self.stage.step()
@@ -134,34 +132,37 @@ class StageWorker(ClusterWorker):
             driver.bell.wait_for(lambda: driver.rings != self._rings or self.running.halted, _FENCE_S)
 
     @property
-    def standing(self) -> Standing:
-        return Standing(self.id, self.id, self.delivery.counters, "running" if self.stopped is None else "stopped")
+    def standing(self) -> UnitStatus:
+        return UnitStatus(self.id, self.id, self.delivery.counters, "running" if self.stopped is None else "stopped")
 
-    def idle(self, row: ProcessorRow | None, log_row: Callable[[Log], Row]) -> bool:
-        """Whether there is nothing to take."""
+    def idle(self, row: ProcessorRow | None, log_row: Callable[[Log], LogRow]) -> bool:
+        """Return True where there is nothing to take."""
         return self.finished or not (self.busy or self.stage.ready())
 
 
-class InletWorker(ClusterWorker):
+class IngestWorker(ClusterWorker):
     """The thread of a source that is a Spark stream."""
 
-    def __init__(self, running: ClusterRunning, inlet: Inlet) -> None:
+    def __init__(self, running: ClusterRunning, inlet: StreamIngest) -> None:
         self.inlet = inlet
         self.delivery = _Delivery(inlet.node, inlet.counters)
         super().__init__(running, inlet.node.id, self._pull, lambda: None)
+
+    def tell_if_slow(self) -> None:
+        """A stream has no steps."""
 
     def _pull(self) -> bool:
         self.inlet.run(lambda: self.running.draining)
         self.running.driver.ring()
         raise Interrupted  # the stream has ended
 
-    def idle(self, row: ProcessorRow | None, log_row: Callable[[Log], Row]) -> bool:
-        """Whether the stream gives nothing now."""
+    def idle(self, row: ProcessorRow | None, log_row: Callable[[Log], LogRow]) -> bool:
+        """Return True where the stream gives nothing now."""
         return self.finished or self.inlet.idle()
 
 
 class _Shared:
-    """What the command line asks of the queues."""
+    """The queues as the command line needs them."""
 
     def __init__(self, driver: Driver, stages: Sequence[Stage]) -> None:
         self.place = driver.files.url
@@ -169,9 +170,9 @@ class _Shared:
         self._stages = stages
         self.before = self.now()
 
-    def now(self) -> Figures:
+    def now(self) -> QueueProgress:
         queues = self._driver.queues.values()
-        return Figures(
+        return QueueProgress(
             {one.queue: one.next - 1 for one in queues},
             {one.queue: sum(file.count for file in one.live) for one in queues},
             {
@@ -220,7 +221,7 @@ class ClusterRunning(Running):
             files = Files(self.spark, queues)
             self._session.callback(files.close)
             self.driver = Driver(self.spark, files, graph.id, plan.system, self._emit, self.pause)
-            lease = Lease(files, graph.id, self.driver.owner)
+            lease = DriverLease(files, graph.id, self.driver.owner)
             lease.acquire(take_over)
             self._session.callback(lease.release)
             self._lease = lease
@@ -268,7 +269,7 @@ class ClusterRunning(Running):
         self.feeders = [
             Feeder(driver, self._assembly.queues[name], driver.queues[name], name not in written) for name in fed
         ]
-        self.inlets = [Inlet(driver, node) for node in plan.running if isinstance(node.fn, Stream)]
+        self.inlets = [StreamIngest(driver, node) for node in plan.running if isinstance(node.fn, Stream)]
         self.stages = [Stage(driver, node) for node in plan.running if node.kind != "source"]
         for feeder in self.feeders:
             feeder.claim()
@@ -282,10 +283,10 @@ class ClusterRunning(Running):
         sweep(driver, self.stages)
         self.shared = _Shared(driver, self.stages)
         workers = [StageWorker(self, stage) for stage in self.stages]
-        self._inlets = inlets = [InletWorker(self, inlet) for inlet in self.inlets]
+        self._inlets = inlets = [IngestWorker(self, inlet) for inlet in self.inlets]
         self._copiers = copiers = [self._copier(feeder) for feeder in self.feeders]
         self.workers += [*inlets, *workers]  # type: ignore[list-item]
-        keeper = Keeper(driver, self.stages)
+        keeper = Maintenance(driver, self.stages)
         keeping = [ClusterWorker(self, f"{plan.id} keeper", self._keeping(keeper), self._rest)]
         started: Sequence[ClusterWorker] = (*inlets, *workers, *copiers, *keeping)
         self._threads += started  # type: ignore[arg-type]
@@ -301,7 +302,7 @@ class ClusterRunning(Running):
 
         return ClusterWorker(self, feeder.ledger.processor, feeder.step, wait)
 
-    def _keeping(self, keeper: Keeper) -> Callable[[], bool]:
+    def _keeping(self, keeper: Maintenance) -> Callable[[], bool]:
         """The keeper's turn: one look, whatever came of it."""
 
         def turn() -> bool:
@@ -333,7 +334,7 @@ class ClusterRunning(Running):
             raise InvalidArgument(
                 f"The queue {arguments[0]!r} lies in {self.driver.files.url} and is written by the graph's processors;"
                 " what is sent goes to queues of this machine's store.",
-                f"one of {', '.join(sorted(at_home(self._plan)))}.",
+                f"send to one of {', '.join(sorted(at_home(self._plan)))}.",
             )
         return super().send(*arguments)
 
@@ -350,7 +351,7 @@ class ClusterRunning(Running):
         return [codec.unpack(bytes(row.value)) for row in rows]
 
     def idle(self) -> bool:
-        """Whether nobody has anything to do, at one moment."""
+        """Return True where, at one moment, no worker has anything to do."""
         before = self.driver.rings
         copied = all(
             worker.finished or not (worker.busy or feeder.ready())
@@ -399,6 +400,21 @@ class ClusterRunning(Running):
         beat.start()
         super()._keep()
 
+    def _grown(self) -> bool:
+        """Whether a queue that is copied from the store has partitions, which no feeder reads."""
+        grown = any(feeder.queue.partitions > 1 for feeder in getattr(self, "feeders", ()))
+        if grown:
+            self._look.set()
+        return grown
+
+    def _look_for_growth(self) -> None:
+        try:
+            for feeder in getattr(self, "feeders", ()):
+                _require_one_log(feeder.queue.id, feeder.queue.partitions)
+        except CuesError as error:
+            if not (self.halted and isinstance(error, Closed)):
+                self._fail(error)
+
     def _beat(self) -> None:
         while not self.pause(LEASE_BEAT_S):
             with contextlib.suppress(Exception):  # safety never rests on it
@@ -435,7 +451,7 @@ def check(plan: Plan) -> None:
         raise GraphError(
             f"The queue {name!r} is a source's, which lies in the store of the driver's machine, and {writer.id}"
             " writes to it too, which would write into the shared directory.",
-            f"a queue of its own for {writer.name}, and cues.AnyOf over both where they are read.",
+            f"give {writer.name} a queue of its own, and read both with cues.AnyOf.",
             processor=writer.name,
         )
     for name, options in plan.queues.items():
@@ -444,7 +460,7 @@ def check(plan: Plan) -> None:
             raise GraphError(
                 f"The queue {name!r} has path={options.path!r}, a store on one machine, and lies in the"
                 " shared directory.",
-                "no path= for it.",
+                "remove path= from the queue.",
                 processor="",
             )
 
@@ -454,7 +470,7 @@ def _require_one_log(queue: str, partitions: int) -> None:
         raise GraphError(
             f"The queue {queue!r} has {partitions} partitions; queues in a shared directory have one, over which the"
             " executors divide each step.",
-            "partitions=1, in a new store where this one has the queue already; or Spark without queues=.",
+            "set partitions=1 (in a new store, if this one has the queue already), or run Spark without queues=.",
             processor="",
         )
 
@@ -465,12 +481,12 @@ def _refuse_speculation(session: Any, plan: Plan) -> None:
     if ordered and session.conf.get("spark.speculation", "false") == "true":
         raise Unsupported(
             f"spark.speculation runs a task twice at once, and with it the effects of {', '.join(ordered)}.",
-            "spark.speculation=false.",
+            "set spark.speculation=false.",
         )
 
 
 def place(node: Node) -> str:
-    """What a processor becomes, for ``cues show --engine spark --queues DIR``."""
+    """The form that a processor takes, for ``cues show --engine spark --queues DIR``."""
     if isinstance(node.fn, Stream):
         return "a streaming query, into the directory"
     if node.kind == "source":

@@ -15,15 +15,17 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
-from cues import events, faults, provenance
-from cues.batch import Batch
+from cues import faults
+from cues.base import events
 from cues.errors import Diverged, Unsupported
+from cues.queues.tailer import Tailer
+from cues.records import provenance
+from cues.records.batch import Batch
 from cues.spark.cluster.directory import file_name
-from cues.spark.cluster.ledger import Ledger, Record
-from cues.tailer import Tailer
+from cues.spark.cluster.ledger import Ledger, LedgerRecord
 
 if TYPE_CHECKING:
-    from cues.queue import Queue
+    from cues.queues.queue import Queue
     from cues.spark.cluster.directory import QueueDirectory
     from cues.spark.cluster.driver import Driver
 
@@ -76,19 +78,19 @@ class Feeder:
                     f"{self.directory.files.url} was fed from a queue {self.queue.id!r} with identity {known} up to"
                     f" {next - 1}; the one in {self.queue.store.path} has {identity} and ends before"
                     f" {self.queue.row().next}.",
-                    "the store that the directory was fed from, or another --queues DIR to start over.",
+                    "use the store that the directory was fed from, or start over with another --queues DIR.",
                     processor=self.ledger.processor,
                 )
             if self.ledger.claim(last, {self.queue.id: (identity, next)}):
                 return
 
-    def _forward(self, record: Record) -> None:
+    def _forward(self, record: LedgerRecord) -> None:
         for name in record.files.values():
             with self.directory.lock:
                 self.directory.forward(name)
 
     def ready(self) -> bool:
-        """Whether there is something to copy."""
+        """Return True where there are messages to copy."""
         return self.queue.row().next > self.position
 
     def step(self) -> bool:
@@ -141,7 +143,7 @@ class Feeder:
                 raise Unsupported(
                     f"The queue {self.queue.id!r} holds acknowledgements of transactions (cues.txn), at {low}, which a"
                     " queue in a shared directory cannot keep.",
-                    "a queue without them; or Spark without queues=.",
+                    "use a queue without them, or run Spark without queues=.",
                 )
             columns["index"] += range(low, high)
             columns["time"] += [batch.head.time_ns // 1000] * (high - low)
@@ -169,7 +171,7 @@ def _values(batch: Batch) -> list[bytes]:
 
 
 def _metas(batch: Batch) -> list[bytes | None]:
-    """What the messages carry along, each by itself."""
+    """The provenance of each message."""
     count = batch.head.count
     if batch.head.provenance is None:
         return [None] * count

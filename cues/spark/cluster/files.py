@@ -33,7 +33,7 @@ RENAME_COPIES: Final = ("s3a", "s3", "s3n", "gs", "wasb", "wasbs", "oss", "cosn"
 
 
 class Status(NamedTuple):
-    """What the filesystem says of a file."""
+    """The status of a file on the filesystem."""
 
     url: str
     """Its whole URL, as Spark's log has it."""
@@ -64,7 +64,7 @@ class Files:
         except Exception as error:
             raise Unsupported(
                 f"The queues cannot be kept in {place}: {in_short(error)}.",
-                "a directory that this machine and all executors share: a path, or a URL that Hadoop knows.",
+                "name a directory that this machine and all executors share: a path, or a URL that Hadoop knows.",
             ) from error
         self.url = str(self._root.toString())
         self.scheme = str(self._root.toUri().getScheme())
@@ -83,7 +83,7 @@ class Files:
     # --- looking ---
 
     def names(self, folder: str) -> list[str]:
-        """What is in a folder, sorted; nothing where there is no folder."""
+        """The names in a folder, sorted; none where the folder does not exist."""
         try:
             found = self._fs.listStatus(self.path(folder))
         except Exception as error:
@@ -156,7 +156,7 @@ class Files:
             raise Unsupported(
                 f"{self.url} makes no hard links ({error.strerror}), by which a commit of one driver"
                 " excludes another's.",
-                "a directory on a filesystem that has them, or a Hadoop URL such as hdfs://….",
+                "name a directory on a filesystem that has them, or a Hadoop URL such as hdfs://….",
             ) from error
         handle = os.open(os.path.dirname(self._local(name)), os.O_RDONLY)
         try:
@@ -205,7 +205,7 @@ def folder_of(name: str) -> str:
 
 
 def _is(error: Exception, kind: str) -> bool:
-    """Whether Java raised an exception of this class."""
+    """Return True where Java raised an exception of this class."""
     java = getattr(error, "java_exception", None)
     if java is not None:
         return str(java.getClass().getSimpleName()) == kind

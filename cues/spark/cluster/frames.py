@@ -4,32 +4,50 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import pyarrow as pa
 
-from cues import batch as batches
-from cues import codec, events
+from cues import codec
+from cues.base import events
 from cues.errors import ReturnError
-from cues.failure import Failure, error_message, short
-from cues.hashes import Hasher
-from cues.imperative import Imperative
-from cues.options import QueueOptions
-from cues.process import Process
-from cues.processor import wants_process
-from cues.runner import Interrupted
-from cues.spark.cluster.ledger import Taking
-from cues.spark.cluster.rows import Row, RowSlice
-from cues.spark.cluster.tasks import MESSAGE, OUT, OUT_ARROW, Answer, Ran
+from cues.graphs.processor import wants_process
+from cues.queues.options import QueueOptions
+from cues.records import batch as batches
+from cues.spark.cluster.ledger import StepRange
+from cues.spark.cluster.rows import RowSlice, TakenRow
+from cues.spark.cluster.tasks import MESSAGE, OUT, OUT_ARROW, StepResult, TaskResult
 from cues.spark.columns import Column, Encoder
-from cues.taking import Input, Slice, Taken
+from cues.steps.failure import Failure, error_message, short
+from cues.steps.hashes import Hasher
+from cues.steps.imperative import Imperative
+from cues.steps.process import Process
+from cues.steps.runner import Interrupted
+from cues.steps.taking import Input, Slice, Taken
 
 if TYPE_CHECKING:
-    from cues.spark.cluster.step import Stage
+    from cues.graphs.processor import Node
+    from cues.spark.cluster.directory import QueueDirectory
+    from cues.spark.cluster.driver import Driver
+    from cues.spark.cluster.ledger import Ledger
+
+
+class FrameStage(Protocol):
+    """The part of a stage (:class:`cues.spark.cluster.step.Stage`) that a frame uses."""
+
+    node: Node
+    driver: Driver
+    ledger: Ledger
+    inputs: dict[str, QueueDirectory]
+    targets: list[QueueDirectory]
+
+    def entrances(self) -> Any: ...
+
+    def read(self, directory: QueueDirectory, low: int, high: int) -> Any: ...
 
 
 class _Range(Slice):
-    """What a frame takes, of which the driver knows the place only."""
+    """The range of a frame. The driver knows its indices, and not its messages."""
 
     def __init__(self, entrance: Any, start: int, stop: int) -> None:
         super().__init__(cast(Input, entrance), start, [], [])
@@ -91,7 +109,7 @@ class Encode:
             yield pa.RecordBatch.from_arrays(arrays, schema=OUT_ARROW)
 
 
-def run_frame(stage: Stage, taking: Taking) -> Ran:
+def run_frame(stage: FrameStage, taking: StepRange) -> StepResult:
     """Call the function with the messages of the step, and let executors do what it asks for."""
     node, driver = stage.node, stage.driver
     ((tailer, (low, high)),) = taking.ranges.items()
@@ -111,7 +129,7 @@ def run_frame(stage: Stage, taking: Taking) -> Ran:
     meta = came.encode() if came and not options.strips else None
     retry = node.options.retry
     for attempt in range(1, retry.attempts + 1):
-        ran = Ran(driver.scratch())
+        ran = StepResult(driver.scratch())
         place = driver.files.url_of(ran.folder)
         try:
             process.begin(taken)
@@ -119,13 +137,13 @@ def run_frame(stage: Stage, taking: Taking) -> Ran:
             result = node.fn(given, process=process) if wants_process(node.fn) else node.fn(given)
             if not hasattr(result, "mapInArrow"):
                 raise ReturnError(
-                    f"{node.id} returned {type(result).__name__}; a frame returns a DataFrame.", "the DataFrame."
+                    f"{node.id} returned {type(result).__name__}; a frame returns a DataFrame.", "return the DataFrame."
                 )
             encode = Encode(result.schema, options, high - low - 1, digest.hex(), meta)
             Encoder(result.schema)  # what cannot be a message is refused here, not in a task
             result.mapInArrow(lambda rows: encode(rows), OUT).write.parquet(place)
             written = driver.session.read.schema(OUT).parquet(place).count()
-            ran.answers = [Answer(0, high - low, {0: written} if written else {}, retries=attempt - 1)]
+            ran.answers = [TaskResult(0, high - low, {0: written} if written else {}, retries=attempt - 1)]
             return ran
         except Exception as error:
             if driver.closed:
@@ -151,7 +169,7 @@ def run_frame(stage: Stage, taking: Taking) -> Ran:
     raise AssertionError
 
 
-def _given(stage: Stage, tailer: str, low: int, high: int) -> Any:
+def _given(stage: FrameStage, tailer: str, low: int, high: int) -> Any:
     """The DataFrame that a frame is called with: index, time, hash, value, and the declared fields."""
     from pyspark.sql import types as T
 
@@ -163,18 +181,18 @@ def _given(stage: Stage, tailer: str, low: int, high: int) -> Any:
     return rows.mapInArrow(lambda given: decode(given), T.StructType([*rows.schema.fields, *fields.fields]))
 
 
-def _row(stage: Stage, tailer: str, index: int) -> Row:
+def _row(stage: FrameStage, tailer: str, index: int) -> TakenRow:
     found = stage.read(stage.inputs[tailer], index, index + 1)
     (row,) = found.selectExpr("index", "unix_micros(time) AS time", "hash", "value", "meta").collect()
-    return Row(0, row["index"], row["time"], row["hash"], bytes(row["value"]), row["meta"] and bytes(row["meta"]))
+    return TakenRow(0, row["index"], row["time"], row["hash"], bytes(row["value"]), row["meta"] and bytes(row["meta"]))
 
 
-def _failed(stage: Stage, taking: Taking, failure: Failure, hash: str, meta: bytes | None) -> Ran:
+def _failed(stage: FrameStage, taking: StepRange, failure: Failure, hash: str, meta: bytes | None) -> StepResult:
     """The whole step as one error message; or, without an error queue, the end of the processor."""
     node, driver = stage.node, stage.driver
     ((tailer, (low, high)),) = taking.ranges.items()
-    ran = Ran(driver.scratch())
-    answer = Answer(0, high - low)
+    ran = StepResult(driver.scratch())
+    answer = TaskResult(0, high - low)
     ran.answers = [answer]
     if not node.errors:
         answer.stop = 0, failure

@@ -12,10 +12,11 @@ import socket
 import time
 from typing import TYPE_CHECKING, Any, Final
 
-from cues import clock, locks
+from cues.base import clock
 from cues.errors import AlreadyRunning
-from cues.ownership import LEASE_S
 from cues.spark.cluster.files import folder_of
+from cues.steps.ownership import LEASE_S
+from cues.storage import locks
 
 if TYPE_CHECKING:
     from cues.spark.cluster.files import Files
@@ -25,7 +26,7 @@ _mine: set[str] = set()
 """Owners in this process."""
 
 
-class Lease:
+class DriverLease:
     """The lease of one driver."""
 
     def __init__(self, files: Files, graph: str, owner: str) -> None:
@@ -51,7 +52,7 @@ class Lease:
                 raise AlreadyRunning(
                     f"The graph {self._graph!r} is run on {self._files.url} by the driver"
                     f" {other.get('pid')} on {other.get('host')}.",
-                    "stop that one; or take_over=True (cues run --take-over), after which it commits nothing more.",
+                    "stop that one, or start with take_over=True (cues run --take-over): then it commits nothing more.",
                     pid=other.get("pid") or 0,
                 )
             if found is None:
@@ -60,7 +61,7 @@ class Lease:
         self.beat()
 
     def _is_dead(self, text: str) -> bool:
-        """Whether its owner is a process of this boot that is gone."""
+        """Return True where its owner was a process of this boot and has ended."""
         found = _parsed(text)
         if found.get("boot") != clock.boot_id():
             return False

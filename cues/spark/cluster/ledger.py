@@ -21,7 +21,7 @@ import json
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from cues import clock
+from cues.base import clock
 from cues.errors import Diverged, Fenced
 from cues.spark.cluster.files import folder_of
 
@@ -36,15 +36,15 @@ Kind = Literal["claim", "taking", "step"]
 
 
 @dataclass(frozen=True)
-class Taking:
-    """What a step takes: by tailer id, the messages [start, stop); cut into parts of ``size`` for batch functions."""
+class StepRange:
+    """The messages [start, stop) that a step takes, by tailer id; cut into parts of ``size`` for batch functions."""
 
     ranges: dict[str, tuple[int, int]]
     size: int
 
 
 @dataclass(frozen=True)
-class Record:
+class LedgerRecord:
     """One record; it says where the processor stands behind it."""
 
     number: int
@@ -53,7 +53,7 @@ class Record:
     epoch: int
     positions: dict[str, tuple[str, int]]
     """By tailer id: the queue's identity in hex, and the index that is taken next."""
-    taking: Taking | None = None
+    taking: StepRange | None = None
     """Under way: to be taken again by the next step."""
     hash: str | None = None
     """Of what the step took."""
@@ -87,22 +87,22 @@ class Record:
         return json.dumps({name: value for name, value in found.items() if value not in (None, {}, (), False)})
 
     @staticmethod
-    def of(number: int, text: str) -> Record:
+    def of(number: int, text: str) -> LedgerRecord:
         found: dict[str, Any] = json.loads(text)
         if found["format"] != FORMAT:
             raise Diverged(
                 f"A processor's record has format {found['format']}; this version reads {FORMAT}.",
-                "a newer version of Cues.",
+                "install a newer version of Cues.",
                 processor="",
             )
         taking = found.get("taking")
-        return Record(
+        return LedgerRecord(
             number,
             found["kind"],
             found["owner"],
             found["epoch"],
             {tailer: (identity, next) for tailer, (identity, next) in found.get("positions", {}).items()},
-            taking and Taking({t: (start, stop) for t, (start, stop) in taking["ranges"].items()}, taking["size"]),
+            taking and StepRange({t: (start, stop) for t, (start, stop) in taking["ranges"].items()}, taking["size"]),
             found.get("hash"),
             found.get("files", {}),
             tuple(found.get("state", ())),
@@ -121,10 +121,10 @@ class Ledger:
         self._trimmed = 0
         self.processor = processor
         self.owner = owner
-        self.last: Record | None = None
-        """Where the processor stands."""
+        self.last: LedgerRecord | None = None
+        """The last record of the processor."""
 
-    def read(self) -> Record | None:
+    def read(self) -> LedgerRecord | None:
         """The last record that is there; None where nothing ever ran."""
         number = self._newest()
         return None if number < 0 else self._read(number)
@@ -132,29 +132,29 @@ class Ledger:
     def _newest(self) -> int:
         return max((int(n.removesuffix(".json")) for n in self._files.names(self._folder) if n[0] != "."), default=-1)
 
-    def _read(self, number: int) -> Record:
+    def _read(self, number: int) -> LedgerRecord:
         text = self._files.read(self._name(number))
         if text is None:
             raise Diverged(
                 f"Record {number} of {self.processor} in {self._files.url} is missing.",
-                "a copy of the directory.",
+                "restore the directory from a copy.",
                 processor=self.processor,
             )
-        return Record.of(number, text)
+        return LedgerRecord.of(number, text)
 
     def _name(self, number: int) -> str:
         return f"{self._folder}/{number:012d}.json"
 
-    def claim(self, before: Record | None, positions: dict[str, tuple[str, int]]) -> bool:
+    def claim(self, before: LedgerRecord | None, positions: dict[str, tuple[str, int]]) -> bool:
         """Own the processor from behind ``before`` on; False where another record came in between."""
-        record = Record(
+        record = LedgerRecord(
             before.number + 1 if before else 0, "claim", self.owner, before.epoch + 1 if before else 1, positions
         )
         if before is not None:
             record = replace(record, taking=before.taking, state=before.state, source=before.source, whole=before.whole)
         return self._put(record)
 
-    def commit(self, kind: Kind, **changes: Any) -> Record:
+    def commit(self, kind: Kind, **changes: Any) -> LedgerRecord:
         """Put the next record; what is not said is as before. Raises :class:`Fenced`, and nothing counts then."""
         last = self.last
         assert last is not None
@@ -170,7 +170,7 @@ class Ledger:
         if self._newest() > self.last.number:
             raise self._fenced()
 
-    def _put(self, record: Record) -> bool:
+    def _put(self, record: LedgerRecord) -> bool:
         if not self._files.put(self._name(record.number), record.to_json()) or self._newest() > record.number:
             return False
         self.last = record
@@ -190,7 +190,7 @@ class Ledger:
         return Fenced(
             f"{self.processor} is run by another driver ({found.owner}, epoch {found.epoch}; record {found.number});"
             f" this one ({self.owner}, epoch {self.last.epoch}) commits nothing more.",
-            "nothing, if the other one is meant to run it.",
+            "do nothing, if the other one is meant to run it.",
             processor=self.processor,
             reason="takeover",
         )

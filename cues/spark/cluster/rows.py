@@ -2,7 +2,7 @@
 
 A row is a message of a queue as its data file has it, with the input that it came by and its offset in the
 step. They stand in for the record batches of a store: :class:`RowSlice` answers what
-:class:`cues.taking.Slice` does, also where the messages of a part do not follow one another, because a
+:class:`cues.steps.taking.Slice` does, also where the messages of a part do not follow one another, because a
 key decides which part they are in.
 """
 
@@ -11,11 +11,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
-from cues import codec, names, provenance
-from cues.batch import Batch
-from cues.hashes import Range
-from cues.provenance import Provenance
-from cues.taking import Input, Slice
+from cues import codec
+from cues.base import names
+from cues.records import provenance
+from cues.records.batch import Batch
+from cues.records.provenance import Provenance
+from cues.steps.hashes import Range
+from cues.steps.taking import Input, Slice
 
 
 class Entrance(NamedTuple):
@@ -26,11 +28,15 @@ class Entrance(NamedTuple):
     queue: str
     identity: bytes
     kept: frozenset[str]
-    """What the queue adds to the metadata of its messages."""
+    """The fields that the queue adds to the metadata of its messages."""
+
+    def identity_at(self, index: int) -> bytes:
+        """A directory of Parquet files has one timeline."""
+        return self.identity
 
 
 @dataclass(slots=True)
-class Row:
+class TakenRow:
     """A message that a step takes."""
 
     offset: int
@@ -48,7 +54,7 @@ class RowSlice(Slice):
 
     __slots__ = ("entrance", "rows")
 
-    def __init__(self, entrance: Entrance, rows: list[Row], messages: list[dict[str, Any]] | None = None) -> None:
+    def __init__(self, entrance: Entrance, rows: list[TakenRow], messages: list[dict[str, Any]] | None = None) -> None:
         if messages is None:
             messages = [codec.unpack(row.value) for row in rows]
         # What is asked of an Input here are its ids.
@@ -61,6 +67,10 @@ class RowSlice(Slice):
         one = self.entrance
         return one.tailer, one.identity, self.rows[start].index, self.rows[stop - 1].index + 1
 
+    def seal_before(self, index: int) -> str | None:
+        """A directory of Parquet files has no seals."""
+        return ""
+
     def pristine(self, offset: int) -> dict[str, Any]:
         return codec.unpack(self.rows[offset].value)  # type: ignore[no-any-return]
 
@@ -72,7 +82,7 @@ class RowSlice(Slice):
         return provenance.concat([self.provenance_of(offset) for offset in range(len(self.rows))])
 
     def provenance_of(self, offset: int) -> Provenance:
-        """Of one message, with the step onto this queue; as :meth:`cues.batch.Batch.provenance` of a batch."""
+        """Of one message, with the step onto this queue; as :meth:`cues.records.batch.Batch.provenance` of a batch."""
         row, queue, kept = self.rows[offset], self.entrance.queue, self.entrance.kept
         came = provenance.decode(row.meta, 1) if row.meta is not None else None
         columns: dict[str, tuple[Any, Any]] = dict(came.columns) if came else {}

@@ -27,22 +27,23 @@ import pickle
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 
-from cues import events, faults, names
+from cues import faults
+from cues.base import events, names
 from cues.errors import CuesError, Diverged, ProcessorStopped, TopologyChanged
-from cues.failure import Failure, words
-from cues.hashes import Hasher
-from cues.processor import BATCH_SIZE, FRAME, Node
-from cues.runner import Interrupted
+from cues.graphs.processor import BATCH_SIZE, FRAME, Node
 from cues.spark.cluster import tasks
 from cues.spark.cluster.directory import SCHEMA, QueueDirectory
 from cues.spark.cluster.frames import run_frame
-from cues.spark.cluster.kept import KeptState
-from cues.spark.cluster.landing import land
-from cues.spark.cluster.ledger import Ledger, Record, Taking
+from cues.spark.cluster.ledger import Ledger, LedgerRecord, StepRange
+from cues.spark.cluster.publish import land
 from cues.spark.cluster.rows import Entrance
-from cues.spark.cluster.tasks import Answer, Job, Ran, Target
-from cues.spark.remote import pack_job
+from cues.spark.cluster.state_files import StateFiles
+from cues.spark.cluster.tasks import OutputQueue, StepResult, TaskJob, TaskResult
+from cues.spark.executor import pack_job
 from cues.spark.session import in_short
+from cues.steps.failure import stopped_at, words
+from cues.steps.hashes import Hasher
+from cues.steps.runner import Interrupted
 
 if TYPE_CHECKING:
     from cues.spark.cluster.driver import Driver
@@ -63,7 +64,7 @@ class Stage:
         self.node = node
         self.counters = events.Counters()
         self.ledger = Ledger(driver.files, node.id, driver.owner)
-        self.state = KeptState(driver, self.ledger)
+        self.state = StateFiles(driver, self.ledger)
         self.inputs = {names.tailer_id(node.id, port.queue): driver.queues[port.queue] for port in node.inputs}
         queues = dict.fromkeys([*(port.queue for port in node.outputs), *([node.errors] if node.errors else [])])
         self.targets = [driver.queues[queue] for queue in queues]
@@ -74,7 +75,7 @@ class Stage:
         self._group = f"cues {node.id} {driver.owner}"
         self._job: tuple[int, bytes] | None = None
         self._stop: ProcessorStopped | None = None
-        self._under_way: Taking | None = None
+        self._under_way: StepRange | None = None
         self._told: dict[str, int] = {}
         """Up to where the loss of purged messages was told, by tailer id."""
 
@@ -99,8 +100,8 @@ class Stage:
         what = "rewind" if self.ledger.last.taking else "resume" if last else "fresh"
         self.driver.emit(events.Recovered(self.node.id, f"{what}: from {where}", logging.INFO, decision=what))
 
-    def _positions(self, last: Record | None) -> dict[str, tuple[str, int]]:
-        """Where it stands; raises :class:`Diverged` where a queue is another one."""
+    def _positions(self, last: LedgerRecord | None) -> dict[str, tuple[str, int]]:
+        """The positions of the processor. Raises :class:`Diverged` where a queue has another identity."""
         found = {}
         for tailer, directory in self.inputs.items():
             identity = directory.identity.hex()
@@ -109,13 +110,13 @@ class Stage:
                 raise Diverged(
                     f"{self.node.id} stands at {next} of queue {directory.queue!r} with identity {known}; in"
                     f" {directory.files.url} it has {identity} and ends before {directory.next}.",
-                    "the directory that belongs to these steps, or another --queues DIR to start over.",
+                    "use the directory that belongs to these steps, or start over with another --queues DIR.",
                     processor=self.node.id,
                 )
             found[tailer] = known, next
         return found
 
-    def _check_inputs(self, last: Record, accept_topology: bool) -> None:
+    def _check_inputs(self, last: LedgerRecord, accept_topology: bool) -> None:
         new = [tailer for tailer in self.inputs if tailer not in last.positions]
         gone = [tailer for tailer in last.positions if tailer not in self.inputs]
         if (new or gone) and not accept_topology:
@@ -123,12 +124,12 @@ class Stage:
             what += [f"no longer read: {', '.join(gone)}"] if gone else []
             raise TopologyChanged(
                 f"The inputs of {self.node.id} have changed since its last step ({'; '.join(what)}).",
-                "--accept-topology (graph.start(accept_topology=True)): new inputs begin at the start of their queue;"
-                " or another --queues DIR to start over.",
+                "start with --accept-topology (graph.start(accept_topology=True)): new inputs begin at the start of"
+                " their queue; or start over with another --queues DIR.",
                 processor=self.node.id,
             )
 
-    def _check_newest(self, last: Record | None) -> None:
+    def _check_newest(self, last: LedgerRecord | None) -> None:
         """Raise :class:`Diverged` where its queues hold what no record says: records are gone, or an old copy."""
         number = last.number if last else -1
         for directory in self.targets:
@@ -138,18 +139,18 @@ class Stage:
                     raise Diverged(
                         f"The queue {directory.queue!r} holds what record {made} of {self.node.id} wrote, and its"
                         f" records in {directory.files.url} " + (f"end at {number}." if last else "are gone."),
-                        "the records that belong to the queues, or another --queues DIR to start over.",
+                        "use the records that belong to the queues, or start over with another --queues DIR.",
                         processor=self.node.id,
                     )
 
-    def _forward(self, record: Record) -> None:
+    def _forward(self, record: LedgerRecord) -> None:
         """6. Add the files of a record to the logs of their queues."""
         for queue, name in record.files.items():
             directory = self.driver.queues.get(queue)
             if directory is None:
                 raise Diverged(
                     f"The last step of {self.node.id} wrote to the queue {queue!r}, which the graph does not have.",
-                    "one run of the graph as it was.",
+                    "run the graph once as it was.",
                     processor=self.node.id,
                 )
             with directory.lock:
@@ -161,7 +162,7 @@ class Stage:
     # --- what others ask ---
 
     def ready(self) -> bool:
-        """Whether there is something to take."""
+        """Return True where there are messages to take."""
         last = self.ledger.last
         assert last is not None
         some = any if self.node.mode == "alts" else all
@@ -182,7 +183,7 @@ class Stage:
         return next((low for t, (low, _) in ranges.items() if self.inputs[t].queue == queue), None)
 
     def _there(self) -> dict[str, tuple[int, int]]:
-        """What is there for each input, by tailer id: from, up to."""
+        """The range of messages available on each input, by tailer id."""
         last = self.ledger.last
         assert last is not None
         return {tailer: one.ready(last.positions[tailer][1]) for tailer, one in self.inputs.items()}
@@ -227,7 +228,7 @@ class Stage:
             ) from None
         return True
 
-    def _run_and_commit(self, taking: Taking) -> None:
+    def _run_and_commit(self, taking: StepRange) -> None:
         ran = self._run(taking)
         if any(one.declined == "state" for one in ran.answers):
             # Nothing counts; every task that calls this function is given the whole state from now on.
@@ -242,7 +243,7 @@ class Stage:
             # What ran behind the message that failed may have changed the state too: once more, up to it.
             self.driver.files.delete(ran.folder)
             cut = ran.stop[0]
-            taking = Taking({t: (start, start + cut) for t, (start, _) in taking.ranges.items()}, taking.size)
+            taking = StepRange({t: (start, start + cut) for t, (start, _) in taking.ranges.items()}, taking.size)
             ran = self._run(taking)
         faults.point("spark.ran")
         try:
@@ -252,7 +253,7 @@ class Stage:
 
     # 1. Take.
 
-    def _take(self) -> Taking | None:
+    def _take(self) -> StepRange | None:
         last = self.ledger.last
         assert last is not None
         pending = last.taking
@@ -269,13 +270,13 @@ class Stage:
                 if end > low:
                     self._served = place + 1
                     count = self._bounded({tailers[place]: (low, end)}, min(size, end - low))
-                    return Taking({tailers[place]: (low, low + count)}, self._part_size(count))
+                    return StepRange({tailers[place]: (low, low + count)}, self._part_size(count))
             return None
         count = min(size, *(end - low for low, end in ready.values()))
         if count <= 0:
             return None
         count = self._bounded(ready, count)
-        return Taking({tailer: (low, low + count) for tailer, (low, _) in ready.items()}, self._part_size(count))
+        return StepRange({tailer: (low, low + count) for tailer, (low, _) in ready.items()}, self._part_size(count))
 
     def _tell_purged(self, ready: dict[str, tuple[int, int]]) -> None:
         """Say what was let go of before this processor took it, once."""
@@ -323,14 +324,14 @@ class Stage:
 
     @property
     def _single(self) -> bool:
-        """Whether one task does the step, one call after another."""
+        """True where one task runs the step, one call after another."""
         last = self.ledger.last
         keyed = self.node.options.key is not None
         return self.ordered or (last is not None and last.whole) or (keyed and not self._by_key)
 
     @property
     def _by_key(self) -> bool:
-        """Whether the messages of a key are a part."""
+        """True where parts are divided by key."""
         last = self.ledger.last
         return (
             self.node.options.key is not None
@@ -338,7 +339,7 @@ class Stage:
             and not (self.node.options.batch or self.ordered or (last is not None and last.whole))
         )
 
-    def _moved(self, taking: Taking, count: int | None = None) -> dict[str, tuple[str, int]]:
+    def _moved(self, taking: StepRange, count: int | None = None) -> dict[str, tuple[str, int]]:
         """The positions behind what was taken, or its first ``count`` messages."""
         last = self.ledger.last
         assert last is not None
@@ -348,7 +349,7 @@ class Stage:
         return moved
 
     @contextlib.contextmanager
-    def _held(self, taking: Taking) -> Iterator[None]:
+    def _held(self, taking: StepRange) -> Iterator[None]:
         """Keep the files that a step reads on the disk."""
         held = [(self.inputs[t], self.inputs[t].within(*span)) for t, span in taking.ranges.items()]
         for directory, files in held:
@@ -363,7 +364,7 @@ class Stage:
 
     # 3. Run.
 
-    def _run(self, taking: Taking) -> Ran:
+    def _run(self, taking: StepRange) -> StepResult:
         from pyspark.sql import functions as F
 
         if self.node.options.batch == FRAME:
@@ -392,7 +393,7 @@ class Stage:
         else:
             shared = rows.repartitionById(parts, F.col("part")) if parts > 1 else rows.coalesce(1)
         task = tasks.Task(self._packed(), sees, self.node.at_most_once)
-        ran = Ran(self.driver.scratch())
+        ran = StepResult(self.driver.scratch())
         place = self.driver.files.url_of(ran.folder)
         try:
             shared = shared.sortWithinPartitions("part", "input", "offset")
@@ -406,13 +407,13 @@ class Stage:
             if found != count:
                 raise Diverged(
                     f"{self.node.id} took {_shown(taking)}, {count} messages, and {found} of them were in the files.",
-                    "spark.sql.files.ignoreMissingFiles=false, and a copy of the directory.",
+                    "set spark.sql.files.ignoreMissingFiles=false, and restore the directory from a copy.",
                     processor=self.node.id,
                 )
         return ran
 
-    def answers(self, place: str) -> list[Answer]:
-        """What the driver has to know of the parts."""
+    def answers(self, place: str) -> list[TaskResult]:
+        """The results of the parts, without their messages."""
         found = self.driver.session.read.schema(tasks.OUT).parquet(place).where(f"kind = {tasks.ANSWER}")
         return sorted((pickle.loads(row.value) for row in found.select("value").collect()), key=lambda one: one.part)
 
@@ -421,7 +422,7 @@ class Stage:
         urls = directory.urls(directory.within(low, high))
         return self.driver.session.read.schema(SCHEMA).parquet(*urls).where(f"index >= {low} AND index < {high}")
 
-    def _rows(self, taking: Taking) -> Any:
+    def _rows(self, taking: StepRange) -> Any:
         """The messages of the step as tasks take them."""
         found: Any = None
         for number, (tailer, directory) in enumerate(self.inputs.items()):
@@ -453,13 +454,13 @@ class Stage:
         assert last is not None
         if self._job is None or self._job[0] != last.epoch:
             places = {one.queue: number for number, one in enumerate(self.targets)}
-            job = Job(
+            job = TaskJob(
                 self.node,
                 self.driver.system,
                 last.epoch,
                 self.driver.store_id,
                 self.entrances(),
-                tuple(Target(one.queue, one.options) for one in self.targets),
+                tuple(OutputQueue(one.queue, one.options) for one in self.targets),
                 {port.binding: places[port.queue] for port in self.node.outputs},
                 places[self.node.errors] if self.node.errors else None,
             )
@@ -468,12 +469,12 @@ class Stage:
 
     # 4 to 6.
 
-    def _commit(self, taking: Taking, ran: Ran) -> None:
+    def _commit(self, taking: StepRange, ran: StepResult) -> None:
         stop = ran.stop
         count = next(high - low for low, high in taking.ranges.values())
         whole = count if stop is None else stop[0]
         if stop is not None:
-            self._stop = self._stopped(stop[1])
+            self._stop = stopped_at(self.node, stop[1])
             if not whole:
                 raise self._stop
         written: dict[int, int] = {}
@@ -505,7 +506,7 @@ class Stage:
         if self._stop is not None:
             raise self._stop
 
-    def _count(self, taken: int, written: int, failed: int, ran: Ran) -> None:
+    def _count(self, taken: int, written: int, failed: int, ran: StepResult) -> None:
         counters = self.counters
         counters.steps += 1
         counters.taken += taken
@@ -533,18 +534,6 @@ class Stage:
                 )
             )
 
-    def _stopped(self, failure: Failure) -> ProcessorStopped:
-        where = "behind what its last step took: at-most-once" if self.node.at_most_once else "at this message"
-        error = ProcessorStopped(
-            f"{self.node.id} stopped after {failure.attempts} attempt{'s' if failure.attempts > 1 else ''}:"
-            f" {type(failure.error).__name__}: {words(failure.error)}",
-            f"mend the function and start again (it goes on {where}), or give the graph an error"
-            " queue: cues.Graph(…, errors='errors').",
-            processor=self.node.id,
-        )
-        error.__cause__ = failure.error
-        return error
-
 
 def _state_rows(state: Any, part: Any) -> Any:
     """The state as rows that a task takes before its messages."""
@@ -563,5 +552,5 @@ def _state_rows(state: Any, part: Any) -> Any:
     )
 
 
-def _shown(taking: Taking) -> str:
+def _shown(taking: StepRange) -> str:
     return ", ".join(f"{tailer} [{low}, {high})" for tailer, (low, high) in taking.ranges.items())

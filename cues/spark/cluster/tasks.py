@@ -1,4 +1,4 @@
-"""What an executor does with its share of a step: rows in, rows out.
+"""The executor's side of a step over files: rows in, rows out.
 
     in      part, input, offset, index, time, hash, value, meta     sorted by part, input, offset
     out     kind, target, offset, ordinal, hash, value, meta
@@ -8,7 +8,7 @@ the messages of some keys; else as many messages as there are in a share. The fu
 :class:`Runner` as everywhere. Three kinds of rows come out:
 
     MESSAGE     for the queue number ``target``: what came of the message at ``offset``, in the order ``ordinal``
-    ANSWER      one a part: what the driver has to know of it (:class:`Answer`)
+    ANSWER      one a part: what the driver has to know of it (:class:`TaskResult`)
     STATE       a row of the state that changed
 
 An output message carries the delivery hash of what it came from: of the run of messages in its part that no
@@ -17,34 +17,35 @@ failure cuts, or, where a key chose the part, of its own message.
 
 from __future__ import annotations
 
-import itertools
 import pickle
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 import xxhash
 
-from cues import batch as batches
-from cues import codec, events, names
-from cues.errors import CuesError, Diverged, Fenced, Unsupported
-from cues.failure import Failure, error_message, words
-from cues.hashes import Hasher
-from cues.imperative import Imperative
-from cues.options import QueueOptions
-from cues.process import Process
-from cues.processor import Node
-from cues.provenance import Provenance, merge
-from cues.results import Output, Results
-from cues.runner import Runner
-from cues.spark.cluster.rows import Entrance, Row, RowSlice
-from cues.spark.remote import travelling
-from cues.state import Changes, Table, key_part
-from cues.taking import Slice, Taken
+from cues import codec
+from cues.base import events, names
+from cues.errors import Diverged
+from cues.graphs.processor import Node
+from cues.queues.options import QueueOptions
+from cues.records import batch as batches
+from cues.records.provenance import Provenance, merge
+from cues.spark.cluster.rows import Entrance, RowSlice, TakenRow
+from cues.spark.executor import NeedsState, PartReport, reporting, runner_of, travelling, unpack_job
+from cues.steps.failure import Failure, error_message
+from cues.steps.hashes import Hasher
+from cues.steps.outgoing import Packed, Packer
+from cues.steps.process import Process
+from cues.steps.process import key_of as message_key
+from cues.steps.results import Cut, Output, Results
+from cues.steps.runner import Runner
+from cues.steps.state import Changes, StateTable, key_part
+from cues.steps.taking import Slice, Taken
 
 if TYPE_CHECKING:
-    from cues.store import Store
+    from cues.queues.store import Store
 
 IN: Final = (
     "part INT, input INT, offset BIGINT, index BIGINT, time BIGINT, hash STRING, value BINARY, meta BINARY, key BINARY"
@@ -68,14 +69,12 @@ STATE_INPUT: Final = -1
 """The input of rows that are the state's: ``meta`` is the row, ``value`` its packed value."""
 _ROWS_OUT: Final = 10_000
 _BYTES_OUT: Final = 16 << 20
-JOBS_MAX: Final = 64
-"""Processors whose functions a worker process keeps unpickled."""
 Sees = str
-"""What of the state a task may look at: "nothing", "keys" (those of its messages) or "all"."""
+"""The part of the state that a task may read: "nothing", "keys" (those of its messages) or "all"."""
 
 
 @dataclass(frozen=True)
-class Target:
+class OutputQueue:
     """A queue that a step may write to."""
 
     queue: str
@@ -83,15 +82,15 @@ class Target:
 
 
 @dataclass(frozen=True)
-class Job:
-    """What does not change from step to step."""
+class TaskJob:
+    """The data of a processor that stay the same from step to step."""
 
     node: Node
     system: Any
     epoch: int
     store_id: str
     entrances: tuple[Entrance, ...]
-    targets: tuple[Target, ...]
+    targets: tuple[OutputQueue, ...]
     outputs: dict[str, int]
     """The number of the target, by output binding."""
     errors: int | None
@@ -99,8 +98,8 @@ class Job:
 
 
 @dataclass
-class Answer:
-    """What came of a part; offsets are the step's."""
+class TaskResult(PartReport):
+    """The result of a part. Offsets count from the start of the step."""
 
     part: int
     count: int
@@ -111,39 +110,30 @@ class Answer:
     first: Failure | None = None
     """The first of them."""
     stop: tuple[int, Failure] | None = None
-    """Where the processor stops: a message failed for good, and there is no error queue."""
-    retries: int = 0
+    """The offset at which the processor stops: a message failed for good, and there is no error queue."""
     changed: int = 0
     """Rows of the state."""
-    declined: str = ""
-    """ "state": the function asked for state that the task does not have; "again": a task that must not be
-    repeated was. Nothing else counts then."""
-    fatal: BaseException | None = None
 
 
 @dataclass
-class Ran:
-    """What came of a step's function."""
+class StepResult:
+    """The results of a step's function."""
 
     folder: str
-    answers: list[Answer] = field(default_factory=list)
+    answers: list[TaskResult] = field(default_factory=list)
 
     @property
     def stop(self) -> tuple[int, Failure] | None:
-        """Where the processor stops, and why."""
+        """The offset at which the processor stops, and the failure."""
         return min((one.stop for one in self.answers if one.stop is not None), default=None, key=lambda stop: stop[0])
 
     @property
     def changed(self) -> bool:
-        """Whether the state changed."""
+        """True where the state changed."""
         return any(one.changed for one in self.answers)
 
 
-class _NeedsState(BaseException):
-    """No ``Exception``: the user's own handlers, and retries, are not to take it for a failure."""
-
-
-class CarriedState(Table):
+class CarriedState(StateTable):
     """The state that a task was given, and what its calls change."""
 
     def __init__(self, processor: str, rows: dict[bytes, bytes], sees: Sees, keys: set[bytes]) -> None:
@@ -180,7 +170,7 @@ class CarriedState(Table):
 
     def _check(self, row: bytes) -> None:
         if self._sees == "nothing" or (self._sees == "keys" and row[: key_bytes(row)] not in self._keys):
-            raise _NeedsState
+            raise NeedsState
 
 
 _NO_STORE: Final[Store] = None  # type: ignore[assignment]
@@ -222,10 +212,10 @@ class Task:
         work: _Work | None = None
         for part, rows in _parts(given):
             if self.once and _is_repeated():
-                out.answer(Answer(part, 0, declined="again"))
+                out.answer(TaskResult(part, 0, declined="again"))
                 continue
             if work is None:
-                work = _Work(_job(self.packed), self.sees)
+                work = _Work(unpack_job(self.packed), self.sees)
             work.part(part, rows, out)
             yield from out.full()
         if work is not None:
@@ -233,10 +223,24 @@ class Task:
         yield from out.rest()
 
 
+class _RowPacker(Packer):
+    """Packs messages for rows: those have no place for identities, and one for provenance of any size."""
+
+    def pack(self, message: Any, came: Provenance | None = None) -> bytes:
+        packed = super().pack(message)
+        if type(packed) is Packed and packed.marked:
+            batches.split_meta(message, _NOWHERE)
+        return packed
+
+
+class _RowRunner(Runner):
+    packer = _RowPacker
+
+
 class _Work:
     """One task: its runner, its state, and part after part."""
 
-    def __init__(self, job: Job, sees: Sees) -> None:
+    def __init__(self, job: TaskJob, sees: Sees) -> None:
         self.job = job
         self.sees = sees
         self.hasher = Hasher(job.node.id, 0)
@@ -249,39 +253,31 @@ class _Work:
         """Call the function over a part; rows and an answer come of it."""
         if self.ended:
             return  # the processor stops in front of a message of a part before this one
-        answer = Answer(number, 0)
-        try:
+        answer = TaskResult(number, 0)
+        with reporting(answer):
             if self.state is None:
                 self._begin(rows)
             rows.pop(STATE_INPUT, None)
             if rows:
                 self._run(answer, rows, out)
-        except _NeedsState:
-            answer.declined, self.ended = "state", True
-        except (Fenced, Diverged, Unsupported) as error:
-            answer.fatal, self.ended = error, True
+        self.ended = self.ended or answer.declined != "" or answer.fatal is not None
         out.answer(answer)
 
     def _begin(self, rows: dict[int, list[Any]]) -> None:
         job = self.job
         carried = {meta: value for *_, value, meta in rows.get(STATE_INPUT, ())}
         self.state = CarriedState(job.node.id, carried, self.sees, set())
-        imperative = Imperative(job.node.id, {}, {})
-        self.process = _TaskProcess(
-            job.node, job.system, self.hasher, job.epoch, job.store_id, self.state.call, lambda: False, imperative
-        )
-        self.runner = Runner(
-            job.node,
-            self.process,
+        self.runner, self.counters = runner_of(
+            job,
+            0,
             self.state,
-            _pause,
-            lambda event: None,
-            self.counters,
             lambda binding: job.targets[job.outputs[binding]].options,
-            imperative,
+            self.state.call,
+            _TaskProcess,
+            _RowRunner,
         )
 
-    def _run(self, answer: Answer, rows: dict[int, list[Any]], out: _Rows) -> None:
+    def _run(self, answer: TaskResult, rows: dict[int, list[Any]], out: _Rows) -> None:
         assert self.runner is not None and self.state is not None
         taken = self._taken(rows)
         answer.count = taken.count
@@ -292,28 +288,26 @@ class _Work:
         answer.retries = self.counters.retries - retries
         made = _Made(self.job, self.hasher, taken, results, self.sees == "keys")
         made.put(answer, out)
-        if made.dropped:
-            self.state.forget()
         self.state.committed()
         self.ended = answer.stop is not None
 
     def _taken(self, rows: dict[int, list[Any]]) -> Taken:
         slices = []
         for number, found in sorted(rows.items()):
-            one = RowSlice(self.job.entrances[number], [Row(*row) for row in found])
+            one = RowSlice(self.job.entrances[number], [TakenRow(*row) for row in found])
             slices.append(one)
             if self.sees != "keys" and one.rows[-1].index - one.start + 1 != len(found):
                 raise Diverged(
                     f"The messages {one.start} to {one.rows[-1].index} of {one.entrance.queue!r} were taken, and"
                     f" {len(found)} of them are there.",
-                    "a copy of the directory.",
+                    "restore the directory from a copy.",
                     processor=self.job.node.id,
                 )
         counts = {len(one.rows) for one in slices}
         if len(counts) > 1:
             raise Diverged(
                 f"A step of {self.job.node.id} found {counts} messages of its inputs.",
-                "a copy of the directory.",
+                "restore the directory from a copy.",
                 processor=self.job.node.id,
             )
         return Taken(list(slices), counts.pop())
@@ -330,13 +324,13 @@ class _Work:
         if self.state is not None and self.state.changes:
             for row, packed in self.state.changes.items():
                 out.add(STATE, 0, 0, key_bytes(row), None, packed, row)
-            out.answer(Answer(-1, 0, changed=len(self.state.changes)))
+            out.answer(TaskResult(-1, 0, changed=len(self.state.changes)))
 
 
 class _Made:
-    """What came of a part, on its way into rows."""
+    """The results of a part, to be written as rows."""
 
-    def __init__(self, job: Job, hasher: Hasher, taken: Taken, results: Results, apart: bool) -> None:
+    def __init__(self, job: TaskJob, hasher: Hasher, taken: Taken, results: Results, apart: bool) -> None:
         self.job = job
         self.hasher = hasher
         self.taken = taken
@@ -344,36 +338,22 @@ class _Made:
         self.apart = apart
         """The messages do not follow one another."""
         self.slices: list[RowSlice] = taken.slices  # type: ignore[assignment]
-        self.dropped = False
-        """A batch function returned what cannot be written: what it did to the state does not count."""
-        self._digests: dict[int, str] = {}
 
-    def put(self, answer: Answer, out: _Rows) -> None:
+    def put(self, answer: TaskResult, out: _Rows) -> None:
         """Rows of the messages, and of the failures; what the answer says of them."""
-        batch = bool(self.job.node.options.batch)
-        while True:
-            failures = self.results.failures
-            stop = min(failures) if failures and self.job.errors is None else None
-            if batch and failures:
-                self.results.outputs = {}
-            elif stop is not None:
-                self.results = self.results.before(stop)
-            try:
-                rows = [row for binding, output in self.results.outputs.items() for row in self._rows(binding, output)]
-                break
-            except _Unwritable as found:
-                self.dropped = batch
-                failures[found.offset] = Failure(found.error, 1)
-                self.results.fail(found.offset, failures[found.offset])
-                self.results.failures = failures
+        node, batch = self.job.node, bool(self.job.node.options.batch)
+        failures = self.results.failures
+        stop = self.results.stop(node)
+        if stop is not None:
+            self.results = self.results.before(stop)
+        rows = [row for binding, output in self.results.outputs.items() for row in self._rows(binding, output)]
         if stop is not None:
             answer.stop = self.slices[0].rows[stop].offset, travelling(failures[stop])
-        else:
-            for offset in sorted(failures):
-                rows.append(self._error(offset, failures[offset], batch))
-                answer.failed += self.taken.count if batch else 1
-                answer.first = answer.first or travelling(failures[offset])
-        self._hash(rows, failures, stop, batch)
+        for offset, failure in sorted(self.results.failures.items()):
+            rows.append(self._error(offset, failure, batch))
+            answer.failed += self.taken.count if batch else 1
+            answer.first = answer.first or travelling(failure)
+        self._hash(rows, stop)
         for ordinal, (target, offset, value, meta, hash) in enumerate(rows):
             answer.written[target] = answer.written.get(target, 0) + 1
             out.add(MESSAGE, target, self.slices[0].rows[offset].offset, ordinal, hash, value, meta)
@@ -384,22 +364,14 @@ class _Made:
         traced = not options.strips and any(one.traced for one in self.slices)
         origins = range(len(output.items)) if output.origins is None else output.origins
         last_offset, came = -1, _NOWHERE
-        for offset, item in zip(origins, output.items):
-            try:
-                packed = (
-                    item
-                    if isinstance(item, bytes)
-                    else batches.pack_one(item, options.max_message_bytes, options.strips)
-                )
-                if traced and offset != last_offset:
-                    last_offset, came = offset, merge([one.provenance_of(offset) for one in self.slices])
-                meta = came
-                if not isinstance(packed, bytes):
-                    message, meta = batches.split_meta(packed, came)
-                    packed = codec.pack(message)
-                yield [target, offset, packed, meta.encode() if meta and not options.strips else None, None]
-            except CuesError as error:
-                raise _Unwritable(offset, error) from error
+        for offset, packed in zip(origins, output.items):
+            if traced and offset != last_offset:
+                last_offset, came = offset, merge([one.provenance_of(offset) for one in self.slices])
+            meta = came
+            if type(packed) is Packed and packed.marked:
+                message, meta = batches.split_meta(codec.unpack_known(packed), came)
+                packed = codec.pack(message)
+            yield [target, offset, packed, meta.encode() if meta and not options.strips else None, None]
 
     def _error(self, offset: int, failure: Failure, batch: bool) -> list[Any]:
         assert self.job.errors is not None
@@ -409,37 +381,23 @@ class _Made:
         came = merge([one.provenance_of(span[-1]) for one in self.slices])
         return [self.job.errors, offset, codec.pack(record), came.encode() if came else None, None]
 
-    def _hash(self, rows: list[list[Any]], failures: Iterable[int], stop: int | None, batch: bool) -> None:
+    def _hash(self, rows: list[list[Any]], stop: int | None) -> None:
         """Give each row the hash of what it came from."""
-        count = self.taken.count
-        if batch:
-            edges = [0, count]
-        elif self.apart:
-            edges = list(range(count + 1))
+        count = self.taken.count if stop is None else stop
+        if self.apart and not self.job.node.options.batch:
+            cuts = [Cut(offset, offset + 1, None) for offset in range(count)]
         else:
-            cuts = {0, stop if stop is not None else count}
-            for offset in failures:
-                cuts |= {offset, offset + 1}
-            edges = sorted(cuts)
-        places = {}
-        for low, high in itertools.pairwise(edges):
-            for offset in range(low, high):
-                places[offset] = low, high
+            cuts = list(self.results.cuts(self.job.node, count))
+        digests = [
+            digest
+            for cut in cuts
+            for digest in [self.hasher.digest(self.taken.ranges(cut.start, cut.stop)).hex()] * (cut.stop - cut.start)
+        ]
         for row in rows:
-            low, high = places[row[1]]
-            if low not in self._digests:
-                self._digests[low] = self.hasher.digest(self.taken.ranges(low, high)).hex()
-            row[4] = self._digests[low]
+            row[4] = digests[row[1]]
 
 
 _NOWHERE: Final = Provenance(1, {})
-
-
-class _Unwritable(Exception):
-    def __init__(self, offset: int, error: Exception) -> None:
-        super().__init__(words(error))
-        self.offset = offset
-        self.error = error
 
 
 class _Rows:
@@ -453,7 +411,7 @@ class _Rows:
         self._rows.append(row)
         self._bytes += len(row[5] or b"")
 
-    def answer(self, answer: Answer) -> None:
+    def answer(self, answer: TaskResult) -> None:
         self.add(ANSWER, 0, answer.part, 0, None, pickle.dumps(answer), None)
 
     def full(self) -> Iterator[pa.RecordBatch]:
@@ -461,7 +419,7 @@ class _Rows:
             yield from self.rest()
 
     def rest(self) -> Iterator[pa.RecordBatch]:
-        """What is there, in pieces of bounded size."""
+        """The rows that are left, in pieces of bounded size."""
         rows, self._rows, self._bytes = self._rows, [], 0
         start = size = 0
         for at, row in enumerate(rows):
@@ -497,7 +455,7 @@ class KeyTask:
 
     def __call__(self, given: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for found in given:
-            node = _job(self.packed).node
+            node = unpack_job(self.packed).node
             keys = []
             for value in found.column("value").to_pylist():
                 try:
@@ -512,27 +470,12 @@ class KeyTask:
 
 def key_of(node: Node, message: dict[str, Any]) -> bytes:
     """The packed key of a message, as the rows of its state begin."""
-    key: str | Callable[[dict[str, Any]], Any] | None = node.options.key
-    if key is None:
-        return key_part(None)
-    return key_part(message.get(key) if isinstance(key, str) else key(message))
+    return key_part(message_key(node, message))
 
 
 def key_bytes(row: bytes) -> int:
-    """How many bytes of a state's row are its key."""
+    """The number of bytes of a state's row that are its key."""
     return 17 if row[0] == 0xFF else 1 + row[0]
-
-
-_jobs: dict[bytes, Job] = {}
-
-
-def _job(packed: bytes) -> Job:
-    key = xxhash.xxh3_128_digest(packed)
-    if key not in _jobs:
-        if len(_jobs) >= JOBS_MAX:
-            _jobs.clear()
-        _jobs[key] = pickle.loads(packed)
-    return _jobs[key]
 
 
 def _is_repeated() -> bool:
@@ -540,10 +483,3 @@ def _is_repeated() -> bool:
 
     context = TaskContext.get()
     return context is not None and context.attemptNumber() > 0
-
-
-def _pause(seconds: float) -> bool:
-    import time
-
-    time.sleep(seconds)
-    return False

@@ -1,0 +1,54 @@
+"""The clocks: wall time for messages, monotonic time for leases, and which boot this is.
+
+Everything in Cues that asks for the time asks here, through the module (``clock.now_ns()``), so
+that a test can put another clock in its place (:class:`cues.testing.Clock`).
+"""
+
+from __future__ import annotations
+
+import functools
+import subprocess
+import time
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from cues.errors import InvalidArgument
+
+now_ns = time.time_ns
+"""Nanoseconds since the epoch, UTC. It may step back; appends never go below their predecessor."""
+
+monotonic_ns = time.monotonic_ns
+"""Nanoseconds since some point of this boot, the same in every process of the machine."""
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def to_datetime(ns: int) -> datetime:
+    """An aware datetime in UTC; the nanoseconds below a microsecond are cut."""
+    return _EPOCH + timedelta(microseconds=ns // 1000)
+
+
+def to_ns(when: datetime) -> int:
+    """Nanoseconds since the epoch. A naive datetime is refused, because it names no instant."""
+    if not isinstance(when, datetime):
+        raise InvalidArgument(
+            f"Expected an aware datetime, found {type(when).__name__} ({when!r}).",
+            "pass datetime.now(timezone.utc), or datetime.fromisoformat('2026-01-31T12:00:00+00:00').",
+        )
+    if when.tzinfo is None or when.utcoffset() is None:
+        raise InvalidArgument(
+            f"The datetime {when.isoformat()} has no time zone, so it names no instant.",
+            "pass when.replace(tzinfo=timezone.utc), or when.astimezone() if local time was meant.",
+        )
+    delta = when - _EPOCH
+    return (delta.days * 86_400 + delta.seconds) * 1_000_000_000 + delta.microseconds * 1000
+
+
+@functools.cache
+def boot_id() -> str:
+    """A string that is the same until the machine starts again."""
+    linux = Path("/proc/sys/kernel/random/boot_id")
+    if linux.exists():
+        return linux.read_text().strip()
+    found = subprocess.run(["sysctl", "-n", "kern.bootsessionuuid"], capture_output=True, text=True, check=True)
+    return found.stdout.strip()

@@ -1,0 +1,117 @@
+"""Events of a running graph, for those that listen: the command line, metrics, tests.
+
+Only what is rare is an event (a recovery, a retry, an error, a stop). What happens per step is
+counted in :class:`Counters`, plain integers that their one writer adds to and anybody may read.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from cues.errors import WriterStuck
+
+log = logging.getLogger("cues")
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something worth a log line; ``processor`` is a whole processor id, or ``""`` for the graph."""
+
+    processor: str
+    text: str
+    level: int = logging.INFO
+
+
+@dataclass(frozen=True)
+class Recovered(Event):
+    """The decision of the start table; ``decision`` is one of fresh, resume, rewind, void."""
+
+    decision: str = "fresh"
+
+
+@dataclass(frozen=True)
+class Placed(Event):
+    """Where the graph runs, if not in this process alone; ``url`` is a page that shows it, where there is one."""
+
+    url: str | None = None
+
+
+@dataclass(frozen=True)
+class Retrying(Event):
+    """A function failed and is called again after ``wait_s`` seconds."""
+
+    attempt: int = 0
+    wait_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class Failed(Event):
+    """``count`` messages of one commit failed for good and went to the error queue; the text is the first's."""
+
+    count: int = 0
+
+
+@dataclass(frozen=True)
+class Waiting(Event):
+    """A commit waits for another process, which ``error`` names, and is tried again; told at each deadline."""
+
+    error: WriterStuck | None = None
+
+
+@dataclass(frozen=True)
+class Stopped(Event):
+    """A processor stopped: at its end, on request, fenced, or at an error (``error`` is set then)."""
+
+    error: BaseException | None = None
+    alone: bool = False
+    """Whether the other processors continue: the graph runs in workers."""
+
+
+Listener = Callable[[Event], None]
+
+
+@dataclass
+class Counters:
+    """Counts of a processor since its start: messages taken, written and failed, steps, retries, calls of its function.
+
+    Of a message function ``calls`` counts the messages that a call, or a filter, is done with; it may be a few
+    behind where calls cost little. What is called again after a failure is one call.
+    """
+
+    taken: int = 0
+    written: int = 0
+    failed: int = 0
+    steps: int = 0
+    retries: int = 0
+    calls: int = 0
+    in_flight: int = 0
+    """Calls that have not returned."""
+    calling_ns: int = 0
+    """The time of all calls that returned, of calls at once too."""
+
+    @property
+    def call_s(self) -> float | None:
+        """Seconds of a call, in the mean; None before one has returned."""
+        return self.calling_ns / self.calls / 1e9 if self.calls else None
+
+    def with_those_of(self, other: Counters) -> Counters:
+        """The sums."""
+        return Counters(**{name: value + getattr(other, name) for name, value in vars(self).items()})
+
+
+@dataclass
+class Bus:
+    """Passes events to listeners, and to the ``cues`` logger."""
+
+    listeners: list[Listener] = field(default_factory=list)
+
+    def emit(self, event: Event) -> None:
+        log.log(event.level, "%s: %s", event.processor, event.text)
+        for listener in tuple(self.listeners):
+            try:
+                listener(event)
+            except Exception:
+                # Who watches must not stop what is watched.
+                log.exception("a listener of events failed")

@@ -1,0 +1,257 @@
+"""Names, reserved keys, and the keys under which a store keeps its rows.
+
+    graph "flights", processor "enrich", queue "priced"
+
+    flights.enrich                      processor id, and the queue id of its try log
+    flights.enrich.priced               tailer id (the processor's position on the queue)
+    flights.enrich.priced/3             the same on partition 3 (partition 0 has no suffix)
+    flights.enrich.fork.9f6c…           fork queue: what the processor wrote for another store
+
+Names contain neither ``.`` nor ``/`` so that these ids can be taken apart again, and no ``#``,
+which separates a store from a queue on the command line.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from cues.errors import InvalidName
+
+NAME_BYTES_MAX: Final = 128
+"""Longest name, in UTF-8 bytes: a tailer id of three names stays below LMDB's key limit of 511."""
+
+QUEUE: Final = "q/queue"
+T: Final = "q/t"
+TIME: Final = "q/time"
+HASH: Final = "q/hash"
+META: Final = "q/meta"
+TYPE: Final = "q/type"
+TOPICS: Final = "q/topics"
+UUID: Final = "q/uuid"
+TX: Final = "tx/t"
+
+PROCESSOR_ID: Final = "q/processor-id"
+TAILER_INDICES: Final = "q.try/tailer-indices"
+TO_INDICES: Final = "q.try/to-indices"
+TAILER_ID: Final = "q.try/tailer-id"
+SOURCE_POSITION: Final = "q.try/source-position"
+MESSAGE_INDEX: Final = "q.try/message-index"
+PENDING_INDEX: Final = "q.try/pending-index"
+
+SNAPSHOT: Final = "q.type.try/snapshot"
+ATTEMPT: Final = "q.type.try/attempt"
+NIL_ATTEMPT: Final = "q.type.try/nil-attempt"
+ERROR_ATTEMPT: Final = "q.type.try/error-attempt"
+PROCESSOR_ERROR: Final = "q.type.err/processor"
+
+FORK_STEP: Final = "q.type.fork/step"
+FORK_COUNTS: Final = "q.fork/counts"
+
+ERR_CONFIG: Final = "err.proc/config"
+ERR_MESSAGES: Final = "err.proc/messages"
+ERR_CAUSE: Final = "err/cause"
+ERR_CONTEXT: Final = "err/context"
+
+USER_KEYS: Final = frozenset({TYPE, TOPICS})
+"""The reserved keys that stay in a message when a user writes them."""
+
+_FORBIDDEN: Final = {".": "a dot", "/": "a slash", "#": "a '#'"}
+
+
+def check(kind: str, name: object) -> str:
+    """Return ``name`` if it may name a ``kind`` ("queue", "graph", …), else raise :class:`InvalidName`."""
+    if not isinstance(name, str):
+        raise InvalidName(
+            f"A {kind} name must be a string, not {type(name).__name__} ({name!r}).",
+            f"pass the {kind}'s name, such as 'orders'.",
+            name=str(name),
+        )
+    found = ""
+    if not name:
+        found = "it is empty"
+    elif len(name.encode("utf-8", "surrogatepass")) > NAME_BYTES_MAX:
+        found = f"it is {len(name)} characters long, at most {NAME_BYTES_MAX} bytes are allowed"
+    elif name != name.strip():
+        found = "it begins or ends with white space"
+    elif not name.isprintable():
+        found = "it holds a character that cannot be printed"
+    else:
+        for character, words in _FORBIDDEN.items():
+            if character in name:
+                found = f"it holds {words}"
+                break
+    if found:
+        shown = name if len(name) <= 40 else name[:40] + "…"
+        raise InvalidName(
+            f"{shown!r} cannot name a {kind}: {found}.",
+            "letters, digits, '-' and '_' are always fine.",
+            name=name,
+        )
+    return name
+
+
+def processor_id(graph: str, processor: str) -> str:
+    return f"{graph}.{processor}"
+
+
+def tailer_id(processor: str, queue: str, partition: int = 0) -> str:
+    """The id of a processor's position on a queue; ``processor`` is a whole processor id."""
+    return f"{processor}.{queue}/{partition}" if partition else f"{processor}.{queue}"
+
+
+def log_id(queue: str, partition: int) -> str:
+    """The id of a log: its queue's for partition 0, with ``/<partition>`` after it for others."""
+    return f"{queue}/{partition}" if partition else queue
+
+
+def log_parts(log: str) -> tuple[str, int]:
+    """The queue and the partition that :func:`log_id` was made of.
+
+    A try log is a queue with the partition of its processor in its id: ``flights.enrich/3`` is one log.
+    """
+    queue, slash, partition = log.rpartition("/")
+    return (queue, int(partition)) if slash and "." not in log else (log, 0)
+
+
+def fork_id(processor: str, store: bytes) -> str:
+    """The id of the queue that holds what a processor wrote for another store, given by its id."""
+    return f"{processor}.fork.{store.hex()}"
+
+
+def fork_parts(queue: str) -> tuple[str, bytes] | None:
+    """The processor and the store that :func:`fork_id` was made of; None for another queue."""
+    processor, fork, store = queue.rpartition(".fork.")
+    return (processor, bytes.fromhex(store)) if fork else None
+
+
+# --- keys in the store's unnamed database -------------------------------------------------------
+#
+# A commit rewrites the leaf of the unnamed database anyway, because the roots of the named ones
+# stand there; so the small rows that every commit changes are kept there too and cost no page of
+# their own. They begin with a NUL, which the names of databases never hold.
+
+FORMAT_KEY: Final = b"\0cues"
+LOW_WATERS: Final = b"\0low\0"
+"""Prefix of the keys of all low-water marks."""
+PRODUCERS: Final = b"\0producer\0"
+"""Prefix of the keys of all rows about forwarded messages."""
+PENDINGS: Final = b"\0pending\0"
+"""Prefix of the keys of all rows about messages that are pending in other stores."""
+CLOCKS: Final = b"\0clock\0"
+"""Prefix of the keys of all rows about the producers of logs."""
+SOURCES: Final = b"\0source\0"
+"""Prefix of the keys of all source positions of external writers."""
+CLAIMS: Final = b"\0claim\0"
+"""Prefix of the keys of all claims of consumer groups."""
+
+CHECKPOINTS: Final = b"\0checkpoint\0"
+"""Prefix of the keys of all fences of checkpoints."""
+
+
+def queue_key(queue: str) -> bytes:
+    """Key of a queue's record: identity, options, partitions, schema."""
+    return b"\0queue\0" + queue.encode()
+
+
+def row_key(queue: str, partition: int) -> bytes:
+    """Key of a log's row: identity, first index, next index, last append time."""
+    return b"\0row\0" + _log(queue, partition)
+
+
+def processor_key(processor: str) -> bytes:
+    """Key of a processor's row: owner, epoch, generation, positions."""
+    return b"\0proc\0" + processor.encode()
+
+
+def topology_key(processor: str) -> bytes:
+    """Key of a processor's topology record: its kind and tailers, in the order of the row."""
+    return b"\0topo\0" + processor.encode()
+
+
+def subscription_key(log: str, processor: str) -> bytes:
+    """Key that says that a processor reads a log; ``processor`` empty gives the prefix for all."""
+    return b"\0sub\0" + log.encode() + b"\0" + processor.encode()
+
+
+def reader_key(queue: str, partition: int, name: str) -> bytes:
+    """Key of a named tailer's position."""
+    return b"\0reader\0" + _log(queue, partition) + b"\0" + name.encode()
+
+
+def store_key(store: bytes) -> bytes:
+    """Key of the row about another store that this one's graphs use: its directory."""
+    return b"\0store\0" + store.hex().encode()
+
+
+def producer_key(store: bytes, processor: str) -> bytes:
+    """Key of how far the steps of another store's processor were forwarded to this one."""
+    return PRODUCERS + f"{store.hex()}/{processor}".encode()
+
+
+def pending_key(processor: str) -> bytes:
+    """Key of what a processor's last commit says of its pending messages in other stores."""
+    return PENDINGS + processor.encode()
+
+
+def low_water_key(log: str, store: bytes, processor: str) -> bytes:
+    """Key of the low-water mark of a reader whose position is in another store."""
+    return low_water_prefix(log) + f"{store.hex()}/{processor}".encode()
+
+
+def low_water_prefix(log: str) -> bytes:
+    """Prefix of the keys of all such readers of a log."""
+    return LOW_WATERS + log.encode() + b"\0"
+
+
+def clocks_prefix(log: str) -> bytes:
+    """Prefix of the keys of all rows about the producers of a log; the producers' ids follow."""
+    return CLOCKS + log.encode() + b"\0"
+
+
+def source_key(writer: str) -> bytes:
+    """Key of how far a writer from outside (a Spark query, say) has brought its source into the store."""
+    return SOURCES + writer.encode()
+
+
+def group_key(group: str) -> bytes:
+    """Key of a group's row: generation, the generation that its plan is of, count of changes."""
+    return b"\0group\0" + group.encode()
+
+
+def member_key(group: str, member: str) -> bytes:
+    """Key of a member's row; ``member`` empty gives the prefix for all of the group."""
+    return b"\0member\0" + group.encode() + b"\0" + member.encode()
+
+
+def claim_key(log: str, group: str) -> bytes:
+    """Key of what a group has of a log: owner, epoch, position; ``group`` empty gives the prefix for all groups."""
+    return CLAIMS + log.encode() + b"\0" + group.encode()
+
+
+def checkpoint_key(name: str) -> bytes:
+    """Key of the fence of a checkpoint that a consumer keeps in the store."""
+    return CHECKPOINTS + name.encode()
+
+
+def age_key(log: str) -> bytes:
+    """Key of when a log's next index was what, while its append times are ahead of the clock."""
+    return b"\0age\0" + log.encode()
+
+
+def timeline_key(log: str) -> bytes:
+    """Key of where timelines begin on a log: since the store was copied, or put back."""
+    return b"\0line\0" + log.encode()
+
+
+def log_database(queue: str, partition: int) -> bytes:
+    """Name of the LMDB database that holds a log's record batches."""
+    return b"log:" + _log(queue, partition)
+
+
+def state_database(processor: str) -> bytes:
+    """Name of the LMDB database that holds a processor's keyed state."""
+    return b"state:" + processor.encode()
+
+
+def _log(queue: str, partition: int) -> bytes:
+    return log_id(queue, partition).encode()

@@ -1,0 +1,47 @@
+"""The texts of options: one table for docstrings and for docs/options.md.
+
+A table gives for each option its default and its effect, with the unit. :func:`describes` appends a table to the
+docstring of a function or class, so that ``help()`` lists every option; the tests compare docs/options.md with it.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple, TypeVar
+
+T = TypeVar("T")
+
+
+class OptionText(NamedTuple):
+    """The default of an option and its effect, in one or two sentences of Markdown."""
+
+    default: Any
+    text: str
+
+    @property
+    def shown(self) -> str:
+        """The default as Python source."""
+        return f'"{self.default}"' if isinstance(self.default, str) else repr(self.default)
+
+
+def describes(table: Mapping[str, OptionText], names: Iterable[str]) -> Callable[[T], T]:
+    """Append the options ``names`` to the docstring of what is decorated."""
+    lines = ["Options:", ""]
+    for name in names:
+        option = table[name]
+        lines.append(f"{name}={option.shown}")
+        lines += textwrap.wrap(option.text, 92, initial_indent="    ", subsequent_indent="    ")
+
+    def append(described: T) -> T:
+        if described.__doc__:  # None under python -OO
+            described.__doc__ = "\n".join([_dedented(described.__doc__), "", *lines])
+        return described
+
+    return append
+
+
+def _dedented(doc: str) -> str:
+    """A docstring without the indentation of its source."""
+    first, _, rest = doc.partition("\n")
+    return f"{first}\n{textwrap.dedent(rest)}".rstrip()

@@ -1,0 +1,37 @@
+"""The fence that an object raised. It is valid only in the process that raised it."""
+
+from __future__ import annotations
+
+import os
+from typing import NamedTuple
+
+from cues.errors import CuesError, Forked
+
+
+class RestoredFence(NamedTuple):
+    """The fence after ``restore``, and the process that called it."""
+
+    fence: int
+    pid: int
+
+    @staticmethod
+    def now(fence: int) -> RestoredFence:
+        """Return the fence as raised by this process."""
+        return RestoredFence(fence, os.getpid())
+
+
+def own_fence(held: RestoredFence | None, what: str, hint: str) -> int:
+    """Return the fence to commit under; ``what`` names the checkpoint.
+
+    Raises :class:`CuesError` before ``restore``, and :class:`Forked`, with ``hint``, in a child of the
+    process that restored.
+    """
+    if held is None:
+        raise CuesError(f"The checkpoint {what} was committed before it was restored.", "call restore() first.")
+    if held.pid != os.getpid():
+        raise Forked(
+            f"The checkpoint {what} was restored in process {held.pid}; this is a child, {os.getpid()}.",
+            hint,
+            pid=held.pid,
+        )
+    return held.fence

@@ -1,0 +1,55 @@
+"""``cues completion``: what a shell needs to complete commands, options, and the names in a store."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import click
+from click.shell_completion import CompletionItem, get_completion_class
+
+from cues.cli.options import command
+from cues.errors import CuesError
+from cues.queues.store import Store
+from cues.tools import metrics
+
+SHELLS = ("bash", "zsh", "fish")
+
+
+@command()
+@click.argument("shell", type=click.Choice(SHELLS))
+def completion(shell: str) -> None:
+    """Print the script by which a shell completes commands, options, files, and the names in a store.
+
+    \b
+      cues completion bash >> ~/.bashrc
+      cues completion zsh >> ~/.zshrc
+      cues completion fish > ~/.config/fish/completions/cues.fish
+
+    After `data/shop#` the shell offers the queues of that store, or its processors where the command wants
+    one. A graph file is not imported for it, because that would run the file at every Tab.
+    """
+    from cues.cli.app import COMPLETE, commands
+
+    # The class's own source() asks the bash that is on the path for its version, which need not be the user's.
+    made = get_completion_class(shell)
+    assert made is not None
+    shown = made(commands, {}, "cues", COMPLETE)
+    click.echo(shown.source_template % shown.source_vars())
+
+
+def names(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """The queues or processors after ``store#``; before the ``#`` files and directories."""
+    place, hash, _ = incomplete.partition("#")
+    path = Path(place or os.environ.get("CUES_STORE", ""))
+    if not hash:
+        return [CompletionItem(incomplete, type="file")]
+    if not (path / "data.mdb").is_file():
+        return []
+    try:
+        with Store(path, readonly=True) as store:
+            of_processors = "PROCESSOR" in str(parameter.metavar)
+            known = metrics.processors(store) if of_processors else store.queues()
+    except CuesError:
+        return []  # a Tab says nothing; the command itself will
+    return [CompletionItem(f"{place}#{name}") for name in known if f"{place}#{name}".startswith(incomplete)]

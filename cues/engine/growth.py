@@ -1,0 +1,141 @@
+"""The units of a graph, one for each partition that a processor reads, and the growth of their number.
+
+divide            the units of the partitions that there are
+Growth            the units that are missing, when queues have grown
+MisfitLimit       inputs of one processor that are grown one after another
+tell_of_growth    the warning at a start; ``taken_in`` is the warning of a graph that runs
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+from cues.base import events
+from cues.errors import GraphError
+from cues.graphs.plan import Plan, partitions_of
+from cues.graphs.processor import Node
+from cues.queues.processor_rows import read_topology
+from cues.queues.queue import Queue
+from cues.queues.store import Store
+
+MISFIT_S: Final = 30.0
+"""Longest time in which the inputs of a processor may have different numbers of partitions while the graph runs."""
+
+
+def divide(plan: Plan, queues: Mapping[str, Queue]) -> list[Node]:
+    """The units of a graph: each processor once for each partition that its inputs have now.
+
+    Raises :class:`GraphError` where the inputs of a processor do not fit together.
+    """
+    found, misfits = _divide(plan, queues)
+    for misfit in misfits:
+        raise misfit
+    return found
+
+
+def _divide(plan: Plan, queues: Mapping[str, Queue]) -> tuple[list[Node], list[GraphError]]:
+    """The units, and the errors of processors that have none."""
+    options = {name: queue.options for name, queue in queues.items()}
+    found: list[Node] = []
+    misfits: list[GraphError] = []
+    for node in plan.running:
+        try:
+            partitions = partitions_of(node, options)
+        except GraphError as misfit:
+            misfits.append(misfit)
+            continue
+        if node.options.instances > 1 and partitions == 1:
+            raise GraphError(
+                f"{node.id} has instances={node.options.instances}, and what it reads has one partition, so the others"
+                " would have nothing to do.",
+                "queues={…: cues.QueueOptions(partitions=…, key=…)}; or concurrency=…, for calls at once in one order.",
+                processor=node.name,
+            )
+        found += [node.unit(partition) for partition in range(partitions)]
+    return found, misfits
+
+
+class Growth:
+    """Finds the partitions that queues get while a graph runs."""
+
+    def __init__(self, plan: Plan, queues: Mapping[str, Queue], units: Sequence[Node]) -> None:
+        """``units`` are those of :func:`divide` at the start."""
+        self._plan = plan
+        self._queues = queues
+        self._known = {unit.id for unit in units}
+        self._settled: dict[str, int] = {}
+        """Partitions by queue, as of the last look that found no unit missing."""
+
+    def look(self) -> tuple[list[Node], list[GraphError]]:
+        """The units that are missing, and why there are none of processors whose inputs do not fit together now."""
+        partitions = {name: queue.options.partitions for name, queue in self._queues.items()}
+        if partitions == self._settled:
+            return [], []
+        nodes, misfits = _divide(self._plan, self._queues)
+        missing = [node for node in nodes if node.id not in self._known]
+        if not (missing or misfits):
+            self._settled = partitions
+        return missing, misfits
+
+    def took(self, units: Sequence[Node]) -> None:
+        """Look for these units no more."""
+        self._known |= {unit.id for unit in units}
+
+
+class MisfitLimit:
+    """A limit for the time in which the inputs of a processor have different numbers of partitions.
+
+    They are grown one after another, so a short time of misfit is normal.
+    """
+
+    def __init__(self, graph: str, emit: Callable[[events.Event], None]) -> None:
+        self._graph = graph
+        self._emit = emit
+        self._since: float | None = None
+
+    def bear(self, misfits: Sequence[GraphError]) -> None:
+        """Warn of the first misfit; raise it when it has lasted longer than ``MISFIT_S``."""
+        if not misfits:
+            self._since = None
+        elif self._since is None:
+            self._since = time.monotonic()
+            for misfit in misfits:
+                text = f"reads no new partition before its inputs fit together: {misfit.message}"
+                self._emit(events.Event(self._graph, text, logging.WARNING))
+        elif time.monotonic() - self._since > MISFIT_S:
+            raise misfits[0]
+
+
+def tell_of_growth(home: Store, nodes: Sequence[Node], emit: Callable[[events.Event], None]) -> None:
+    """Say which processors have new units beside old ones: what they knew of a key is where the key was before.
+
+    ``nodes`` are all units of the graph, and none of them is claimed yet by this start: another process of the
+    same start, which claims the first unit before the others are looked at, would make every start a growth.
+    """
+    grown: dict[str, int] = {}
+    with home.view() as txn:
+        for node in nodes:
+            if read_topology(txn, node.id) is None and read_topology(txn, node.processor) is not None:
+                grown[node.processor] = grown.get(node.processor, 0) + 1
+    for processor, count in grown.items():
+        emit(_growth(processor, count, "than before"))
+
+
+def taken_in(units: Sequence[Node]) -> list[events.Event]:
+    """What is said of units that a running graph has taken in."""
+    counts: dict[str, int] = {}
+    for unit in units:
+        counts[unit.processor] = counts.get(unit.processor, 0) + 1
+    return [_growth(processor, count, "from now on") for processor, count in counts.items()]
+
+
+def _growth(processor: str, count: int, since: str) -> events.Event:
+    return events.Event(
+        processor,
+        f"reads {count} more partition{'s' if count > 1 else ''} {since}, from the beginning; state stays"
+        " with the partition that it was kept for, so a key that moved begins anew",
+        logging.WARNING,
+    )

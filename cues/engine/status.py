@@ -1,0 +1,47 @@
+"""The status of a running graph, as plain data: of its units, and of queues that are not on this machine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from cues.base import events
+
+
+@dataclass(frozen=True)
+class UnitStatus:
+    """The counters and the state of one unit."""
+
+    id: str
+    processor: str
+    """Id of its processor."""
+    counters: events.Counters
+    state: Literal["running", "ended", "stopped"]
+    """ended: a source that has no more messages; stopped: by an error."""
+
+
+@dataclass(frozen=True)
+class QueueProgress:
+    """The queues and positions of a graph whose queues are not in a store of this machine."""
+
+    ends: dict[str, int]
+    """Last index by queue."""
+    messages: dict[str, int]
+    """Number of messages by queue."""
+    positions: dict[str, int]
+    """Next index by tailer id."""
+
+
+class Shared(Protocol):
+    """Queues that are not in a store of this machine, for the commands that show a run."""
+
+    place: str
+    """Their directory or URL, as a person reads it."""
+    before: QueueProgress
+    """Progress at the start of the run."""
+
+    def now(self) -> QueueProgress:
+        """Progress now."""
+
+    def lag(self, processor: str) -> int:
+        """Number of messages that the processor has not taken."""

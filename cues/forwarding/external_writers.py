@@ -1,0 +1,68 @@
+"""Source positions of external writers, in the store that they write to.
+
+    \\0source\\0<id>    queue, index after the last appended message, position
+
+An external writer (a Spark query, a load job) is not a processor. It reads a source and appends messages to a
+queue. After it was killed, it does not know whether its last append was committed. So the store keeps one row for
+each writer: the position of its source after the last append. The transaction of the append also changes the row.
+So the position moves if and only if the messages are there.
+
+The writer defines its positions; here a position is any value that msgpack can encode. A commit reads the row
+first, in the same transaction. Then it skips a repeated append, refuses one that does not follow the row, or appends
+and moves the position (``spark/position.py``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from cues import codec
+from cues.base import names
+from cues.records import sealed
+
+if TYPE_CHECKING:
+    from cues.storage.base_store import BaseStore
+    from cues.storage.transaction import StoreTransaction
+
+Position = Sequence[Any]
+"""Its first item names its kind."""
+
+
+class SourceRow(NamedTuple):
+    """The row of one external writer."""
+
+    queue: str
+    """The queue that it writes to. A writer id belongs to one queue for ever."""
+    next: int | list[int]
+    """The index after the last message that it appended; a list of them for a queue with several partitions."""
+    position: Position
+    """The position of its source after the appended messages."""
+
+    def pack(self) -> bytes:
+        return sealed.seal(codec.pack({"queue": self.queue, "next": self.next, "position": list(self.position)}))
+
+    @staticmethod
+    def unpack(raw: bytes, writer: str = "(unnamed)") -> SourceRow:
+        """Decode a row. Raises :class:`StoreDamaged`, which names the writer."""
+        fields = codec.unpack(sealed.unseal(raw, f"position of the external writer {writer!r}"))
+        return SourceRow(fields["queue"], fields["next"], fields["position"])
+
+
+def read(txn: StoreTransaction, writer: str) -> SourceRow | None:
+    """Return the row of a writer; None before its first commit."""
+    raw = txn.get(names.source_key(writer))
+    return None if raw is None else SourceRow.unpack(raw, writer)
+
+
+def put(txn: StoreTransaction, writer: str, row: SourceRow) -> None:
+    """Move the position of a writer. Call it in the transaction that appends."""
+    txn.put(names.source_key(writer), row.pack())
+
+
+def rows(store: BaseStore) -> dict[str, SourceRow]:
+    """Return the rows of all external writers of the store, by writer id."""
+    with store.view() as txn:
+        records = list(store.rows(txn, names.SOURCES))
+    writers = {key[len(names.SOURCES) :].decode(): raw for key, raw in records}
+    return {writer: SourceRow.unpack(raw, writer) for writer, raw in writers.items()}

@@ -1,0 +1,299 @@
+"""Copies the messages in fork queues of one store to the queues of another store.
+
+A step commits its messages for another store in a fork queue of its own store. A forwarder copies them from there.
+
+The numbers are those of docs/guarantees.md, "Outputs in another store".
+
+    1. read      the producer row, in the other store: it names the last step that was forwarded, and
+                 the fork queue must still hold the same step
+    2. read      the whole steps after it, from the fork queue
+    3. sync      the home store, unless its commits are durable by themselves
+    4. commit    in the other store: compare the row (if it changed, start again at 1), append, write the row
+    5. ring      wake the readers of the other store
+    6. trim      from time to time, after a sync there: the fork queue up to the step that the row names
+
+The position of a forwarder is the row in the other store. One commit changes the row and appends the messages. The
+forwarder keeps no position at home and calls no user code. So two forwarders of one fork queue do no harm, nor does
+one that was stopped and continues: the second of them finds that the row has changed.
+
+Without 3, a power cut could undo a step whose messages are already in the other store, and the step could then run
+with other messages. Without 6, a power cut could undo messages whose step is no longer in the fork queue.
+
+Not guaranteed: an order between messages of several home stores.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from cues import faults
+from cues.base import names
+from cues.errors import Diverged
+from cues.forwarding import fork
+from cues.forwarding.low_water import LowWater
+from cues.forwarding.other_stores import ProducerRow
+from cues.queues.log import Log
+from cues.queues.processor_rows import read_row
+from cues.queues.queue import open_queue
+
+if TYPE_CHECKING:
+    from cues.forwarding.fork import Step
+    from cues.queues.queue import Queue
+    from cues.storage.base_store import BaseStore
+    from cues.storage.transaction import StoreTransaction
+
+BYTES_MAX: Final = 4 << 20
+"""The approximate size of one commit in the other store. A step is never divided, so one step may be larger."""
+TRIM_MESSAGES: Final = 4096
+"""Unneeded messages before a fork queue is trimmed. Each trim costs a sync."""
+MARK_S: Final = 1.0
+"""The interval between writes of low-water marks. Each write costs a sync and a commit."""
+
+
+@dataclass(frozen=True)
+class Marked:
+    """A low-water mark, and the place of its position in the row of the processor."""
+
+    mark: LowWater
+    place: int
+
+
+class _Fork:
+    """The fork queue of one processor for the other store."""
+
+    def __init__(self, home: BaseStore, other: BaseStore, processor: str) -> None:
+        self.processor = processor
+        self.log = Log(home, names.fork_id(processor, other.id))
+        self.key = names.producer_key(home.id, processor)
+        self.known: tuple[bytes | None, int] | None = None
+        """The producer row that was compared last, and the index of the step after the one that it names."""
+        with home.view() as txn:
+            self.first = self.log.row(txn).first
+
+
+class Forwarder:
+    """Copies messages from one home store to one other store.
+
+    One thread at a time forwards. Other threads may call :meth:`done` and :meth:`waiting`.
+    """
+
+    def __init__(
+        self,
+        home: BaseStore,
+        other: BaseStore,
+        processors: Iterable[str],
+        marks: Sequence[Marked] = (),
+        queues: Mapping[str, Queue] | None = None,
+    ) -> None:
+        """``processors`` are those that have a fork queue for the other store. ``queues`` are handles on queues
+        there, which follow changed options when they are appended to."""
+        self.home = home
+        self.other = other
+        self.forwarded = 0
+        """Messages that were forwarded since the start."""
+        self._forks = [_Fork(home, other, processor) for processor in processors]
+        self._marks = marks
+        self._marked_at = time.monotonic()
+        self._queues: dict[str, Queue] = dict(queues or {})
+        self.mask = 0
+        """The wake-up mask of the fork queues: a thread sleeps on it until there are messages to forward."""
+        for one in self._forks:
+            self.mask |= one.log.mask
+
+    # --- start --------------------------------------------------------------------------------
+
+    def compare(self) -> None:
+        """Compare each fork queue with its producer row (last row of the start table). Raises :class:`Diverged`."""
+        for one in self._forks:
+            self._after(one, self._row(one))
+
+    def _row(self, one: _Fork) -> bytes | None:
+        with self.other.view() as txn:
+            return txn.get(one.key)  # type: ignore[no-any-return]
+
+    def _after(self, one: _Fork, raw: bytes | None) -> int:
+        """Return the index after the step that a producer row names. Both stores must have the same step there."""
+        while True:
+            known = one.known
+            if known is not None and known[0] == raw:
+                return known[1]
+            after = self._compared(one, raw)
+            if isinstance(after, int):
+                one.known = (raw, after)
+                return after
+            # Another forwarder may have forwarded and trimmed between the two reads.
+            before, raw = raw, self._row(one)
+            if raw == before:
+                raise after
+
+    def _compared(self, one: _Fork, raw: bytes | None) -> int | Diverged:
+        """Return the result of :meth:`_after` for a row that was not compared before."""
+        row = None if raw is None else ProducerRow.unpack(raw)
+        with self.home.view() as txn:
+            log_row = one.log.row(txn)
+            found = one.log.read(txn, log_row, row.at, 1) if row and log_row.first <= row.at else []
+        if row is None:
+            if log_row.first > 1:
+                return self._diverged(one, f"knows of no step, but those before {log_row.first} were trimmed")
+            return 1
+        if row.at >= log_row.next:
+            return self._diverged(one, f"got the step at {row.at}, but the fork queue ends before {log_row.next}")
+        if row.at < log_row.first:
+            return self._diverged(one, f"got steps up to {row.at}, but those before {log_row.first} were trimmed")
+        (head,) = one.log.batches(found)
+        if (head.first, head.head.hash, head.seal) != (row.at, row.hash, row.seal):
+            return self._diverged(one, f"got a step {row.hash.hex()} at {row.at}, which is another one here")
+        return head.first + fork.step_length(one.log, head)
+
+    def _diverged(self, one: _Fork, what: str) -> Diverged:
+        return Diverged(
+            f"The store {self.other.path} {what}: {self.home.path} and it hold different histories of {one.processor}.",
+            "use copies of both stores from the same moment; or --fresh, which writes to the other store again.",
+            processor=one.processor,
+        )
+
+    # --- forwarding ---------------------------------------------------------------------------
+
+    def step(self) -> bool:
+        """Forward the messages that wait; False when there were none. Raises :class:`Diverged`, :class:`StoreError`."""
+        moved = False
+        for one in self._forks:
+            moved |= self._forward(one)
+        if time.monotonic() - self._marked_at >= MARK_S:
+            self._publish()
+        return moved
+
+    def _forward(self, one: _Fork) -> bool:
+        # 1. Read the producer row.
+        raw = self._row(one)
+        # 2. Read the steps.
+        steps = fork.read(one.log, self._after(one, raw), BYTES_MAX)
+        if not steps:
+            return False
+        if faults.active:
+            faults.point("forward.read")
+        self.other.check_file()
+        # 3. Sync.
+        self._settle()
+        if faults.active:
+            faults.point("forward.synced")
+        # 4. Commit.
+        queues = {queue: self._queue(queue) for step in steps for queue, _ in step.appends}
+        pages = sum(1 + len(page.pieces) for step in steps for _, pages in step.appends for page in pages)
+        row = self.other.commit(self._append, one, raw, steps, queues, pages=pages)
+        if row is None:
+            return True  # another forwarder was faster: read the row again
+        if faults.active:
+            faults.point("forward.after")
+        one.known = (row, steps[-1].next)
+        self.forwarded += sum(step.next - step.index - 1 for step in steps)
+        # 5. Ring.
+        mask = 0
+        for queue in queues.values():
+            mask |= queue.log.mask
+        self.other.ring(mask)
+        # 6. Trim.
+        if steps[-1].index - one.first > TRIM_MESSAGES:
+            self._trim(one, steps[-1].index)
+        return True
+
+    def _append(
+        self, txn: StoreTransaction, one: _Fork, expected: bytes | None, steps: list[Step], queues: dict[str, Queue]
+    ) -> bytes | None:
+        if txn.get(one.key) != expected:
+            return None
+        ends = {} if expected is None else dict(ProducerRow.unpack(expected).ends)
+        for step in steps:
+            for queue, pages in step.appends:
+                start = queues[queue].append_pages(txn, pages)
+                ends[queue] = start + sum(page.count for page in pages) - 1
+        if faults.active:
+            faults.point("forward.inside")
+        last = steps[-1]
+        row = ProducerRow(last.index, last.hash, last.seal, ends).pack()
+        txn.put(one.key, row)
+        return row
+
+    def _settle(self) -> None:
+        """Make the steps that were read durable in the home store."""
+        if self.home.durability != "disk":
+            self.home.sync()
+
+    def _queue(self, id: str) -> Queue:
+        """Return a queue of the other store; create it again where it was removed."""
+        if id not in self._queues:
+            self._queues[id] = open_queue(self.other, id)
+        return self._queues[id]
+
+    def _trim(self, one: _Fork, index: int) -> None:
+        if self.other.durability != "disk":
+            self.other.sync()
+        if faults.active:
+            faults.point("trim.synced")
+        while True:
+            deleted, one.first = self.home.commit(self._drop, one, index)
+            if not deleted or one.first >= index:
+                return
+
+    def _drop(self, txn: StoreTransaction, one: _Fork, index: int) -> tuple[int, int]:
+        row = one.log.row(txn)
+        deleted, front = one.log.delete_before(txn, row, index)
+        one.log.move_front(txn, row, max(front, row.first))
+        if faults.active:
+            faults.point("trim.inside")
+        return deleted, front
+
+    # --- marks --------------------------------------------------------------------------------
+
+    def _publish(self, at_rest: bool = False) -> None:
+        """Write the low-water marks that are lower than their positions. ``at_rest``: no step is running."""
+        self._marked_at = time.monotonic()
+        behind: list[tuple[LowWater, int]] = []
+        with self.home.view() as txn:
+            for marked in self._marks:
+                mark = marked.mark
+                row = read_row(txn, mark.reader.processor)
+                if row is None or row.epoch != mark.reader.epoch:
+                    continue  # another owner has the row; or a seek moved it and wrote the mark itself
+                if at_rest and not row.pending:
+                    mark.release()
+                if mark.outdated(row.positions[marked.place].next):
+                    behind.append((mark, row.positions[marked.place].next))
+        if behind:
+            self._settle()
+            for mark, index in behind:
+                mark.publish(index)
+
+    # --- progress, and the end ----------------------------------------------------------------
+
+    def ends(self, txn: StoreTransaction) -> list[int]:
+        """Return the ends of the fork queues, in a transaction of the home store; for :meth:`done`."""
+        return [one.log.row(txn).next for one in self._forks]
+
+    def done(self, ends: Sequence[int]) -> bool:
+        """Return whether all messages before ``ends`` are in the other store. Any thread may call it."""
+        return all(self._after(one, self._row(one)) >= end for one, end in zip(self._forks, ends))
+
+    def waiting(self) -> int:
+        """Return how many messages wait to be forwarded. It reads them all."""
+        count = 0
+        for one in self._forks:
+            at = self._after(one, self._row(one))
+            while steps := fork.read(one.log, at, BYTES_MAX):
+                count += sum(step.next - step.index - 1 for step in steps)
+                at = steps[-1].next
+        return count
+
+    def tidy(self) -> None:
+        """Write the marks and trim the forwarded messages. Call it before the stores are closed."""
+        self._publish(at_rest=True)
+        for one in self._forks:
+            raw = self._row(one)
+            if raw is not None and ProducerRow.unpack(raw).at > one.first:
+                self._trim(one, ProducerRow.unpack(raw).at)
+
+    def __repr__(self) -> str:
+        return f"<cues.Forwarder {self.home.path} → {self.other.path}>"

@@ -1,0 +1,114 @@
+"""The low-water mark of a processor on a queue of another store.
+
+Retention of that queue deletes nothing from the mark on, as the reader's position is in another store.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from cues import faults
+from cues.base import names
+
+if TYPE_CHECKING:
+    from cues.queues.queue import Queue
+    from cues.storage.base_store import BaseStore
+    from cues.storage.transaction import StoreTransaction
+
+from cues.queues.marks import ForeignReader, Mark
+
+
+class LowWater:
+    """The low-water mark of one processor on one queue of another store.
+
+    The thread of the processor calls :meth:`hold` and :meth:`release`; the forwarder thread calls the other methods.
+    """
+
+    def __init__(self, queue: Queue, reader: ForeignReader, holding: bool = False) -> None:
+        self.queue = queue
+        self.reader = reader
+        self._key = names.low_water_key(queue.log.id, reader.home, reader.processor)
+        self._holding = holding
+        self._guard = threading.Lock()
+        with queue.store.view() as txn:
+            raw = txn.get(self._key)
+        self._written = None if raw is None else Mark.unpack(raw)
+
+    def renew(self, epoch: int) -> None:
+        """Follow a seek: the epoch of the reader was raised, and the seek wrote a mark of its own."""
+        with self._guard:
+            self.reader = replace(self.reader, epoch=epoch)
+            self._holding = False
+            with self.queue.store.view() as txn:
+                raw = txn.get(self._key)
+            self._written = None if raw is None else Mark.unpack(raw)
+
+    @property
+    def epoch(self) -> int | None:
+        """The epoch of the stored mark; None without a mark."""
+        return None if self._written is None else self._written.epoch
+
+    def begin(self, index: int) -> None:
+        """Write the mark, if there is none, before the first step of the reader."""
+        if self._written is None:
+            self._write(Mark(self.reader.epoch, index, self._holding))
+
+    def hold(self, start: int) -> None:
+        """Keep the messages from ``start`` on. Call it before a snapshot that names them commits at home.
+
+        It costs a commit in the other store if they were not held before, and nothing if the queue has no
+        retention policy.
+        """
+        with self._guard:
+            self._holding = True
+            written = self._written
+            held = written is not None and written.pending and written.next <= start
+            if self.queue.options.retention is not None and not held:
+                self._write(Mark(self.reader.epoch, min(start, written.next) if written else start, True))
+
+    def release(self) -> None:
+        """Note that no step is running. The next write of the mark records it."""
+        self._holding = False
+
+    def publish(self, index: int) -> None:
+        """Write that all messages before ``index`` were read. The position must be durable at home."""
+        with self._guard:
+            if self.outdated(index):
+                self._write(Mark(self.reader.epoch, index, self._holding))
+
+    def outdated(self, index: int) -> bool:
+        """Return whether :meth:`publish` would write."""
+        return Mark(self.reader.epoch, index, self._holding) != self._written
+
+    def _write(self, mark: Mark) -> None:
+        self.queue.store.commit(self._put, mark)
+        self._written = mark
+
+    def _put(self, txn: StoreTransaction, mark: Mark) -> None:
+        raw = txn.get(self._key)
+        if raw is None or Mark.unpack(raw).epoch <= mark.epoch:
+            txn.put(self._key, mark.pack())
+        if faults.active:
+            faults.point("mark.inside")
+
+
+def lower_mark(store: BaseStore, log_id: str, reader: ForeignReader, index: int) -> None:
+    """Lower the mark of a reader that seeks back to ``index`` under a new epoch, so that its messages are kept.
+
+    A mark that is lower already does not move: it follows the position that is durable at home.
+    """
+    key = names.low_water_key(log_id, reader.home, reader.processor)
+
+    def put(txn: StoreTransaction) -> None:
+        raw = txn.get(key)
+        before = Mark(0, index, False) if raw is None else Mark.unpack(raw)
+        txn.put(key, Mark(reader.epoch, min(index, before.next), before.pending).pack())
+
+    store.commit(put)
+
+
+def drop_mark(store: BaseStore, log_id: str, reader: ForeignReader) -> None:
+    """Delete the mark of a reader that has stopped for ever."""
+    store.commit(lambda txn: txn.delete(names.low_water_key(log_id, reader.home, reader.processor)))

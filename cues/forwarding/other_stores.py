@@ -1,0 +1,152 @@
+"""The rows that one store keeps about another store.
+
+    \\0store      in the home store: the path of another store that its graphs use
+    \\0producer   in the other store: the last step that was forwarded from the fork queue of a processor
+    \\0low        in the other store: the low-water mark of a reader whose position is in its home store
+
+A position is stored where it commits, in the home store. The other store must still know the reader, or retention
+would delete messages before they are read. So the reader writes a low-water mark there. The mark is written after
+the position is durable, and so it is often lower than the position: a power cut cannot move the position back to
+messages that were deleted.
+
+Not guaranteed: that a mark is recent. It is written about once a second, and when there is nothing to do.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from cues import codec
+from cues.base import names
+from cues.errors import StoreError, StoreNotFound
+from cues.records import sealed
+
+if TYPE_CHECKING:
+    from cues.storage.base_store import BaseStore
+    from cues.storage.transaction import StoreTransaction
+
+# --- paths of other stores ----------------------------------------------------------------------
+
+
+def remember(home: BaseStore, other: BaseStore) -> None:
+    """Write the path of another store into the home store, if it is not there yet."""
+    key = names.store_key(other.id)
+    place = os.path.realpath(other.path)
+    # Relative first: a folder that holds both may be moved.
+    packed = codec.pack({"path": os.path.relpath(place, os.path.realpath(home.path)), "absolute": place})
+    with home.view() as txn:
+        known = txn.get(key)
+    if known != packed:
+        home.commit(lambda txn: txn.put(key, packed))
+
+
+def places(home: BaseStore) -> dict[bytes, list[Path]]:
+    """Return the known paths of the other stores of a store, by their ids; the most probable path first."""
+    prefix = names.store_key(b"")
+    paths: dict[bytes, list[Path]] = {}
+    with home.view() as txn:
+        for key, value in home.rows(txn, prefix):
+            record = codec.unpack(value)
+            relative = Path(os.path.normpath(os.path.join(os.path.realpath(home.path), record["path"])))
+            paths[bytes.fromhex(key[len(prefix) :].decode())] = [relative, Path(record["absolute"])]
+    return paths
+
+
+@contextmanager
+def opened(home: BaseStore, id: bytes, readonly: bool = True) -> Iterator[BaseStore]:
+    """Open another store by its id. Raises :class:`StoreNotFound` when it is at none of the known paths."""
+    paths = places(home).get(id, [])
+    for place in paths:
+        if (place / "data.mdb").exists():
+            with type(home)(place, readonly=readonly) as store:
+                if store.id == id:
+                    yield store
+                    return
+    raise StoreNotFound(
+        f"The store {id.hex()} is not {f'at {paths[0]} any more' if paths else 'known'}.",
+        "put the store back there, or run (cues run) a graph that names its new path.",
+        path=str(paths[0]) if paths else "",
+    )
+
+
+class Others:
+    """The other stores of a store: opened read-only on first use, closed together."""
+
+    def __init__(self, home: BaseStore) -> None:
+        self._home = home
+        self._opened = ExitStack()
+        self._known: dict[bytes, BaseStore | None] = {}
+
+    def get(self, id: bytes) -> BaseStore | None:
+        """Return the store with that id (the home store for an empty id); None where it cannot be opened."""
+        if not id:
+            return self._home
+        if id not in self._known:
+            try:
+                self._known[id] = self._opened.enter_context(opened(self._home, id))
+            except StoreError:
+                self._known[id] = None
+        return self._known[id]
+
+    def __enter__(self) -> Others:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._opened.close()
+
+
+# --- forwarded steps ----------------------------------------------------------------------------
+
+_PRODUCER: Final = struct.Struct(">Q16s8s")
+
+
+class ProducerRow(NamedTuple):
+    """The last forwarded step of a fork queue, and the messages that were appended from it."""
+
+    at: int
+    """The index of the first record of the step on the fork queue."""
+    hash: bytes
+    """The delivery hash of the step."""
+    seal: bytes
+    """The checksum of that record. It covers the commit time, so not even a repetition of the step has the same."""
+    ends: dict[str, int]
+    """The index of the last appended message, by queue."""
+
+    def pack(self) -> bytes:
+        return sealed.seal(_PRODUCER.pack(self.at, self.hash, self.seal) + codec.pack(self.ends))
+
+    @staticmethod
+    def unpack(raw: bytes) -> ProducerRow:
+        """Raises :class:`StoreDamaged`."""
+        body = sealed.unseal(raw, "row of what a processor of another store forwarded")
+        at, hash, seal = _PRODUCER.unpack_from(body)
+        return ProducerRow(at, hash, seal, codec.unpack(body[_PRODUCER.size :]))
+
+
+# --- removed processors -------------------------------------------------------------------------
+
+
+def forget(store: BaseStore, processor: str = "", home: bytes = b"") -> list[str]:
+    """Delete the rows of a removed processor of another store, or of all processors of one other store.
+
+    Returns the ids of the processors, each after the id of its store. A processor that comes back continues to
+    read. Its forwarded messages are refused if its fork queue was trimmed, and are appended again if not.
+    """
+
+    def drop(txn: StoreTransaction) -> set[str]:
+        deleted: dict[bytes, str] = {}
+        for prefix in (names.LOW_WATERS, names.PRODUCERS):
+            for key, _ in store.rows(txn, prefix):
+                whose = key[len(prefix) :].rpartition(b"\0")[2].decode()
+                if (processor and whose.endswith(f"/{processor}")) or (home and whose.startswith(f"{home.hex()}/")):
+                    deleted[key] = whose
+        for key in deleted:
+            txn.delete(key)
+        return set(deleted.values())
+
+    return sorted(store.commit(drop))

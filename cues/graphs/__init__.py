@@ -1,0 +1,1 @@
+"""Declarations of users, and the plan that engines run."""

@@ -1,0 +1,161 @@
+"""Declarations made from other declarations, for broadcasting, renaming and merging graphs.
+
+A declaration is never changed. :func:`rebound` and :func:`resolved` give new ones, which are checked
+as any other, so a rename that cannot work is refused with the words of the declaration itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Final, Unpack
+
+from cues.errors import GraphError
+from cues.graphs.options import INHERIT, StreamOptions, lists_options
+from cues.graphs.plan import REST
+from cues.graphs.processor import AllOf, AnyOf, Processor, Sink, Source, Stream, bindings
+from cues.queues.options import QueueOptions
+
+
+def unchanged(message: Any) -> Any:
+    """The function of a broadcast."""
+    return message
+
+
+@lists_options(StreamOptions)
+def broadcast(
+    inputs: str | AnyOf, outputs: str | AllOf | Mapping[str, str] | Iterable[str], **options: Unpack[StreamOptions]
+) -> Stream:
+    """Declare a stream that copies what comes in to every output: ``broadcast("orders", ["a", "b"])``.
+
+    ``inputs`` is a queue name, or an :class:`AnyOf` for what comes from any of several; a join has no
+    one message to copy and is refused. Its id is ``broadcast-<input>`` unless ``id=`` says otherwise.
+    It is an ordinary :class:`Stream`, with its options (filters, error queue, …) and its guarantee: all
+    copies of a message are one commit, and each is on its queue as if it were written there alone.
+    """
+    if not isinstance(inputs, (str, AnyOf)):
+        raise GraphError(
+            f"A broadcast of {type(inputs).__name__} ({inputs!r}); it copies what comes from one input, or any.",
+            "give a queue name, or cues.AnyOf('a', 'b').",
+            processor=str(options.get("id") or ""),
+        )
+    if isinstance(outputs, str):
+        outputs = AllOf(outputs)
+    elif isinstance(outputs, Mapping):
+        outputs = AllOf(**outputs)
+    elif not isinstance(outputs, AllOf):
+        outputs = AllOf(*outputs)
+    if options.get("id") is None:
+        options["id"] = "-".join(["broadcast", *bindings(inputs).values()])
+    return Stream(unchanged, inputs, outputs, **options)
+
+
+def queues_of(processor: Processor) -> set[str]:
+    """Every queue that a declaration names."""
+    options = processor.options
+    ports = (processor.inputs, processor.outputs, options.tailers, options.appenders)
+    found = {queue for port in ports for queue in bindings(port).values()}
+    if processor.options.errors not in (None, INHERIT):
+        found.add(str(processor.options.errors))
+    return found
+
+
+def rebound(processor: Processor, queues: Mapping[str, str], id: str) -> Processor:
+    """The same declaration under another id, with its queues renamed; binding names stay.
+
+    A source's id is its queue, so ``id`` does not count there.
+    """
+    options = processor.options.given()
+    if options.get("errors") in queues:
+        options["errors"] = queues[options["errors"]]
+    for name in ("tailers", "appenders"):
+        if name in options:
+            options[name] = _renamed(options[name], queues)
+    if isinstance(processor.inputs, str):
+        for name in _BY_BINDING:  # a single input is bound under its queue's name
+            if isinstance(options.get(name), Mapping):
+                options[name] = {queues.get(binding, binding): value for binding, value in options[name].items()}
+    return _declared(processor, id, _renamed(processor.inputs, queues), _renamed(processor.outputs, queues), options)
+
+
+def resolved(processor: Processor, errors: str | None, strategy: str) -> Processor:
+    """The declaration with its graph's error queue and strategy said, where it says nothing itself.
+
+    What is every graph's default stays unsaid.
+    """
+    options = {**said(processor, errors, strategy), **processor.options.given()}
+    return _declared(processor, processor.id, processor.inputs, processor.outputs, options)
+
+
+def said(processor: Processor, errors: str | None, strategy: str) -> dict[str, str]:
+    """What a processor takes from its graph, as its own options."""
+    given, found = processor.options.given(), {}
+    if errors is not None and "errors" not in given:
+        found["errors"] = errors
+    if strategy != "exactly-once" and "strategy" not in given and processor.kind != "source":
+        found["strategy"] = strategy
+    return found
+
+
+def gives_way(source: Processor, other: Processor) -> bool:
+    """Whether ``source`` only declares the queue that ``other`` feeds: it has no function."""
+    return source.kind == other.kind == "source" and source.fn is None
+
+
+class MergedOptions:
+    """The options of the queues of several graphs; what is ``given`` for the whole counts before what they say."""
+
+    def __init__(self, given: Mapping[str, QueueOptions]) -> None:
+        self._given = given
+        self._named: dict[str, tuple[str, QueueOptions]] = {}
+        self._rest: dict[str, tuple[str, QueueOptions]] = {}
+
+    def add(self, graph: str, options: Mapping[str, QueueOptions], queues: Iterable[str]) -> None:
+        """Take what one graph says; its ``"*"`` counts for those of its ``queues`` that it does not name.
+
+        Raises :class:`GraphError` where an earlier graph says something else.
+        """
+        for queue, found in options.items():
+            if queue != REST:
+                self._put(self._named, queue, graph, found)
+        if REST in options:
+            for queue in queues:
+                if queue not in options:
+                    self._put(self._rest, queue, graph, options[REST])
+
+    @property
+    def found(self) -> dict[str, QueueOptions]:
+        """By queue: what was given, else what a graph says of it by name, else what a graph's ``"*"`` says."""
+        said = {queue: options for queue, (_, options) in {**self._rest, **self._named}.items()}
+        return {**said, **self._given}
+
+    def _put(self, known: dict[str, tuple[str, QueueOptions]], queue: str, graph: str, options: QueueOptions) -> None:
+        other, found = known.setdefault(queue, (graph, options))
+        if found != options and queue not in self._given:
+            raise GraphError(
+                f"The queue {queue!r} has two different options: {found.to_dict()} in the graph {other!r},"
+                f" {options.to_dict()} in {graph!r}.",
+                f"merge(…, queues={{{queue!r}: …}}), or rebind({{{queue!r}: …}}) for one of them.",
+                processor="",
+            )
+
+
+_BY_BINDING: Final = ("types", "topics", "where")
+"""Options that may be dicts by binding."""
+
+
+def _renamed(ports: Any, queues: Mapping[str, str]) -> Any:
+    if ports is None:
+        return None
+    if isinstance(ports, str):
+        return queues.get(ports, ports)
+    found = {binding: queues.get(queue, queue) for binding, queue in bindings(ports).items()}
+    return type(ports)(**found) if isinstance(ports, (AnyOf, AllOf)) else found
+
+
+def _declared(processor: Processor, id: str, inputs: Any, outputs: Any, options: dict[str, Any]) -> Processor:
+    if processor.kind == "source":
+        return Source(outputs, processor.fn, **options)
+    assert processor.fn is not None
+    if processor.kind == "sink":
+        return Sink(processor.fn, inputs, id=id, **options)
+    return Stream(processor.fn, inputs, outputs, id=id, **options)

@@ -1,0 +1,284 @@
+"""Pictures of a plan: as text for a terminal, as a Mermaid flowchart for a page.
+
+    flights: 2 sources, 1 stream; 3 queues; what fails goes to errors
+
+      source  rows     → rows
+                       exactly-once: its position commits with its messages
+      stream  enrich   rows as flight | weather → enriched
+                       exactly-once · state by place
+
+Both say of every processor what it reads and writes, how, and what is guaranteed; and of the whole
+which queues are fed from outside, which nobody reads, and where messages can go round.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from cues.graphs.plan import Plan, away, partitions_of, unwritten
+from cues.graphs.processor import FRAME, Node, Port, function_name
+
+_JOINED = " + "
+_ANY = " | "
+
+
+def text(plan: Plan) -> str:
+    """The graph as lines for a person, sources first."""
+    nodes = in_order(plan)
+    name_width = max(len(node.name) for node in nodes)
+    indent = " " * (2 + 6 + 2 + name_width + 3)
+    usual = _usual_errors(plan)
+    lines = [_headline(plan), ""]
+    for node in nodes:
+        flow = " ".join(part for part in (_inputs(plan, node), _outputs(plan, node)) if part)
+        lines.append(f"  {node.kind:<6}  {node.name:<{name_width}}   {flow}")
+        failures = [] if node.fn is None or node.errors == usual else [_failures(node.errors)]
+        lines.append(indent + " · ".join([node.guarantee, *_manner(plan, node), *failures]))
+    notes = _notes(plan)
+    if notes:
+        lines += ["", *(f"  {note}" for note in notes)]
+    return "\n".join(lines)
+
+
+def mermaid(plan: Plan) -> str:
+    """The graph as a Mermaid flowchart: processors as boxes, queues as drums, failures dotted."""
+    ids = {queue: f"q{number}" for number, queue in enumerate(plan.queues)}
+    lines = [f"%% {note}" for note in (_headline(plan), *_notes(plan))]
+    lines.insert(0, "flowchart LR")
+    elsewhere = _elsewhere(plan)
+    for queue, id in ids.items():
+        if plan.queues[queue].path is None:
+            lines.append(f"    {id}[({_quoted(_drum(plan, queue))})]")
+    for number, (path, queues) in enumerate(elsewhere.items()):
+        lines.append(f"    subgraph s{number}[{_quoted(path)}]")
+        lines += [f"        {ids[queue]}[({_quoted(_drum(plan, queue))})]" for queue in queues]
+        lines.append("    end")
+    for queue in plan.fed:
+        lines.append(f"    send_{ids[queue]}([{_quoted('cues send')}]) --> {ids[queue]}")
+    for number, node in enumerate(in_order(plan)):
+        if node.fn is None:
+            continue  # the queue is drawn, and what feeds it
+        me = f"p{number}"
+        label = _quoted(node.name, node.guarantee)
+        left, right = {"source": ("([", "])"), "stream": ("[", "]"), "sink": ("[/", "/]")}[node.kind]
+        lines.append(f"    {me}{left}{label}{right}")
+        for port in node.inputs:
+            lines.append(f"    {ids[port.queue]} {_edge(plan, port)} {me}")
+        for port in node.outputs:
+            how = "pending: " if _pending(plan, node, port) else ""
+            lines.append(f"    {me} {_edge(plan, port, how)} {ids[port.queue]}")
+        for port in node.tailers:
+            lines.append(f"    {ids[port.queue]} {_edge(plan, port, 'imperative: ')} {me}")
+        for port in node.appenders:
+            lines.append(f"    {me} {_edge(plan, port, 'imperative: ')} {ids[port.queue]}")
+        if node.errors:
+            lines.append(f"    {me} -.-> {ids[node.errors]}")
+    return "\n".join(lines)
+
+
+def describe(plan: Plan) -> list[dict[str, Any]]:
+    """Each processor as plain data, in the order of :func:`text`."""
+    return [
+        {
+            "processor": node.id,
+            "kind": node.kind,
+            "function": function_name(node.fn),
+            "mode": node.mode,
+            "inputs": {port.binding: port.queue for port in node.inputs},
+            "outputs": {port.binding: port.queue for port in node.outputs},
+            "tailers": {port.binding: port.queue for port in node.tailers},
+            "appenders": {port.binding: port.queue for port in node.appenders},
+            "errors": node.errors,
+            "strategy": node.strategy if node.kind != "source" else None,
+            "guarantee": node.guarantee,
+            "across": node.options.across if away(node, plan.queues) else None,
+            "partitions": partitions_of(node, plan.queues),
+            "stores": {q: plan.queues[q].path for q in plan.named(node) if plan.queues[q].path is not None},
+            "cycle": next((list(cycle) for cycle in plan.topology().cycles() if node.name in cycle), None),
+        }
+        for node in in_order(plan)
+    ]
+
+
+# --- the whole --------------------------------------------------------------------------------------
+
+
+def in_order(plan: Plan) -> list[Node]:
+    """Sources, then every processor behind those that it depends on; among equals as declared."""
+    topology = plan.topology()
+    groups = {name: set(cycle) for cycle in topology.cycles() for name in cycle}
+    left = sorted(plan.nodes, key=lambda node: node.kind != "source")
+    done: set[str] = set()
+    ordered: list[Node] = []
+    while left:
+        for node in left:
+            if topology.dependencies(node.name) <= done | groups.get(node.name, set()):
+                break
+        else:  # inside a cycle
+            node = left[0]
+        left.remove(node)
+        done.add(node.name)
+        ordered.append(node)
+    return ordered
+
+
+def _headline(plan: Plan) -> str:
+    kinds = Counter(node.kind for node in plan.nodes)
+    found = [_count(kinds[kind], kind) for kind in ("source", "stream", "sink") if kinds[kind]]
+    queues = _count(len(plan.queues), "queue")
+    return f"{plan.id}: {', '.join(found)}; {queues}; {_failures(_usual_errors(plan), 'its processor')}"
+
+
+def _usual_errors(plan: Plan) -> str | None:
+    """The error queue of most processors."""
+    counts = Counter(node.errors for node in plan.nodes if node.fn is not None)
+    return counts.most_common(1)[0][0] if counts else None
+
+
+def _notes(plan: Plan) -> list[str]:
+    notes = []
+    for queue, near in plan.misspelt.items():
+        notes.append(f"A processor reads {unwritten(queue, near)}.")
+    if plan.fed:
+        notes.append(f"Fed from outside (cues send): {', '.join(plan.fed)}")
+    read = {port.queue for node in plan.nodes for port in node.reads}
+    ends = [queue for queue in plan.queues if queue not in read]
+    if ends:
+        notes.append(f"Read by no processor: {', '.join(ends)}")
+    for cycle in plan.topology().cycles():
+        notes.append(f"Goes round: {_round(plan, cycle)}")
+    for path, queues in _elsewhere(plan).items():
+        notes.append(f"In the store {path}: {', '.join(queues)}")
+    parted = [queue for queue, options in plan.queues.items() if options.partitions > 1]
+    if parted:
+        ways = ", ".join(f"{queue} {_placing(plan, queue)}" for queue in parted)
+        notes.append(f"×n: so many partitions, in each of which messages keep their order: {ways}")
+    if plan.crossing:
+        notes.append("@: crosses stores; what goes there is written twice, first at home on a fork queue")
+    if any(node.pending for node in plan.nodes):
+        notes.append(
+            "(pending): written there directly, for readers of what is committed; committed by the step at home"
+        )
+    modes = {node.mode for node in plan.nodes}
+    if "join" in modes:
+        notes.append("a + b: one message from each")
+    if "alts" in modes:
+        notes.append("a | b: one message from any")
+    return notes
+
+
+def _elsewhere(plan: Plan) -> dict[str, list[str]]:
+    """Queues that are not in the graph's own store, by the path of the one that they are in."""
+    found: dict[str, list[str]] = {}
+    for queue, options in plan.queues.items():
+        if options.path is not None:
+            found.setdefault(options.path, []).append(queue)
+    return found
+
+
+def _round(plan: Plan, cycle: tuple[str, ...]) -> str:
+    """One way round, with its queues."""
+    edges = sorted(edge for edge in plan.topology().edges if edge[0] in cycle and edge[2] in cycle)
+    ways: list[list[tuple[str, str, str]]] = [[edge] for edge in edges if edge[0] == cycle[0]]
+    while ways:
+        way = ways.pop(0)
+        if way[-1][2] == cycle[0]:
+            return " → ".join(f"{writer} → ({queue})" for writer, queue, _ in way) + f" → {cycle[0]}"
+        seen = {writer for writer, _, _ in way}
+        ways += [[*way, edge] for edge in edges if edge[0] == way[-1][2] and edge[2] not in seen - {cycle[0]}]
+    return ", ".join(cycle)
+
+
+# --- one processor ------------------------------------------------------------------------------
+
+
+def _inputs(plan: Plan, node: Node) -> str:
+    between = _JOINED if node.mode == "join" else _ANY
+    return between.join(_port(plan, port) for port in node.inputs)
+
+
+def _outputs(plan: Plan, node: Node) -> str:
+    if not node.outputs:
+        return ""
+    return "→ " + ", ".join(_port(plan, port) + _pending(plan, node, port) for port in node.outputs)
+
+
+def _pending(plan: Plan, node: Node, port: Port) -> str:
+    return " (pending)" if node.pending and plan.queues[port.queue].path is not None else ""
+
+
+def _port(plan: Plan, port: Port) -> str:
+    shown = port.queue if port.binding == port.queue else f"{port.queue} as {port.binding}"
+    options = plan.queues[port.queue]
+    if options.partitions > 1:
+        shown += f" ×{options.partitions}"
+    return f"{shown} @{options.path}" if options.path else shown
+
+
+def _placing(plan: Plan, queue: str) -> str:
+    key, way = plan.queues[queue].placing
+    return f"by {key}" if key is not None and way == "murmur2" else f"by {key} ({way})" if key is not None else f"{way}"
+
+
+def _drum(plan: Plan, queue: str) -> str:
+    """A queue's name, and how many partitions it has."""
+    partitions = plan.queues[queue].partitions
+    return f"{queue} ×{partitions}" if partitions > 1 else queue
+
+
+def _manner(plan: Plan, node: Node) -> list[str]:
+    """How it is called, as far as it is not the usual way."""
+    options = node.options
+    found = []
+    if node.returns_messages and len(node.outputs) > 1:
+        found.append("the same to each output")
+    if options.batch == FRAME:
+        found.append(f"a DataFrame of up to {options.batch_size:,}, on Spark only")
+    elif options.batch:
+        found.append(f"in batches of up to {options.batch_size:,}")
+    partitions = partitions_of(node, plan.queues)
+    if partitions > 1:
+        threads = min(options.instances, partitions)
+        found.append(f"a unit for each of {partitions} partitions{f', in {threads} threads' if threads > 1 else ''}")
+    if options.concurrency > 1:
+        found.append(f"up to {options.concurrency} calls at once")
+    if node.imperative:
+        found.append(f"imperative: {', '.join(_by_itself(plan, node))}")
+    if options.key is not None:
+        key = options.key if isinstance(options.key, str) else getattr(options.key, "__name__", "a function")
+        found.append(f"state by {key}")
+    filters = [name for name in ("types", "topics", "where") if getattr(options, name) is not None]
+    if filters:
+        found.append(f"filtered by {', '.join(filters)}")
+    if options.retry.attempts > 1:
+        found.append(f"up to {options.retry.attempts} attempts")
+    return found
+
+
+def _by_itself(plan: Plan, node: Node) -> list[str]:
+    """The queues that the function reads and writes besides its inputs and what it returns."""
+    read = [f"reads {_port(plan, port)}" for port in node.tailers]
+    return read + [f"writes {_port(plan, port)}{_pending(plan, node, port)}" for port in node.appenders]
+
+
+def _failures(errors: str | None, what: str = "it") -> str:
+    return f"what fails goes to {errors}" if errors else f"an error stops {what}"
+
+
+def _edge(plan: Plan, port: Port, how: str = "") -> str:
+    """An arrow, a thick one where it crosses stores."""
+    line = "--" if plan.queues[port.queue].path is None else "=="
+    if not how and port.binding == port.queue:
+        return f"{line}>"
+    return f"{line} {_quoted(how + port.binding)} {line}>"
+
+
+def _quoted(*lines: str) -> str:
+    """A Mermaid label."""
+    escaped = [line.replace("#", "#35;").replace('"', "#quot;").replace("<", "#lt;") for line in lines]
+    return '"' + "<br>".join(escaped) + '"'
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"

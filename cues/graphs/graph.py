@@ -1,0 +1,639 @@
+"""Graphs: what the user declares.
+
+    graph = cues.Graph("example", errors="errors")
+
+    @graph.source("orders")
+    def orders(position): ...
+
+    @graph.stream("orders", "priced")
+    def price(order): ...
+
+    @graph.sink("priced")
+    def save(order, process): ...
+
+Decorators, a list of :class:`Source`, :class:`Stream`, :class:`Sink`, and plain data
+(:meth:`Graph.from_dict`) make the same graph. A processor is checked where it is declared, the
+graph as a whole when it is planned; nothing is opened or started before both hold.
+
+Graphs are parts of others: :meth:`Graph.rebind` renames queues and processors, :func:`merge` puts
+several together, and queues of one name are where they meet.
+
+    part = cues.Graph("clean", [Source("raw"), Stream(clean, "raw", "good")])
+    whole = cues.merge("shop", part.rebind({"raw": "orders", "good": "orders-good"}), pricing)
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import os
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack
+
+from cues.base import names
+from cues.base.option_texts import describes
+from cues.errors import GraphError, InvalidArgument
+from cues.graphs import compose, plan
+from cues.graphs.options import (
+    FRAME,
+    FRAME_SIZE,
+    START_TEXTS,
+    STRATEGIES,
+    BroadcastOptions,
+    EngineOptions,
+    FrameOptions,
+    Function,
+    GraphOptions,
+    Retry,
+    SinkOptions,
+    SourceOptions,
+    StartOptions,
+    Strategy,
+    StreamOptions,
+    lists_options,
+)
+from cues.graphs.plan import REST, Plan
+from cues.graphs.processor import (
+    AllOf,
+    AnyOf,
+    Processor,
+    Sink,
+    Source,
+    Stream,
+    function_name,
+)
+from cues.graphs.topology import Topology
+from cues.queues.options import FUNCTIONS, QueueOptions
+
+if TYPE_CHECKING:
+    from cues.engine.running import Running
+    from cues.queues.store import Store
+
+_MODULES = {"embedded": "cues.engine.local", "workers": "cues.engine.supervised", "spark": "cues.spark.engine"}
+"""The module that starts a graph."""
+ENGINES = ("embedded", "spark")
+"""What ``engine`` may be."""
+
+importing_for_worker = False
+"""A worker process is importing a graph file, where a start would run the graph once more in every worker."""
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class Graph:
+    """A graph of processors.
+
+    id          its name; with a processor's name the id of a processor, so it must stay the same
+    processors  declarations, if not by decorators
+    store       directory or :class:`Store`; default ``data/<id>`` (see the command line for more)
+    errors      queue for messages that failed for good; None stops their processor instead
+    strategy    ``"exactly-once"`` or ``"at-most-once"``, for processors that do not say
+    system      any object, handed to functions as ``process.system``
+    source      queue that ``send`` writes to by default
+    queues      ``{name: cues.QueueOptions(…)}``, ``"*"`` for the rest
+    durability  of a store that is made; None: ``"disk"``
+    """
+
+    def __init__(
+        self,
+        id: str,
+        processors: Iterable[Processor] = (),
+        *,
+        store: str | os.PathLike[str] | Store | None = None,
+        errors: str | None = None,
+        strategy: Strategy = "exactly-once",
+        system: Any = None,
+        source: str | None = None,
+        queues: Mapping[str, QueueOptions | Mapping[str, Any]] | None = None,
+        durability: str | None = None,
+    ) -> None:
+        self.id = names.check("graph", id)
+        self.store = store
+        self.errors = None if errors is None else names.check("queue", errors)
+        if strategy not in STRATEGIES:
+            raise GraphError(
+                f"The graph {id!r} has strategy {strategy!r}.", " or ".join(map(repr, STRATEGIES)) + ".", processor=""
+            )
+        self.strategy: Strategy = strategy
+        self.system = system
+        self.default_source = source
+        self.queues: dict[str, QueueOptions] = {}
+        for name, options in (queues or {}).items():
+            if name != REST:
+                names.check("queue", name)
+            if not isinstance(options, (QueueOptions, Mapping)):
+                raise GraphError(
+                    f"The options of queue {name!r} are {type(options).__name__}.",
+                    "give cues.QueueOptions(…).",
+                    processor="",
+                )
+            self.queues[name] = options if isinstance(options, QueueOptions) else QueueOptions.from_dict(options)
+        self.durability = durability
+        self.directory: Path | None = None
+        """What relative paths of stores are relative to; None: the current directory. The command line sets it."""
+        self.processors: dict[str, Processor] = {}
+        for processor in processors:
+            self.add(processor)
+
+    # --- declaring ---
+
+    def add(self, processor: Processor) -> None:
+        """Add a declaration; a second one of the same id is refused."""
+        if not isinstance(processor, Processor):
+            raise GraphError(
+                f"The graph {self.id!r} was given {type(processor).__name__} ({processor!r}).",
+                "give it Source(…), Stream(…) or Sink(…).",
+                processor="",
+            )
+        other = self.processors.get(processor.id)
+        if other is not None:
+            raise GraphError(
+                f"The graph {self.id!r} has two processors with the id {processor.id!r}: a {other.kind}"
+                f" ({function_name(other.fn)}) and a {processor.kind} ({function_name(processor.fn)}).",
+                "give one of them another name with id='…'.",
+                processor=processor.id,
+            )
+        self.processors[processor.id] = processor
+
+    @lists_options(SourceOptions)
+    def source(self, id: str, **options: Unpack[SourceOptions]) -> Callable[[F], F]:
+        """Declare a source; as a decorator, of the function below it, as a bare call, of a queue fed by ``send``."""
+        names.check("queue", id)
+        self.add(Source(id, None, **options))
+
+        def declare(fn: F) -> F:
+            replaced = self.processors[id]
+            if replaced.fn is not None:
+                raise GraphError(
+                    f"The source {id!r} has a function already ({function_name(replaced.fn)}).",
+                    "give each source one function; merge several sources with a stream over cues.AnyOf(…).",
+                    processor=id,
+                )
+            self.processors[id] = Source(id, fn, **options)
+            return fn
+
+        return declare
+
+    @lists_options(StreamOptions)
+    def stream(
+        self,
+        inputs: str | AnyOf | Mapping[str, str],
+        outputs: str | AllOf | Mapping[str, str] | Iterable[str] | None,
+        **options: Unpack[StreamOptions],
+    ) -> Callable[[F], F]:
+        """Declare the function below as a stream; see :class:`Stream`."""
+
+        def declare(fn: F) -> F:
+            self.add(Stream(fn, inputs, outputs, **options))
+            return fn
+
+        return declare
+
+    @lists_options(SinkOptions)
+    def sink(self, inputs: str | AnyOf | Mapping[str, str], **options: Unpack[SinkOptions]) -> Callable[[F], F]:
+        """Declare the function below as a sink; see :class:`Sink`."""
+
+        def declare(fn: F) -> F:
+            self.add(Sink(fn, inputs, **options))
+            return fn
+
+        return declare
+
+    @lists_options(FrameOptions)
+    def frame(
+        self, inputs: str, outputs: str, fields: str | None = None, **options: Unpack[FrameOptions]
+    ) -> Callable[[F], F]:
+        """Declare the function below as a stage for Spark: from DataFrame to DataFrame.
+
+        It is called with the messages of a step as columns ``index``, ``time``, ``hash`` and ``value`` (msgpack),
+        and those that ``fields`` declares (``"origin string, delay double"``); each row of what it returns is
+        a message. A step takes what is there, up to ``batch_size`` (50,000). On the embedded engine a graph
+        with such a stage is refused.
+        """
+        options.setdefault("batch_size", FRAME_SIZE)
+        return self.stream(inputs, outputs, batch=FRAME, fields=fields, **options)
+
+    @lists_options(BroadcastOptions)
+    def broadcast(
+        self,
+        inputs: str | AnyOf,
+        outputs: str | AllOf | Mapping[str, str] | Iterable[str],
+        id: str | None = None,
+        **options: Unpack[BroadcastOptions],
+    ) -> None:
+        """Declare a stream that copies every message of ``inputs`` to every output; see :func:`cues.broadcast`."""
+        self.add(compose.broadcast(inputs, outputs, id=id, **options))
+
+    # --- graphs from graphs ---
+
+    def rebind(self, queues: Mapping[str, str] | None = None, *, processors: Mapping[str, str] | None = None) -> Graph:
+        """A new graph with ``queues``, and ``processors``, renamed: ``graph.rebind({"old": "new"})``.
+
+        A queue is renamed wherever it is named: inputs, outputs, error queues, sources (whose id is their
+        queue), the default source, queue options. What functions see stays: a binding of a dict or an
+        :class:`AnyOf` keeps its name, and so do the outputs that a function returns by name. All renames
+        happen at once, so two queues can change names. Two queues may become one, which is how parts are
+        connected, unless a processor would read it under two bindings, two sources would feed it,
+        or the two had different options. ``processors`` renames streams and sinks.
+
+        The graph keeps its id. A processor that is renamed, or reads another queue, has other positions:
+        over a store that has run it as it was, the start is refused (:class:`TopologyChanged`) or
+        the new processor begins anew. Raises :class:`GraphError` for a name that is not there.
+        """
+        queues, processors = dict(queues or {}), dict(processors or {})
+        known = self._queue_names()
+        for old, new in queues.items():
+            if old not in known:
+                also = f"; processors={{{old!r}: …}} renames a processor" if old in self.processors else ""
+                raise self._unknown("queue", old, known, also)
+            names.check("queue", new)
+        for old in processors:
+            if old not in self.processors:
+                raise self._unknown("processor", old, self.processors)
+            if self.processors[old].kind == "source":
+                raise GraphError(
+                    f"processors={{{old!r}: …}} would rename a source, whose id is the queue that it feeds.",
+                    f"rebind({{{old!r}: {processors[old]!r}}}).",
+                    processor=old,
+                )
+        graph = Graph(
+            self.id,
+            store=self.store,
+            errors=None if self.errors is None else queues.get(self.errors, self.errors),
+            strategy=self.strategy,
+            system=self.system,
+            source=None if self.default_source is None else queues.get(self.default_source, self.default_source),
+            queues=self._rebound_options(queues),
+            durability=self.durability,
+        )
+        graph.directory = self.directory
+        was: dict[str, str] = {}
+        for processor in self.processors.values():
+            renamed = compose.rebound(processor, queues, processors.get(processor.id, processor.id))
+            other = was.setdefault(renamed.id, processor.id)
+            if other != processor.id:
+                raise GraphError(
+                    f"The {self.processors[other].kind} {other!r} and the {processor.kind} {processor.id!r} of the"
+                    f" graph {self.id!r} would both be {renamed.id!r}.",
+                    "give one of them another name; a source has the name of its queue.",
+                    processor=processor.id,
+                )
+            graph.add(renamed)
+        return graph
+
+    def _rebound_options(self, queues: Mapping[str, str]) -> dict[str, QueueOptions]:
+        found: dict[str, QueueOptions] = {}
+        was: dict[str, str] = {}
+        for name, options in self.queues.items():
+            renamed = queues.get(name, name)
+            other = was.setdefault(renamed, name)
+            if found.setdefault(renamed, options) != options:
+                raise GraphError(
+                    f"The queues {other!r} and {name!r} of the graph {self.id!r} have different options"
+                    f" ({found[renamed].to_dict()}, {options.to_dict()}) and would both be {renamed!r}.",
+                    "give them two names, or the same options.",
+                    processor="",
+                )
+        return found
+
+    def _queue_names(self) -> list[str]:
+        """Every queue that the graph names anywhere, in the order of declaration."""
+        found: dict[str, None] = {}
+        for processor in self.processors.values():
+            found.update(dict.fromkeys(sorted(compose.queues_of(processor))))
+        found.update(dict.fromkeys(name for name in self.queues if name != REST))
+        found.update(dict.fromkeys(name for name in (self.errors, self.default_source) if name is not None))
+        return list(found)
+
+    def _unknown(self, kind: str, name: str, known: Iterable[str], also: str = "") -> GraphError:
+        near = difflib.get_close_matches(str(name), list(known), 1)
+        return GraphError(
+            f"The graph {self.id!r} has no {kind} {name!r} to rename; it has {', '.join(known) or 'none'}{also}.",
+            f"use {near[0]!r}." if near else "use one of those.",
+            processor="",
+        )
+
+    # --- inspection ---
+
+    def plan(self) -> Plan:
+        """The graph resolved and checked, as engines run it."""
+        if not self.processors:
+            raise GraphError(
+                f"The graph {self.id!r} has no processors.",
+                "declare some with @graph.source(…), @graph.stream(…), @graph.sink(…).",
+                processor="",
+            )
+        return plan.build(
+            self.id,
+            list(self.processors.values()),
+            errors=self.errors,
+            strategy=self.strategy,
+            system=self.system,
+            source=self.default_source,
+            queues=self.queues,
+        )
+
+    def topology(self) -> Topology:
+        """Dependencies, order, cycles and components of the processors."""
+        return self.plan().topology()
+
+    def store_path(self, beside: str | os.PathLike[str] | None = None) -> Path:
+        """Return the path of the store: as declared, else ``CUES_STORE``, else ``data/<id>`` beside ``beside``."""
+        if self.store is not None:
+            return Path(getattr(self.store, "path", None) or os.fspath(self.store))  # type: ignore[arg-type]
+        if os.environ.get("CUES_STORE"):
+            return Path(os.environ["CUES_STORE"])
+        return Path(beside or self.directory or ".") / "data" / self.id
+
+    def place(self, path: str | os.PathLike[str]) -> Path:
+        """Return the directory of the store of a queue with the option ``path``."""
+        return (self.directory or Path()) / Path(path).expanduser()
+
+    # --- plain data ---
+
+    def to_dict(self) -> dict[str, Any]:
+        """The graph as plain data; functions are ``"module:qualname"``. What is not plain stays out: ``system``."""
+        found: dict[str, Any] = {"id": self.id}
+        for name, value, default in (
+            ("store", None if self.store is None else str(getattr(self.store, "path", self.store)), None),
+            ("directory", None if self.directory is None else str(self.directory), None),
+            ("errors", self.errors, None),
+            ("strategy", self.strategy, "exactly-once"),
+            ("source", self.default_source, None),
+            ("durability", self.durability, None),
+        ):
+            if value != default:
+                found[name] = value
+        if self.queues:
+            found["queues"] = {name: options.to_dict() for name, options in self.queues.items()}
+        found["processors"] = [_declared(processor) for processor in self.processors.values()]
+        return found
+
+    @staticmethod
+    def from_dict(data: Mapping[str, Any], **overrides: Unpack[GraphOptions]) -> Graph:
+        """The graph that plain data describe; functions are callables or ``"module:qualname"``.
+
+        ``overrides`` are arguments of :class:`Graph` (store, system, …).
+        """
+        rest = dict(data)
+        try:
+            id = rest.pop("id")
+            declared = rest.pop("processors")
+        except KeyError as error:
+            raise GraphError(
+                f"A graph as plain data needs {error}.",
+                "give {'id': …, 'processors': [{'kind': 'stream', …}]}.",
+                processor="",
+            ) from None
+        directory = rest.pop("directory", None)
+        known = {"store", "errors", "strategy", "system", "source", "queues", "durability"}
+        for name in rest:
+            if name not in known:
+                raise GraphError(f"A graph has no {name!r}.", f"use one of {', '.join(sorted(known))}.", processor="")
+        if "queues" in rest:
+            rest["queues"] = {name: _queue_options(options) for name, options in rest["queues"].items()}
+        rest.update(overrides)
+        graph = Graph(id, [_processor(one) for one in declared], **rest)
+        graph.directory = None if directory is None else Path(directory)
+        return graph
+
+    # --- running (the one step upward) ---
+
+    @describes(START_TEXTS, START_TEXTS)
+    def start(
+        self,
+        *,
+        engine: Literal["embedded", "spark"] = "embedded",
+        workers: int | Literal["auto"] | None = None,
+        store: str | os.PathLike[str] | Store | None = None,
+        accept_topology: bool = False,
+        take_over: bool = False,
+        **options: Unpack[EngineOptions],
+    ) -> Running:
+        """Start the graph in threads of this process; returns a :class:`Running`, a context manager.
+
+        With ``workers=4`` its processors run in four processes of their own (``"auto"``: as many as make sense
+        here), which are started again when they die and end with this one. They import the graph, so it must
+        be a global of a file, and a program must start it under ``if __name__ == "__main__":``; for one that a function
+        returns ``target="graph.py:make(3)"`` says how. Raises :class:`GraphError` where that does not hold.
+
+        With ``engine="spark"`` its functions run on Spark's executors: ``spark`` is a session of yours, which
+        is never stopped, ``master`` the URL of a cluster for one that is made (default ``local[*]``).
+
+        Raises :class:`AlreadyRunning`, :class:`TopologyChanged`, :class:`Diverged` before anything ran.
+        """
+        if engine not in ENGINES:
+            raise InvalidArgument(f"There is no engine {engine!r}.", f"{' or '.join(map(repr, ENGINES))}.")
+        if importing_for_worker:
+            raise GraphError(
+                f"The graph {self.id!r} is started where its file is imported, which every worker process does.",
+                'write if __name__ == "__main__": before the start.',
+                processor="",
+            )
+        module, given = _MODULES[engine], dict[str, Any](options)
+        if workers is not None:
+            if engine != "embedded":
+                raise InvalidArgument(
+                    f"workers={workers!r} are processes of the embedded engine, and the engine is {engine!r}.",
+                    "give workers= or engine='spark', not both: Spark has its own workers.",
+                )
+            module, given["workers"] = _MODULES["workers"], workers
+        return importlib.import_module(module).start(  # type: ignore[no-any-return]
+            self, store=store, accept_topology=accept_topology, take_over=take_over, **given
+        )
+
+    @describes(START_TEXTS, START_TEXTS)
+    def run(self, **options: Unpack[StartOptions]) -> None:
+        """Run until every source has ended and every queue is drained, as ``cues run`` does."""
+        with self.start(**options) as running:
+            running.wait_done()
+
+    def __repr__(self) -> str:
+        return f"<cues.Graph {self.id}: {', '.join(self.processors) or 'empty'}>"
+
+
+def merge(
+    id: str,
+    *graphs: Graph,
+    store: str | os.PathLike[str] | Store | None = None,
+    errors: str | None = None,
+    system: Any = None,
+    source: str | None = None,
+    queues: Mapping[str, QueueOptions | Mapping[str, Any]] | None = None,
+    durability: str | None = None,
+) -> Graph:
+    """A new graph with the processors of all ``graphs``, which meet at queues of the same name.
+
+    Each part keeps its error queue and its strategy: its processors take them along. ``errors`` is for the
+    processors of parts without an error queue; ``queues`` goes before what the parts say of a
+    queue. ``system`` and ``source`` are those of the parts when only one is there, ``store`` and
+    ``durability`` when all parts say the same; what is given counts.
+
+    A source without a function only declares its queue, so it gives way to another of its id. Otherwise two
+    processors of one id are refused, and so are different options of one queue, and several
+    systems, each naming both graphs (:class:`GraphError`); :meth:`Graph.rebind` renames.
+
+    Processor ids begin with the graph's, so positions, state and try logs are the new graph's own: over
+    the store of a part everything is read from its beginning.
+    """
+    for graph in graphs:
+        if not isinstance(graph, Graph):
+            raise GraphError(f"merge was given {type(graph).__name__} ({graph!r}).", "give it graphs.", processor="")
+    if not graphs:
+        raise GraphError(f"The graph {id!r} would be merged from no graphs.", "give one or more graphs.", processor="")
+    found: dict[str, tuple[Graph, Processor]] = {}
+    options = compose.MergedOptions(Graph(id, queues=queues).queues)
+    for graph in graphs:
+        for processor in graph.processors.values():
+            _put_together(found, graph, processor)
+        options.add(graph.id, graph.queues, graph._queue_names())
+    if system is None:
+        system = _only_system(graphs)
+    declared = {graph.default_source for graph in graphs if graph.default_source is not None}
+    first = graphs[0]
+    return Graph(
+        id,
+        [compose.resolved(processor, graph.errors, graph.strategy) for graph, processor in found.values()],
+        store=first.store if store is None and all(g.store == first.store for g in graphs) else store,
+        errors=errors,
+        system=system,
+        source=declared.pop() if source is None and len(declared) == 1 else source,
+        queues=options.found,
+        durability=first.durability
+        if durability is None and all(g.durability == first.durability for g in graphs)
+        else durability,
+    )
+
+
+def _put_together(found: dict[str, tuple[Graph, Processor]], graph: Graph, processor: Processor) -> None:
+    """Add one processor to those that a merge has found."""
+    other, known = found.setdefault(processor.id, (graph, processor))
+    if compose.gives_way(processor, known):
+        return
+    if compose.gives_way(known, processor):
+        found[processor.id] = graph, processor
+        return
+    same = compose.said(processor, graph.errors, graph.strategy) == compose.said(known, other.errors, other.strategy)
+    if known is not processor or not same:
+        raise GraphError(
+            f"The graphs {other.id!r} and {graph.id!r} both have a processor {processor.id!r}: a {known.kind}"
+            f" ({function_name(known.fn)}) and a {processor.kind} ({function_name(processor.fn)})"
+            + (", with different error queues or strategies." if known is processor else "."),
+            f"rebind(processors={{{processor.id!r}: …}}) for one of them."
+            if processor.kind != "source"
+            else f"rebind({{{processor.id!r}: …}}) for one of them.",
+            processor=processor.id,
+        )
+
+
+def _only_system(graphs: Iterable[Graph]) -> Any:
+    """The system of the parts; refused where they have several."""
+    found: Graph | None = None
+    for graph in graphs:
+        if graph.system is None:
+            continue
+        if found is not None and found.system is not graph.system:
+            raise GraphError(
+                f"The graphs {found.id!r} and {graph.id!r} have a system each ({type(found.system).__name__},"
+                f" {type(graph.system).__name__}); a graph has one.",
+                "call merge(…, system=…) with an object that serves both.",
+                processor="",
+            )
+        found = graph
+    return None if found is None else found.system
+
+
+def _declared(processor: Processor) -> dict[str, Any]:
+    found: dict[str, Any] = {"kind": processor.kind, "id": processor.id}
+    if processor.fn is not None:
+        found["fn"] = function_name(processor.fn)
+    if processor.inputs is not None:
+        inputs = processor.inputs
+        found["inputs"] = {"any_of": inputs.bindings} if isinstance(inputs, AnyOf) else inputs
+    if processor.kind == "stream":
+        outputs = processor.outputs
+        found["outputs"] = {"all_of": outputs.bindings} if isinstance(outputs, AllOf) else outputs
+    for name, value in processor.options.given().items():
+        if isinstance(value, Retry):
+            kinds = value.on if isinstance(value.on, tuple) else (value.on,)
+            value = {"attempts": value.attempts, "backoff_s": value.backoff_s, "max_s": value.max_s}
+            if kinds != (Exception,):
+                value["on"] = [function_name(kind) for kind in kinds]
+        elif callable(value):
+            value = function_name(value)
+        elif isinstance(value, (set, frozenset)):
+            value = sorted(value)
+        elif isinstance(value, dict):
+            value = {k: function_name(v) if callable(v) else v for k, v in value.items()}
+        found[name] = value
+    return found
+
+
+def _processor(data: Mapping[str, Any]) -> Processor:
+    rest = dict(data)
+    kind = rest.pop("kind", None)
+    if kind not in ("source", "stream", "sink"):
+        raise GraphError(
+            f"A processor as plain data has kind {kind!r}.",
+            "use 'source', 'stream' or 'sink'.",
+            processor=str(rest.get("id")),
+        )
+    id = rest.pop("id", None)
+    fn = _function(rest.pop("fn", None))
+    if isinstance(rest.get("retries"), Mapping):
+        retries = dict(rest["retries"])
+        if "on" in retries:
+            found = [retries["on"]] if isinstance(retries["on"], str) else retries["on"]
+            retries["on"] = tuple(_function(kind) for kind in found)
+        rest["retries"] = Retry(**retries)
+    for name in ("where", "key"):
+        value = rest.get(name)
+        if isinstance(value, str) and ":" in value:
+            rest[name] = _function(value)
+        elif isinstance(value, Mapping):
+            rest[name] = {b: _function(f) for b, f in value.items()}
+    if kind == "source":
+        return Source(id, fn, **rest)
+    inputs = _bound(AnyOf, "any_of", rest.pop("inputs", None))
+    if id is not None:
+        rest["id"] = id
+    if kind == "sink":
+        return Sink(fn, inputs, **rest)  # type: ignore[arg-type]
+    outputs = _bound(AllOf, "all_of", rest.pop("outputs", None))
+    return Stream(fn, inputs, outputs, **rest)  # type: ignore[arg-type]
+
+
+def _bound(form: type[AnyOf] | type[AllOf], name: str, ports: Any) -> Any:
+    """``{"any_of": …}`` as :class:`AnyOf`; a dict that binds a queue under that name stays one."""
+    if not isinstance(ports, Mapping) or set(ports) != {name} or isinstance(ports[name], str):
+        return ports
+    return form(**ports[name]) if isinstance(ports[name], Mapping) else form(*ports[name])
+
+
+def _queue_options(options: Any) -> Any:
+    """The options of a queue, with ``{"function": "module:qualname"}`` as the function."""
+    if not isinstance(options, Mapping):
+        return options
+    return {
+        name: _function(value["function"]) if name in FUNCTIONS and isinstance(value, Mapping) else value
+        for name, value in options.items()
+    }
+
+
+def _function(found: Any) -> Function | None:
+    """A callable, or the one that ``"module:qualname"`` names."""
+    if not isinstance(found, str):
+        return found  # type: ignore[no-any-return]
+    module, _, qualname = found.partition(":")
+    try:
+        value: Any = importlib.import_module(module)
+        for part in qualname.split("."):
+            value = getattr(value, part)
+    except (ImportError, AttributeError) as error:
+        raise GraphError(
+            f"The function {found!r} cannot be loaded ({error}).",
+            "give 'module:function' that can be imported here.",
+            processor="",
+        ) from error
+    return value  # type: ignore[no-any-return]

@@ -1,0 +1,323 @@
+"""The options of processors and of a start: names, types, defaults and texts.
+
+    Options            what a processor has been given: a frozen dataclass with the defaults
+    SourceOptions, StreamOptions, SinkOptions, FrameOptions, BroadcastOptions
+                       the keyword arguments of a declaration, for type checkers and editors
+    GraphOptions       the keyword arguments of a graph, as ``Graph.from_dict`` takes them
+    EngineOptions, StartOptions
+                       the keyword arguments of ``Graph.start`` and ``Graph.run``
+    OPTION_TEXTS, START_TEXTS
+                       the effect of each, for docstrings and for docs/options.md
+
+Tests assert that these have the same names, and that the signatures of the engines have them too.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypedDict, TypeVar
+
+from cues.base.option_texts import OptionText, describes
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from cues.base import events
+    from cues.queues.options import QueueOptions
+    from cues.queues.store import Store
+
+T = TypeVar("T")
+Function = Callable[..., Any]
+Kind = Literal["source", "stream", "sink"]
+Strategy = Literal["exactly-once", "at-most-once"]
+STRATEGIES: Final = ("exactly-once", "at-most-once")
+ACROSS: Final = ("forwarded", "pending")
+"""The ways in which messages of a stream get to other stores."""
+FRAME: Final = "frame"
+"""The value of ``batch`` of a stage that is a function from DataFrame to DataFrame (:meth:`Graph.frame`)."""
+FRAME_SIZE: Final = 50_000
+"""Most messages of one DataFrame by default: each is a Spark job of half a second."""
+BATCH_SIZE: Final = 1000
+"""Most messages of one step by default; a step takes what is there and waits for more only with ``linger_s=``."""
+STEP_S: Final = 0.25
+"""Seconds in which the calls of one step are to be done, by default."""
+
+INHERIT: Final = "inherit"
+"""The value of ``errors`` that means: the error queue of the graph."""
+
+
+@dataclass(frozen=True)
+class Retry:
+    """The number of calls of a failing function, and the waits between them.
+
+    ``attempts`` counts all calls. The wait before retry k is ``backoff_s * 2**(k-1)`` seconds, at most
+    ``max_s``. ``on`` limits retries to some exceptions.
+    """
+
+    attempts: int = 1
+    backoff_s: float = 0.1
+    max_s: float = 30.0
+    on: type[BaseException] | tuple[type[BaseException], ...] = Exception
+
+    def wait_s(self, failures: int) -> float:
+        """Seconds to wait after so many failures."""
+        return float(min(self.max_s, self.backoff_s * 2.0 ** min(failures - 1, 60)))
+
+
+class CheckpointTarget(Protocol):
+    """The duties of ``checkpoint=`` of a sink: ``cues.checkpoints.SQLCheckpoint``, ``cues.processors.sql.SQLite``.
+
+    ``transaction(process)`` returns a context manager. Leaving it commits the user's writes together with a row for
+    ``process.delivery``; an exception rolls both back. It refuses a delivery of a former owner (:class:`Fenced`), and
+    raises :class:`CheckpointError` for a failure of the target itself. The object that it enters has a
+    ``connection``, and ``known``: the number of messages at the start of the delivery that the target already has.
+    """
+
+    def transaction(self, process: Any) -> AbstractContextManager[Any]:
+        """Return the transaction that takes the delivery of ``process``."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """The options of a processor, with their defaults."""
+
+    id: str | None = None
+    opts: Any = None
+    types: Any = None
+    topics: Any = None
+    where: Any = None
+    errors: str | None = INHERIT
+    strategy: str | None = None
+    retries: int | Retry = 0
+    batch: bool | str = False
+    fields: str | None = None
+    batch_size: int = BATCH_SIZE
+    step_s: float | None = STEP_S
+    linger_s: float = 0.0
+    key: str | Function | None = None
+    instances: int = 1
+    concurrency: int = 1
+    timeout_s: float | None = None
+    side_effects: bool = False
+    resume: str | None = None
+    tailers: Any = None
+    appenders: Any = None
+    checkpoint: CheckpointTarget | None = None
+    across: str = "forwarded"
+
+    def given(self) -> dict[str, Any]:
+        """Return the options that differ from their defaults, without ``id``."""
+        given = {}
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if field.name != "id" and not (type(value) is type(field.default) and value == field.default):
+                given[field.name] = value
+        return given
+
+    @property
+    def retry(self) -> Retry:
+        return self.retries if isinstance(self.retries, Retry) else Retry(self.retries + 1)
+
+
+OPTION_NAMES: Final = tuple(field.name for field in fields(Options))
+
+# --- types of keyword arguments -----------------------------------------------------------------
+
+Predicate = Callable[[Any], Any]
+"""A function of a message."""
+Queues = str | Sequence[str] | Mapping[str, str]
+"""Queue names, or a dict {binding: queue}."""
+
+
+class _Common(TypedDict, total=False):
+    """Options of all processors."""
+
+    opts: Any
+    errors: str | None
+    strategy: Strategy | None
+    retries: int | Retry
+    batch_size: int
+
+
+class _Taking(_Common, total=False):
+    """Options of all processors that read queues."""
+
+    types: Collection[str] | Mapping[str, Collection[str]] | None
+    topics: Collection[str] | Mapping[str, Collection[str]] | None
+    where: Predicate | Mapping[str, Predicate] | None
+    batch: bool | Literal["frame"]
+    fields: str | None
+    step_s: float | None
+    linger_s: float
+    key: str | Predicate | None
+    instances: int
+    concurrency: int
+    timeout_s: float | None
+    side_effects: bool
+    tailers: Queues | None
+
+
+class SourceOptions(_Common, total=False):
+    """The keyword arguments of :class:`Source` and :meth:`Graph.source`."""
+
+    resume: Literal["skip", "again"] | None
+
+
+class BroadcastOptions(_Taking, total=False):
+    """The keyword arguments of :meth:`Graph.broadcast`, which names ``id`` by itself."""
+
+    appenders: Queues | None
+    across: Literal["forwarded", "pending"]
+
+
+class StreamOptions(BroadcastOptions, total=False):
+    """The keyword arguments of :class:`Stream`, :meth:`Graph.stream` and :func:`cues.broadcast`."""
+
+    id: str | None
+
+
+class SinkOptions(_Taking, total=False):
+    """The keyword arguments of :class:`Sink` and :meth:`Graph.sink`."""
+
+    id: str | None
+    checkpoint: CheckpointTarget | None
+
+
+class FrameOptions(_Common, total=False):
+    """The keyword arguments of :meth:`Graph.frame`."""
+
+    id: str | None
+    step_s: float | None
+    instances: int
+    across: Literal["forwarded", "pending"]
+
+
+class GraphOptions(TypedDict, total=False):
+    """The keyword arguments of a graph that :meth:`Graph.from_dict` overrides plain data with."""
+
+    store: str | os.PathLike[str] | Store | None
+    errors: str | None
+    strategy: Strategy
+    system: Any
+    source: str | None
+    queues: Mapping[str, QueueOptions | Mapping[str, Any]] | None
+    durability: str | None
+
+
+class EngineOptions(TypedDict, total=False):
+    """The keyword arguments of :meth:`Graph.start` that only some engines take."""
+
+    listeners: tuple[events.Listener, ...]
+    target: str | None
+    spark: SparkSession | None
+    master: str | None
+    queues: str | os.PathLike[str] | None
+    backfill: bool
+
+
+class StartOptions(EngineOptions, total=False):
+    """The keyword arguments of :meth:`Graph.start` and :meth:`Graph.run`."""
+
+    engine: Literal["embedded", "spark"]
+    workers: int | Literal["auto"] | None
+    store: str | os.PathLike[str] | Store | None
+    accept_topology: bool
+    take_over: bool
+
+
+def names_of(options: type) -> tuple[str, ...]:
+    """Return the options of a processor that a TypedDict has, in the order of :class:`Options`."""
+    return tuple(name for name in OPTION_NAMES if name in options.__annotations__)
+
+
+ALLOWED: Final[dict[Kind, tuple[str, ...]]] = {
+    "source": ("id", *names_of(SourceOptions)),
+    "stream": names_of(StreamOptions),
+    "sink": names_of(SinkOptions),
+}
+"""The options that a processor of each kind takes. The ``id`` of a source is its first argument."""
+
+# --- texts --------------------------------------------------------------------------------------
+
+_TEXTS: Final = {
+    "id": "The name of the processor; None: the name of the function. Positions and state are kept under `graph.id`,"
+    " so with an `id=` the function can be renamed.",
+    "opts": "Any object; the function reads it as `process.opts`.",
+    "types": "Take only messages whose `q/type` is this one, or one of these; a dict gives them by binding.",
+    "topics": "Take only messages that have one of these topics in `q/topics` (a text, or a list of texts); a dict"
+    " gives them by binding.",
+    "where": "Take only messages for which this function returns true; a dict gives functions by binding. An exception"
+    " in the function is a failure of the message.",
+    "errors": '`"inherit"`: the error queue of the graph. A queue name: messages that failed for good are written to'
+    " it. None: an error stops the processor.",
+    "strategy": '`"exactly-once"` or `"at-most-once"`; None: the strategy of the graph.',
+    "retries": "The number of further calls after a failure, or `cues.Retry(…)`.",
+    "batch": "True: the function takes the list of the messages of a step, which succeeds or fails as a whole.",
+    "fields": "The columns of the DataFrame besides index, time, hash and value, such as"
+    ' `"origin string, delay double"`.',
+    "batch_size": "Most messages of one step. A step takes the messages that are there and does not wait for more. For"
+    " a message function it changes only the speed. `graph.frame` has 50000.",
+    "step_s": "Seconds: a step of a message function ends after this time; None: no limit.",
+    "linger_s": "Seconds: a batch function waits so long for `batch_size` messages when fewer are there.",
+    "timeout_s": "Seconds: a call that has not returned after this time is a failure; None: no limit.",
+    "key": "A field, or a function of the message: `process.state` belongs to this key, and calls of one key run one"
+    " after another. A message without the field, or with None in it, fails.",
+    "instances": "The number of threads (or worker processes) that share the partitions of the inputs.",
+    "concurrency": "The number of calls that run at once: threads, or tasks of an `async def`. Outputs keep the order"
+    " of the inputs.",
+    "side_effects": "True: the function has effects outside the store, so the messages of a step are recorded before"
+    " the function is called. Always so for a sink.",
+    "resume": 'For a function that yields bare messages. `"skip"`: it yields the same messages at each start, and those'
+    ' that are committed are skipped. `"again"`: at-least-once.',
+    "tailers": "Queues that the function reads by itself: a dict by binding, or names.",
+    "appenders": "Queues that the function writes by itself: a dict by binding, or names.",
+    "checkpoint": "The target that keeps the position together with the rows: `cues.checkpoints.SQLCheckpoint(…)` or"
+    " `cues.processors.sql.SQLite(…)`.",
+    "across": '`"forwarded"`: messages are copied to other stores after the commit. `"pending"`: they are written there'
+    " at once, and become visible with the commit.",
+}
+
+OPTION_TEXTS: Final = {field.name: OptionText(field.default, _TEXTS[field.name]) for field in fields(Options)}
+"""The options of processors."""
+
+
+def lists_options(options: type) -> Callable[[T], T]:
+    """Append the options of a TypedDict to the docstring of what takes them."""
+    return describes(OPTION_TEXTS, names_of(options))
+
+
+START_TEXTS: Final = {
+    "engine": OptionText("embedded", '`"embedded"` or `"spark"`.'),
+    "workers": OptionText(
+        None, 'The number of processes that run the processors, or `"auto"`; None: threads of this process.'
+    ),
+    "store": OptionText(None, "A directory or a `Store`; None: the store of the graph."),
+    "accept_topology": OptionText(
+        False, "True: accept changed inputs and renamed processors; new inputs begin at the start of their queue."
+    ),
+    "take_over": OptionText(False, "True: take the graph from a process that no longer answers."),
+    "listeners": OptionText((), "Functions that are called with each `cues.base.events.Event`."),
+    "target": OptionText(
+        None, 'With `workers`, for a graph that a function returns: how a worker gets it, as `"graph.py:make(3)"`.'
+    ),
+    "spark": OptionText(None, "With Spark: your session, which is not stopped; None: a session is made."),
+    "master": OptionText(None, "With Spark: the URL of the cluster; None: `local[*]`."),
+    "queues": OptionText(
+        None, "With Spark: a directory that all executors can read; queues and positions are kept in it."
+    ),
+    "backfill": OptionText(
+        False, "With Spark: True processes all messages of the queues in large steps, runs no source, and ends."
+    ),
+}
+"""The options of :meth:`Graph.start` and :meth:`Graph.run`."""
+
+
+def kinds(name: str) -> str:
+    """Return the declarations that take an option, as docs/options.md shows them."""
+    if name == "fields":
+        return "`graph.frame`"
+    kinds = [kind for kind, allowed in ALLOWED.items() if name in allowed and (kind, name) != ("source", "id")]
+    return "all" if len(kinds) == len(ALLOWED) else ", ".join(kinds)

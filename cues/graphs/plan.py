@@ -1,0 +1,247 @@
+"""The plan: a graph with everything resolved and checked, as plain frozen data that engines run."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from cues.base import names
+from cues.errors import GraphError
+from cues.graphs.options import INHERIT
+from cues.graphs.processor import AnyOf, Mode, Node, Port, Processor, bindings, check_retries
+from cues.graphs.topology import Topology
+from cues.queues.options import QueueOptions
+
+REST: Final = "*"
+"""In a graph's queue options: all queues that it does not name."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A graph as engines run it."""
+
+    id: str
+    nodes: tuple[Node, ...]
+    queues: Mapping[str, QueueOptions]
+    """Every queue that the graph names, with its options."""
+    system: Any
+    source: str | None
+    """The queue that ``send`` writes to by default."""
+
+    @property
+    def fed(self) -> tuple[str, ...]:
+        """The queues that come from outside: sources without a function, and inputs that nobody writes."""
+        declared = {n.outputs[0].queue for n in self.nodes if n.kind == "source" and n.fn is None}
+        written = {port.queue for n in self.nodes for port in n.writes}
+        written |= {n.errors for n in self.nodes if n.errors}
+        read = {port.queue for n in self.nodes for port in n.reads}
+        return tuple(sorted(declared | (read - written)))
+
+    @property
+    def misspelt(self) -> dict[str, str]:
+        """Queues that are read and that nothing of the graph writes or declares, with the written one most like each.
+
+        Names that differ only in their digits (orders-1, orders-2) are a series, and no mistake.
+        """
+        declared = {port.queue for node in self.nodes for port in node.writes}
+        declared |= {node.errors for node in self.nodes if node.errors}
+        found = {}
+        for queue in self.fed:
+            if queue in declared or self.queues[queue].path is not None:
+                continue
+            others = [one for one in sorted(declared) if _letters(one) != _letters(queue)]
+            near = difflib.get_close_matches(queue, others, 1, 0.8)
+            if near:
+                found[queue] = near[0]
+        return found
+
+    @property
+    def running(self) -> tuple[Node, ...]:
+        """The processors that an engine runs: all but sources without a function."""
+        return tuple(node for node in self.nodes if node.fn is not None)
+
+    @staticmethod
+    def named(node: Node) -> list[str]:
+        """The queues that a processor reads or writes, its error queue last."""
+        return [*(port.queue for port in (*node.reads, *node.writes)), *([node.errors] if node.errors else [])]
+
+    @property
+    def crossing(self) -> bool:
+        """Whether what some processor writes is forwarded to a queue of another store."""
+        return any(away(node, self.queues) for node in self.running if not node.pending)
+
+    def node(self, name: str) -> Node:
+        """A processor by its name or id, which may be that of one of its units."""
+        for node in self.nodes:
+            if name.partition("/")[0] in (node.name, node.id):
+                return node
+        raise GraphError(
+            f"The graph {self.id!r} has no processor {name!r}; it has {', '.join(n.name for n in self.nodes)}.",
+            "use one of those.",
+            processor=name,
+        )
+
+    def topology(self) -> Topology:
+        return Topology.of(self.nodes)
+
+
+def build(
+    id: str,
+    processors: list[Processor],
+    *,
+    errors: str | None,
+    strategy: str,
+    system: Any,
+    source: str | None,
+    queues: Mapping[str, QueueOptions | Mapping[str, Any]],
+) -> Plan:
+    """Resolve and check a whole graph; raises :class:`GraphError` naming the processor at fault."""
+    nodes = tuple(_node(id, processor, errors, strategy) for processor in processors)
+    named: dict[str, None] = {}
+    for node in nodes:
+        for port in (*node.reads, *node.writes):
+            named.setdefault(port.queue)
+        if node.errors:
+            named.setdefault(node.errors)
+    given = {
+        name: options if isinstance(options, QueueOptions) else QueueOptions.from_dict(options)
+        for name, options in queues.items()
+    }
+    rest = given.pop(REST, QueueOptions())
+    for name in given:
+        if name not in named:
+            raise GraphError(
+                f"The graph {id!r} has options for the queue {name!r}, which no processor names; there are"
+                f" {', '.join(named) or 'none'}.",
+                "use one of those, or '*' for all.",
+                processor="",
+            )
+    sources = [node.outputs[0].queue for node in nodes if node.kind == "source"]
+    if source is not None and source not in named:
+        raise GraphError(
+            f"source={source!r} of the graph {id!r} is none of its queues ({', '.join(named) or 'none'}).",
+            sources[0] if sources else "a queue of the graph.",
+            processor="",
+        )
+    if source is None:
+        fed = [node.outputs[0].queue for node in nodes if node.kind == "source" and node.fn is None]
+        source = fed[0] if len(fed) == 1 else sources[0] if len(sources) == 1 else None
+    options = {name: given.get(name, rest) for name in named}
+    for node in nodes:
+        partitions_of(node, options)
+        _check_across(node, nodes, options)
+    return Plan(id, nodes, options, system, source)
+
+
+def away(node: Node, queues: Mapping[str, QueueOptions]) -> list[str]:
+    """The queues that a processor writes to and that have a path, its error queue last."""
+    written = [*(port.queue for port in node.writes), *([node.errors] if node.errors else [])]
+    return [queue for queue in written if queues[queue].path is not None]
+
+
+def _check_across(node: Node, nodes: tuple[Node, ...], queues: Mapping[str, QueueOptions]) -> None:
+    """Refuse pending messages where there is no other store, or where a processor of the graph would read them."""
+    if not node.pending:
+        return
+    written = away(node, queues)
+    if not written:
+        raise GraphError(
+            f"{node.id} has across='pending', and none of its queues is in another store.",
+            "give queues={…: cues.QueueOptions(path=…)}, or leave across= out.",
+            processor=node.name,
+        )
+    for reader in nodes:
+        for port in reader.reads:
+            if port.queue in written:
+                raise GraphError(
+                    f"{node.id} has across='pending', and {reader.id} reads {port.queue!r}: processors see messages"
+                    " that are pending, and those of steps that never commit.",
+                    "set across='forwarded'; or read with queue.tailer(isolation='committed') or a cues.txn.Consumer.",
+                    processor=node.name,
+                )
+
+
+def partitions_of(node: Node, queues: Mapping[str, QueueOptions]) -> int:
+    """How many partitions each input of a processor has; it runs as one unit for each.
+
+    What meets in a unit must have been placed alike: several inputs have the same number of partitions and the
+    same partitioner, or :class:`GraphError`. Their keys may have different names.
+    """
+    if not node.reads:
+        return 1
+    first, *others = (port.queue for port in node.reads)
+    count, (_, way) = queues[first].partitions, queues[first].placing
+    for other in others:
+        there, (_, way_there) = queues[other].partitions, queues[other].placing
+        if count == there and (way == way_there or count == 1):
+            continue
+        raise GraphError(
+            f"{node.id} reads {first!r} ({_ways(count, way)}) and {other!r} ({_ways(there, way_there)}): what belongs"
+            " together would be on partitions that do not meet.",
+            "give both the same partitions= and partitioner=; or copy one to a queue like the other with a stream.",
+            processor=node.name,
+        )
+    return count
+
+
+def unwritten(queue: str, near: str) -> str:
+    """Return the warning for a queue whose name seems to be misspelt."""
+    return (
+        f"{queue!r}, which no source and no stream writes; did you mean {near!r}? If it is fed by send, declare it:"
+        f" graph.source({queue!r})"
+    )
+
+
+def _letters(name: str) -> str:
+    return "".join(character for character in name if character.isalpha())
+
+
+def _ways(partitions: int, partitioner: str | None) -> str:
+    return f"{partitions} partitions by {partitioner}" if partitions > 1 else "1 partition"
+
+
+def _node(graph: str, processor: Processor, errors: str | None, strategy: str) -> Node:
+    options = processor.options
+    mode: Mode = "one"
+    if isinstance(processor.inputs, AnyOf):
+        mode = "alts"
+    elif isinstance(processor.inputs, dict):
+        mode = "join"
+    strategy = options.strategy or strategy
+    check_retries(processor.id, processor.kind, strategy, options)
+    node = Node(
+        id=names.processor_id(graph, processor.id),
+        kind=processor.kind,
+        fn=processor.fn,
+        mode=mode,
+        inputs=tuple(Port(b, q) for b, q in bindings(processor.inputs).items()),
+        outputs=tuple(Port(b, q) for b, q in bindings(processor.outputs).items()),
+        returns_messages=not isinstance(processor.outputs, dict),
+        errors=errors if options.errors == INHERIT else options.errors,
+        strategy=strategy,
+        options=replace(options, id=processor.id),
+        tailers=tuple(Port(b, q) for b, q in (options.tailers or {}).items()),
+        appenders=tuple(Port(b, q) for b, q in (options.appenders or {}).items()),
+    )
+    return _without_own_errors(node, inherited=options.errors == INHERIT)
+
+
+def _without_own_errors(node: Node, inherited: bool) -> Node:
+    """Keep a processor from reading its own failures, each of which would be a larger error message than the last.
+
+    A reader of the graph's error queue inherits no error queue: it stops at its first failure, as any
+    processor without one. Raises :class:`GraphError` where its own ``errors=`` names a queue that it reads.
+    """
+    if node.errors not in {port.queue for port in node.reads}:
+        return node
+    if inherited:
+        return replace(node, errors=None)
+    raise GraphError(
+        f"{node.id} reads {node.errors!r} and has errors={node.errors!r}: each of its failures would be an error"
+        " message that it reads, and fails at, again.",
+        f"errors=None, so that it stops at its first failure; or another queue, such as errors='{node.errors}-of-"
+        f"{node.name}'.",
+        processor=node.name,
+    )

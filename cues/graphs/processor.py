@@ -1,0 +1,883 @@
+"""Declarations of processors, and the ``process`` object that their functions see.
+
+    Source(id, fn=None)                messages come in; its id is the queue that it feeds
+    Stream(fn, inputs, outputs)        queues to queues
+    Sink(fn, inputs)                   queues to outside
+
+A declaration is plain data and is checked when it is made: what a function's parameters ask for and
+what its options allow is said there, at the user's own line, not when the graph runs.
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, Unpack
+
+from cues import codec
+from cues.base import names
+from cues.errors import CodecError, GraphError, InvalidName
+from cues.graphs.options import (
+    ACROSS,
+    ALLOWED,
+    INHERIT,
+    OPTION_NAMES,
+    STRATEGIES,
+    Function,
+    Kind,
+    Options,
+    Retry,
+    SinkOptions,
+    SourceOptions,
+    StreamOptions,
+    lists_options,
+)
+from cues.graphs.options import BATCH_SIZE as BATCH_SIZE
+from cues.graphs.options import FRAME as FRAME
+
+
+class _Bound:
+    """Queues by binding; positional queue names are bound under their own names."""
+
+    def __init__(self, *queues: str, **bindings: str) -> None:
+        for queue in queues:
+            if queue in bindings or queues.count(queue) > 1:
+                raise _wrong(
+                    "",
+                    f"{type(self).__name__} has two queues under the name {queue!r}.",
+                    "give one of them another name.",
+                )
+        self.bindings: dict[str, str] = {**{queue: queue for queue in queues}, **bindings}
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is type(self) and self.bindings == other.bindings
+
+    def __hash__(self) -> int:
+        return hash(tuple(self.bindings.items()))
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(f'{k}={v!r}' for k, v in self.bindings.items())})"
+
+
+class AnyOf(_Bound):
+    """Inputs of which a step takes one message from any (alts): ``AnyOf(a="crawl-1", b="crawl-2")``.
+
+    Positional queue names are bound under their own names. ``process.binding`` says which one the
+    message came from. Fair: a busy input does not starve the others.
+    """
+
+
+class AllOf(_Bound):
+    """Outputs that each get everything the function returns: ``AllOf("archive", "index")``.
+
+    The function returns a message, a list of messages or None, as with one output. Each queue
+    keeps a copy of its own. See :func:`cues.broadcast` for copying what comes in.
+    """
+
+
+class Processor:
+    """Base of the three declarations."""
+
+    kind: Kind
+    id: str
+    fn: Function | None
+    inputs: str | AnyOf | dict[str, str] | None
+    outputs: str | AllOf | dict[str, str] | None
+    options: Options
+
+    def _options(self, options: Mapping[str, Any], id: str) -> Options:
+        where = f"The {self.kind} {id!r}"
+        for name in options:
+            if name not in OPTION_NAMES:
+                near = difflib.get_close_matches(name, OPTION_NAMES, 1)
+                raise _wrong(
+                    id,
+                    f"{where} has no option {name!r}; it has {', '.join(ALLOWED[self.kind])}.",
+                    f"{near[0]}=" if near else "use one of those.",
+                )
+            if name not in ALLOWED[self.kind]:
+                raise _wrong(id, f"{where} takes no option {name!r}.", f"use one of {', '.join(ALLOWED[self.kind])}.")
+        found = Options(**options)
+        if found.strategy not in (None, *STRATEGIES):
+            raise _wrong(id, f"{where} has strategy {found.strategy!r}.", " or ".join(map(repr, STRATEGIES)) + ".")
+        if not isinstance(found.retries, Retry) and (
+            not isinstance(found.retries, int) or isinstance(found.retries, bool) or found.retries < 0
+        ):
+            raise _wrong(id, f"{where} has retries={found.retries!r}.", "give a count from 0, or cues.Retry(...).")
+        if found.retry.attempts < 1:
+            raise _wrong(id, f"{where} makes {found.retry.attempts} attempts.", "give attempts=1 or more.")
+        check_retries(id, self.kind, found.strategy, found)
+        if not isinstance(found.batch, bool) and found.batch != FRAME:
+            raise _wrong(id, f"{where} has batch={found.batch!r}.", "give True (lists of messages) or False.")
+        if found.fields is not None and (not isinstance(found.fields, str) or found.batch != FRAME):
+            raise _wrong(
+                id, f"{where} has fields={found.fields!r}.", "declare it with @graph.frame(…, fields='name type, …')."
+            )
+        if not isinstance(found.batch_size, int) or isinstance(found.batch_size, bool) or found.batch_size < 1:
+            raise _wrong(id, f"{where} has batch_size={found.batch_size!r}.", "give a count of messages from 1.")
+        if found.step_s is not None and not (_is_number(found.step_s) and found.step_s > 0):
+            raise _wrong(
+                id, f"{where} has step_s={found.step_s!r}.", "give a number of seconds above 0, or None for no bound."
+            )
+        if not (_is_number(found.linger_s) and found.linger_s >= 0):
+            raise _wrong(id, f"{where} has linger_s={found.linger_s!r}.", "give a number of seconds from 0.")
+        if found.linger_s and found.batch is not True:
+            raise _wrong(
+                id,
+                f"{where} has linger_s={found.linger_s!r} and is called for one message at a time"
+                if not found.batch
+                else f"{where} has linger_s={found.linger_s!r} and is a frame",
+                "write batch=True with it, or leave linger_s= out.",
+            )
+        if not isinstance(found.concurrency, int) or isinstance(found.concurrency, bool) or found.concurrency < 1:
+            raise _wrong(id, f"{where} has concurrency={found.concurrency!r}.", "give a count of calls from 1.")
+        if not isinstance(found.instances, int) or isinstance(found.instances, bool) or found.instances < 1:
+            raise _wrong(id, f"{where} has instances={found.instances!r}.", "give a count of threads from 1.")
+        if found.concurrency > 1 and found.batch:
+            raise _wrong(
+                id,
+                f"{where} has concurrency={found.concurrency} and is a batch function, which is called once a step.",
+                "leave concurrency= out, or set batch=False.",
+            )
+        limit = found.timeout_s
+        if limit is not None and (
+            not isinstance(limit, (int, float)) or isinstance(limit, bool) or not 0 < limit < float("inf")
+        ):
+            raise _wrong(
+                id, f"{where} has timeout_s={limit!r}.", "give the seconds that one call may take, more than 0."
+            )
+        for other in ("tailers", "appenders", "checkpoint"):
+            if limit is not None and getattr(found, other) is not None:
+                raise _wrong(
+                    id,
+                    f"{where} has timeout_s={limit} and {other}=: a call that is not waited for any longer could still"
+                    " read, write or commit by itself.",
+                    f"leave timeout_s= out, and set a timeout where the function waits; or leave {other}= out.",
+                )
+        if limit is not None and found.batch == FRAME:
+            raise _wrong(
+                id,
+                f"{where} is written for Spark and has timeout_s={limit}.",
+                "leave timeout_s= out, and set a timeout of Spark.",
+            )
+        if found.across not in ACROSS:
+            raise _wrong(id, f"{where} has across={found.across!r}.", " or ".join(map(repr, ACROSS)) + ".")
+        if found.resume not in (None, "skip", "again"):
+            raise _wrong(id, f"{where} has resume={found.resume!r}.", "'skip' or 'again'.")
+        if not (found.key is None or isinstance(found.key, str) or callable(found.key)):
+            raise _wrong(id, f"{where} has key={found.key!r}.", "give the name of a field, or a function of a message.")
+        if found.errors is not None and found.errors != INHERIT:
+            try:
+                names.check("queue", found.errors)
+            except InvalidName as error:
+                raise _wrong(id, f"{where}, errors=: {error.message}", error.hint) from None
+        return replace(
+            found,
+            tailers=_imperative(self, "tailers", found.tailers),
+            appenders=_imperative(self, "appenders", found.appenders),
+        )
+
+    def __repr__(self) -> str:
+        return f"<cues.{type(self).__name__} {self.id}>"
+
+
+@lists_options(SourceOptions)
+class Source(Processor):
+    """Bring messages in. The id of a source is the queue that it feeds.
+
+    ``fn(position)`` is called once for each start, with the position of the last commit (None for the first start),
+    and yields ``(position, message)``. The position is committed together with the messages, so a restart continues
+    after the last committed message. A function that yields bare messages needs ``resume="skip"`` (it yields the same
+    messages again, and those that are committed are skipped) or ``resume="again"`` (at-least-once). It can be an async
+    generator. Without a function the queue is fed by ``send``.
+    """
+
+    kind = "source"
+
+    def __init__(self, id: str, fn: Function | None = None, **options: Unpack[SourceOptions]) -> None:
+        self.id = names.check("queue", id)
+        self.fn = fn
+        self.inputs = None
+        self.outputs = self.id
+        self.options = self._options(options, self.id)
+        if self.options.id not in (None, self.id):
+            raise _wrong(
+                self.id, f"The source {self.id!r} has id={self.options.id!r}; a source's id is its queue.", "no id=."
+            )
+        if fn is not None:
+            _check_callable(self, fn)
+            parameters = _parameters(fn)
+            if parameters is not None:
+                _check_process_behind(self, fn, parameters)
+                extra = [p.name for p in _required(parameters) if p.name != "process"][1:]
+                if extra:
+                    raise _wrong(
+                        self.id,
+                        f"The function of source {self.id!r} asks for {', '.join(extra)}; a source gets its"
+                        " position and, if it asks, `process`.",
+                        f"def {getattr(fn, '__name__', 'f')}(position): ...",
+                    )
+            if not position_count(fn) and self.options.resume is None:
+                raise _wrong(
+                    self.id,
+                    f"The function of source {self.id!r} takes no position, so every start would begin anew and"
+                    " write its messages once more.",
+                    f"def {getattr(fn, '__name__', 'f')}(position): …, with `yield position, message`; or"
+                    " resume='skip' (it yields the same messages again, those that are committed are skipped:"
+                    " exactly-once); or resume='again' (at-least-once).",
+                )
+
+
+@lists_options(StreamOptions)
+class Stream(Processor):
+    """Move messages from queues to queues.
+
+    ``inputs`` is a queue name (one message in), an :class:`AnyOf` (one message from any) or a dict
+    of bindings (a join: one message from each, a parameter per binding). ``outputs`` is a queue
+    name (the function returns a message, a list of messages or None), an :class:`AllOf` (the same,
+    and each queue gets it) or a dict of bindings (it returns a dict by binding). A parameter
+    called ``process`` gets the :class:`Process`.
+
+    Over inputs with several partitions it runs as one unit for each partition, with its own positions and state.
+    ``instances=n`` divides the units over n threads (default: one thread runs them in turn); the function must then be
+    safe to call from several threads at once.
+
+    A step takes up to ``batch_size`` messages (1,000), and ends when its calls have taken ``step_s`` seconds (0.25;
+    None: no limit). A batch function gets as many messages as it can process in that time; with ``linger_s`` it waits
+    up to that many seconds for ``batch_size`` messages. See docs/guarantees.md, "How many messages a step takes".
+
+    ``async def`` functions run on an event loop that lives as long as the processor. With
+    ``concurrency=n`` up to n calls run at once; outputs stay in input order.
+
+    ``timeout_s=`` is the longest time of one call, in seconds: a longer call counts as a failed attempt
+    (:class:`CallTimedOut`). An ``async def`` is then cancelled; a plain function continues in its thread, and its
+    result is dropped.
+
+    ``tailers={binding: queue}`` and ``appenders={binding: queue}`` (or queue names) make the function
+    imperative: it can also read from ``process.tailers[binding]`` at any time, and write with
+    ``process.appenders[binding]``, and ``outputs`` may be None. See :mod:`cues.steps.imperative`.
+
+    With ``across="pending"`` its messages to queues of other stores (error messages too) are written there directly,
+    and are pending until the step has committed; readers of committed messages do not see them before. By default they
+    are forwarded after the commit. See :mod:`cues.steps.pending`.
+    """
+
+    kind = "stream"
+
+    def __init__(
+        self,
+        fn: Function,
+        inputs: str | AnyOf | Mapping[str, str],
+        outputs: str | AllOf | Mapping[str, str] | Iterable[str] | None,
+        **options: Unpack[StreamOptions],
+    ) -> None:
+        self.id = _id(self.kind, fn, options)
+        self.fn = fn
+        self.inputs = _inputs(self, inputs)
+        self.options = self._options(options, self.id)
+        self.outputs = _outputs(self, outputs)
+        _check_callable(self, fn)
+        _check_parameters(self, fn)
+        _check_filters(self)
+        _check_imperative(self, fn)
+        _check_frame(self)
+
+
+@lists_options(SinkOptions)
+class Sink(Processor):
+    """Take messages out. Effects outside the store can be repeated after a crash; ``process.delivery`` identifies them.
+
+    With ``checkpoint=SQLCheckpoint(…)`` it is exactly-once into that database: each call is one
+    transaction of the database, ``process.connection``, which ends with the call and also holds the position. Messages
+    that the database already has are not delivered again. A call that raises is rolled back. A failure of the database
+    stops the sink, and nothing is written to the error queue.
+    """
+
+    kind = "sink"
+
+    def __init__(self, fn: Function, inputs: str | AnyOf | Mapping[str, str], **options: Unpack[SinkOptions]) -> None:
+        self.id = _id(self.kind, fn, options)
+        self.fn = fn
+        self.inputs = _inputs(self, inputs)
+        self.outputs = None
+        self.options = self._options(options, self.id)
+        _check_callable(self, fn)
+        _check_parameters(self, fn)
+        _check_filters(self)
+        _check_imperative(self, fn)
+        _check_checkpoint(self, fn)
+
+
+# --- resolved -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Port:
+    """A binding and its queue."""
+
+    binding: str
+    queue: str
+
+
+Mode = Literal["one", "join", "alts"]
+
+
+@dataclass(frozen=True)
+class Node:
+    """A processor as engines run it, with every default resolved. It never changes."""
+
+    id: str
+    """Processor id, ``graph.processor``."""
+    kind: Kind
+    fn: Function | None
+    mode: Mode
+    inputs: tuple[Port, ...]
+    outputs: tuple[Port, ...]
+    returns_messages: bool
+    """The function returns messages, which go to every output, and not a dict by binding."""
+    errors: str | None
+    strategy: str
+    options: Options
+    tailers: tuple[Port, ...] = ()
+    """Queues that the function reads by itself, besides its inputs."""
+    appenders: tuple[Port, ...] = ()
+    """Queues that the function writes by itself, besides its outputs."""
+    partition: int = 0
+    """The partition of the inputs that this unit reads."""
+
+    def unit(self, partition: int) -> Node:
+        """The part of the processor that works on one partition, with an owner and positions of its own."""
+        return replace(self, id=names.log_id(self.id, partition), partition=partition)
+
+    @property
+    def processor(self) -> str:
+        """The id of the processor that this is a unit of."""
+        return self.id.rpartition("/")[0] if self.partition else self.id
+
+    def tailer(self, queue: str) -> str:
+        """The id of its position on a queue."""
+        return names.tailer_id(self.processor, queue, self.partition)
+
+    @property
+    def imperative(self) -> bool:
+        return bool(self.tailers or self.appenders)
+
+    @property
+    def reads(self) -> tuple[Port, ...]:
+        """Every queue that it has a position on."""
+        return self.inputs + self.tailers
+
+    @property
+    def writes(self) -> tuple[Port, ...]:
+        """Every queue that it may write to, error queues aside."""
+        return self.outputs + self.appenders
+
+    @property
+    def name(self) -> str:
+        """Without the graph: ``enrich``, and ``enrich/3`` of its unit on partition 3."""
+        return self.id.rpartition(".")[2]
+
+    @property
+    def side_effects(self) -> bool:
+        """Whether a snapshot is committed before the function runs."""
+        return self.kind == "sink" or (self.kind == "stream" and self.options.side_effects)
+
+    @property
+    def pending(self) -> bool:
+        """Whether its messages to other stores are pending until its step has committed."""
+        return self.options.across == "pending"
+
+    @property
+    def at_most_once(self) -> bool:
+        return self.kind != "source" and self.strategy == "at-most-once"
+
+    @property
+    def guarantee(self) -> str:
+        """The guarantee of this processor, in one phrase."""
+        if self.kind == "source":
+            if self.fn is None:
+                return "each send is one commit"
+            if self.options.resume == "skip":
+                return "exactly-once, if it yields the same messages at every start"
+            if self.options.resume == "again":
+                return "at-least-once: it begins anew at every start"
+            return "exactly-once: its position commits with its messages"
+        if self.at_most_once:
+            return "at-most-once: a death loses at most one step"
+        if self.options.checkpoint is not None:
+            return "exactly-once: its target commits the position with the rows"
+        if self.kind == "sink":
+            return "at-least-once; exactly-once where the target keeps process.delivery"
+        if self.side_effects:
+            return "exactly-once outputs and state; its side effects at-least-once"
+        return "exactly-once"
+
+    def config(self) -> dict[str, Any]:
+        """Return the processor as plain data for its error messages."""
+        options = self.options
+        found: dict[str, Any] = {
+            "id": self.id,
+            "kind": self.kind,
+            "function": function_name(self.fn),
+            "inputs": {port.binding: port.queue for port in self.inputs},
+            "outputs": {port.binding: port.queue for port in self.outputs},
+            "errors": self.errors,
+            "strategy": self.strategy,
+            "batch": options.batch,
+            "attempts": options.retry.attempts,
+        }
+        for name in ("tailers", "appenders"):
+            if getattr(options, name):
+                found[name] = dict(getattr(options, name))
+        if options.opts is not None:
+            try:
+                codec.pack(options.opts)
+                found["opts"] = options.opts
+            except CodecError:
+                found["opts"] = repr(options.opts)
+        return found
+
+
+def function_name(fn: Function | None) -> str | None:
+    """``module:qualname``, the form in which graphs as plain data hold functions."""
+    if fn is None:
+        return None
+    module = getattr(fn, "__module__", None) or "?"
+    return f"{module}:{getattr(fn, '__qualname__', type(fn).__qualname__)}"
+
+
+# --- checks -------------------------------------------------------------------------------------
+
+
+def _is_number(value: Any) -> bool:
+    """Return whether a value is a finite number."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _wrong(processor: str, message: str, hint: str) -> GraphError:
+    return GraphError(message, hint, processor=processor)
+
+
+def check_retries(id: str, kind: Kind, strategy: str | None, options: Options) -> None:
+    """Refuse retries under at-most-once; ``strategy`` may be the graph's. Sources have none."""
+    if kind != "source" and strategy == "at-most-once" and options.retry.attempts > 1:
+        raise _wrong(
+            id,
+            f"The {kind} {id!r} is at-most-once, which never calls a function twice, and has retries.",
+            "set retries=0, or strategy='exactly-once'.",
+        )
+
+
+def _id(kind: str, fn: Function, options: Mapping[str, Any]) -> str:
+    id = options.get("id")
+    if id is None:
+        id = getattr(fn, "__name__", None)
+        if id is None or id == "<lambda>":
+            raise _wrong("", f"A {kind} whose function has no name ({fn!r}) needs an id.", "id='…'.")
+    return names.check(kind, id)
+
+
+def bindings(ports: str | AnyOf | AllOf | Mapping[str, str] | None) -> dict[str, str]:
+    """Queue by binding, whatever the form."""
+    if ports is None:
+        return {}
+    if isinstance(ports, str):
+        return {ports: ports}
+    return dict(ports.bindings if isinstance(ports, (AnyOf, AllOf)) else ports)
+
+
+def _inputs(processor: Processor, inputs: Any) -> str | AnyOf | dict[str, str]:
+    if not isinstance(inputs, (str, AnyOf, Mapping)):
+        raise _wrong(
+            processor.id,
+            f"The inputs of {processor.id!r} are {type(inputs).__name__} ({inputs!r}).",
+            "give a queue name, cues.AnyOf(a=…, b=…), or a dict {binding: queue}.",
+        )
+    found = bindings(inputs)
+    if not found:
+        raise _wrong(processor.id, f"{processor.id!r} has no inputs.", "give a queue name.")
+    _check_bindings(processor, found)
+    seen: dict[str, str] = {}
+    for binding, queue in found.items():
+        if queue in seen:
+            raise _wrong(
+                processor.id,
+                f"{processor.id!r} reads the queue {queue!r} under two bindings, {seen[queue]!r} and {binding!r};"
+                " a position is kept once a queue.",
+                "use one binding, or a second processor.",
+            )
+        seen[queue] = binding
+    return dict(inputs) if isinstance(inputs, Mapping) else inputs
+
+
+def _outputs(processor: Processor, outputs: Any) -> str | AllOf | dict[str, str] | None:
+    if processor.options.appenders and (outputs is None or outputs == () or outputs == [] or outputs == {}):
+        return None
+    if isinstance(outputs, (str, AllOf)):
+        found: Any = outputs
+    elif isinstance(outputs, Mapping):
+        found = dict(outputs)
+    elif isinstance(outputs, (list, tuple)):
+        found = {queue: queue for queue in outputs}
+    else:
+        raise _wrong(
+            processor.id,
+            f"The outputs of {processor.id!r} are {type(outputs).__name__} ({outputs!r}).",
+            "give a queue name, cues.AllOf('a', 'b'), a dict {binding: queue}, or None with appenders=.",
+        )
+    queues = bindings(found)
+    if not queues:
+        raise _wrong(
+            processor.id, f"{processor.id!r} has no outputs.", "give a queue name or appenders=, or declare a Sink."
+        )
+    _check_bindings(processor, queues)
+    if isinstance(found, AllOf):
+        for queue in queues.values():
+            if list(queues.values()).count(queue) > 1:
+                raise _wrong(
+                    processor.id,
+                    f"{processor.id!r} writes every message to the queue {queue!r} twice.",
+                    "name each queue once.",
+                )
+    return found  # type: ignore[no-any-return]
+
+
+def _imperative(processor: Processor, option: str, value: Any) -> dict[str, str] | None:
+    """``tailers`` or ``appenders`` as queue by binding."""
+    if value is None:
+        return None
+    if isinstance(value, str):
+        value = [value]
+    if isinstance(value, (list, tuple)):
+        pairs = [(queue, queue) for queue in value]
+    elif isinstance(value, Mapping):
+        pairs = list(value.items())
+    else:
+        raise _wrong(
+            processor.id,
+            f"{option}= of {processor.id!r} is {type(value).__name__} ({value!r}).",
+            "give a dict {binding: queue}, or queue names.",
+        )
+    found: dict[str, str] = {}
+    for binding, queue in pairs:
+        _check_bindings(processor, {binding: queue})
+        if queue in found.values():
+            raise _wrong(
+                processor.id, f"{option}= of {processor.id!r} names the queue {queue!r} twice.", "name each queue once."
+            )
+        found[binding] = queue
+    return found or None
+
+
+def _check_imperative(processor: Processor, fn: Function) -> None:
+    options = processor.options
+    if not (options.tailers or options.appenders):
+        return
+    inputs = {queue: binding for binding, queue in bindings(processor.inputs).items()}
+    for queue in (options.tailers or {}).values():
+        if queue in inputs:
+            raise _wrong(
+                processor.id,
+                f"{processor.id!r} reads the queue {queue!r} as input {inputs[queue]!r} and in tailers=;"
+                " a position is kept once a queue.",
+                "use one of both, or a second processor.",
+            )
+    options_given = " and ".join(f"{name}=" for name in ("tailers", "appenders") if getattr(options, name))
+    if options.concurrency > 1:
+        raise _wrong(
+            processor.id,
+            f"{processor.id!r} has concurrency={options.concurrency} and {options_given}: what calls that run at once"
+            " read and write by themselves has no order.",
+            "set concurrency=1.",
+        )
+    if not wants_process(fn) and _parameters(fn) is not None:
+        raise _wrong(
+            processor.id,
+            f"{processor.id!r} has {options_given}, and its function has no parameter 'process' to use them by.",
+            f"def {getattr(fn, '__name__', 'f')}(…, process): …",
+        )
+
+
+def _check_bindings(processor: Processor, found: Mapping[str, str]) -> None:
+    for binding, queue in found.items():
+        try:
+            names.check("binding", binding)
+            names.check("queue", queue)
+        except InvalidName as error:
+            raise _wrong(processor.id, f"{processor.id!r}: {error.message}", error.hint) from None
+
+
+def _check_callable(processor: Processor, fn: object) -> None:
+    if not callable(fn):
+        raise _wrong(
+            processor.id,
+            f"The function of {processor.id!r} is {type(fn).__name__} ({fn!r}), which cannot be called.",
+            "give a function.",
+        )
+    if processor.kind == "source" and inspect.iscoroutinefunction(fn):
+        raise _wrong(
+            processor.id,
+            f"The source {processor.id!r} is `async def` and yields nothing.",
+            "declare it with def or as an async generator, and yield position, message.",
+        )
+    if processor.kind != "source" and (inspect.isgeneratorfunction(fn) or inspect.isasyncgenfunction(fn)):
+        raise _wrong(
+            processor.id,
+            f"The function of {processor.id!r} is a generator; only sources yield.",
+            "return a list of messages.",
+        )
+
+
+def _parameters(fn: Function) -> list[inspect.Parameter] | None:
+    """The parameters, or None where Python cannot tell (some builtins)."""
+    try:
+        return list(inspect.signature(fn).parameters.values())
+    except (TypeError, ValueError):
+        return None
+
+
+_KEYWORD_ONLY = inspect.Parameter.KEYWORD_ONLY
+_VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+
+
+def _required(parameters: list[inspect.Parameter]) -> list[inspect.Parameter]:
+    return [p for p in parameters if p.kind not in _VARIADIC and p.default is inspect.Parameter.empty]
+
+
+def wants_process(fn: Function) -> bool:
+    """Whether the function has a parameter called ``process``."""
+    parameters = _parameters(fn)
+    return parameters is not None and any(p.name == "process" and p.kind not in _VARIADIC for p in parameters)
+
+
+def positional_order(fn: Function, bindings: Sequence[str]) -> list[int] | None:
+    """The places in ``bindings`` of the function's first parameters, if it can be called with all by position."""
+    parameters = (_parameters(fn) or [])[: len(bindings)]
+    if {p.name for p in parameters} != set(bindings) or any(p.kind != p.POSITIONAL_OR_KEYWORD for p in parameters):
+        return None
+    return [bindings.index(p.name) for p in parameters]
+
+
+def position_count(fn: Function) -> int:
+    """How many positional parameters a source's function has besides ``process``: 0 or 1."""
+    parameters = _parameters(fn)
+    if parameters is None:
+        return 1
+    plain = [p for p in parameters if p.name != "process" and p.kind not in _VARIADIC]
+    return min(1, len(plain)) if not any(p.kind == _VARIADIC[0] for p in parameters) else 1
+
+
+def _check_process_behind(processor: Processor, fn: Function, parameters: list[inspect.Parameter]) -> None:
+    """Refuse ``process`` as the first parameter: the message is passed by position."""
+    if len(parameters) > 1 and parameters[0].name == "process" and parameters[0].kind is not _KEYWORD_ONLY:
+        rest = ", ".join(p.name for p in parameters[1:])
+        raise _wrong(
+            processor.id,
+            f"The first parameter of the function of {processor.id!r} is 'process', where"
+            f" {parameters[1].name!r} is expected.",
+            f"def {getattr(fn, '__name__', 'f')}({rest}, process): …",
+        )
+
+
+def _check_parameters(processor: Processor, fn: Function) -> None:
+    parameters = _parameters(fn)
+    if parameters is None:
+        return
+    here = f"The function of {processor.id!r}"
+    if isinstance(processor.inputs, dict):
+        found = bindings(processor.inputs)
+        named = [p.name for p in parameters if p.kind not in _VARIADIC and p.name != "process"]
+        for parameter in _required(parameters):
+            if parameter.name != "process" and parameter.name not in found:
+                near = difflib.get_close_matches(parameter.name, found, 1)
+                raise _wrong(
+                    processor.id,
+                    f"{here} has a parameter {parameter.name!r} that names no binding; its inputs are"
+                    f" {', '.join(map(repr, found))}.",
+                    f"{near[0] if near else next(iter(found))!r}.",
+                )
+            if parameter.kind is inspect.Parameter.POSITIONAL_ONLY:
+                raise _wrong(
+                    processor.id,
+                    f"{here} takes {parameter.name!r} by place only; bindings are passed by name.",
+                    "remove the '/'.",
+                )
+        if not any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters):
+            for binding in found:
+                if binding not in named:
+                    raise _wrong(
+                        processor.id,
+                        f"{here} has no parameter for the binding {binding!r}; it has"
+                        f" {', '.join(map(repr, named)) or 'none'}.",
+                        f"def {getattr(fn, '__name__', 'f')}({', '.join(found)}): …"
+                        if all(b.isidentifier() for b in found)
+                        else "binding names that are Python names.",
+                    )
+        return
+    plain = [p for p in parameters if p.kind not in _VARIADIC and p.name != "process"]
+    if not plain and not any(p.kind is inspect.Parameter.VAR_POSITIONAL for p in parameters):
+        raise _wrong(
+            processor.id, f"{here} has no parameter for the message.", f"def {getattr(fn, '__name__', 'f')}(message): …"
+        )
+    _check_process_behind(processor, fn, parameters)
+    extra = [p.name for p in _required(parameters) if p.name != "process"][1:]
+    if extra:
+        raise _wrong(
+            processor.id,
+            f"{here} asks for {', '.join(map(repr, extra))} besides the message; with one input it gets the"
+            " message and, if it asks, `process`.",
+            "use process.opts, process.system, or a dict of inputs for a join.",
+        )
+
+
+def _check_frame(processor: Processor) -> None:
+    """Refuse options that a stage for Spark cannot have."""
+    options = processor.options
+    if options.batch != FRAME:
+        return
+    if not isinstance(processor.inputs, str) or not isinstance(processor.outputs, str):
+        raise _wrong(
+            processor.id,
+            f"The frame {processor.id!r} goes from {processor.inputs!r} to {processor.outputs!r}.",
+            "give one queue as input and one as output.",
+        )
+    unfit = ("types", "topics", "where", "key", "tailers", "appenders", "side_effects")
+    for name in unfit:
+        if name in options.given():
+            raise _wrong(processor.id, f"The frame {processor.id!r} has {name}=.", "do it inside the DataFrame.")
+    if options.strategy == "at-most-once":
+        raise _wrong(
+            processor.id,
+            f"The frame {processor.id!r} is at-most-once.",
+            "leave strategy= out: a frame is exactly-once.",
+        )
+
+
+def _check_checkpoint(processor: Processor, fn: Function) -> None:
+    """Refuse options that a sink with ``checkpoint=`` cannot have."""
+    options = processor.options
+    if options.checkpoint is None:
+        return
+    here = f"The sink {processor.id!r} has checkpoint="
+    if isinstance(options.checkpoint, type) or not callable(getattr(options.checkpoint, "transaction", None)):
+        raise _wrong(
+            processor.id,
+            f"{here}{options.checkpoint!r}, which is not an object with transaction(process).",
+            "give cues.checkpoints.SQLCheckpoint(…), or cues.processors.sql.SQLite(…).",
+        )
+    if inspect.iscoroutinefunction(fn):
+        raise _wrong(processor.id, f"{here} and is `async def`; the transaction is not.", "declare it with def.")
+    if options.concurrency > 1:
+        raise _wrong(
+            processor.id,
+            f"{here} and concurrency={options.concurrency}: one written early would hide those before it.",
+            "set concurrency=1, and batch=True.",
+        )
+    if options.strategy == "at-most-once":
+        raise _wrong(
+            processor.id, f"{here} and is at-most-once, which repeats nothing.", "set strategy='exactly-once'."
+        )
+    if options.tailers:
+        raise _wrong(
+            processor.id,
+            f"{here} and tailers=: what the function reads by itself is in no delivery.",
+            "read only inputs.",
+        )
+    if not wants_process(fn):
+        raise _wrong(
+            processor.id,
+            f"{here}, and its function has no parameter 'process' to reach the transaction by.",
+            f"def {getattr(fn, '__name__', 'f')}(…, process): process.connection.execute(…).",
+        )
+
+
+def _check_filters(processor: Processor) -> None:
+    found = bindings(processor.inputs)
+    for name in ("types", "topics", "where"):
+        value = getattr(processor.options, name)
+        if isinstance(value, Mapping):
+            for binding in value:
+                if binding not in found:
+                    near = difflib.get_close_matches(str(binding), found, 1)
+                    raise _wrong(
+                        processor.id,
+                        f"{name}= of {processor.id!r} names {binding!r}, which is not an input; the inputs are"
+                        f" {', '.join(map(repr, found))}.",
+                        f"{near[0] if near else next(iter(found))!r}.",
+                    )
+        for one in value.values() if isinstance(value, Mapping) else [value]:
+            if one is None:
+                continue
+            if name == "where":
+                if not callable(one):
+                    raise _wrong(
+                        processor.id, f"where= of {processor.id!r} is {one!r}.", "give a function of a message."
+                    )
+                _check_plain(processor, name, one)
+            elif not isinstance(one, (str, list, tuple, set, frozenset)):
+                raise _wrong(
+                    processor.id, f"{name}= of {processor.id!r} is {one!r}.", f"{name}='a', or {name}={{'a', 'b'}}."
+                )
+    _check_plain(processor, "key", processor.options.key)
+
+
+def _check_plain(processor: Processor, option: str, fn: Any) -> None:
+    """Refuse an `async def`: the coroutine that a call returns is true, and as a key each is another one."""
+    if inspect.iscoroutinefunction(fn):
+        raise _wrong(
+            processor.id,
+            f"{option}= of {processor.id!r} is `async def`, and is called without await.",
+            "declare it with def.",
+        )
+
+
+Filter = Callable[[dict[str, Any]], bool]
+
+
+def filter_of(options: Options, binding: str) -> Filter | None:
+    """One predicate from ``types``, ``topics`` and ``where`` for one input; None lets all through."""
+    types = _names_of(_for(options.types, binding))
+    topics = _names_of(_for(options.topics, binding))
+    where = _for(options.where, binding)
+    if types is None and topics is None and where is None:
+        return None
+
+    def passes(message: dict[str, Any]) -> bool:
+        # The message's type is one of those asked for,
+        if types is not None and not _among(types, message.get(names.TYPE)):
+            return False
+        # it has at least one of the topics asked for,
+        if topics is not None and not any(_among(topics, one) for one in _topics(message.get(names.TOPICS))):
+            return False
+        # and the user's own predicate says yes.
+        return where is None or bool(where(message))
+
+    return passes
+
+
+def _among(asked: frozenset[Any], value: Any) -> bool:
+    """Whether a message's type or topic is asked for; one that cannot be hashed (a list, a dict) never is."""
+    try:
+        return value in asked
+    except TypeError:
+        return False
+
+
+def _topics(value: Any) -> Iterable[Any]:
+    """The topics of a message: one text, or a collection of them; any other value is no topic."""
+    if isinstance(value, str):
+        return (value,)
+    return value if isinstance(value, (list, tuple, set, frozenset)) else ()
+
+
+def _for(option: Any, binding: str) -> Any:
+    return option.get(binding) if isinstance(option, Mapping) else option
+
+
+def _names_of(option: Any) -> frozenset[Any] | None:
+    if option is None:
+        return None
+    return frozenset((option,) if isinstance(option, str) else option)

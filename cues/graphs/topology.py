@@ -1,0 +1,180 @@
+"""The shape of a graph: dependencies, order and cycles of its processors."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from cues.errors import InvalidArgument, Unsupported
+from cues.graphs.processor import Node
+
+REFINEMENTS_MAX: Final = 10_000
+"""Colourings that :meth:`Topology.isomorphic` looks at before it gives up. Graphs that people draw take one
+for each node that is like another; what needs thousands is as regular as a torus."""
+
+
+@dataclass(frozen=True)
+class Topology:
+    """Processors as nodes; an edge for each queue that one writes and another reads.
+
+    Two topologies are equal when they have the same nodes and edges, in whatever order declared;
+    :meth:`isomorphic` asks whether they are equal but for the names.
+    """
+
+    nodes: frozenset[str]
+    edges: frozenset[tuple[str, str, str]]
+    """(writer, queue, reader)."""
+
+    @staticmethod
+    def of(nodes: Sequence[Node]) -> Topology:
+        edges = {
+            (writer.name, port.queue, reader.name)
+            for writer in nodes
+            for port in writer.writes
+            for reader in nodes
+            if port.queue in {p.queue for p in reader.reads}
+        }
+        return Topology(frozenset(node.name for node in nodes), frozenset(edges))
+
+    def dependencies(self, node: str) -> frozenset[str]:
+        """Return all nodes that ``node`` gets messages from, directly or not."""
+        return self._reach(node, {(b, a) for a, _, b in self.edges})
+
+    def dependents(self, node: str) -> frozenset[str]:
+        """Return all nodes that get messages from ``node``, directly or not."""
+        return self._reach(node, {(a, b) for a, _, b in self.edges})
+
+    def order(self) -> tuple[str, ...]:
+        """Return all nodes, each after the nodes that it depends on; nodes of a cycle are together, by name."""
+        done: list[str] = []
+        for group in self._groups():
+            done += group
+        return tuple(done)
+
+    def cycles(self) -> tuple[tuple[str, ...], ...]:
+        """Return the cycles: groups of nodes that depend on each other, each sorted by name."""
+        loops = {a for a, _, b in self.edges if a == b}
+        return tuple(tuple(g) for g in self._groups() if len(g) > 1 or g[0] in loops)
+
+    def components(self) -> tuple[frozenset[str], ...]:
+        """Return the connected components, largest first."""
+        both = {(a, b) for a, _, b in self.edges} | {(b, a) for a, _, b in self.edges}
+        left = set(self.nodes)
+        found: list[frozenset[str]] = []
+        while left:
+            node = min(left)
+            part = self._reach(node, both) | {node}
+            found.append(frozenset(part))
+            left -= part
+        return tuple(sorted(found, key=lambda part: (-len(part), sorted(part))))
+
+    def isomorphic(self, other: Topology) -> bool:
+        """Return whether the two have the same shape: one renaming of nodes and of queues makes them equal.
+
+        Names do not count, nor what kind a processor is; which edges run through one queue
+        does: a queue with two readers is another shape than two queues with one each.
+
+        Colour refinement tells most graphs apart and finds the renaming of most others; where nodes look
+        alike one is picked and each of its likes tried. Raises :class:`Unsupported` when that takes
+        more than :data:`REFINEMENTS_MAX` rounds of refinement, which only large and very regular graphs need.
+        """
+        if (len(self.nodes), len(self.edges)) != (len(other.nodes), len(other.edges)):
+            return False
+        ours, theirs = _links(self, "ours"), _links(other, "theirs")
+        links = {**ours, **theirs}
+        begin: _Colours = {vertex: vertex[1] == "node" for vertex in links}
+        tries: list[tuple[_Colours, tuple[_Vertex, ...]]] = [(begin, ())]
+        for _ in range(REFINEMENTS_MAX):
+            if not tries:
+                return False
+            before, pair = tries.pop()
+            colours = _refined({**before, **dict.fromkeys(pair, _PAIR)}, links)
+            counts = Counter(colours[v] for v in ours)
+            if counts != Counter(colours[v] for v in theirs):
+                continue
+            several = [(count, colour) for colour, count in counts.items() if count > 1]
+            if not several:
+                return True  # each has one mate, and its links go to the mates of those that it is linked to
+            _, alike = min(several)
+            picked = min(v for v in ours if colours[v] == alike)
+            tries += [(colours, (picked, mate)) for mate in sorted(theirs) if colours[mate] == alike]
+        raise Unsupported(
+            f"Two graphs of {len(self.nodes)} nodes and {len(self.edges)} edges are so regular that comparing their"
+            " shapes takes too long.",
+            "compare parts of them, or give the nodes the same names and use ==.",
+        )
+
+    def _reach(self, node: str, arrows: Iterable[tuple[str, str]]) -> frozenset[str]:
+        if node not in self.nodes:
+            raise InvalidArgument(f"No node {node!r}; there are {', '.join(sorted(self.nodes))}.", "use one of those.")
+        forward: dict[str, set[str]] = {}
+        for a, b in arrows:
+            forward.setdefault(a, set()).add(b)
+        seen: set[str] = set()
+        todo = [node]
+        while todo:
+            for other in forward.get(todo.pop(), ()):
+                if other not in seen:
+                    seen.add(other)
+                    todo.append(other)
+        return frozenset(seen)
+
+    def _groups(self) -> list[list[str]]:
+        """Return the strongly connected groups, each after those that it depends on."""
+        before = {n: self.dependencies(n) for n in self.nodes}
+        groups: dict[str, list[str]] = {}
+        for node in sorted(self.nodes):
+            mates = sorted({node} | {m for m in before[node] if node in before[m]})
+            groups.setdefault(mates[0], mates)
+        left = dict(sorted(groups.items()))
+        done: set[str] = set()
+        order: list[list[str]] = []
+        while left:
+            for name, mates in left.items():
+                if all(before[m] <= done | set(mates) for m in mates):
+                    order.append(mates)
+                    done |= set(mates)
+                    del left[name]
+                    break
+        return order
+
+
+# --- shapes -----------------------------------------------------------------------------------------
+
+_Vertex = tuple[str, str, str]
+"""Side, "node" or "queue", and name."""
+_Colours = dict[_Vertex, int]
+_PAIR: Final = -1
+"""The colour of two that are taken for mates; refining gives colours from 0."""
+_Links = dict[_Vertex, list[tuple[str, _Vertex, _Vertex]]]
+"""For each vertex the edges that it is part of: its part, and the two others."""
+
+
+def _links(topology: Topology, side: str) -> _Links:
+    links: _Links = {(side, "node", name): [] for name in topology.nodes}
+    for a, q, b in topology.edges:
+        writer, queue, reader = (side, "node", a), (side, "queue", q), (side, "node", b)
+        links[writer].append(("writes", queue, reader))
+        links[reader].append(("reads", queue, writer))
+        links.setdefault(queue, []).append(("carries", writer, reader))
+    return links
+
+
+def _refined(colours: _Colours, links: _Links) -> _Colours:
+    """Split colours until all vertices of one colour have links of the same colours.
+
+    Both sides are coloured together, so that a colour means the same on either.
+    """
+    while True:
+        found = {
+            vertex: (colours[vertex], sorted((part, colours[one], colours[two]) for part, one, two in links[vertex]))
+            for vertex in links
+        }
+        signs = {vertex: (colour, tuple(around)) for vertex, (colour, around) in found.items()}
+        numbers = {sign: number for number, sign in enumerate(sorted(set(signs.values())))}
+        refined = {vertex: numbers[sign] for vertex, sign in signs.items()}
+        if len(numbers) == len(set(colours.values())):
+            return refined
+        colours = refined

@@ -1,0 +1,1 @@
+"""Queues: logs, appenders, readers, partitions and retention."""

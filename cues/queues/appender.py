@@ -1,0 +1,194 @@
+"""Appenders: one call is one transaction, whatever partitions its messages go to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from cues import faults
+from cues.errors import (
+    Closed,
+    CuesError,
+    MessageTooLarge,
+)
+from cues.queues.base import BaseQueue, OptionsChanged
+from cues.queues.placement import PartitionShare, Place
+from cues.records import batch
+
+if TYPE_CHECKING:
+    from cues.storage.transaction import StoreTransaction
+
+
+Q = TypeVar("Q", bound=BaseQueue)
+Built = list[tuple[Q, list[batch.Page], PartitionShare]]
+"""The record batches of an append, by the queue of their partition."""
+
+
+class Appender:
+    """Writes to a queue. Safe from any thread; each call is one transaction."""
+
+    def __init__(self, queue: BaseQueue) -> None:
+        self.queue = queue
+        self._store = queue.store
+        self._mask = queue.log.mask
+        queue.options  # noqa: B018  (as they are now)
+        self._commit = queue.store.commit
+        self._ring = queue.store.ring
+        self._plain = queue.append_plain
+        self._closed = False
+
+    def write(self, message: dict[str, Any]) -> int:
+        """Append one message and return its index. Durable as the store is when this returns.
+
+        Of a queue with several partitions the index is a :class:`cues.queues.placement.Place`, an int that has the
+        ``partition`` it is on. Raises :class:`CodecError`, :class:`MessageTooLarge`, :class:`ReservedKey`,
+        :class:`InvalidArgument` (not a dict), :class:`StoreFull`; then nothing was written.
+        """
+        if self._closed or self.queue._closed:
+            self._check()
+        queue = self.queue
+        version = queue._version
+        body = None if queue.is_partitioned else batch.plain(message)
+        if body is None or len(body) > queue._options.max_message_bytes:
+            return self.write_many([message])[0]
+        if faults.active:
+            faults.point("append.before")
+        try:
+            index = self._commit(self._plain, body, version)
+        except OptionsChanged:
+            return self.write(message)
+        if faults.active:
+            faults.point("append.after")
+        self._ring(self._mask)
+        return index
+
+    def write_many(self, messages: Iterable[dict[str, Any]]) -> range | list[Place]:
+        """Append messages in one transaction and return the range of their indices; all or none.
+
+        Of a queue with several partitions, the :class:`cues.queues.placement.Place` of each message, in the order
+        given. Errors as of :meth:`write`; the text says which message is at fault.
+        """
+        if self._closed or self.queue._closed:
+            self._check()
+        found = messages if isinstance(messages, list) else list(messages)
+        if self.queue.is_partitioned:
+            return self._write_spread(found)
+        if not found:
+            next = self.queue.row().next
+            return range(next, next)
+        version, options = self.queue._version, self.queue._options
+        try:
+            pages = batch.build(found, options.max_message_bytes, strips=options.strips)
+        except CuesError as error:
+            if isinstance(error, MessageTooLarge) and self.queue.options is not options:
+                return self.write_many(found)  # the limit has changed
+            _name(error, len(found))
+            raise
+        if faults.active:
+            faults.point("append.before")
+        size = sum(1 + len(page.pieces) for page in pages)
+        try:
+            start = self._commit(self._append, pages, version, pages=size + size // 64)
+        except OptionsChanged:
+            return self.write_many(found)
+        if faults.active:
+            faults.point("append.after")
+        self._ring(self._mask)
+        return range(start, start + len(found))
+
+    def _append(self, txn: StoreTransaction, pages: list[batch.Page], version: int) -> int:
+        start = self.queue.append_pages(txn, pages)
+        if version != self.queue._version:
+            raise OptionsChanged
+        if faults.active:
+            faults.point("append.inside")
+        return start
+
+    def _write_spread(self, messages: list[dict[str, Any]]) -> list[Place]:
+        """:meth:`write_many` over several partitions: built by partition, appended in one transaction."""
+        queue = self.queue
+        while True:
+            version, options = queue._version, queue._options
+            try:
+                built = build(queue, messages, queue.shares(messages))
+            except CuesError as error:
+                if queue.options is not options:
+                    continue  # the limit has changed, or where messages go
+                _name(error, len(messages))
+                raise
+            if not built:
+                return []
+            if faults.active:
+                faults.point("append.before")
+            size = sum(1 + len(page.pieces) for _, pages, _ in built for page in pages)
+            try:
+                starts = self._commit(self._append_spread, built, version, pages=size + size // 64)
+            except OptionsChanged:
+                continue
+            if faults.active:
+                faults.point("append.after")
+            mask = 0
+            for view, _, _ in built:
+                mask |= view.log.mask
+            self._ring(mask)
+            return places(len(messages), built, starts)
+
+    def _append_spread(self, txn: StoreTransaction, built: Built[BaseQueue], version: int) -> list[int]:
+        starts = [view.append_pages(txn, pages) for view, pages, _ in built]
+        if self.queue._version != version:
+            raise OptionsChanged
+        if faults.active:
+            faults.point("append.inside")
+        return starts
+
+    def close(self) -> None:
+        self._closed = True
+
+    def _check(self) -> None:
+        if self._closed:
+            raise Closed(f"The appender of {self.queue.id!r} is closed.", "make a new one with queue.appender().")
+        self.queue.check()
+
+    def __enter__(self) -> Appender:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<cues.Appender of {self.queue.id}>"
+
+
+def _name(error: CuesError, count: int) -> None:
+    """Say which message is at fault, where there are several."""
+    if count > 1:
+        error.message = f"messages[{getattr(error, 'offset', 0)}]: {error.message}"
+
+
+def build(
+    queue: Q, messages: Sequence[dict[str, Any]], shares: Sequence[PartitionShare], digest: bytes | None = None
+) -> Built[Q]:
+    """The record batches of an append, partition by partition; an error has the ``offset`` of the message.
+
+    ``digest`` is the delivery hash of the step that they are of.
+    """
+    options = queue._options
+    found: Built[Q] = []
+    for share in shares:
+        chosen = [messages[offset] for offset in share.offsets]
+        try:
+            pages = batch.build(chosen, options.max_message_bytes, digest, strips=options.strips)
+        except CuesError as error:
+            error.__dict__["offset"] = share.offsets[getattr(error, "offset", 0)]
+            raise
+        found.append((queue.view(share.partition), pages, share))
+    return found
+
+
+def places(count: int, built: Built[Q], starts: Sequence[int]) -> list[Place]:
+    """The place of each of ``count`` messages, from where each share begins."""
+    found: list[Place | None] = [None] * count
+    for (_, _, share), start in zip(built, starts):
+        for number, offset in enumerate(share.offsets):
+            found[offset] = Place(start + number, share.partition)
+    return found  # type: ignore[return-value]

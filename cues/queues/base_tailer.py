@@ -1,0 +1,106 @@
+"""The part that every tailer has in common: iterating, seeking, closing.
+
+BaseTailer
+├── Tailer             one partition, with a direction and a position that may have a name
+│   └── MergedTailer   all partitions of a queue, merged by append time
+└── CommittedTailer    the committed messages of one partition
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Self
+
+from cues.base import clock
+from cues.errors import Closed
+from cues.queues.base import check_index
+from cues.queues.log import Log
+from cues.records.log_row import LogRow
+from cues.storage import wakeup
+from cues.storage.transaction import StoreTransaction
+
+if TYPE_CHECKING:
+    from cues.queues.base import BaseQueue
+
+Place = Callable[[StoreTransaction, Log, LogRow], int]
+"""Returns the index to go to on a log."""
+
+
+class BaseTailer(ABC):
+    """A reader of a queue that keeps a position."""
+
+    def __init__(self, queue: BaseQueue) -> None:
+        self.queue = queue
+        self.served = 0
+        self._store = queue.store
+        self._closed = False
+
+    # --- reading ---
+
+    @abstractmethod
+    def read(self, block: bool = False, timeout: float | None = None) -> dict[str, Any] | None:
+        """Return the next message, or None at the end of the queue; with ``block``, wait for one."""
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        """Iterate over the messages until the end of the queue."""
+        while (message := self.read()) is not None:
+            yield message
+
+    def follow(self) -> Iterator[dict[str, Any]]:
+        """Iterate over the messages, and wait for more, until something is closed (:class:`Closed`)."""
+        while True:
+            message = self.read(block=True)
+            if message is not None:
+                yield message
+
+    @property
+    @abstractmethod
+    def interest(self) -> tuple[wakeup.Doorbells | None, int]:
+        """The doorbells and the mask of logs with which :func:`cues.storage.wakeup.wait` wakes this tailer."""
+
+    # --- the position ---
+
+    def to_start(self) -> None:
+        """Go to the first message that the queue still holds; of every partition that this tailer reads."""
+        self._seek(lambda txn, log, row: row.first)
+
+    def to_end(self) -> None:
+        """Go after the last message; of every partition that this tailer reads."""
+        self._seek(lambda txn, log, row: row.next)
+
+    def to_index(self, index: int) -> None:
+        """Go to ``index``, from 1 to the next that will be written; a purged one goes to the first that is left."""
+        self._seek(lambda txn, log, row: max(row.first, check_index(index, row.next, f"to_index({index!r})")))
+
+    def to_time(self, when: datetime) -> None:
+        """Go to the first message appended at or after ``when`` (aware), or after the last message."""
+        ns = clock.to_ns(when)
+        self._seek(lambda txn, log, row: log.index_at(txn, row, ns))
+
+    @abstractmethod
+    def _seek(self, place: Place) -> None:
+        """Move to the index that ``place`` returns."""
+
+    # --- end ---
+
+    def close(self) -> None:
+        """Close the tailer; a read that waits in another thread ends with :class:`Closed`."""
+        self._closed = True
+        doorbells = self._store.doorbells
+        if doorbells is not None and not self._store.closed:
+            doorbells.ring_own()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _check(self) -> None:
+        """Raise :class:`Closed` where the tailer, its queue or its store is closed."""
+        if self._closed or self.queue._closed or self._store.closed:
+            if self._closed:
+                raise Closed(f"The tailer of {self.queue.id!r} is closed.", "open one again with queue.tailer(...).")
+            self.queue.check()

@@ -1,0 +1,345 @@
+"""One partition of a queue: record batches under growing indices, and the row that counts them.
+
+    row      identity, first index, next index, last append time, options version, checksum
+    log      index → record batch (batch.py)
+
+Everything here happens inside a transaction that the caller holds. The next index is read from the
+row and never derived from the last key: a log whose messages were all purged continues at its index.
+"""
+
+from __future__ import annotations
+
+import itertools
+import struct
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from cues.base import clock, names
+from cues.errors import BatchDamaged, QueueNotFound, StoreDamaged
+from cues.queues import producers
+from cues.records import batch, sealed
+from cues.records.batch import Batch, Page
+from cues.records.log_row import ROW, LogRow, unpack_row
+from cues.storage import wakeup
+
+if TYPE_CHECKING:
+    from cues.storage.base_store import BaseStore
+    from cues.storage.transaction import StoreTransaction
+
+KEY: Final = struct.Struct(">Q")
+_PIECE_KEY: Final = struct.Struct(">QI")
+_pack_key = KEY.pack
+_pack_row = ROW.pack
+_unpack_row = ROW.unpack_from
+
+READ_BYTES_MAX: Final = 4 << 20
+"""A read stops after the batch that reaches this, so that memory is bounded by bytes too."""
+DELETE_BATCHES_MAX: Final = 1000
+"""Most record batches that one commit deletes: 0.5 ms of the writer lock, for which all writers wait."""
+
+Raw = tuple[int, bytes, list[bytes]]
+"""First index, value and continuation pieces of a record, as copied out of a transaction."""
+
+
+def read_row(txn: StoreTransaction, queue: str, partition: int) -> LogRow:
+    """The row of a log whose records are not asked for."""
+    raw = txn.get(names.row_key(queue, partition))
+    if raw is None:
+        raise QueueNotFound(
+            f"The queue {queue!r} is gone from the store.",
+            "list the queues of the store with cues queues.",
+            queue=queue,
+        )
+    return unpack_row(raw, names.log_id(queue, partition))
+
+
+class Log:
+    """A log of one store. Made for a queue that exists."""
+
+    __slots__ = ("_checked", "database", "id", "key", "mask", "partition", "queue", "store")
+
+    def __init__(self, store: BaseStore, queue: str, partition: int = 0) -> None:
+        self.store = store
+        self.queue = queue
+        self.partition = partition
+        self.id = names.log_id(queue, partition)
+        self.key = names.row_key(queue, partition)
+        self.mask = wakeup.mask_of(queue, partition)
+        self.database = store.database(names.log_database(queue, partition))
+        self._checked = b""
+        """The row whose checksum was compared last, or that was written here. Comparing again would slow appends."""
+
+    def row(self, txn: StoreTransaction) -> LogRow:
+        return LogRow._make(_unpack_row(self._raw_row(txn)))
+
+    def _raw_row(self, txn: StoreTransaction) -> bytes:
+        """The row as it is stored, its checksum compared."""
+        raw: bytes | None = txn.get(self.key)
+        if raw is None:
+            raise QueueNotFound(
+                f"The queue {self.queue!r} is gone from the store.",
+                "list the queues of the store with cues queues.",
+                queue=self.queue,
+            )
+        if raw != self._checked:
+            unpack_row(raw, self.id)
+            self._checked = raw
+        return raw
+
+    def append(self, txn: StoreTransaction, pages: Sequence[Page]) -> tuple[int, int]:
+        """Append ``pages``; return the index of the first message and the options version.
+
+        The caller rings the doorbells after the commit.
+        """
+        identity, first, start, time_ns, version = _unpack_row(self._raw_row(txn))
+        now = max(clock.now_ns(), time_ns)
+        index = start
+        stamped: list[tuple[int, Page]] = []
+        if len(pages) == 1 and not pages[0].pieces:
+            value = batch.seal(pages[0], index, now)
+            written = txn.put(_pack_key(index), value, True, True, True, self.database)
+            if pages[0].flags & batch.PRODUCER:
+                stamped.append((index, pages[0]))
+            index += pages[0].count
+        else:
+            items: list[tuple[bytes, bytes]] = []
+            for page in pages:
+                if page.flags & batch.PRODUCER:
+                    stamped.append((index, page))
+                items.append((_pack_key(index), batch.seal(page, index, now)))
+                for number, piece in enumerate(page.pieces, 1):
+                    items.append((_PIECE_KEY.pack(index, number), batch.seal_piece(piece, number)))
+                index += page.count
+            _, added = txn.cursor(self.database).putmulti(items, append=True)
+            written = added == len(items)
+        if not written:
+            raise self._occupied(start)
+        if stamped and "." not in self.queue:  # a message on a fork queue is copied to another log later
+            producers.note(txn, self.id, stamped)
+        self._put_row(txn, _pack_row(identity, first, index, now, version))
+        return start, version
+
+    def append_plain(self, txn: StoreTransaction, body: bytes) -> tuple[int, int]:
+        """:meth:`append` for one message, as :func:`batch.plain` encoded it: the shortest way to the disk."""
+        raw = txn.get(self.key)
+        if raw != self._checked:
+            raw = self._raw_row(txn)
+        identity, first, index, time_ns, version = _unpack_row(raw)
+        now = clock.now_ns()
+        if now < time_ns:
+            now = time_ns
+        value = batch.seal_plain(body, index, now)
+        if not txn.put(_pack_key(index), value, True, True, True, self.database):
+            raise self._occupied(index)
+        body = _pack_row(identity, first, index + 1, now, version)
+        raw = body + batch.checksum(body)
+        txn.put(self.key, raw)
+        self._checked = raw
+        return index, version
+
+    def _put_row(self, txn: StoreTransaction, body: bytes) -> None:
+        raw = sealed.seal(body)
+        txn.put(self.key, raw)
+        self._checked = raw
+
+    def _occupied(self, index: int) -> StoreDamaged:
+        return StoreDamaged(
+            f"The log {self.id} holds records beyond its next index {index}; nothing was written.",
+            f"run cues check {self.store.path}.",
+            path=self.store.path,
+        )
+
+    def read(
+        self, txn: StoreTransaction, row: LogRow, index: int, count: int, bytes_max: int = READ_BYTES_MAX
+    ) -> list[Raw]:
+        """Copy out the records that hold the messages ``index`` to ``index + count``, as far as they exist.
+
+        Stops after ``bytes_max``. Verify with :meth:`batches` after the transaction.
+        """
+        start = max(index, row.first)
+        stop = min(start + count, row.next)
+        found: list[Raw] = []
+        if start >= stop:
+            return found
+        cursor = txn.cursor(self.database)
+        if not self._holds(cursor, start):
+            raise self._missing(cursor, start, row.next)
+        size = 0
+        unpack = KEY.unpack
+        for key, value in cursor.iternext():
+            if len(key) == 8:
+                first = unpack(key)[0]
+                if first >= stop or size >= bytes_max:
+                    break
+                found.append((first, value, []))
+            else:
+                found[-1][2].append(value)
+            size += len(value)
+        return found
+
+    def read_before(self, txn: StoreTransaction, row: LogRow, index: int) -> list[Raw]:
+        """The record that holds the message before ``index``, if there is one."""
+        if not row.first < index <= row.next:
+            return []
+        return self.read(txn, row, index - 1, 1)
+
+    def end_of_messages(self, txn: StoreTransaction, row: LogRow, start: int) -> int:
+        """The index after the last message, without the acknowledgements after it; ``start`` if none is after that."""
+        end = row.next
+        if end <= start:
+            return start
+        cursor = txn.cursor(self.database)
+        while end > start and self._seek(cursor, end - 1):
+            key, value = cursor.item()
+            if not batch.acknowledges(value):
+                return end
+            end = KEY.unpack(key[:8])[0]
+        return max(start, end)
+
+    def batches(self, raws: Iterable[Raw]) -> list[Batch]:
+        """Verify and open what :meth:`read` copied out.
+
+        A damaged record ends the list; where it is the first, :class:`BatchDamaged` is raised.
+        """
+        opened: list[Batch] = []
+        for first, value, pieces in raws:
+            found = _opened(first, value, pieces)
+            if found is None:
+                if opened:
+                    break
+                raise self.damaged(first)
+            opened.append(found)
+        return opened
+
+    def damaged(self, first: int) -> BatchDamaged:
+        """The error for the record at ``first``."""
+        with self.store.view() as txn:
+            last = self._next_first(txn, first) - 1
+        return self._damage(first, last, "is damaged (its checksum fails)")
+
+    def _missing(self, cursor: Any, index: int, end: int) -> BatchDamaged:
+        """The error for an index that the row counts and no record holds."""
+        last = end - 1
+        if cursor.set_range(KEY.pack(index)):
+            key = cursor.key()
+            last = (KEY.unpack(key)[0] if len(key) == 8 else self._following(cursor, end)) - 1
+        return self._damage(index, last, "is missing")
+
+    def _damage(self, first: int, last: int, what: str) -> BatchDamaged:
+        last = max(first, last)
+        return BatchDamaged(
+            f"The record batch of queue {self.id} that holds the messages {first} to {last} {what}.",
+            f"continue after it with to_index({last + 1}); cues check names everything that is damaged.",
+            path=self.store.path,
+            queue=self.id,
+            first=first,
+            last=last,
+        )
+
+    def seal_before(self, txn: StoreTransaction, row: LogRow, index: int) -> bytes:
+        """The checksum of the batch that holds the message before ``index``; zeros where there is none."""
+        try:
+            raws = self.read_before(txn, row, index)
+        except BatchDamaged:  # a tailer must be able to continue after the missing messages
+            return bytes(8)
+        return raws[0][1][:8] if raws else bytes(8)
+
+    def index_at(self, txn: StoreTransaction, row: LogRow, time_ns: int) -> int:
+        """The first index whose append time is at or after ``time_ns``; the next index if none is."""
+        low, high = row.first, row.next
+        cursor = txn.cursor(self.database)
+        while low < high:
+            middle = (low + high) // 2
+            if not self._seek(cursor, middle):
+                break
+            key, value = cursor.item()
+            if batch.HEAD.unpack_from(value, 8)[3] >= time_ns:
+                high = max(row.first, KEY.unpack(key[:8])[0])
+            else:
+                low = max(middle + 1, self._following(cursor, row.next))
+        return low
+
+    def time_at(self, txn: StoreTransaction, row: LogRow, index: int) -> int:
+        """Append time of the message at ``index``, which is there. Raises :class:`BatchDamaged`."""
+        return int(batch.HEAD.unpack_from(self.read(txn, row, index, 1)[0][1], 8)[3])
+
+    def front_time(self, txn: StoreTransaction) -> int:
+        """Append time of the first record that is there; 0 when there is none."""
+        cursor = txn.cursor(self.database)
+        return int(batch.HEAD.unpack_from(cursor.value(), 8)[3]) if cursor.first() else 0
+
+    def delete_before(
+        self, txn: StoreTransaction, row: LogRow, index: int, most: int = DELETE_BATCHES_MAX
+    ) -> tuple[int, int]:
+        """Delete whole record batches that end before ``index``, at most ``most``.
+
+        Returns how many, and the first index of what is left. The row is the caller's to write.
+        """
+        cursor = txn.cursor(self.database)
+        front, deleted, going, records = row.next, 0, 0, 0
+        keys = itertools.chain(cursor.iternext(values=False), (KEY.pack(row.next),))
+        for entries, key in enumerate(keys):
+            if len(key) == 8:  # a record begins: those before it end here
+                start: int = KEY.unpack(key)[0]
+                if records and start > index:
+                    break
+                front, deleted, going = start, records, entries
+                if start >= index or records == most:
+                    break
+                records += 1
+        cursor.first()
+        for _ in range(going):  # each deletion moves the cursor to the next record
+            cursor.delete()
+        return deleted, front
+
+    def move_front(self, txn: StoreTransaction, row: LogRow, index: int) -> None:
+        """Say that the first message is at ``index``."""
+        if index != row.first:
+            self._put_row(txn, _pack_row(*row._replace(first=index)))
+
+    def _holds(self, cursor: Any, index: int) -> bool:
+        """Stand on the record that holds ``index``; False where none does, though one should."""
+        if not self._seek(cursor, index):
+            return False
+        key, value = cursor.item()
+        first: int = KEY.unpack(key)[0]
+        # A damaged record may say any count; it passes here, and its checksum is found to fail later.
+        return (
+            len(value) < batch.PREFIX_BYTES or first + batch.count_of(value) > index or not batch.intact(value, first)
+        )
+
+    def _seek(self, cursor: Any, index: int) -> bool:
+        """Stand on the record that holds ``index``."""
+        key = KEY.pack(index)
+        if cursor.set_range(key):
+            if cursor.key() == key:
+                return True
+            if not cursor.prev():
+                return False
+        elif not cursor.last():
+            return False
+        found = cursor.key()
+        return len(found) == 8 or bool(cursor.set_key(found[:8]))
+
+    def _following(self, cursor: Any, end: int) -> int:
+        """Return the first index of the record after the cursor's, or ``end``. Moves the cursor."""
+        while cursor.next():
+            key = cursor.key()
+            if len(key) == 8:
+                return int(KEY.unpack(key)[0])
+        return end
+
+    def _next_first(self, txn: StoreTransaction, first: int) -> int:
+        cursor = txn.cursor(self.database)
+        row = self.row(txn)
+        return self._following(cursor, row.next) if cursor.set_key(KEY.pack(first)) else first + 1
+
+
+def _opened(first: int, value: bytes, pieces: list[bytes]) -> Batch | None:
+    """The record as a batch, or None when a checksum fails or a piece is missing."""
+    if not batch.intact(value, first):
+        return None
+    if pieces and not all(batch.intact(piece, number) for number, piece in enumerate(pieces, 1)):
+        return None
+    found = Batch(first, value, pieces)
+    return found if found.whole() else None

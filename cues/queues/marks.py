@@ -1,0 +1,57 @@
+"""Low-water marks: how far a reader is whose position is in another store."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from cues.base import names
+from cues.records import sealed
+
+if TYPE_CHECKING:
+    from cues.queues.log import Log
+    from cues.storage.transaction import StoreTransaction
+
+_LOW: Final = struct.Struct(">QQB")
+
+
+class Mark(NamedTuple):
+    """A low-water mark."""
+
+    epoch: int
+    """Epoch of the reader's owner: after a takeover, the former owner cannot overwrite the mark."""
+    next: int
+    """All messages before this index were read, and the reader's commit is durable."""
+    pending: bool
+    """A step took messages from there on and may be repeated: no policy lets go of them."""
+
+    def pack(self) -> bytes:
+        return sealed.seal(_LOW.pack(*self))
+
+    @staticmethod
+    def unpack(raw: bytes) -> Mark:
+        """Raises :class:`StoreDamaged`."""
+        epoch, next, pending = _LOW.unpack(sealed.unseal(raw, "low-water mark of a reader in another store"))
+        return Mark(epoch, next, bool(pending))
+
+
+@dataclass(frozen=True)
+class ForeignReader:
+    """A processor as the other store knows it."""
+
+    home: bytes
+    """Id of the store that holds its position."""
+    processor: str
+    epoch: int
+
+
+def of_log(txn: StoreTransaction, log: Log) -> list[tuple[ForeignReader, Mark]]:
+    """The marks on a log, with the reader that each is of."""
+    prefix = names.low_water_prefix(log.id)
+    found = []
+    for key, value in type(log.store).rows(txn, prefix):
+        home, _, processor = key[len(prefix) :].decode().partition("/")
+        mark = Mark.unpack(value)
+        found.append((ForeignReader(bytes.fromhex(home), processor, mark.epoch), mark))
+    return found

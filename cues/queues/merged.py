@@ -1,0 +1,259 @@
+"""Reading a queue with several partitions as one: merged by the time of appends.
+
+    t = q.tailer()              from the start of every partition
+    t = q.tailer("reader-1")    a position for each partition in the store, moved together
+
+1. Read the next record batch of every partition. Where some have none, check in one transaction that they all have
+   none while the others have theirs.
+2. The batch with the earliest append time is next, of several the one of the lowest partition. It is
+   returned to its end: its messages were appended at one time.
+
+So the messages of a partition come in their order, always, and those of several in the order of their
+appends, as far as the clock of the machine did not go back between two. Backward it is the reverse. A
+partition that the queue grows by is read from its start, as soon as the tailer reads on.
+
+The position that a name has on a partition is the same that ``q.partition(3).tailer("reader-1")`` has.
+Readers of one name share the queue, each message to one of them; then there is no order between them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from cues.errors import BatchDamaged, InvalidArgument
+from cues.queues.base import check_index
+from cues.queues.base_tailer import Place
+from cues.queues.log import Log
+from cues.queues.tailer import Direction, Envelope, Tailer
+from cues.records.batch import Batch
+from cues.records.log_row import LogRow
+from cues.storage import wakeup
+
+if TYPE_CHECKING:
+    from cues.queues.base import BaseQueue
+    from cues.storage.transaction import StoreTransaction
+
+Mark = tuple[int, tuple[Batch, int] | None]
+"""The index of the tailer of a partition, and the message that it read last."""
+
+
+class MergedTailer(Tailer):
+    """A :class:`cues.Tailer` of all partitions; :meth:`Queue.tailer` makes it.
+
+    Positions differ: :attr:`positions` has one for each partition, and :meth:`to_index`
+    takes such a dict. :attr:`index` is refused.
+    """
+
+    def __init__(self, queue: BaseQueue, name: str | None = None, meta: bool = False) -> None:
+        super().__init__(queue, name, meta)
+        self._parts: list[Tailer] = []
+        self._current: Tailer | None = None
+        """The tailer whose batch is being returned."""
+        self._read: Tailer | None = None
+        """The tailer of the message read last."""
+        self._have_all()
+
+    # --- the position ---
+
+    @property
+    def index(self) -> int:
+        """Refused: :class:`InvalidArgument`. See :attr:`positions`."""
+        raise InvalidArgument(
+            f"The tailer reads {len(self._parts)} partitions of {self.queue.id!r}, each with indices of its own.",
+            "use tailer.positions, or queue.partition(i).tailer().",
+        )
+
+    @property
+    def positions(self) -> dict[int, int]:
+        """The index that is read next, by partition."""
+        return {part._log.partition: part._index for part in self._parts}
+
+    @property
+    def last_read_index(self) -> int | None:
+        """The index, on its partition (``envelope.partition``), of the message read last."""
+        return self._read.last_read_index if self._read else None
+
+    @property
+    def envelope(self) -> Envelope | None:
+        """Partition, index, time, hash and metadata of the message read last; None before the first."""
+        return self._read.envelope if self._read else None
+
+    @property
+    def direction(self) -> Direction:
+        """``"forward"`` (default) or ``"backward"``: the latest message below the positions."""
+        return self._direction
+
+    @direction.setter
+    def direction(self, value: Direction) -> None:
+        if value not in ("forward", "backward"):
+            raise InvalidArgument(f"direction is {value!r}.", "pass 'forward' or 'backward'.")
+        self._direction = value
+        self._current = None
+        for part in self._parts:
+            part._direction = value
+
+    def to_index(self, index: int | dict[int, int]) -> None:
+        """Go to these indices, by partition, as :attr:`positions` gave them; other partitions stay."""
+        if not isinstance(index, dict):
+            raise InvalidArgument(
+                f"to_index({index!r}): each of the {len(self._parts)} partitions of {self.queue.id!r} has indices"
+                " of its own.",
+                "call to_index({partition: index}), or to_time(…).",
+            )
+        unknown = set(index) - set(self.positions)
+        if unknown:
+            raise InvalidArgument(
+                f"to_index({index!r}): {self.queue.id!r} has no partition {', '.join(map(repr, unknown))}.",
+                f"name partitions from 0 to {len(self._parts) - 1}.",
+            )
+        goals = dict(index)
+        here = self.positions
+
+        def place(txn: StoreTransaction, log: Log, row: LogRow) -> int:
+            if log.partition not in goals:
+                return here[log.partition]
+            goal = goals[log.partition]
+            return max(row.first, check_index(goal, row.next, f"to_index({index!r})"))
+
+        self._seek(place)
+
+    def _seek(self, place: Place) -> None:
+        with self._use():
+            self._have_all()
+            with self._store.view() as txn:
+                goals = [place(txn, part._log, part._log.row(txn)) for part in self._parts]
+            if self.name is not None:
+                stored = self._store.commit(self._write_positions, goals)
+                for part, row in zip(self._parts, stored):
+                    part._stored = row
+            for part, goal in zip(self._parts, goals):
+                part._index = goal
+            self._current = None
+
+    # --- reading ---
+
+    def _peek(self) -> dict[str, Any] | None:
+        part = self._pick()
+        return part._peek() if part is not None else None
+
+    @property
+    def interest(self) -> tuple[wakeup.Doorbells | None, int]:
+        """Doorbells and mask of all partitions, with which :func:`cues.storage.wakeup.wait` wakes this tailer."""
+        mask = 0
+        for part in self._parts:
+            mask |= part._log.mask
+        return self._store.doorbells, mask
+
+    def __repr__(self) -> str:
+        name = f" {self.name}" if self.name else ""
+        return f"<cues.MergedTailer{name} of {self.queue.id} at {self.positions}>"
+
+    # --- inside ---
+
+    def _have_all(self) -> None:
+        """Make a tailer for every partition that was added."""
+        for number in range(len(self._parts), self.queue._options.partitions):
+            part = Tailer(self.queue.view(number), self.name, self._meta)
+            part._direction = self._direction
+            self._parts.append(part)
+            self._current = None
+
+    def _next(self, n: int) -> list[dict[str, Any]]:
+        """Take the next ``n`` messages and move, all or, with an error, nothing."""
+        if n == 1 and self.name is None:
+            return self._take_ahead(1)  # what raises has not moved anything
+        while True:
+            marks: list[Mark] = [(part._index, part._last) for part in self._parts]
+            read = self._read
+            try:
+                found = self._take_ahead(n)
+                if self.name is None or not found or self._commit_positions():
+                    return found
+            except BaseException:
+                self._return(marks, read)
+                raise
+            # Another tailer of the same name was faster: continue at its positions.
+            self._return(marks, read)
+            with self._store.view() as txn:
+                for part in self._parts:
+                    part._stored = txn.get(part._row_key)
+                    if part._stored is not None:
+                        part._index = part._position(part._stored)
+
+    def _return(self, marks: list[Mark], read: Tailer | None) -> None:
+        # Partitions that came meanwhile have no mark, and were read from their start.
+        for part, mark in zip(self._parts, marks):
+            part._go_back(*mark)
+        del self._parts[len(marks) :]
+        self._current, self._read = None, read
+
+    def _take_ahead(self, n: int) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = []
+        try:
+            while len(found) < n and (part := self._pick(n - len(found))) is not None:
+                found += part._take(n - len(found))
+                self._read = part
+        except BatchDamaged:
+            if not found:
+                raise
+        return found
+
+    def _pick(self, n: int = 1) -> Tailer | None:
+        """The tailer of the partition whose message is next, with its batch at hand; None at the end."""
+        part = self._current
+        if part is not None and part._batch is not None and part._first <= part._cursor() < part._batch.next:
+            batch = part._batch
+            if part._ready(n) and part._batch is batch:  # another, where the rest of it was purged
+                return part
+        backward = self._direction == "backward"
+        while True:
+            self._have_all()
+            ready = [(part, part._ready(n)) for part in self._parts]
+            ended = [part for part, more in ready if not more]
+            # Backward, nothing comes to the front of a partition that has no more.
+            if backward or not ended or self._have_nothing(ended):
+                break
+        heads = [part for part, more in ready if more]
+        self._current = (max if backward else min)(heads, key=_when, default=None)
+        return self._current
+
+    def _have_nothing(self, ended: list[Tailer]) -> bool:
+        """Whether the partitions that had nothing more have nothing at one moment, at which all others had theirs.
+
+        Walkthrough of what would otherwise happen: partition 0 is looked at and has nothing; then a message
+        comes to 0, then one to 1; partition 1 is looked at, and its message is handed out before the
+        one that was appended earlier.
+        """
+        with self._store.view() as txn:
+            return all(part._index >= part._log.row(txn).next for part in ended)
+
+    # --- the stored positions of a named tailer ---
+
+    def _commit_positions(self) -> bool:
+        """Move the stored positions to this tailer's, unless another tailer of its name moved one."""
+        stored = self._store.commit(self._compare_and_set_all, [part._index for part in self._parts])
+        if stored is None:
+            return False
+        for part, row in zip(self._parts, stored):
+            part._stored = row
+        return True
+
+    def _compare_and_set_all(self, txn: StoreTransaction, indices: list[int]) -> list[bytes] | None:
+        if any(txn.get(part._row_key) != part._stored for part in self._parts):
+            return None
+        return self._write_positions(txn, indices)
+
+    def _write_positions(self, txn: StoreTransaction, indices: list[int]) -> list[bytes]:
+        """All of them the first time, so that retention knows a reader of every partition; then what moved."""
+        found: list[bytes] = []
+        for part, index in zip(self._parts, indices):
+            if part._stored is not None and part._position(part._stored) == index:
+                found.append(part._stored)
+            else:
+                found.append(part._write_position(txn, index))
+        return found
+
+
+def _when(part: Tailer) -> tuple[int, int]:
+    assert part._batch is not None
+    return part._batch.head.time_ns, part._log.partition

@@ -1,0 +1,62 @@
+"""Types of messages: how a publisher reads and sets a message's UUID, and the fields that a queue stores.
+
+A message on a queue is a dict. Others (dataclasses, say) are told by a :class:`MessageType`.
+"""
+
+from __future__ import annotations
+
+import uuid as uuids
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from cues.base import names
+from cues.errors import InvalidArgument
+from cues.records.identity import as_uuid
+
+
+def _fields(message: Any) -> dict[str, Any]:
+    return message if isinstance(message, dict) else dict(vars(message))
+
+
+@dataclass(frozen=True)
+class MessageType:
+    """How to handle messages of one type.
+
+    get_uuid               its UUID, None when it has none yet. The zero UUID opts out: the message is
+                           published without identity, and delivered at least once
+    set_uuid               put a UUID into it; done for messages that are read
+    new_acknowledgement    an empty message for an acknowledgement in the journal of that name
+    new                    a message from the fields that a queue stores
+    fields                 the dict that a queue stores; by default the message itself, or its ``vars()``
+    """
+
+    get_uuid: Callable[[Any], uuids.UUID | None]
+    set_uuid: Callable[[Any, uuids.UUID], object]
+    new_acknowledgement: Callable[[str], Any]
+    new: Callable[[dict[str, Any]], Any]
+    fields: Callable[[Any], dict[str, Any]] = _fields
+
+
+def dicts(uuid_key: str = names.UUID) -> MessageType:
+    """Messages that are dicts and carry their UUID under ``uuid_key``, as a UUID or its text."""
+
+    def get(message: dict[str, Any]) -> uuids.UUID | None:
+        if not isinstance(message, dict):
+            raise InvalidArgument(
+                f"A message is a dict, found {type(message).__name__}.",
+                "pass a dict, or define a MessageType for messages of another type.",
+            )
+        found = message.get(uuid_key)
+        return None if found is None else as_uuid(found)
+
+    return MessageType(
+        get_uuid=get,
+        set_uuid=lambda message, uuid: message.__setitem__(uuid_key, uuid),
+        new_acknowledgement=lambda journal: {},
+        new=lambda fields: fields,
+    )
+
+
+DICT: Final = dicts()
+"""Messages are dicts, with their UUID under ``q/uuid``."""

@@ -1,0 +1,292 @@
+"""The options of queues: what a message carries along, how long it stays, how large it may be."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import os
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Final, TypedDict
+
+from cues.base.option_texts import OptionText, describes
+from cues.errors import InvalidArgument
+from cues.queues import partitioners
+from cues.queues.partitioners import PARTITIONS_MAX, Key, Missing, Placement
+
+MESSAGE_BYTES_MAX: Final = 64 << 20
+METADATA: Final = frozenset({"t", "time", "tx"})
+
+FUNCTIONS: Final = ("key", "partitioner")
+"""Options that may be functions: as plain data ``{"function": "module:qualname"}``."""
+
+_UNITS_S: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
+_UNITS_BYTES: Final = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30}
+
+
+@dataclass(frozen=True)
+class Retention:
+    """The messages that a queue may delete from its front by itself.
+
+    ``count`` keeps the last so many messages, ``age`` (``"10d"``, seconds or a timedelta) those younger
+    than that, ``bytes`` (``"500MB"``) about so much, ``read`` those that some known reader (a processor
+    or a named tailer) has not read; with several, what any of them lets go goes. It is looked at when
+    something is appended. Whole record batches are deleted, at most 1,000 a commit, so up to one
+    batch more than asked stays.
+    Messages of a step that is under way or will be repeated stay, whatever the policy.
+    """
+
+    count: int | None = None
+    age: float | str | timedelta | None = None
+    bytes: int | str | None = None
+    read: bool = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "age", _seconds(self.age))
+        object.__setattr__(self, "bytes", _bytes(self.bytes))
+        for name in ("count", "age", "bytes"):
+            value = getattr(self, name)
+            if value is None:
+                continue
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or value <= 0:
+                raise InvalidArgument(f"Retention({name}={value!r}) keeps nothing.", "pass a number above 0, or None.")
+
+    @staticmethod
+    def of(value: Retention | str | int | None) -> Retention | None:
+        """``"10d"``, ``"500MB"``, a count, ``"read"``, a Retention or None."""
+        if value is None or isinstance(value, Retention):
+            return value
+        if isinstance(value, int) and not isinstance(value, bool):
+            return Retention(count=value)
+        if value == "read":
+            return Retention(read=True)
+        if isinstance(value, str):
+            if re.fullmatch(r"\d+", value.replace("_", "")):
+                return Retention(count=int(value))
+            if re.fullmatch(r"[\d._]+\s*[smhdw]", value):
+                return Retention(age=value)
+            return Retention(bytes=value)
+        raise InvalidArgument(f"retention is {value!r}.", "pass '10d', '500MB', a count, or cues.Retention(count=…).")
+
+
+class QueueKeywords(TypedDict, total=False):
+    """The keyword arguments of :meth:`Store.queue`: the options of a queue without ``path``."""
+
+    metadata: Iterable[str] | bool
+    retention: Retention | str | int | None
+    max_message_bytes: int
+    partitions: int
+    key: str | Key | None
+    partitioner: str | Placement | None
+
+
+QUEUE_TEXTS: Final = {
+    "metadata": OptionText(
+        frozenset(),
+        'The metadata that messages carry along: a set of `"t"` (index), `"time"` (append time) and `"tx"` (index of'
+        " the journey's first message). True: t and time. The empty set: only what a message came with. False: all"
+        " metadata is dropped, except the delivery hash.",
+    ),
+    "retention": OptionText(
+        None, 'A `cues.Retention(…)`, or short: `"10d"`, `"500MB"`, a count, `"read"`; None keeps all messages.'
+    ),
+    "max_message_bytes": OptionText(MESSAGE_BYTES_MAX, "Bytes of the largest encoded message."),
+    "partitions": OptionText(1, "The number of logs, 1 to 256; `Queue.grow` makes it larger."),
+    "path": OptionText(
+        None,
+        "The directory of another store that holds the queue, made when it is missing (graphs only). A relative path"
+        " is relative to the graph file under `cues run`, else to the current directory; `~` is your home. Messages are"
+        " committed in the graph's own store first.",
+    ),
+    "key": OptionText(
+        None,
+        "For several partitions: a field, or a function of the message. Messages with one key are on one partition,"
+        " in their order.",
+    ),
+    "partitioner": OptionText(
+        None,
+        '`"murmur2"` (the default with a key; as Kafka places keys), `"fnv1a-modulo"`, `"rendezvous"`, `"round-robin"`,'
+        ' `"sticky"` (the default without a key), or a function `(message, n) -> int`.',
+    ),
+}
+"""The options of queues."""
+
+
+@describes(QUEUE_TEXTS, QUEUE_TEXTS)
+@dataclass(frozen=True)
+class QueueOptions:
+    """The options of a queue, with their defaults."""
+
+    metadata: frozenset[str] | bool = frozenset()
+    retention: Retention | None = None
+    max_message_bytes: int = MESSAGE_BYTES_MAX
+    partitions: int = 1
+    path: str | None = None
+    key: str | Key | None = None
+    partitioner: str | Placement | None = None
+
+    def __init__(
+        self,
+        metadata: Iterable[str] | bool = frozenset(),
+        retention: Retention | str | int | None = None,
+        max_message_bytes: int = MESSAGE_BYTES_MAX,
+        partitions: int = 1,
+        path: str | os.PathLike[str] | None = None,
+        key: str | Key | None = None,
+        partitioner: str | Placement | None = None,
+    ) -> None:
+        object.__setattr__(self, "metadata", _metadata(metadata))
+        object.__setattr__(self, "retention", Retention.of(retention))
+        object.__setattr__(self, "max_message_bytes", _size(max_message_bytes))
+        object.__setattr__(self, "partitions", _partitions(partitions))
+        object.__setattr__(self, "path", os.fspath(path) if isinstance(path, os.PathLike) else path)
+        object.__setattr__(self, "key", _key(key))
+        object.__setattr__(self, "partitioner", _partitioner(partitioner, key))
+        if path is not None and (
+            not isinstance(path, (str, os.PathLike)) or not os.fspath(path) or "\0" in os.fspath(path)
+        ):
+            raise InvalidArgument(f"path is {path!r}.", "pass the directory of a store, such as 'data/shared'.")
+
+    @property
+    def kept(self) -> frozenset[str]:
+        """Return the fields that the queue adds to the metadata of its messages."""
+        return self.metadata if isinstance(self.metadata, frozenset) else frozenset()
+
+    @property
+    def strips(self) -> bool:
+        """Whether the queue drops the metadata that messages come with."""
+        return self.metadata is False
+
+    @property
+    def placing(self) -> tuple[str | None, str | None]:
+        """Key and partitioner by name: queues of which they are equal place equal keys alike."""
+        default = "sticky" if self.key is None else "murmur2"
+        return partitioners.name_of(self.key), partitioners.name_of(self.partitioner) or default
+
+    @property
+    def inside(self) -> QueueOptions:
+        """Return the options as the queue's own store keeps them: without the path."""
+        return self if self.path is None else QueueOptions(**{**vars(self), "path": None})
+
+    @property
+    def asked(self) -> dict[str, Any]:
+        """As arguments for a queue that may exist: one that was grown or made with a key is not refused by silence."""
+        said = self.to_dict()
+        placing = ("partitions", *FUNCTIONS)
+        return {name: value for name, value in vars(self).items() if name not in placing or name in said}
+
+    def changed(self, options: Mapping[str, Any]) -> QueueOptions:
+        """These options with the given ones put in place; unknown names raise."""
+        check_names(options)
+        return QueueOptions(**{**self.__dict__, **options})
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain data, only what differs from the defaults."""
+        found: dict[str, Any] = {}
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if value != field.default:
+                if isinstance(value, frozenset):
+                    value = sorted(value)
+                elif isinstance(value, Retention):
+                    value = {k: v for k, v in dataclasses.asdict(value).items() if v}
+                elif field.name in FUNCTIONS and not isinstance(value, str):
+                    value = {"function": partitioners.name_of(value)}
+                found[field.name] = value
+        return found
+
+    @staticmethod
+    def from_dict(found: Mapping[str, Any]) -> QueueOptions:
+        """Return the options of a result of :meth:`to_dict`."""
+        options = dict(found)
+        if isinstance(options.get("retention"), dict):
+            options["retention"] = Retention(**options["retention"])
+        for name in FUNCTIONS:
+            if isinstance(options.get(name), dict):
+                options[name] = Missing(options[name]["function"])
+        check_names(options)
+        return QueueOptions(**options)
+
+
+def check_names(options: Iterable[str]) -> None:
+    """Refuse unknown option names, with the nearest known one."""
+    known = [field.name for field in dataclasses.fields(QueueOptions)]
+    for name in options:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, 1)
+            raise InvalidArgument(
+                f"A queue has no option {name!r}; it has {', '.join(known)}.", f"{near[0] if near else known[0]}="
+            )
+
+
+def _metadata(value: Iterable[str] | bool) -> frozenset[str] | bool:
+    if value is True:
+        return frozenset({"t", "time"})
+    if value is False:
+        return False
+    if isinstance(value, str):
+        value = (value,)
+    if not isinstance(value, Iterable):
+        raise InvalidArgument(f"metadata is {value!r}.", "pass a set of 't', 'time' and 'tx', or True, or False.")
+    found = frozenset(value)
+    unknown = found - METADATA
+    if unknown:
+        raise InvalidArgument(
+            f"Unknown metadata {', '.join(map(repr, sorted(unknown, key=str)))}.",
+            "pass a set of 't', 'time' and 'tx', or True, or False.",
+        )
+    return found
+
+
+def _partitions(value: int) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= PARTITIONS_MAX:
+        raise InvalidArgument(f"partitions is {value!r}.", f"pass a count from 1 to {PARTITIONS_MAX}.")
+    return value
+
+
+def _key(value: object) -> object:
+    if value is None or callable(value) or (isinstance(value, str) and value):
+        return value
+    raise InvalidArgument(f"key is {value!r}.", "pass the name of a field, or a function of a message.")
+
+
+def _partitioner(value: object, key: object) -> object:
+    if value is None or callable(value):
+        return value
+    if not isinstance(value, str) or value not in partitioners.NAMES:
+        near = difflib.get_close_matches(str(value), partitioners.NAMES, 1)
+        raise InvalidArgument(
+            f"partitioner is {value!r}; there are {', '.join(map(repr, partitioners.NAMES))}.",
+            f"{near[0]!r}." if near else "one of those, or a function (message, n) -> partition.",
+        )
+    if value in partitioners.KEYED and key is None:
+        raise InvalidArgument(f"partitioner={value!r} places messages by their key.", "pass key='…' with it.")
+    return value
+
+
+def _size(value: int) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value < 1 << 32:
+        raise InvalidArgument(f"max_message_bytes is {value!r}.", "pass a number of bytes below 4 GiB.")
+    return value
+
+
+def _seconds(value: float | str | timedelta | None) -> float | None:
+    if isinstance(value, timedelta):
+        return value.total_seconds()
+    if isinstance(value, str):
+        found = re.fullmatch(r"([\d._]+)\s*([smhdw])", value)
+        if not found:
+            raise InvalidArgument(f"{value!r} is not an age.", "write '90s', '15m', '12h', '10d' or '2w'.")
+        return float(found[1]) * _UNITS_S[found[2]]
+    return value
+
+
+def _bytes(value: int | str | None) -> int | None:
+    if isinstance(value, str):
+        found = re.fullmatch(r"([\d._]+)\s*([kKmMgG]?i?[bB])", value)
+        if not found:
+            raise InvalidArgument(f"{value!r} is not a size.", "write '500MB' or '2GiB', or '10d' for an age.")
+        return int(float(found[1]) * _UNITS_BYTES[found[2].upper()])
+    return value

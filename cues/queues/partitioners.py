@@ -1,0 +1,259 @@
+"""Partitioners: which partition of a queue a message goes to.
+
+    name            a message's partition                           when the queue grows
+    murmur2         as Kafka's default partitioner places its key    most keys move
+    fnv1a-modulo    FNV-1a of its key, modulo the partitions         most keys move
+    rendezvous      the highest of one xxh3 hash a partition          only keys that go to new partitions
+    round-robin     the next one, message by message                 (no keys)
+    sticky          one for a whole append, the next for the next     (no keys)
+    a function      what ``fn(message, n)`` says, 0 to n - 1          as the function has it
+
+``murmur2`` is the default where the queue has a ``key``, ``sticky`` where it has none. The key is a
+field of the message or what a function of the message returns. Bytes are hashed as they are, strings
+as UTF-8, any other value as its msgpack: so ``1``, ``"1"`` and ``1.0`` are three keys.
+
+Not guaranteed: that ``round-robin`` and ``sticky`` place a message where they placed it before; a step
+that is repeated may go to other partitions than the one that did not commit.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from typing import Any, Final
+
+import xxhash
+
+from cues import codec
+from cues.errors import CodecError, CuesError, InvalidArgument
+
+KEYED: Final = ("murmur2", "fnv1a-modulo", "rendezvous")
+"""Partitioners that keep the messages of one key together."""
+UNKEYED: Final = ("round-robin", "sticky")
+NAMES: Final = KEYED + UNKEYED
+
+PARTITIONS_MAX: Final = 256
+"""Each is a database of its own, of which a process has :data:`cues.storage.lmdb_errors.DATABASES_MAX` open at once."""
+
+Key = Callable[[dict[str, Any]], Any]
+"""Gives the key of a message."""
+Placement = Callable[[dict[str, Any], int], int]
+"""Gives the partition of a message, of so many."""
+
+_KEYS_KEPT: Final = 1 << 14
+"""Keys whose partition is remembered: a hash in Python costs 20 times what looking it up does."""
+_MASK: Final = 0xFFFF_FFFF
+
+
+def murmur2(data: bytes) -> int:
+    """The 32-bit signed hash that Kafka's clients place keys by (``Utils.murmur2``)."""
+    _check_bytes(data)
+    m = 0x5BD1_E995
+    size = len(data)
+    whole = size & ~3
+    h = 0x9747_B28C ^ size
+    for (k,) in struct.iter_unpack("<I", data[:whole]):
+        k = k * m & _MASK
+        k ^= k >> 24
+        h = (h * m & _MASK) ^ (k * m & _MASK)
+    if whole < size:
+        h ^= int.from_bytes(data[whole:], "little")
+        h = h * m & _MASK
+    h ^= h >> 13
+    h = h * m & _MASK
+    h ^= h >> 15
+    return h - (1 << 32) if h >> 31 else h
+
+
+def fnv1a32(data: bytes) -> int:
+    """The 32-bit unsigned FNV-1a hash (http://www.isthe.com/chongo/tech/comp/fnv)."""
+    _check_bytes(data)
+    h = 0x811C_9DC5
+    for byte in data:
+        h = (h ^ byte) * 0x0100_0193 & _MASK
+    return h
+
+
+def _check_bytes(data: object) -> None:
+    if not isinstance(data, (bytes, bytearray, memoryview)):
+        raise InvalidArgument(f"Bytes are hashed, found {data!r:.60}.", "pass bytes, such as text.encode().")
+
+
+def partition_for(key: bytes | str, n: int) -> int:
+    """The partition, 0 to ``n`` - 1, on which Kafka's default partitioner places a message with this key.
+
+    ``key`` is bytes, or a string that is taken as UTF-8; ``b""`` is a key like any other. None, another
+    type and ``n`` below 1 raise :class:`InvalidArgument` (a ValueError).
+    """
+    if not isinstance(n, int) or isinstance(n, bool) or n < 1:
+        raise InvalidArgument(f"{n!r} is not a number of partitions.", "an integer from 1 on.")
+    if isinstance(key, str):
+        key = _utf8(key)
+    if not isinstance(key, (bytes, bytearray, memoryview)):
+        raise InvalidArgument(
+            f"A key is bytes or a string, found {type(key).__name__}.", "pass a string, such as str(key)."
+        )
+    return _murmur2_of(bytes(key), n)
+
+
+def key_bytes(key: Any) -> bytes:
+    """Return the bytes to hash: bytes as they are, strings as UTF-8, other values as msgpack; None is refused."""
+    if isinstance(key, str):
+        return _utf8(key)
+    if isinstance(key, bytes):
+        return key
+    if key is None:
+        raise InvalidArgument("The key is None, which belongs to no partition.", "put a key into every message.")
+    try:
+        return codec.pack_key(key)
+    except CodecError as error:
+        raise InvalidArgument(f"The key cannot be encoded: {error.message}", error.hint) from error
+
+
+def _utf8(key: str) -> bytes:
+    try:
+        return key.encode()
+    except UnicodeEncodeError:
+        raise InvalidArgument(
+            f"The key {key!r} holds half a surrogate pair.", "use text that is valid UTF-8."
+        ) from None
+
+
+# --- by name --------------------------------------------------------------------------------------
+
+
+def _murmur2_of(data: bytes, n: int) -> int:
+    return (murmur2(data) & 0x7FFF_FFFF) % n
+
+
+def _fnv1a_of(data: bytes, n: int) -> int:
+    return fnv1a32(data) % n
+
+
+def _rendezvous_of(data: bytes, n: int) -> int:
+    hash = xxhash.xxh3_64_intdigest
+    return max(range(n), key=lambda partition: hash(data, partition))
+
+
+_OF_KEY: Final[Mapping[str, Callable[[bytes, int], int]]] = {
+    "murmur2": _murmur2_of,
+    "fnv1a-modulo": _fnv1a_of,
+    "rendezvous": _rendezvous_of,
+}
+
+
+class Missing:
+    """A function that a store knows only by name: of ``key=`` and ``partitioner=`` it stores no code."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __call__(self, *_: Any) -> Any:
+        raise InvalidArgument(
+            f"The queue places its messages by the function {self.name}, which this handle was not given.",
+            "store.queue(name, key=…, partitioner=…) with that function, or queue.partition(i).appender().",
+        )
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Missing) and other.name == self.name
+
+    def __hash__(self) -> int:
+        return hash(self.name)
+
+    def __repr__(self) -> str:
+        return f"<function {self.name}>"
+
+
+def name_of(way: str | Callable[..., Any] | None) -> str | None:
+    """A key's field, a partitioner's name, or ``module:qualname`` of a function: what is equal places alike."""
+    if way is None or isinstance(way, str):
+        return way
+    if isinstance(way, Missing):
+        return way.name
+    return f"{getattr(way, '__module__', '?')}:{getattr(way, '__qualname__', repr(way))}"
+
+
+class Router:
+    """Places messages on ``partitions`` logs. Not for several threads at once.
+
+    ``start`` is where ``round-robin`` and ``sticky`` begin.
+    """
+
+    def __init__(
+        self, partitions: int, key: str | Key | None, partitioner: str | Placement | None, start: int = 0
+    ) -> None:
+        self.partitions = partitions
+        self._key = key
+        self._next = start % partitions
+        self._place: Callable[[dict[str, Any]], int]
+        way = partitioner or ("sticky" if key is None else "murmur2")
+        self.sticky = way == "sticky"
+        """All messages of one append go to one partition."""
+        self.by_message = way not in UNKEYED
+        """The message decides, and nothing else: its key, or a function of it."""
+        if not isinstance(way, str):
+            self._place = lambda message: self._checked(way(message, partitions))
+        elif way in UNKEYED:
+            self._place = self._turn
+        else:
+            of_key = _OF_KEY[way]
+            self._of_bytes: Callable[[bytes], int] = lambda data: of_key(data, partitions)
+            self._of_text: Callable[[str], int] = lru_cache(_KEYS_KEPT)(lambda text: of_key(_utf8(text), partitions))
+            self._place = self._by_key
+
+    def place(self, messages: Sequence[dict[str, Any]]) -> list[int]:
+        """The partition of each message of one append.
+
+        Raises :class:`InvalidArgument` for a message without a key and for a function that names no
+        partition, with the message's ``offset``; what a function raises is raised.
+        """
+        if self.sticky:
+            return [self._turn({})] * len(messages)
+        found: list[int] = []
+        place = self._place
+        try:
+            for message in messages:
+                found.append(place(message))
+        except CuesError as error:
+            error.__dict__["offset"] = len(found)
+            raise
+        except Exception as error:
+            error.__dict__["offset"] = len(found)
+            error.add_note(f"in placing messages[{len(found)}] of {len(messages)} on a partition")
+            raise
+        return found
+
+    def _by_key(self, message: dict[str, Any]) -> int:
+        key = self._key_of(message)
+        if type(key) is str:
+            return self._of_text(key)
+        return self._of_bytes(key_bytes(key))
+
+    def _key_of(self, message: dict[str, Any]) -> Any:
+        key = self._key
+        if not isinstance(message, dict):
+            raise InvalidArgument(f"A message is a dict, found {type(message).__name__}.", "{'value': …}.")
+        if isinstance(key, str):
+            found = message.get(key)
+            if found is None:
+                there = "it is None" if key in message else f"it has {', '.join(map(repr, message)) or 'nothing'}"
+                raise InvalidArgument(
+                    f"The message has no {key!r}, by which its partition is chosen; {there}.",
+                    f"{key!r} in every message, or queue.partition(i).appender().",
+                )
+            return found
+        assert key is not None
+        return key(message)
+
+    def _turn(self, message: dict[str, Any]) -> int:
+        found = self._next
+        self._next = (found + 1) % self.partitions
+        return found
+
+    def _checked(self, found: Any) -> int:
+        if isinstance(found, int) and not isinstance(found, bool) and 0 <= found < self.partitions:
+            return found
+        raise InvalidArgument(
+            f"The partitioner returned {found!r}.", f"return the partition, an integer from 0 to {self.partitions - 1}."
+        )

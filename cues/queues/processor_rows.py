@@ -1,0 +1,131 @@
+"""The row of a processor: its owner and epoch, and the positions of its tailers."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+import xxhash
+
+from cues import codec
+from cues.base import clock, names
+from cues.records import sealed
+from cues.storage.transaction import StoreTransaction
+
+_HEAD: Final = struct.Struct(">8sQQQ8sBB")
+POSITION: Final = struct.Struct(">8sQ8s")
+"""Position of a reader: queue identity, next index, seal (checksum of the batch that holds the message before)."""
+NO_SEAL: Final = bytes(8)
+
+
+class Position(NamedTuple):
+    """The position of a reader: the queue's identity, the next index, and the checksum of the last batch."""
+
+    identity: bytes
+    next: int
+    """Index of the message that is taken next."""
+    seal: bytes
+    """Checksum of the batch that holds the message before that; zeros when there was none."""
+
+
+class ProcessorRow(NamedTuple):
+    """The durable state of a processor besides its keyed state."""
+
+    owner: bytes
+    epoch: int
+    generation: int
+    pid: int
+    boot: bytes
+    pending: bool
+    """A snapshot was committed before its function ran: the range after the positions must be kept."""
+    positions: tuple[Position, ...]
+    source: bytes = b""
+    """msgpack of ``[position, count of bare messages]`` of a source; empty before its first step."""
+
+    def pack(self) -> bytes:
+        owner, epoch, generation, pid, boot, pending, positions, _ = self
+        raw = _HEAD.pack(owner, epoch, generation, pid, boot, pending, len(positions))
+        raw += b"".join([POSITION.pack(*position) for position in self.positions]) + self.source
+        return sealed.seal(raw)
+
+    @staticmethod
+    def unpack(raw: bytes, processor: str = "(unnamed)") -> ProcessorRow:
+        """Raises :class:`StoreDamaged`, which names the processor."""
+        body = sealed.unseal(raw, f"row of the processor {processor}")
+        owner, epoch, generation, pid, boot, pending, count = _HEAD.unpack_from(body)
+        end = _HEAD.size + count * POSITION.size
+        positions = tuple(Position(*found) for found in POSITION.iter_unpack(body[_HEAD.size : end]))
+        return ProcessorRow(owner, epoch, generation, pid, boot, bool(pending), positions, body[end:])
+
+
+@dataclass(frozen=True)
+class ProcessorInputs:
+    """The kind of a processor's row."""
+
+    kind: str
+    tailers: tuple[str, ...]
+    """Tailer ids, sorted: the order in which they were declared must not matter."""
+    queues: tuple[str, ...]
+    """Queue ids, in the same order."""
+    stores: tuple[bytes, ...]
+    """Ids of the stores that the queues are in, in the same order; empty for the home store."""
+
+    def pack(self) -> bytes:
+        found: dict[str, Any] = {"kind": self.kind, "tailers": list(self.tailers), "queues": list(self.queues)}
+        if any(self.stores):
+            found["stores"] = list(self.stores)
+        return codec.pack(found)
+
+    @staticmethod
+    def unpack(raw: bytes, processor: str = "(unnamed)") -> ProcessorInputs:
+        """Raises :class:`StoreDamaged`, which names the processor; the record has no checksum."""
+        try:
+            found = codec.unpack(raw)
+            queues = tuple(found["queues"])
+            stores = tuple(found.get("stores", [b""] * len(queues)))
+            return ProcessorInputs(found["kind"], tuple(found["tailers"]), queues, stores)
+        except Exception as error:
+            raise sealed.damaged(
+                f"topology of the processor {processor}", f"{type(error).__name__}: {error}"
+            ) from error
+
+    @property
+    def places(self) -> dict[str, bytes]:
+        """The store of each tailer's queue, by tailer id."""
+        return dict(zip(self.tailers, self.stores))
+
+
+def boot() -> bytes:
+    """Return eight bytes that identify this boot."""
+    return xxhash.xxh3_64_digest(clock.boot_id().encode())
+
+
+def read_row(txn: StoreTransaction, processor: str) -> ProcessorRow | None:
+    raw = txn.get(names.processor_key(processor))
+    return None if raw is None else ProcessorRow.unpack(raw, processor)
+
+
+def read_topology(txn: StoreTransaction, processor: str) -> ProcessorInputs | None:
+    raw = txn.get(names.topology_key(processor))
+    return None if raw is None else ProcessorInputs.unpack(raw, processor)
+
+
+def readers_of(txn: StoreTransaction, log_id: str) -> list[tuple[str, int, bool]]:
+    """The processors that read a log: id, index that is taken next, and whether a step is under way from there."""
+    prefix = names.subscription_key(log_id, "")
+    found: list[tuple[str, int, bool]] = []
+    cursor = txn.cursor()
+    if cursor.set_range(prefix):
+        for key, _ in cursor:
+            if not key.startswith(prefix):
+                break
+            processor = key[len(prefix) :].decode()
+            row = read_row(txn, processor)
+            topology = read_topology(txn, processor)
+            if row is None or topology is None:
+                continue
+            for queue, position in zip(topology.queues, row.positions):
+                if queue == log_id:
+                    found.append((processor, position.next, row.pending))
+    return found

@@ -1,0 +1,113 @@
+"""Rows about the producers of a log: the last clock of each, and its pending messages.
+
+    \\0clock\\0<log>\\0<producer>    last clock, acknowledged clock, where and with which clock the open span begins
+
+The row is written in the transaction of the append, so it says what is there and nothing else. Who appends
+messages that were stamped elsewhere (an import that is repeated, an acknowledgement that is sent again)
+looks here and leaves out what the log has. Readers do not: they go by the messages.
+
+Not guaranteed: that rows go away. One of 80 bytes is left by every producer that ever wrote to the log; what
+is purged from the log may not come back as new.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from cues.base import names
+from cues.records import batch, sealed
+from cues.records import stamps as stamping
+from cues.records.batch import Page
+from cues.records.identity import PRODUCER_BYTES, Flags
+
+if TYPE_CHECKING:
+    from cues.storage.base_store import BaseStore
+    from cues.storage.transaction import StoreTransaction
+
+_ROW: Final = struct.Struct(">QQQQ")
+_HASH_BYTES: Final = 16
+_CONTINUE: Final = int(Flags.CONTINUE_TXN)
+_ACK: Final = int(Flags.ACK_TXN)
+
+
+class Written(NamedTuple):
+    """Summary of the messages that one producer wrote to one log."""
+
+    last: int
+    """The largest clock."""
+    acked: int
+    """The clock up to which nothing is pending; one below the first clock while nothing was acknowledged."""
+    begin: int
+    """The index of the first pending message; 0 when none is."""
+    opened: int
+    """The clock of that message; 0 when there is none."""
+
+    def pack(self) -> bytes:
+        return sealed.seal(_ROW.pack(*self))
+
+    @staticmethod
+    def unpack(raw: bytes, what: str = "row of a producer") -> Written:
+        """Raises :class:`StoreDamaged`, which names the row as ``what`` says."""
+        return Written._make(_ROW.unpack(sealed.unseal(raw, what)))
+
+    def repeats(self, clock: int, flags: int, before: int | None = None) -> bool:
+        """Whether the log has that message already, or does not need it.
+
+        An acknowledgement at or below the last clock is needed while something is pending: it commits that,
+        or says that its producer died. But where a log is appended once more that was cut off in a
+        transaction, an old acknowledgement comes again and must not drop what is pending since. So
+        ``before`` is the largest clock that stood before it in the log that it comes from, None where it
+        stands alone: one that did not reach the open span is not about it.
+        """
+        if clock > self.last:
+            return False
+        if flags == _ACK and self.begin:
+            return before is not None and before < self.opened
+        return True
+
+
+def advanced(written: Written | None, flags: int, first: int, last: int, index: int) -> Written:
+    """Return the summary after messages with these flags and clocks were appended from ``index`` on."""
+    if written is None:
+        written = Written(0, first - 1, 0, 0)
+    highest = max(written.last, last)
+    if flags == _CONTINUE:
+        return Written(highest, written.acked, written.begin or index, written.opened or first)
+    return Written(highest, last, 0, 0)
+
+
+def read(txn: StoreTransaction, log: str, producer: int) -> Written | None:
+    """Return the summary of a producer's messages on a log; None where there are none."""
+    raw = txn.get(_key(log, producer))
+    return None if raw is None else Written.unpack(raw, f"row of what producer {producer:012x} wrote to {log}")
+
+
+def note(txn: StoreTransaction, log: str, pages: Iterable[tuple[int, Page]]) -> None:
+    """Take notice of pages with stamps, given with their indices, in the transaction that appends them."""
+    found: dict[int, Written | None] = {}
+    for index, page in pages:
+        at = _HASH_BYTES if page.flags & batch.HASH else 0
+        stamps = stamping.decode(page.tail, at, page.count, bool(page.flags & batch.CLOCKS))
+        producer = stamps.producer
+        if producer not in found:
+            found[producer] = read(txn, log, producer)
+        clocks = stamps.clocks
+        found[producer] = advanced(found[producer], stamps.flags, clocks[0], clocks[-1], index)
+    for producer, written in found.items():
+        assert written is not None
+        txn.put(_key(log, producer), written.pack())
+
+
+def rows(store: BaseStore, log: str) -> Iterator[tuple[int, Written]]:
+    """Every producer that wrote to a log."""
+    prefix = names.clocks_prefix(log)
+    with store.view() as txn:
+        found = list(store.rows(txn, prefix))
+    for key, raw in found:
+        yield int(key[len(prefix) :], 16), Written.unpack(raw)
+
+
+def _key(log: str, producer: int) -> bytes:
+    return names.clocks_prefix(log) + producer.to_bytes(PRODUCER_BYTES, "big").hex().encode()

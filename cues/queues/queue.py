@@ -1,0 +1,414 @@
+"""Queues: ordered, immutable, addressable logs of messages; and their appenders.
+
+    with cues.open("data") as store:
+        q = store.queue("orders", metadata={"t", "time"}, retention=1_000_000)
+        q.appender().write({"x": 1})                 # → 1
+        q.tailer().read()                            # → {"x": 1}
+
+Any number of threads and processes write, one transaction at a time, and read, without waiting for
+a writer. A message's identity is (queue, index); the first index is 1; an index is never used twice.
+
+A queue with ``partitions=n`` is n logs, ``orders/0`` to ``orders/7``, each with indices of its own. What is
+appended is placed by the queue's partitioner (:mod:`cues.queues.partitioners`), so messages of one key are on one
+partition, in their order; between partitions there is none but the time of the append, by which a
+tailer of the whole queue merges them. A partition is a queue like any other, for whoever wants one.
+
+    q = store.queue("orders", partitions=8, key="user")
+    q.appender().write({"user": "ann"})              # → 1, of partition 5
+    q.partition(5).tailer().read()                   # also store.queue("orders/5")
+
+Not guaranteed: that what a retention policy lets go is gone at once (whole record batches go, on
+later appends). :meth:`Queue.purge` is exact for readers at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fnmatch
+import os
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Literal, overload
+
+from cues import codec, faults
+from cues.base import clock, names
+from cues.errors import (
+    InvalidArgument,
+    QueueNotFound,
+    QueueOptionsError,
+    StoreFull,
+)
+from cues.queues.appender import Appender
+from cues.queues.base import BaseQueue, check_index, read_record
+from cues.queues.committed import CommittedTailer
+from cues.queues.log import DELETE_BATCHES_MAX, Log
+from cues.queues.merged import MergedTailer
+from cues.queues.options import FUNCTIONS, QueueOptions, check_names
+from cues.queues.tailer import Tailer
+from cues.records.log_row import LogRow, pack_row, unpack_row
+
+if TYPE_CHECKING:
+    from cues.storage.base_store import BaseStore
+    from cues.storage.transaction import StoreTransaction
+
+
+class Queue(BaseQueue):
+    """A handle on one queue of a store; :meth:`Store.queue` makes it.
+
+    Of a queue with several partitions it means all of them; :meth:`partition` gives a handle on one.
+    """
+
+    def grow(self, partitions: int) -> None:
+        """Have so many partitions from now on, in one transaction; fewer than there are is refused.
+
+        What is there stays where it is. Of the keys that come from now on many go to another partition
+        than before (with ``"rendezvous"``, only those that go to a new one), so a reader may see a key's
+        later messages before its earlier ones: where the order of keys matters, let the readers finish
+        first. State stays with the partition that it was kept for: processors with state begin anew with
+        a key that moved. Writers follow at once; tailers of several partitions when they read next, one that
+        was made when there was one partition goes on with that; a graph that runs takes the new partitions in
+        within half a second, and reads them from their beginning.
+        """
+        self.check()
+        self._not_a_try_log("grows")
+        if self._whole is not None:
+            raise InvalidArgument(f"{self.id!r} is a partition.", f"store.queue({self.name!r}).grow({partitions!r}).")
+        partitions = QueueOptions(partitions=partitions).partitions
+        self.store.commit(self._grow, partitions)
+        with self.store.view() as txn:
+            self.follow_options(txn, self.log.row(txn))
+
+    def _grow(self, txn: StoreTransaction, partitions: int) -> None:
+        record = read_record(self.store, self.id, txn.get(names.queue_key(self.id)))
+        there = record["partitions"]
+        if partitions < there:
+            raise _shrinking(self.id, there, partitions)
+        if partitions == there:
+            return
+        for partition in range(there, partitions):
+            txn.put(names.row_key(self.id, partition), pack_row(LogRow(record["identity"], 1, 1, 0, record["version"])))
+            self.store.create_database(txn, names.log_database(self.id, partition))
+        record["options"]["partitions"] = record["partitions"] = partitions
+        record["version"] += 1
+        _put_record(txn, self.id, record)
+        faults.point("grow.inside")
+
+    def appender(self) -> Appender:
+        """A writer; any number of them, in any number of threads and processes.
+
+        A try log is its processor's to write: :class:`InvalidArgument`.
+        """
+        self.check()
+        self._not_a_try_log("writes")
+        return Appender(self)
+
+    @overload
+    def tailer(
+        self, name: str | None = None, *, meta: bool = False, isolation: Literal["uncommitted"] = "uncommitted"
+    ) -> Tailer: ...
+
+    @overload
+    def tailer(self, name: None = None, *, meta: bool = False, isolation: Literal["committed"]) -> CommittedTailer: ...
+
+    def tailer(
+        self,
+        name: str | None = None,
+        *,
+        meta: bool = False,
+        isolation: Literal["uncommitted", "committed"] = "uncommitted",
+    ) -> Tailer | CommittedTailer:
+        """A reader from the start; with a ``name``, from the position that the store keeps under that name.
+
+        Of several partitions it reads all, merged by append time (:class:`cues.queues.merged.MergedTailer`). With
+        ``meta`` every message holds its metadata under ``q/meta``. See :class:`cues.Tailer`. With
+        ``isolation="committed"`` messages that a :class:`cues.txn.Publisher` wrote uncommitted are seen when
+        they are acknowledged, and not if they never are; see :class:`cues.queues.committed.CommittedTailer`.
+        """
+        self.check()
+        if isolation == "committed":
+            if name is not None:
+                raise InvalidArgument(
+                    f"The tailer {name!r} cannot keep its place among commits: pending messages have to be read again.",
+                    "leave the name out, or use a cues.txn.Consumer, whose checkpoint holds them.",
+                )
+            return CommittedTailer(self, meta)
+        if isolation != "uncommitted":
+            raise InvalidArgument(f"isolation={isolation!r}.", "pass 'uncommitted' or 'committed'.")
+        if self.partitions > 1:
+            return MergedTailer(self, name, meta)
+        return Tailer(self, name, meta)
+
+    def purge(self, before: int | datetime) -> int:
+        """Drop the messages below the index ``before`` (or appended before that aware datetime).
+
+        Exclusive and exact for readers at once; returns how many messages were dropped. Space is
+        given back in commits of at most 1,000 record batches. Positions on purged
+        messages continue at the first that is left. An index beyond the last is refused. Of several
+        partitions only a time means something, and all are purged in one transaction; an index is
+        refused.
+        """
+        if isinstance(before, datetime):
+            ns = clock.to_ns(before)
+            return self._purge(lambda txn, log, row: log.index_at(txn, row, ns))
+        if self.partitions > 1:
+            raise InvalidArgument(
+                f"purge(before={before!r}): each of the {self.partitions} partitions of {self.id!r} has indices of its"
+                " own.",
+                "pass a time, or call queue.partition(i).purge(before=index).",
+            )
+        return self._purge(lambda txn, log, row: check_index(before, row.next, f"purge(before={before!r})"))
+
+    def delete(self) -> int:
+        """Drop all messages, of all partitions. The queue stays, with its identity, and its indices continue."""
+        return self._purge(lambda txn, log, row: row.next)
+
+    def _purge(self, place: Callable[[Any, Log, LogRow], int]) -> int:
+        self.check()
+        self._not_a_try_log("trims")
+        logs = [view.log for view in self.views]
+        try:
+            dropped = self.store.commit(self._move_fronts, logs, place)
+        except StoreFull as error:
+            error.hint = "a purge needs some free pages itself: open the store with a larger map_size=, then purge."
+            raise
+        for log in logs:
+            self._sweep(log, dropped)
+        return dropped
+
+    def _sweep(self, log: Log, dropped: int) -> None:
+        """Give back the space of what was dropped; in smaller commits where the map has room for no other."""
+        most = DELETE_BATCHES_MAX
+        while True:
+            try:
+                if self.store.commit(self._sweep_some, log, most) < most:
+                    return
+                most = min(DELETE_BATCHES_MAX, 2 * most)
+            except StoreFull as error:
+                most //= 8
+                if not most:
+                    raise StoreFull(
+                        f"{dropped} messages of {self.id!r} are purged, but the full map of the store"
+                        f" {self.store.path} has no room to give their space back.",
+                        "open it with a larger map_size=; the next purge gives the space back.",
+                        path=self.store.path,
+                    ) from error
+                with contextlib.suppress(StoreFull):
+                    # What one commit frees the next but one may use: this one makes the front's the next but one.
+                    self.store.commit(self._touch, log)
+
+    def _move_fronts(self, txn: StoreTransaction, logs: list[Log], place: Callable[[Any, Log, LogRow], int]) -> int:
+        dropped = 0
+        for log in logs:
+            row = log.row(txn)
+            index = place(txn, log, row)
+            if index > row.first:
+                log.move_front(txn, row, index)
+                dropped += index - row.first
+        if dropped:
+            self.store.purged()
+        return dropped
+
+    def _touch(self, txn: StoreTransaction, log: Log) -> None:
+        txn.put(log.key, pack_row(log.row(txn)))
+
+    def _sweep_some(self, txn: StoreTransaction, log: Log, most: int) -> int:
+        row = log.row(txn)
+        deleted, _ = log.delete_before(txn, row, row.first, most)
+        self.store.purged()  # again: a tailer may have looked between the first time and the purge's commit
+        faults.point("purge.inside")
+        return deleted
+
+
+def open_queue(store: BaseStore, id: str, options: Mapping[str, Any] | None = None) -> Queue:
+    """Open or make a queue, for :meth:`Store.queue`."""
+    options = options or {}
+    check_names(options)
+    if options.get("path") is not None:
+        raise InvalidArgument(
+            f"path={options['path']!r} of queue {id!r}: only a graph says where its queues lie.",
+            f"cues.open({options['path']!r}).queue({id!r}), or Graph(…, queues={{{id!r}: cues.QueueOptions(path=…)}}).",
+        )
+    for part in id.split(".") if isinstance(id, str) else (id,):
+        name, slash, number = part.rpartition("/") if isinstance(id, str) else ("", "", part)
+        names.check("queue", name if slash and number.isdecimal() else part)
+    key = names.queue_key(id)
+    with store.view() as txn:
+        raw = txn.get(key)
+    if raw is None and "/" in id and "." not in id:
+        return _open_partition(store, id, options)
+    if raw is None:
+        if "." in id:
+            # A try log: made by its processor, readable like any queue.
+            raise QueueNotFound(
+                f"The store {store.path} has no try log {id!r} (the name of a queue holds no dot).",
+                "cues status lists the processors.",
+                queue=id,
+            )
+        if store.readonly:
+            near = store.queues()
+            raise QueueNotFound(
+                f"The store {store.path} has no queue {id!r}; it has {', '.join(near) or 'none'}.",
+                "name one of those, or open the store without readonly=True to make it.",
+                queue=id,
+            )
+        store.commit(create_queue, store, id, QueueOptions(**options))
+        with store.view() as txn:
+            raw = txn.get(key)
+    queue = _handle(store, id, read_record(store, id, raw))
+    if options:
+        _change(queue, options)
+    return queue
+
+
+def _open_partition(store: BaseStore, id: str, options: Mapping[str, Any]) -> Queue:
+    """The handle that ``orders/3`` names. The queue itself is not made by that."""
+    name, _, number = id.rpartition("/")
+    if options:
+        raise InvalidArgument(
+            f"{id!r} is a partition, and {', '.join(options)} belongs to the whole queue.",
+            f"store.queue({name!r}, {next(iter(options))}=…).",
+        )
+    with store.view() as txn:
+        there = txn.get(names.queue_key(name)) is not None
+    if not there:
+        near = store.queues()
+        raise QueueNotFound(
+            f"The store {store.path} has no queue {name!r}, of which {id!r} would be a partition; it has"
+            f" {', '.join(near) or 'none'}.",
+            f"store.queue({name!r}, partitions=…, key=…) makes it.",
+            queue=id,
+        )
+    return open_queue(store, name).partition(int(number))
+
+
+class Matching(list[str]):
+    """Names that a pattern matches, as they were; called, it gives the queues that it matches by then."""
+
+    def __init__(self, store: BaseStore, pattern: str) -> None:
+        if not isinstance(pattern, str):
+            raise InvalidArgument(f"matching({pattern!r}): a pattern is text.", "'orders/*'.")
+        self._store = store
+        self._pattern = pattern
+        self._known: dict[str, Queue] = {}
+        super().__init__(_matching(store, pattern))
+
+    def __call__(self) -> list[Queue]:
+        known = self._known
+        self._known = {
+            name: known[name] if name in known and not known[name].closed else open_queue(self._store, name)
+            for name in _matching(self._store, self._pattern)
+        }
+        return list(self._known.values())
+
+
+def _matching(store: BaseStore, pattern: str) -> list[str]:
+    queue, slash, partition = pattern.partition("/")
+    found: list[str] = []
+    prefix = names.queue_key("")
+    with store.view() as txn:
+        records = [(key[len(prefix) :].decode(), raw) for key, raw in store.rows(txn, prefix)]
+    for name, raw in records:
+        if "." in name or not fnmatch.fnmatchcase(name, queue):
+            continue
+        if not slash:
+            found.append(name)
+            continue
+        numbers = range(read_record(store, name, raw)["partitions"])
+        found += [f"{name}/{number}" for number in numbers if fnmatch.fnmatchcase(str(number), partition)]
+    return found
+
+
+def _shrinking(queue: str, there: int, asked: int) -> QueueOptionsError:
+    return QueueOptionsError(
+        f"The queue {queue!r} has {there} partitions, asked for {asked}: they do not become fewer.",
+        f"partitions={there}, or a new queue: what is on a partition that went would go with it.",
+        queue=queue,
+        option="partitions",
+    )
+
+
+def _handle(store: BaseStore, id: str, record: dict[str, Any]) -> Queue:
+    if record.get("format", 1) != 1 or record.get("schema") is not None:
+        raise QueueOptionsError(
+            f"The queue {id!r} was written by a newer Cues.",
+            "install a newer version (pip install -U cues-streams).",
+            queue=id,
+            option="schema",
+        )
+    return Queue(store, id, QueueOptions.from_dict(record["options"]), record["version"])
+
+
+def create_queue(txn: StoreTransaction, store: BaseStore, id: str, options: QueueOptions) -> None:
+    """Make a queue inside a transaction, if it is not there."""
+    key = names.queue_key(id)
+    if txn.get(key) is not None:
+        return
+    identity = os.urandom(8)
+    record = {
+        "identity": identity,
+        "options": options.to_dict(),
+        "partitions": options.partitions,
+        "schema": None,
+        "version": 1,
+        "created_ns": clock.now_ns(),
+    }
+    txn.put(key, codec.pack(record))
+    for partition in range(options.partitions):
+        txn.put(names.row_key(id, partition), pack_row(LogRow(identity, 1, 1, 0, 1)))
+        store.create_database(txn, names.log_database(id, partition))
+
+
+def _put_record(txn: StoreTransaction, queue: str, record: dict[str, Any]) -> None:
+    """Write a queue's record, and its version into the row of every partition, by which appends notice."""
+    txn.put(names.queue_key(queue), codec.pack(record))
+    for partition in range(record["partitions"]):
+        key = names.row_key(queue, partition)
+        txn.put(
+            key, pack_row(unpack_row(txn.get(key), names.log_id(queue, partition))._replace(version=record["version"]))
+        )
+
+
+def _change(queue: Queue, options: Mapping[str, Any]) -> None:
+    queue._not_a_try_log("changes")
+    old = queue.options
+    new = old.changed(options)
+    if new.partitions < old.partitions:
+        raise _shrinking(queue.id, old.partitions, new.partitions)
+    if new.partitions > old.partitions:
+        raise QueueOptionsError(
+            f"The queue {queue.id!r} has {old.partitions} partition{'s' if old.partitions > 1 else ''}, asked for"
+            f" {new.partitions}; growing changes where keys go, so it is asked for by name.",
+            f"store.queue({queue.id!r}).grow({new.partitions}), which says what becomes of the order of keys.",
+            queue=queue.id,
+            option="partitions",
+        )
+    if new.placing != old.placing and old.partitions > 1:
+        for name, was, now in zip(FUNCTIONS, old.placing, new.placing):
+            if was != now:
+                raise QueueOptionsError(
+                    f"The queue {queue.id!r} places its messages by {name}={was!r}, which cannot change (asked for"
+                    f" {now!r}): messages of one key would be on several partitions.",
+                    "make a new queue.",
+                    queue=queue.id,
+                    option=name,
+                )
+    queue.give(new)
+    if new.to_dict() == old.to_dict():
+        return
+    if queue.store.readonly:
+        raise QueueOptionsError(
+            f"The store is open read-only, so the options of {queue.id!r} cannot change.",
+            "open it without readonly=True.",
+            queue=queue.id,
+            option=", ".join(options),
+        )
+
+    def change(txn: StoreTransaction) -> None:
+        record = codec.unpack(txn.get(names.queue_key(queue.id)))
+        record["options"] = new.to_dict()
+        record["version"] += 1
+        _put_record(txn, queue.id, record)
+
+    queue.store.commit(change)
+    with queue.store.view() as txn:
+        queue.follow_options(txn, queue.log.row(txn))

@@ -1,0 +1,253 @@
+"""Reading logs: every message, or what is committed of them.
+
+    for envelope in ReadUncommitted(queue): …    as the log has it, pending and acknowledged
+    for envelope in ReadCommitted(queue): …      in the order of the commits, acknowledgements included
+    queue.tailer(isolation="committed")          the same without acknowledgements, and without envelopes
+
+Iterating ends at the end of the queue (or waits, with ``block``), and continues there at the next call. A
+message's envelope names its log, index and UUID. Several logs are read through one sequencer, as
+:class:`cues.txn.Consumer` does.
+
+Of a transaction that is larger than the sequencer's ring the messages are read twice: by their index,
+in short read transactions, so that it costs no memory and pins no pages.
+
+Not guaranteed: that a purge is noticed for messages that were read ahead. Messages that were
+purged before they were read are a :class:`Gap`; ``on_gap="skip"`` continues after it, and may then deliver the rest of
+a transaction.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Final, Literal
+
+from cues.base import names
+from cues.errors import CuesError, Gap, InvalidArgument, SequenceError
+from cues.queues.base import check_index, journal_of
+from cues.queues.messages import DICT, MessageType
+from cues.queues.sequencer import RING, Checkpoint, Envelope, Outcome, Sequencer
+from cues.queues.stamped import check_one_log
+from cues.storage import wakeup
+
+if TYPE_CHECKING:
+    from cues.queues.base import BaseQueue
+    from cues.records.batch import Batch
+
+AHEAD_MESSAGES: Final = 4096
+AHEAD_BYTES_MAX: Final = 256 << 10
+"""Most bytes that are copied out of one read transaction."""
+
+OnGap = Literal["raise", "skip"]
+
+_log = logging.getLogger("cues.txn")
+
+
+class ReadUncommitted:
+    """Every message of a queue as an :class:`Envelope`, from index ``begin`` to ``end`` (exclusive).
+
+    Without ``begin`` from the first that is there, without ``end`` to the end of the queue, as it is when it is
+    reached; with ``block`` it waits there. The messages carry their UUID as ``message_type`` says
+    (under ``q/uuid``); with None they are as stored. The message of an acknowledgement is empty.
+    Raises :class:`Gap`, and :class:`BatchDamaged`; asked again, it tries again.
+    """
+
+    def __init__(
+        self,
+        queue: BaseQueue,
+        begin: int | None = None,
+        end: int | None = None,
+        block: bool = False,
+        *,
+        on_gap: OnGap = "raise",
+        message_type: MessageType | None = DICT,
+    ) -> None:
+        if on_gap not in ("raise", "skip"):
+            raise InvalidArgument(f"on_gap={on_gap!r}.", "pass 'raise' or 'skip'.")
+        if not (end is None or isinstance(end, int)):
+            raise InvalidArgument(
+                f"end={end!r}: an index is an integer, found {type(end).__name__}.",
+                "pass None, or an integer such as 7.",
+            )
+        check_one_log(queue)
+        self.queue = queue
+        self.journal = journal_of(queue)
+        row = queue.row()
+        self.index = row.first if begin is None else check_index(begin, row.next, f"begin={begin!r}")
+        """The index that is read next."""
+        self._end = end
+        self._block = block
+        self._skips = on_gap == "skip"
+        self._type = message_type
+        self._ahead: Iterator[Envelope] = iter(())
+
+    def __iter__(self) -> Iterator[Envelope]:
+        return self
+
+    def __next__(self) -> Envelope:
+        while True:
+            for found in self._ahead:
+                self.index = found.end
+                return found
+            if not (self._fill() or (self._block and self.wait(None))):
+                raise StopIteration
+
+    def wait(self, timeout: float | None) -> bool:
+        """Wait until there is another message; False after ``timeout`` seconds, and at ``end``."""
+        if self._end is not None and self.index >= self._end:
+            return False
+        return bool(wakeup.wait([self.interest], self._fill, timeout))
+
+    @property
+    def interest(self) -> tuple[wakeup.Doorbells | None, int]:
+        """The doorbells and the mask of logs with which :func:`cues.storage.wakeup.wait` wakes this reader."""
+        return self.queue.store.doorbells, self.queue.log.mask
+
+    def _fill(self) -> bool:
+        """Read ahead; False where nothing is there."""
+        self.queue.check()
+        log, start = self.queue.log, self.index
+        count = AHEAD_MESSAGES if self._end is None else min(AHEAD_MESSAGES, self._end - start)
+        if count <= 0:
+            return False
+        with self.queue.store.view() as txn:
+            row = log.row(txn)
+            first = row.first
+            raws = [] if start < first else log.read(txn, row, start, count, AHEAD_BYTES_MAX)
+        if start < first:
+            self._gap(start, first)
+            return self._fill()
+        if not raws:
+            return False
+        self._ahead = self._envelopes(log.batches(raws), start)
+        return True
+
+    def _gap(self, start: int, first: int) -> None:
+        if not self._skips:
+            raise Gap(
+                f"The messages {start} to {first - 1} of queue {self.queue.id!r} were purged before they were read.",
+                "on_gap='skip' (of ReadCommitted, ReadUncommitted, Consumer), or to_start() of a tailer, to go on with"
+                " what is left; and a longer retention.",
+                queue=self.queue.id,
+                first=start,
+                last=first - 1,
+            )
+        _log.warning("%s: the messages %d to %d were purged and are skipped", self.journal, start, first - 1)
+        self.index = first if self._end is None else min(first, self._end)
+
+    def _envelopes(self, batches: list[Batch], start: int) -> Iterator[Envelope]:
+        end = self._end
+        for batch in batches:
+            stamps, index = batch.stamps, batch.first
+            messages = [{}] if batch.head.acknowledges else batch.messages()
+            for offset in range(max(0, start - index), len(messages)):
+                if index + offset == end:
+                    return
+                if stamps is None:
+                    yield self._given(Envelope.of(self.journal, index + offset, 0, 0, 0, messages[offset]))
+                else:
+                    yield self._given(
+                        Envelope.of(
+                            self.journal,
+                            index + offset,
+                            stamps.producer,
+                            stamps.clocks[offset],
+                            stamps.flags,
+                            messages[offset],
+                        )
+                    )
+
+    def _given(self, envelope: Envelope) -> Envelope:
+        """Return the envelope with its message in the form of ``message_type``."""
+        kind = self._type
+        if kind is None:
+            return envelope
+        if envelope.acknowledgement:
+            envelope.message = kind.new_acknowledgement(self.journal)
+        elif kind is not DICT:
+            envelope.message = kind.new(envelope.message)
+            kind.set_uuid(envelope.message, envelope.uuid)
+        elif envelope.clock:
+            envelope.message[names.UUID] = envelope.uuid
+        return envelope
+
+    def __repr__(self) -> str:
+        return f"<cues.txn.ReadUncommitted {self.queue.id} at {self.index}>"
+
+
+class ReadCommitted:
+    """The committed messages of a queue, as :class:`Envelope`, and after those of a transaction its acknowledgement.
+
+    ``ring`` bounds the pending messages that are kept in memory. ``checkpoint`` is a result of :meth:`checkpoint`:
+    reading continues there. The rest is as for :class:`ReadUncommitted`. Raises :class:`Gap`, also for what
+    a transaction has to read again, and :class:`BatchDamaged`; asked again, it tries again.
+    """
+
+    def __init__(
+        self,
+        queue: BaseQueue,
+        ring: int = RING,
+        begin: int | None = None,
+        end: int | None = None,
+        block: bool = False,
+        *,
+        checkpoint: Checkpoint | None = None,
+        on_gap: OnGap = "raise",
+        message_type: MessageType | None = DICT,
+    ) -> None:
+        self.queue = queue
+        self._on_gap: OnGap = on_gap
+        self._type = message_type
+        journal = journal_of(queue)
+        states = [] if checkpoint is None else [one for one in checkpoint.producers if one.journal == journal]
+        if checkpoint is not None and begin is None:
+            begin = checkpoint.offsets.get(journal)
+        self.source = ReadUncommitted(queue, begin, end, block, on_gap=on_gap, message_type=message_type)
+        self.sequencer = Sequencer(states, ring, {journal: self.source.index})
+        self._replaying = False
+        self._taken: Envelope | None = None
+        """An envelope of the source that the sequencer may not have: an exception came out of its ``queue()``."""
+
+    def __iter__(self) -> Iterator[Envelope]:
+        return self
+
+    def __next__(self) -> Envelope:
+        sequencer, source = self.sequencer, self.source
+        while True:
+            if self._replaying:
+                self._replay()
+            try:
+                found = sequencer.step()
+            except SequenceError as error:
+                if isinstance(error.__cause__, CuesError):
+                    self._replaying = True  # a gap, or a damaged batch: next time it is read again
+                    raise error.__cause__ from None
+                raise
+            self._replaying = False
+            if found is not None:
+                return found
+            while True:
+                envelope = self._taken
+                if envelope is None:
+                    envelope = self._taken = next(source)
+                outcome = sequencer.queue(envelope)
+                self._taken = None
+                if outcome.emits:
+                    self._replaying = outcome is Outcome.AckCommitReplay
+                    break
+
+    def _replay(self) -> None:
+        _, begin, end = self.sequencer.replay_range()
+        again = ReadUncommitted(self.queue, begin, end, on_gap=self._on_gap, message_type=self._type)
+        self.sequencer.start_replay(again)
+
+    def wait(self, timeout: float | None) -> bool:
+        """Wait until the queue has another message, committed or not; False after ``timeout`` seconds."""
+        return self.source.wait(timeout)
+
+    def checkpoint(self, horizon_ns: int = 0, keep_open: bool = False) -> Checkpoint:
+        """Return where to continue; see :meth:`Sequencer.checkpoint`. The last envelope counts as not processed."""
+        return self.sequencer.checkpoint(horizon_ns, keep_open)
+
+    def __repr__(self) -> str:
+        return f"<cues.txn.ReadCommitted {self.queue.id} at {self.source.index}>"

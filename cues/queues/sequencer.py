@@ -1,0 +1,460 @@
+"""From what was written to what was committed: a sequencer reads logs with pending messages.
+
+It is given every message of its logs, in the order of each log, and gives back those that are committed: a
+message outside of transactions at once, pending ones when their acknowledgement comes, and then the
+acknowledgement itself. Producers do not wait for each other. For each producer in each log it keeps
+
+    min     clocks up to here are done with: acknowledged, or handed out
+    max     the largest clock seen
+    begin   where the open span begins, the first pending message; -1 when there is none
+
+and the newest pending messages in a ring that all share. What has fallen out of the ring is read again, from
+``begin``: a replay. The ring saves replays and changes nothing of what is delivered.
+
+    1. queue(envelope)          decide what the message is (an Outcome), then apply that
+    2. start_replay(iterator)   when the outcome was AckCommitReplay, over what replay_range() names
+    3. step()                   until it gives None; only then the next message is queued
+    4. checkpoint()             at any time, also between two steps of 3
+
+A checkpoint holds offsets and, for each producer, ``min`` and ``begin``: where its reader goes on,
+and what it must read again when an open span is acknowledged. An offset moves past a commit only when all of it
+was handed out.
+
+Outcomes and state are those of Gazette (``message/sequencer.go``). Not guaranteed, as there: a message with
+a zero UUID is delivered whenever it is read. An acknowledgement below the last one means that its
+producer went back to an older state: the sequencer goes back with it and may deliver messages again,
+for ignoring it could lose some.
+"""
+
+from __future__ import annotations
+
+import enum
+import logging
+import uuid as uuids
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from cues.errors import InvalidArgument, SequenceError
+from cues.records.identity import CLOCK_MAX, PRODUCER_BYTES, Flags, ProducerID, assemble, split
+
+RING: Final = 8192
+"""Pending messages that are kept in memory, of all producers together."""
+
+_log = logging.getLogger("cues.txn")
+
+_CONTINUE: Final = int(Flags.CONTINUE_TXN)
+_ACK: Final = int(Flags.ACK_TXN)
+
+
+class Envelope:
+    """A message and its place: log, index, index after it, UUID.
+
+    ``begin`` and ``end`` are indices on a queue (``end`` is ``begin`` + 1) or byte offsets in a file; gaps
+    between envelopes are allowed.
+    """
+
+    __slots__ = ("_uuid", "begin", "clock", "end", "flags", "journal", "message", "producer")
+
+    def __init__(self, journal: str, begin: int, end: int, uuid: uuids.UUID, message: Any) -> None:
+        self.journal = journal
+        self.begin = begin
+        self.end = end
+        self.message = message
+        self._uuid: uuids.UUID | None = uuid
+        self.producer, self.clock, self.flags = split(uuid)
+
+    @classmethod
+    def of(cls, journal: str, index: int, producer: int, clock: int, flags: int, message: Any) -> Envelope:
+        """An envelope of a queue, whose UUID is made at its first use."""
+        made = cls.__new__(cls)
+        made.journal = journal
+        made.begin = index
+        made.end = index + 1
+        made.message = message
+        made._uuid = None
+        made.producer, made.clock, made.flags = producer, clock, flags
+        return made
+
+    @property
+    def uuid(self) -> uuids.UUID:
+        """As the message was written; the zero UUID where it has none."""
+        if self._uuid is None:
+            stamped = self.producer or self.clock or self.flags
+            self._uuid = assemble(self.producer, self.clock, self.flags) if stamped else uuids.UUID(int=0)
+        return self._uuid
+
+    @property
+    def acknowledgement(self) -> bool:
+        """Whether it only says that what came before is committed; its message is empty."""
+        return self.flags == _ACK
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Envelope):
+            return NotImplemented
+        return self._all() == other._all()
+
+    def __hash__(self) -> int:
+        return hash((self.journal, self.begin, self.clock))
+
+    def _all(self) -> tuple[Any, ...]:
+        return self.journal, self.begin, self.end, self.uuid, self.message
+
+    def __repr__(self) -> str:
+        return f"Envelope(journal={self.journal!r}, begin={self.begin}, end={self.end}, uuid={self.uuid})"
+
+
+class Outcome(enum.Enum):
+    """The kind of a queued message; the first that fits. ``emits`` says whether messages are handed out then."""
+
+    emits: bool
+
+    OutsideAlreadyAcked = "a message outside of transactions that was delivered before"
+    OutsideCommit = "a message outside of transactions"
+    ContinueAlreadyAcked = "a pending message that was acknowledged before"
+    ContinueTxnClockLarger = "a pending message that was read before"
+    ContinueBeginSpan = "the first pending message of its producer"
+    ContinueExtendSpan = "a further pending message"
+    AckRollback = "an acknowledgement of nothing new: what is pending is dropped"
+    AckEmpty = "an acknowledgement with nothing pending"
+    AckCommitRing = "an acknowledgement of pending messages that are all in the ring"
+    AckCommitReplay = "an acknowledgement of pending messages that must be read again"
+
+
+_EMITS: Final = (Outcome.OutsideCommit, Outcome.AckEmpty, Outcome.AckCommitRing, Outcome.AckCommitReplay)
+for _outcome in Outcome:
+    _outcome.emits = _outcome in _EMITS
+
+
+@dataclass(frozen=True, slots=True)
+class ProducerState:
+    """The part of a checkpoint about one producer in one log."""
+
+    journal: str
+    producer: ProducerID
+    last_ack: int
+    """Clock of the last message of it that is done with."""
+    begin: int = -1
+    """Where its open span begins; -1 when there is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class AckIntent:
+    """An acknowledgement that is to be appended once its transaction is durable."""
+
+    journal: str
+    intent: bytes
+    """The arguments with which :meth:`Publisher.append_ack_intents` appends it, also in another process."""
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """The position of a reader of logs; made durable together with the reader's results."""
+
+    offsets: dict[str, int] = field(default_factory=dict)
+    """For each log, the index at which reading continues."""
+    producers: tuple[ProducerState, ...] = ()
+    ack_intents: tuple[AckIntent, ...] = ()
+    """Acknowledgements of what was published in the same transaction."""
+
+
+class _Partial:
+    """One producer in one log."""
+
+    __slots__ = ("begin", "journal", "max", "min", "producer", "span")
+
+    def __init__(self, journal: str, producer: int, last: int, begin: int = -1) -> None:
+        self.journal = journal
+        self.producer = producer
+        self.min = self.max = last
+        self.begin = begin
+        self.span: deque[tuple[int, Envelope]] = deque()
+        """The messages of the open span that the ring still holds, with their numbers there."""
+
+
+class Sequencer:
+    """Reads one or many logs; not to be used by two threads at once.
+
+    ``states`` and ``offsets`` are those of a checkpoint, ``ring`` bounds the pending messages in memory.
+    """
+
+    def __init__(
+        self, states: Iterable[ProducerState] = (), ring: int = RING, offsets: Mapping[str, int] | None = None
+    ) -> None:
+        if not isinstance(ring, int) or ring < 1:
+            raise InvalidArgument(f"ring={ring!r}: the message that commits must fit.", "pass ring=1 or more.")
+        self.offsets: dict[str, int] = dict(offsets or {})
+        self._capacity = ring
+        self._kept = 0
+        """Messages that the ring ever took, and so the number of the next."""
+        self._ring: deque[tuple[int, _Partial]] = deque()
+        self._partials: dict[tuple[str, int], _Partial] = {}
+        self._pending: set[_Partial] = set()
+        """Producers whose span began since the last checkpoint."""
+        self._emit: _Partial | None = None
+        """Producer whose committed messages are being returned."""
+        self._out: Envelope | None = None
+        """The message that was handed out last, which counts as processed when the next step begins."""
+        self._out_clock = 0
+        self._wants_replay = False
+        self._replay: Iterator[Envelope] | None = None
+        if isinstance(states, Checkpoint):
+            raise InvalidArgument(
+                "A checkpoint is not its states.", "call Sequencer(checkpoint.producers, offsets=checkpoint.offsets)."
+            )
+        for state in states:
+            _check_state(state)
+            producer = int.from_bytes(state.producer, "big")
+            key = state.journal, producer
+            if key in self._partials:
+                raise InvalidArgument(
+                    f"{state!r} is no state of a producer: it has one.", "pass the states of one checkpoint."
+                )
+            self._partials[key] = _Partial(state.journal, producer, state.last_ack, state.begin)
+
+    # --- 1. queue -----------------------------------------------------------------------------
+
+    def queue(self, envelope: Envelope) -> Outcome:
+        """Take the next message of its log.
+
+        Raises :class:`SequenceError` while committed messages remain to be stepped through.
+        """
+        if self._emit is not None:
+            raise SequenceError("Committed messages remain to be handed out.", "call step() until it returns None.")
+        oldest = self._kept + 1 - self._capacity  # room for this message, whether it will be kept or not
+        if self._ring and self._ring[0][0] < oldest:
+            self._evict(oldest)
+        journal, clock = envelope.journal, envelope.clock
+        partial: _Partial | None
+        if clock == 0:
+            # Never kept: the next of its kind must not be taken for a repetition.
+            partial = _Partial(journal, envelope.producer, 0)
+            outcome = Outcome.OutsideCommit
+            clock = 1
+        else:
+            key = journal, envelope.producer
+            partial = self._partials.get(key)
+            if partial is None:
+                partial = self._partials[key] = _Partial(journal, envelope.producer, clock - 1)
+            outcome = _decide(partial, clock, envelope.flags)
+        self._apply(outcome, partial, clock, envelope)
+        return outcome
+
+    def _apply(self, outcome: Outcome, partial: _Partial, clock: int, envelope: Envelope) -> None:
+        """Either begin to hand out, or move the offset; never both."""
+        if outcome is Outcome.ContinueExtendSpan or outcome is Outcome.ContinueBeginSpan:
+            if outcome is Outcome.ContinueBeginSpan:
+                partial.begin = envelope.begin
+                self._pending.add(partial)
+            self._keep(partial, envelope)
+            partial.max = clock
+        elif outcome.emits:
+            if outcome is Outcome.OutsideCommit:
+                self._drop(partial, envelope)
+            self._keep(partial, envelope)
+            partial.max = clock
+            if outcome is Outcome.AckEmpty:  # not earlier: a repeated queue() would take it for the end of a span
+                partial.begin = envelope.begin
+            self._emit, self._out = partial, None
+            self._wants_replay = outcome is Outcome.AckCommitReplay
+            return
+        elif outcome is Outcome.AckRollback:
+            if clock < partial.min:
+                _log.error(
+                    "%s: producer %012x went back from clock %#x to %#x; its messages since may be delivered again",
+                    partial.journal, partial.producer, partial.min, clock,
+                )  # fmt: skip
+            partial.min = partial.max = clock
+            partial.begin = -1
+            partial.span.clear()
+            self._pending.discard(partial)
+        self.offsets[partial.journal] = envelope.end
+
+    def _drop(self, partial: _Partial, envelope: Envelope) -> None:
+        """Begin the span again with a message outside of transactions; pending messages are lost."""
+        if envelope.flags not in (0, _ACK, _CONTINUE):
+            _log.error("%s: unknown flags %#x at %d", partial.journal, envelope.flags, envelope.begin)
+        if partial.begin not in (-1, envelope.begin):
+            _log.error(
+                "%s: a message outside of transactions, at %d, drops what %012x has pending from %d on",
+                partial.journal, envelope.begin, partial.producer, partial.begin,
+            )  # fmt: skip
+        partial.span.clear()
+        partial.begin = envelope.begin
+
+    def _keep(self, partial: _Partial, envelope: Envelope) -> None:
+        partial.span.append((self._kept, envelope))
+        self._ring.append((self._kept, partial))
+        self._kept += 1
+
+    def _evict(self, oldest: int) -> None:
+        """Let go of what the ring took before number ``oldest``."""
+        ring = self._ring
+        while ring and ring[0][0] < oldest:
+            number, partial = ring.popleft()
+            if partial.span and partial.span[0][0] == number:
+                partial.span.popleft()
+
+    # --- 2. replay ----------------------------------------------------------------------------
+
+    def replay_range(self) -> tuple[str, int, int]:
+        """The log, and from where to where, of what must be read again; raises :class:`SequenceError` out of turn."""
+        partial = self._committing("replay_range()")
+        return partial.journal, partial.begin, partial.span[0][1].begin
+
+    def start_replay(self, replay: Iterable[Envelope]) -> None:
+        """Step through ``replay``, all messages of :meth:`replay_range` of whatever producer, before the ring."""
+        self._committing("start_replay()")
+        self._replay = iter(replay)
+        self._wants_replay = True
+
+    def _committing(self, call: str) -> _Partial:
+        if self._emit is None or not self._emit.span:
+            raise SequenceError(f"{call}: nothing is being handed out.", "call it after AckCommitReplay.")
+        return self._emit
+
+    # --- 3. step ------------------------------------------------------------------------------
+
+    def step(self) -> Envelope | None:
+        """The next committed message, in the end the acknowledgement; None when all were handed out.
+
+        The message before it counts as processed from now on. Raises :class:`SequenceError` when a
+        replay is due and was not started, when it gives what is not of its range, or when it fails
+        (its error is the cause); nothing was changed then, and another replay may be started.
+        """
+        partial = self._emit
+        if partial is None:
+            return None
+        low = partial.min if self._out is None else self._out_clock
+        if self._wants_replay:
+            envelope = self._from_replay(partial, low)
+            if envelope is not None:
+                partial.min = low
+                partial.begin = envelope.begin
+                self._out, self._out_clock = envelope, envelope.clock
+                return envelope
+            self._wants_replay = False
+            self._replay = None
+        span, high = partial.span, partial.max
+        while span:
+            envelope = span[0][1]
+            clock = envelope.clock
+            if (clock > low or clock == 0) and clock <= high:
+                # No function is called here: a Ctrl-C inside it would lose the message. The clock is noted, because
+                # the application may write into the message that it is given.
+                partial.min = low
+                partial.begin = envelope.begin
+                self._out, self._out_clock = envelope, clock
+                span.popleft()
+                return envelope
+            span.popleft()
+        last = self._out
+        assert last is not None  # at least the message that commits, whose clock is above min
+        self.offsets[partial.journal] = last.end
+        partial.min = partial.max = low
+        partial.begin = -1
+        self._pending.discard(partial)
+        self._emit = self._out = None
+        return None
+
+    def _from_replay(self, partial: _Partial, low: int) -> Envelope | None:
+        """The next message of the replay that is of the span; None at its end."""
+        journal, begin, end = self.replay_range()
+        if self._replay is None:
+            raise SequenceError(
+                f"The messages of {journal} from {begin} to {end} must be read again.", "call start_replay() first."
+            )
+        try:
+            for found in self._replay:
+                if found.journal != journal:
+                    raise SequenceError(
+                        f"Replay of wrong journal ({found.journal}; expected {journal}).",
+                        "replay the log of replay_range().",
+                    )
+                if found.begin < begin:
+                    raise SequenceError(
+                        f"Replay has wrong begin ({found.begin}; expected >= {begin}).",
+                        "replay the range of replay_range().",
+                    )
+                if found.end > end:
+                    raise SequenceError(
+                        f"Replay has wrong end ({found.end}; expected <= {end}).", "replay the range of replay_range()."
+                    )
+                clock = found.clock
+                if found.producer == partial.producer and (clock > low or clock == 0) and clock <= partial.max:
+                    return found
+        except SequenceError:
+            self._replay = None
+            raise
+        except Exception as error:
+            self._replay = None  # a generator that raised would now pretend to be at its end
+            raise SequenceError(f"The replay failed: {error}", "start another replay of replay_range().") from error
+        return None
+
+    # --- 4. checkpoint ------------------------------------------------------------------------
+
+    def has_pending(self) -> bool:
+        """Whether a span that began since the last checkpoint is still open."""
+        return bool(self._pending)
+
+    def checkpoint(self, horizon_ns: int = 0, keep_open: bool = False) -> Checkpoint:
+        """Return where reading continues, and the state of every producer.
+
+        With a horizon, producers are forgotten whose last clock is older by more than that than
+        the newest committed one of the same log. What is pending of such a producer is lost if it is
+        acknowledged after all; ``keep_open`` forgets none with an open span.
+        """
+        if horizon_ns > 0:
+            self._prune(horizon_ns, keep_open)
+        self._pending.clear()
+        return Checkpoint(
+            dict(self.offsets),
+            tuple(
+                ProducerState(one.journal, ProducerID(one.producer.to_bytes(6, "big")), one.min, one.begin)
+                for one in self._partials.values()
+            ),
+        )
+
+    def _prune(self, horizon_ns: int, keep_open: bool) -> None:
+        newest: dict[str, int] = {}
+        for one in self._partials.values():
+            newest[one.journal] = max(newest.get(one.journal, 0), one.min)
+        horizon = horizon_ns // 100 << 4
+        for key, one in list(self._partials.items()):
+            if one.max < newest[one.journal] - horizon and one is not self._emit and not (keep_open and one.begin >= 0):
+                del self._partials[key]
+                self._pending.discard(one)
+
+
+def _check_state(state: ProducerState) -> None:
+    """Raise for what no checkpoint holds."""
+    if not (
+        isinstance(state, ProducerState)
+        and isinstance(state.producer, bytes)
+        and len(state.producer) == PRODUCER_BYTES
+        and isinstance(state.last_ack, int)
+        and 0 <= state.last_ack <= CLOCK_MAX
+        and isinstance(state.begin, int)
+        and state.begin >= -1
+    ):
+        raise InvalidArgument(f"{state!r} is no state of a producer.", "pass the states of one checkpoint.")
+
+
+def _decide(partial: _Partial, clock: int, flags: int) -> Outcome:
+    """Return the kind of a message; change nothing."""
+    if flags == _CONTINUE:
+        if clock <= partial.min:
+            return Outcome.ContinueAlreadyAcked
+        if clock <= partial.max:
+            return Outcome.ContinueTxnClockLarger
+        return Outcome.ContinueBeginSpan if partial.begin < 0 else Outcome.ContinueExtendSpan
+    if flags == _ACK:
+        if clock <= partial.min:
+            return Outcome.AckRollback
+        if partial.begin < 0:
+            return Outcome.AckEmpty
+        if not partial.span or partial.span[0][1].begin != partial.begin:
+            return Outcome.AckCommitReplay
+        return Outcome.AckCommitRing
+    return Outcome.OutsideAlreadyAcked if clock <= partial.min else Outcome.OutsideCommit

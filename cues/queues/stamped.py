@@ -1,0 +1,227 @@
+"""Appending messages that were stamped elsewhere, so that to do it again does no harm.
+
+    1. read      what the log knows of each producer (producers.py)
+    2. decide    which messages it has already, or does not need
+    3. commit    the rest, if what was read in 1 still holds; otherwise from 1 again
+
+A message at or below its producer's last clock is left out. The exception is an acknowledgement while
+that producer has something pending there: it is what tells readers that its producer died, or that
+what is pending up to it is committed.
+
+So a whole closed log may be appended again, or a file imported again, and nothing changes. Not guaranteed for
+messages without a UUID: they are appended every time.
+"""
+
+from __future__ import annotations
+
+import itertools
+import uuid as uuids
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from cues import codec, faults
+from cues.base import names
+from cues.errors import CuesError, InvalidArgument
+from cues.queues import producers
+from cues.queues.base import BaseQueue
+from cues.queues.producers import Written
+from cues.records import batch
+from cues.records import stamps as stamping
+from cues.records.batch import Page
+from cues.records.identity import Flags, as_uuid, split
+
+if TYPE_CHECKING:
+    from cues.storage.base_store import BaseStore
+    from cues.storage.transaction import StoreTransaction
+
+_ACK = int(Flags.ACK_TXN)
+_EMPTY = codec.pack({})
+
+Pair = tuple[uuids.UUID, dict[str, Any]]
+Body = bytes | dict[str, Any]
+"""An encoded message, or one with ``q/meta``, which goes into the header."""
+
+
+@dataclass(slots=True)
+class _Bound:
+    """Messages for one queue: UUIDs, encoded bodies, and what stood before each of the same producer."""
+
+    queue: BaseQueue
+    uuids: list[uuids.UUID]
+    bodies: list[Body]
+    before: list[int | None]
+
+
+def append_stamped(queue: BaseQueue, messages: Iterable[Pair], seen: dict[int, int] | None = None) -> int:
+    """Append messages with the UUIDs that they were given elsewhere, in one transaction; returns how many.
+
+    Those that the queue has already are left out. The message of an acknowledgement is not kept.
+    Raises what :meth:`Appender.write_many` raises, and :class:`InvalidArgument` for a UUID that is
+    none of a producer, a clock above 0 and flags; then nothing was written.
+
+    ``seen`` is for one log that is brought in pieces, from its beginning: a dict, empty at first, in which
+    the largest clocks so far are kept. An acknowledgement that the queue has got by an earlier attempt is
+    then left out even where that attempt was cut off in the middle of a later transaction.
+    """
+    check_one_log(queue)
+    return append_all(queue.store, [(queue, messages)], seen)
+
+
+def append_all(
+    store: BaseStore, bound: Iterable[tuple[BaseQueue, Iterable[Pair]]], seen: dict[int, int] | None = None
+) -> int:
+    """:func:`append_stamped` to several queues of one store, in one transaction."""
+    encoded = [_encode(queue, messages, seen) for queue, messages in bound]
+    while True:
+        read = _read(store, encoded)
+        pages, appended = _decide(encoded, read)
+        if not appended:
+            return 0
+        size = sum(1 + len(page.pieces) for _, some in pages for page in some)
+        if faults.active:
+            faults.point("stamped.before")
+        if store.commit(_write, pages, read, pages=size + len(read)):
+            break
+    mask = 0
+    for queue, _ in pages:
+        mask |= queue.log.mask
+    store.ring(mask)
+    return appended
+
+
+def _encode(queue: BaseQueue, messages: Iterable[Pair], seen: dict[int, int] | None) -> _Bound:
+    check_target(queue)
+    found = _Bound(queue, [], [], [])
+    for offset, (one, message) in enumerate(messages):
+        try:
+            identity = as_uuid(one)
+            acknowledges = identity.int and stamping.checked(identity)[2] == _ACK
+            found.uuids.append(identity)
+            found.before.append(_before(identity, seen))
+            found.bodies.append(_EMPTY if acknowledges else encode(queue, message))
+        except CuesError as error:
+            error.message = f"messages[{offset}]: {error.message}"
+            error.__dict__["offset"] = offset
+            raise
+    return found
+
+
+def _before(identity: uuids.UUID, seen: dict[int, int] | None) -> int | None:
+    """The largest clock of the same producer so far; takes notice of this one."""
+    if seen is None or not identity.int:
+        return None
+    producer, clock, _ = split(identity)
+    before = seen.get(producer, 0)
+    seen[producer] = max(before, clock)
+    return before
+
+
+def encode(queue: BaseQueue, message: dict[str, Any]) -> Body:
+    """A message without its own ``q/uuid``, encoded unless it has metadata; raises what an append would."""
+    if isinstance(message, dict) and names.UUID in message:
+        message = {key: value for key, value in message.items() if key != names.UUID}
+    options = queue._options
+    return batch.pack_one(message, options.max_message_bytes, options.strips)
+
+
+def pages_of(queue: BaseQueue, bodies: Sequence[Body], stamps: stamping.Stamps | None) -> list[Page]:
+    """Messages that :func:`encode` gave, as pages with stamps."""
+    options = queue._options
+    pages: list[Page] = []
+    start = 0
+    for kind, some in itertools.groupby(bodies, type):
+        run: list[Any] = list(some)
+        mine = None if stamps is None else stamps.slice(start, start + len(run))
+        if kind is bytes:
+            pages += batch.build((), batch.OWN_BYTES_MAX, encoded=run, stamps=mine)
+        else:
+            pages += batch.build(run, batch.OWN_BYTES_MAX, strips=options.strips, stamps=mine)
+        start += len(run)
+    return pages
+
+
+def check_target(queue: BaseQueue | str) -> None:
+    """Raise unless messages with identities may be appended here: to one log that does not belong to a processor."""
+    if isinstance(queue, str):
+        raise InvalidArgument(
+            f"The mapping answered {queue!r}, which is a name and no queue.",
+            "partitions that are queues: store.matching('…/*'), or a list of store.queue(…).",
+        )
+    check_one_log(queue)
+    queue.check()
+    queue._not_a_try_log("writes")
+
+
+def check_one_log(queue: BaseQueue) -> None:
+    """Raise for a queue with several partitions: clocks and acknowledgements count in one log. And for no queue."""
+    if not isinstance(queue, BaseQueue):
+        raise InvalidArgument(f"A queue was expected, found {queue!r:.60}.", "store.queue('orders').")
+    if queue.is_partitioned:
+        raise InvalidArgument(
+            f"The queue {queue.id!r} has {queue.partitions} partitions, and transactions are of one log.",
+            f"one of store.matching('{queue.id}/*'), or a mapping over them.",
+        )
+
+
+# 1. Read.
+
+
+def _read(store: BaseStore, encoded: Sequence[_Bound]) -> dict[tuple[str, int], Written | None]:
+    """Return the summaries of the producers of these messages, by log and producer."""
+    keys = {(one.queue.log.id, uuid.int & (1 << 48) - 1) for one in encoded for uuid in one.uuids if uuid.int}
+    with store.view() as txn:
+        return {key: producers.read(txn, *key) for key in keys}
+
+
+# 2. Decide.
+
+
+def _decide(
+    encoded: Sequence[_Bound], read: dict[tuple[str, int], Written | None]
+) -> tuple[list[tuple[BaseQueue, list[Page]]], int]:
+    """The pages of what is to be appended, by queue, and how many messages that are."""
+    known = dict(read)
+    found: list[tuple[BaseQueue, list[Page]]] = []
+    appended = 0
+    for one in encoded:
+        log = one.queue.log.id
+        kept = [
+            place
+            for place, (uuid, before) in enumerate(zip(one.uuids, one.before))
+            if _advance(known, log, uuid, before)
+        ]
+        appended += len(kept)
+        pages: list[Page] = []
+        for start, stop, stamps in stamping.runs([one.uuids[place] for place in kept]):
+            pages += pages_of(one.queue, [one.bodies[place] for place in kept[start:stop]], stamps)
+        if pages:
+            found.append((one.queue, pages))
+    return found, appended
+
+
+def _advance(known: dict[tuple[str, int], Written | None], log: str, uuid: uuids.UUID, before: int | None) -> bool:
+    """Whether a message is to be appended; takes notice of it then."""
+    if not uuid.int:
+        return True
+    producer, clock, flags = split(uuid)
+    written = known[log, producer]
+    if written is not None and written.repeats(clock, flags, before):
+        return False
+    known[log, producer] = producers.advanced(written, flags, clock, clock, 1)  # at any index: it is not looked at
+    return True
+
+
+# 3. Commit.
+
+
+def _write(
+    txn: StoreTransaction, pages: list[tuple[BaseQueue, list[Page]]], read: dict[tuple[str, int], Written | None]
+) -> bool:
+    if any(producers.read(txn, *key) != written for key, written in read.items()):
+        return False  # messages of the same producers were appended meanwhile: decide again
+    for queue, some in pages:
+        queue.append_pages(txn, some)
+    if faults.active:
+        faults.point("stamped.inside")
+    return True

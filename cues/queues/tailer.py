@@ -1,0 +1,394 @@
+"""Tailers: readers of a queue that keep a position; and waiting for the first of several.
+
+    t = q.tailer()              from the start, the position ends with the object
+    t = q.tailer("reader-1")    the position is in the store, under that name
+
+A tailer copies record batches out in short transactions and hands out their messages one by one.
+A named tailer moves its position in the store before a read returns, by compare and set: readers of
+one name, in any process, share the queue, each message to one of them. Reading moves on; what makes
+*processing* exact is a graph (its positions move with the outputs), not a named tailer.
+
+A tailer does not return messages that a purge deleted while they were read ahead. It is used by one thread at a time:
+a second thread gets :class:`~cues.errors.ConcurrentUse`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Final, Literal
+from uuid import UUID
+
+from cues.base import clock, names
+from cues.errors import BatchDamaged, ConcurrentUse, InvalidArgument
+from cues.queues.base_tailer import BaseTailer, Place
+from cues.queues.processor_rows import POSITION
+from cues.records.batch import Batch
+from cues.storage import wakeup
+
+if TYPE_CHECKING:
+    from cues.queues.base import BaseQueue
+    from cues.queues.log import Raw
+    from cues.storage.transaction import StoreTransaction
+
+AHEAD_BYTES_MAX: Final = 256 << 10
+"""Most bytes that read_many copies out of one transaction."""
+
+Direction = Literal["forward", "backward"]
+
+_served = itertools.count(1)
+
+
+@dataclass(frozen=True, slots=True)
+class Envelope:
+    """Index, time, identity and metadata of a message."""
+
+    index: int
+    time: datetime
+    """When it was appended, aware, in UTC."""
+    hash: str | None
+    """Delivery hash of the step that wrote it, 32 hex digits; None for a plain append."""
+    producer: str | None
+    """Id of the publisher that wrote it, 12 hex digits; None where it has no identity."""
+    metadata: dict[str, Any]
+    """``{"q/hash", "q/queue": {queue: {"q/t", "q/time"}}, "tx/t"}``, as far as its queues keep it."""
+    partition: int = 0
+    """Partition of the message, on which its index counts."""
+    uuid: UUID | None = None
+    """Producer, clock and flags (:func:`cues.txn.parse_uuid`); None where it has no identity."""
+
+
+class Tailer(BaseTailer):
+    """Reads a queue from a position on; :meth:`Queue.tailer` makes it."""
+
+    def __init__(self, queue: BaseQueue, name: str | None = None, meta: bool = False) -> None:
+        if name is not None:
+            names.check("tailer", name)
+        super().__init__(queue)
+        self.name = name
+        self._log = queue.log
+        self._meta = meta
+        self._direction: Direction = "forward"
+        self._busy = threading.Lock()
+        self._batch: Batch | None = None
+        self._messages: list[dict[str, Any]] = []
+        self._kept_from = self._kept_to = 0
+        """Offsets of the messages that were not returned yet; a caller may have changed the dicts of the others."""
+        self._ahead: list[Raw] = []
+        """Records copied out in the same transaction, the next one last."""
+        self._first = 0
+        self._low = 0
+        """The first message of the batch that still exists: a purge may have ended inside the batch."""
+        self._purges = -1
+        self._last: tuple[Batch, int] | None = None
+        self._row_key = names.reader_key(queue.name, queue.log.partition, name) if name is not None else b""
+        with self._store.view() as txn:
+            row = self._log.row(txn)
+            self._kept = queue.follow_options(txn, row).kept
+            self._stored = txn.get(self._row_key) if name is not None else None
+        self._identity = row.identity
+        self._index = self._position(self._stored) if self._stored is not None else row.first
+
+    # --- reading ---
+
+    def read(self, block: bool = False, timeout: float | None = None) -> dict[str, Any] | None:
+        """Return the next message, or None at the end of the queue.
+
+        With ``block`` it waits for one, at most ``timeout`` seconds (then None), whichever thread or
+        process writes it. Closing the tailer, its queue or its store ends the wait with
+        :class:`Closed`. A damaged batch raises :class:`BatchDamaged`; as any error, it moves nothing.
+        """
+        with self._use():
+            found = self._next(1)
+            if not found and block:
+                found = wakeup.wait([self.interest], self._next_if_open, timeout)
+        return found[0] if found else None
+
+    def read_many(self, n: int) -> list[dict[str, Any]]:
+        """Return the next ``n`` messages; fewer only at the end of the queue or before a damaged batch.
+
+        Never waits. A damaged batch raises :class:`BatchDamaged` when it is the first to be read.
+        """
+        if not isinstance(n, int) or n < 0:
+            raise InvalidArgument(f"read_many({n!r}).", "pass a count of messages.")
+        with self._use():
+            return self._next(n)
+
+    def peek(self) -> dict[str, Any] | None:
+        """Return the message that :meth:`read` would return, without moving."""
+        with self._use():
+            return self._peek()
+
+    def _peek(self) -> dict[str, Any] | None:
+        if not self._ready():
+            return None
+        assert self._batch is not None
+        offset = self._cursor() - self._first
+        message = self._batch.messages()[offset]
+        return self._with_meta(message, self._batch, offset) if self._meta else message
+
+    # --- the position ---
+
+    @property
+    def index(self) -> int:
+        """The index that is read next (backward: the message below it is)."""
+        return self._index
+
+    @property
+    def positions(self) -> dict[int, int]:
+        """The index that is read next, by partition: the one that this tailer reads."""
+        return {self._log.partition: self._index}
+
+    @property
+    def last_read_index(self) -> int | None:
+        """The index of the message read last; None before the first."""
+        return self._last[0].first + self._last[1] if self._last else None
+
+    @property
+    def envelope(self) -> Envelope | None:
+        """Index, time, hash and metadata of the message read last; None before the first."""
+        if self._last is None:
+            return None
+        batch, offset = self._last
+        return envelope_of(batch, offset, self._metadata(batch, offset), self._log.partition)
+
+    @property
+    def direction(self) -> Direction:
+        """``"forward"`` (default) or ``"backward"``: the message below the index, which it then becomes."""
+        return self._direction
+
+    @direction.setter
+    def direction(self, value: Direction) -> None:
+        if value not in ("forward", "backward"):
+            raise InvalidArgument(f"direction is {value!r}.", "pass 'forward' or 'backward'.")
+        self._direction = value
+
+    def _seek(self, place: Place) -> None:
+        with self._use():
+            with self._store.view() as txn:
+                index = place(txn, self._log, self._log.row(txn))
+            if self.name is not None:
+                self._stored = self._store.commit(self._write_position, index)
+            self._index = index
+
+    def __repr__(self) -> str:
+        name = f" {self.name}" if self.name else ""
+        return f"<cues.Tailer{name} of {self.queue.id} at {self._index}>"
+
+    # --- inside ---
+
+    @property
+    def interest(self) -> tuple[wakeup.Doorbells | None, int]:
+        """The doorbells and the mask of logs with which :func:`cues.storage.wakeup.wait` wakes this tailer."""
+        return self._store.doorbells, self._log.mask
+
+    def _use(self) -> threading.Lock:
+        """To be held for one call: ``with`` takes and releases a lock where no signal's handler can come between."""
+        self._check()
+        if self._busy.locked():
+            raise ConcurrentUse(
+                f"The tailer of {self.queue.id!r} is used by another thread right now.",
+                "open a tailer for each thread.",
+            )
+        return self._busy  # a thread that takes it between this look and the caller's with: then the caller waits
+
+    def _next_if_open(self) -> list[dict[str, Any]]:
+        self._check()
+        return self._next(1)
+
+    def _next(self, n: int) -> list[dict[str, Any]]:
+        """Take the next ``n`` messages and move, all or, with an error, nothing."""
+        while True:
+            index, last = self._index, self._last
+            try:
+                found = self._take_ahead(n)
+                if self.name is None or not found or self._commit_position():
+                    return found
+            except BaseException:
+                self._go_back(index, last)
+                raise
+            # Another tailer of the same name was faster: continue at its position.
+            self._go_back(index, last)
+            with self._store.view() as txn:
+                self._stored = txn.get(self._row_key)
+            if self._stored is not None:
+                self._index = self._position(self._stored)
+
+    def _take_ahead(self, n: int) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = []
+        try:
+            while len(found) < n and self._ready(n - len(found)):
+                found += self._take(n - len(found))
+        except BatchDamaged:
+            if not found:
+                raise
+        return found
+
+    def _go_back(self, index: int, last: tuple[Batch, int] | None) -> None:
+        self._index, self._last = index, last
+        self._batch = None
+        self._ahead.clear()
+
+    def _take(self, n: int) -> list[dict[str, Any]]:
+        """Return up to ``n`` messages of the current batch."""
+        batch = self._batch
+        assert batch is not None
+        if self._direction == "backward":
+            n = 1
+        start = self._cursor() - self._first
+        stop = min(start + n, len(self._messages))
+        if start < self._kept_from or stop > self._kept_to:
+            self._decode(batch)
+        taken = self._messages[start:stop]
+        self._last = (batch, stop - 1)
+        if self._direction == "backward":
+            self._kept_to = start
+            self._index = self._first + start
+        else:
+            self._kept_from = stop
+            self._index = self._first + stop
+        if self._meta:
+            return [self._with_meta(m, batch, start + i) for i, m in enumerate(taken)]
+        return taken
+
+    def _decode(self, batch: Batch) -> None:
+        self._messages = batch.messages()
+        self._kept_from, self._kept_to = 0, len(self._messages)
+
+    def _cursor(self) -> int:
+        """The index of the message that is handed out next."""
+        return self._index - 1 if self._direction == "backward" else self._index
+
+    def _ready(self, n: int = 1) -> bool:
+        """Decode the batch that holds the next message, and read ahead for ``n`` messages; False at the end."""
+        purges = self._store.purges()
+        fresh = self._batch is not None and purges == self._purges and purges >= 0
+        if fresh and self._low <= self._cursor() < self._first + len(self._messages):
+            return True
+        while self._load(n, purges, fresh):
+            batch = self._batch
+            assert batch is not None
+            if self._messages or not batch.head.acknowledges:
+                return True
+            self._index = (
+                batch.first if self._direction == "backward" else batch.next
+            )  # an acknowledgement is not a message
+        return False
+
+    def _load(self, n: int, purges: int, fresh: bool) -> bool:
+        """Open the next batch; ``fresh`` says that what was read ahead is as it was."""
+        if fresh and self._ahead and self._ahead[-1][0] == self._index and self._direction == "forward":
+            self._open(self._ahead.pop())
+            return True
+        self._ahead.clear()
+        with self._store.view() as txn:
+            row = self._log.row(txn)
+            if self._direction == "backward":
+                self._index = min(self._index, row.next)
+                raws = self._log.read_before(txn, row, self._index)
+            else:
+                self._index = max(self._index, row.first)
+                raws = self._log.read(txn, row, self._index, n, AHEAD_BYTES_MAX)
+            self._kept = self.queue.follow_options(txn, row).kept
+        if not raws:
+            return False
+        batch = self._batch
+        if batch is None or batch.seal != raws[0][1][:8] or batch.first != raws[0][0]:
+            batch = self._open(raws[0])
+        self._ahead = raws[:0:-1]
+        self._low = max(batch.first, row.first)
+        self._purges = purges
+        return True
+
+    def _open(self, raw: Raw) -> Batch:
+        batch = self._log.batches([raw])[0]
+        if batch.head.acknowledges:
+            self._messages = []
+            self._kept_from = self._kept_to = 0
+        else:
+            self._decode(batch)
+        self._batch = batch
+        self._first = self._low = batch.first
+        return batch
+
+    def _with_meta(self, message: dict[str, Any], batch: Batch, offset: int) -> dict[str, Any]:
+        return {**message, names.META: self._metadata(batch, offset)}
+
+    def _metadata(self, batch: Batch, offset: int) -> dict[str, Any]:
+        return metadata(batch, offset, self._log.id, self._kept)
+
+    # --- the stored position of a named tailer ---
+
+    def _position(self, raw: bytes) -> int:
+        return int(POSITION.unpack(raw)[1])
+
+    def _commit_position(self) -> bool:
+        """Move the stored position to this tailer's, unless another tailer of its name moved it."""
+        stored = self._store.commit(self._compare_and_set, self._index)
+        if stored is None:
+            return False
+        self._stored = stored
+        return True
+
+    def _compare_and_set(self, txn: StoreTransaction, index: int) -> bytes | None:
+        return self._write_position(txn, index) if txn.get(self._row_key) == self._stored else None
+
+    def _write_position(self, txn: StoreTransaction, index: int) -> bytes:
+        batch = self._batch
+        if batch is not None and batch.first < index <= batch.next:
+            seal = batch.seal
+        else:
+            seal = self._log.seal_before(txn, self._log.row(txn), index)
+        stored = POSITION.pack(self._identity, index, seal)
+        txn.put(self._row_key, stored)
+        return stored
+
+
+def envelope_of(batch: Batch, offset: int, metadata: dict[str, Any], partition: int) -> Envelope:
+    """Return the envelope of one message of a batch."""
+    head, stamps = batch.head, batch.stamps
+    return Envelope(
+        batch.first + offset,
+        clock.to_datetime(head.time_ns),
+        head.hash.hex() if head.hash else None,
+        f"{stamps.producer:012x}" if stamps else None,
+        metadata,
+        partition,
+        stamps.uuid(offset) if stamps else None,
+    )
+
+
+def metadata(batch: Batch, offset: int, queue: str, kept: frozenset[str]) -> dict[str, Any]:
+    """The metadata map of one message, hash included."""
+    found: dict[str, Any] = {}
+    if batch.head.hash:
+        found[names.HASH] = batch.head.hash.hex()
+    if kept or batch.head.provenance:
+        found |= batch.provenance(queue, kept).at(offset)
+    return found
+
+
+def alts(tailers: Sequence[Tailer], timeout: float | None = None) -> tuple[Tailer, dict[str, Any]] | None:
+    """Wait for the first message that any of ``tailers`` has; return it with its tailer.
+
+    Fair: among several with a message, the one served longest ago. None when ``timeout`` seconds
+    passed without one. The tailers may belong to several stores.
+    """
+    if not tailers:
+        raise InvalidArgument("alts() needs at least one tailer.", "call cues.alts([t1, t2]).")
+
+    def first() -> tuple[Tailer, dict[str, Any]] | None:
+        for tailer in sorted(tailers, key=lambda t: t.served):
+            message = tailer.read()
+            if message is not None:
+                tailer.served = next(_served)
+                return tailer, message
+        return None
+
+    found = first()
+    if found is None and (timeout is None or timeout > 0):
+        found = wakeup.wait([tailer.interest for tailer in tailers], first, timeout)
+    return found

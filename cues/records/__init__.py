@@ -1,0 +1,1 @@
+"""Record batches as bytes: headers, provenance, identities. Nothing here opens a file."""

@@ -1,0 +1,30 @@
+"""The row of a log: its identity, its first and next index, and its last append time."""
+
+from __future__ import annotations
+
+import struct
+from typing import Final, NamedTuple
+
+from cues.records import sealed
+
+ROW: Final = struct.Struct(">8sQQQI")
+
+
+class LogRow(NamedTuple):
+    """The fields of a log's row."""
+
+    identity: bytes
+    first: int
+    next: int
+    time_ns: int
+    version: int
+    """Grows when the queue's options change, so that every process follows the new ones."""
+
+
+def pack_row(row: LogRow) -> bytes:
+    return sealed.seal(ROW.pack(*row))
+
+
+def unpack_row(raw: bytes, log: str = "(unnamed)") -> LogRow:
+    """Raises :class:`StoreDamaged`, which names the log."""
+    return LogRow._make(ROW.unpack(sealed.unseal(raw, f"row of the queue {log}")))

@@ -1,0 +1,240 @@
+"""Where messages came from: for a run of messages, one column a queue of indices and times.
+
+A message's metadata is a map, but writing one per message costs three times what the message does.
+Messages of one batch come from neighbours on their input, so a run of n messages keeps columns:
+
+    t       range            message j came from index t[j]; stored as one integer
+            list             the same when functions drop or multiply messages; stored as small deltas
+            int              all from one index (the outputs of a batch function)
+            None             the queue does not keep "t"
+    time    int | list | None     nanoseconds; one append has one time, so mostly one integer
+
+A 0 in a list says that this message did not come by that queue: a batch that was read may hold what
+several processors wrote.
+
+``tx`` is one more column of indices, under the key ``tx/t`` (no queue can be called that). ``extra``
+is what users wrote themselves as ``q/meta``: None, one map for all, or one a message.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import Any, Final
+
+from cues import codec
+from cues.base import clock, names
+
+Indices = range | list[int] | int | None
+Times = list[int] | int | None
+Extra = list[dict[str, Any] | None] | dict[str, Any] | None
+
+_WIDTHS: Final = ((1, "B"), (2, "H"), (4, "I"), (8, "Q"))
+
+
+class Provenance:
+    """Columns for ``count`` messages. Never changed after it is made; every operation gives a new one."""
+
+    __slots__ = ("columns", "count", "extra")
+
+    def __init__(self, count: int, columns: dict[str, tuple[Indices, Times]], extra: Extra = None) -> None:
+        self.count = count
+        self.columns = columns
+        self.extra = extra
+
+    def __bool__(self) -> bool:
+        return bool(self.columns) or self.extra is not None
+
+    def slice(self, start: int, stop: int) -> Provenance:
+        """The messages ``start`` to ``stop`` (exclusive)."""
+        if start == 0 and stop == self.count:
+            return self
+        columns: dict[str, tuple[Indices, Times]] = {}
+        for queue, (t, time) in self.columns.items():
+            columns[queue] = (
+                t[start:stop] if type(t) is range else _slice(t, start, stop),
+                time if type(time) is int else _slice(time, start, stop),
+            )
+        return Provenance(stop - start, columns, _slice(self.extra, start, stop))
+
+    def select(self, offsets: Sequence[int]) -> Provenance:
+        """Message j of the result is message ``offsets[j]`` of this one."""
+        columns = {queue: (_select(t, offsets), _select(time, offsets)) for queue, (t, time) in self.columns.items()}
+        return Provenance(len(offsets), columns, _select(self.extra, offsets))
+
+    def spread(self, count: int) -> Provenance:
+        """All of ``count`` messages have the provenance of the last message here (batch functions)."""
+        last = self.count - 1
+        columns: dict[str, tuple[Indices, Times]] = {
+            queue: (_one(t, last), _one(time, last)) for queue, (t, time) in self.columns.items()
+        }
+        return Provenance(count, columns, _at(self.extra, last))
+
+    def at(self, offset: int) -> dict[str, Any]:
+        """The metadata map of one message: ``{"q/queue": {queue: {"q/t", "q/time"}}, "tx/t"}`` and extras."""
+        result: dict[str, Any] = {}
+        queues: dict[str, dict[str, Any]] = {}
+        for queue, (t, time) in self.columns.items():
+            index, when = _one(t, offset), _one(time, offset)
+            if queue == names.TX:
+                if index is not None:
+                    result[names.TX] = index
+                continue
+            entry: dict[str, Any] = {}
+            if index is not None:
+                entry[names.T] = index
+            if when is not None:
+                entry[names.TIME] = clock.to_datetime(when)
+            if entry:
+                queues[queue] = entry
+        if queues:
+            result[names.QUEUE] = queues
+        extra = _at(self.extra, offset)
+        if extra:
+            result = _merged(result, extra)
+        return result
+
+    def encode(self) -> bytes:
+        columns = {}
+        for queue, (t, time) in self.columns.items():
+            columns[queue] = [
+                [t.start] if type(t) is range else _pack_ints(t),
+                time if type(time) is int else _pack_ints(time),
+            ]
+        return codec.pack([columns, self.extra] if self.extra is not None else [columns])
+
+
+def decode(data: bytes | memoryview, count: int) -> Provenance:
+    found = codec.unpack(data)
+    columns = {queue: (_unpack_t(t, count), _unpack_ints(time, count)) for queue, (t, time) in found[0].items()}
+    return Provenance(count, columns, found[1] if len(found) > 1 else None)
+
+
+def concat(parts: Sequence[Provenance]) -> Provenance:
+    """One run after the other."""
+    if len(parts) == 1:
+        return parts[0]
+    count = sum(part.count for part in parts)
+    queues = dict.fromkeys(queue for part in parts for queue in part.columns)
+    columns: dict[str, tuple[Indices, Times]] = {}
+    for queue in queues:
+        pairs = [(part.count, *part.columns.get(queue, (None, None))) for part in parts]
+        columns[queue] = (
+            _join([(n, t) for n, t, _ in pairs]),
+            _join([(n, time) for n, _, time in pairs]),
+        )
+    extra: Extra = None
+    if any(part.extra is not None for part in parts):
+        extra = []
+        for part in parts:
+            extra += part.extra if isinstance(part.extra, list) else [part.extra] * part.count
+    return Provenance(count, columns, extra)
+
+
+def merge(parts: Sequence[Provenance]) -> Provenance:
+    """Runs of one length side by side: message j has the metadata of message j of every part (a join).
+
+    Where two parts know the same queue of a message, the first says.
+    """
+    if len(parts) == 1:
+        return parts[0]
+    columns: dict[str, tuple[Indices, Times]] = {}
+    extras: list[Any] | None = None
+    for part in parts:
+        for queue, column in part.columns.items():
+            before = columns.get(queue)
+            columns[queue] = column if before is None else _filled(part.count, before, column)
+        if part.extra is not None:
+            mine = list(part.extra) if isinstance(part.extra, list) else [part.extra] * part.count
+            extras = mine if extras is None else [_merged(b or {}, a or {}) for a, b in zip(extras, mine)]
+    return Provenance(parts[0].count, columns, extras)
+
+
+def _merged(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+    """``over`` laid on ``base``, maps inside maps merged as well."""
+    result = dict(base)
+    for key, value in over.items():
+        old = result.get(key)
+        result[key] = _merged(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
+    return result
+
+
+def _slice(column: Any, start: int, stop: int) -> Any:
+    return column[start:stop] if isinstance(column, (range, list)) else column
+
+
+def _select(column: Any, offsets: Sequence[int]) -> Any:
+    return [column[o] for o in offsets] if isinstance(column, (range, list)) else column
+
+
+def _at(column: Any, offset: int) -> Any:
+    return column[offset] if isinstance(column, (range, list)) else column
+
+
+def _filled(count: int, first: tuple[Indices, Times], second: tuple[Indices, Times]) -> tuple[Indices, Times]:
+    """The first column, with the second's for messages that did not come by that queue there."""
+    if not any(isinstance(column, list) and 0 in column for column in first):
+        return first
+    known = [any(_one(column, j) is not None for column in first) for j in range(count)]
+    if all(known):
+        return first
+    chosen = [first if here else second for here in known]
+    return [_one(t, j) or 0 for j, (t, _) in enumerate(chosen)], [
+        _one(time, j) or 0 for j, (_, time) in enumerate(chosen)
+    ]
+
+
+def _one(column: Indices | Times, offset: int) -> int | None:
+    """The index or time of one message; None where it did not come by that queue."""
+    if isinstance(column, list):
+        return column[offset] or None
+    return column[offset] if isinstance(column, range) else column
+
+
+def _join(parts: list[tuple[int, Any]]) -> Any:
+    """One column from the columns of consecutive runs, in the most compact form that is the same."""
+    first = parts[0][1]
+    if all(type(column) is int or column is None for _, column in parts) and all(
+        column == first for _, column in parts
+    ):
+        return first
+    if all(type(column) is range for _, column in parts):
+        stop = first.start
+        for _, column in parts:
+            if column.start != stop:
+                break
+            stop = column.stop
+        else:
+            return range(first.start, stop)
+    joined: list[int] = []
+    for count, column in parts:
+        joined += [0 if column is None else column] * count if not isinstance(column, (range, list)) else column
+    return joined
+
+
+def _unpack_t(found: Any, count: int) -> Indices:
+    if type(found) is list and len(found) == 1:
+        return range(found[0], found[0] + count)
+    return _unpack_ints(found, count)
+
+
+def _pack_ints(values: list[int] | int | None) -> Any:
+    """None, one integer for all, or [smallest, width, bytes] with each as an offset of that width."""
+    if not isinstance(values, list):
+        return values
+    low, high = min(values), max(values)
+    if low == high:
+        return low or None
+    for width, letter in _WIDTHS:
+        if high - low < 1 << (8 * width):
+            return [low, width, struct.pack(f">{len(values)}{letter}", *[v - low for v in values])]
+    raise AssertionError("a column beyond 64 bits")
+
+
+def _unpack_ints(found: Any, count: int) -> list[int] | int | None:
+    if not isinstance(found, list):
+        constant: int | None = found
+        return constant
+    low, width, raw = found
+    letter = dict(_WIDTHS)[width]
+    return [low + v for v in struct.unpack(f">{count}{letter}", raw)]

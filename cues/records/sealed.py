@@ -1,0 +1,50 @@
+"""Rows with a checksum: everything that a store keeps besides messages.
+
+    row      body, checksum of the body (8 bytes, xxh3-64)
+
+:func:`seal` writes one, :func:`unseal` reads it and raises :class:`StoreDamaged` where the checksum fails,
+:func:`intact` only says whether it holds. A row that differs from what was written is never used: one flipped bit
+in a position would lose messages or repeat them.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from cues.errors import StoreDamaged
+from cues.records import batch
+
+CHECKSUM_BYTES: Final = 8
+
+
+def seal(body: bytes) -> bytes:
+    """Return a row with this body."""
+    return body + batch.checksum(body)
+
+
+def intact(row: bytes) -> bool:
+    """Whether a row has the checksum that it was written with."""
+    return len(row) > CHECKSUM_BYTES and batch.checksum(row[:-CHECKSUM_BYTES]) == row[-CHECKSUM_BYTES:]
+
+
+def unseal(row: bytes, what: str) -> bytes:
+    """Return the body of a row; ``what`` names the row in the :class:`StoreDamaged` of one whose checksum fails."""
+    if not intact(row):
+        raise damaged(what, "its checksum fails")
+    return row[:-CHECKSUM_BYTES]
+
+
+def damaged(what: str, why: str) -> StoreDamaged:
+    """The error for a row that cannot be used. The transaction that reads it adds the store (:func:`placed`)."""
+    return StoreDamaged(
+        f"The {what} cannot be used: {why}.", "run cues check on the store, then restore a backup.", path=""
+    )
+
+
+def placed(error: StoreDamaged, path: str) -> StoreDamaged:
+    """The same error, with the store that the row is in."""
+    return StoreDamaged(
+        f"The store {path} is damaged: the{error.message.removeprefix('The')}",
+        f"run cues check {path}, which names everything that is damaged; then restore a backup of the store.",
+        path=path,
+    )

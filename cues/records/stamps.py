@@ -1,0 +1,155 @@
+"""The identities of a run of messages: one producer, one set of flags, and a clock for each.
+
+    6       producer
+    8       clock of the first message
+    2       flags of their UUIDs
+    1       width w of what follows: 1, 2, 4 or 8      when the clocks are not ticks apart (batch.CLOCKS)
+    n · w   how far each clock is above the first
+
+What a publisher writes has clocks one tick apart, so sixteen bytes a record batch name all of its messages.
+Messages that were stamped elsewhere have any clocks.
+"""
+
+from __future__ import annotations
+
+import struct
+import uuid
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from cues.errors import InvalidArgument
+from cues.records.identity import PRODUCER_BYTES, TICK, Flags, assemble, split
+
+HEAD: Final = struct.Struct(">6sQH")
+_CLOCK: Final = struct.Struct(">Q")
+_WIDTHS: Final = ((1, "B"), (2, "H"), (4, "I"), (8, "Q"))
+_LETTERS: Final = dict(_WIDTHS)
+_ACK: Final = int(Flags.ACK_TXN)
+_VERSION: Final = 1
+_VARIANT: Final = 0b10
+
+
+class Stamps:
+    """Producer, flags and clocks of as many messages; never changed after it is made."""
+
+    __slots__ = ("clocks", "flags", "producer")
+
+    def __init__(self, producer: int, flags: int, clocks: Sequence[int]) -> None:
+        """``clocks`` rise; they are a range where they are ticks apart."""
+        self.producer = producer
+        self.flags = flags
+        self.clocks = clocks
+
+    @property
+    def regular(self) -> bool:
+        """Whether the clocks are ticks apart."""
+        return isinstance(self.clocks, range)
+
+    def slice(self, start: int, stop: int) -> Stamps:
+        """Those of the messages ``start`` to ``stop`` (exclusive)."""
+        return self if start == 0 and stop == len(self.clocks) else Stamps(
+            self.producer, self.flags, self.clocks[start:stop]
+        )  # fmt: skip
+
+    def uuid(self, offset: int) -> uuid.UUID:
+        return assemble(self.producer, self.clocks[offset], self.flags)
+
+    def encode(self) -> bytes:
+        first = self.clocks[0]
+        head = HEAD.pack(self.producer.to_bytes(PRODUCER_BYTES, "big"), first, self.flags)
+        if self.regular:
+            return head
+        last = self.clocks[-1] - first
+        width, letter = next(pair for pair in _WIDTHS if last < 1 << (8 * pair[0]))
+        return head + bytes((width,)) + struct.pack(f">{len(self.clocks)}{letter}", *[c - first for c in self.clocks])
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Stamps):
+            return NotImplemented
+        return (self.producer, self.flags, list(self.clocks)) == (other.producer, other.flags, list(other.clocks))
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"Stamps({self.producer:012x}, {self.flags}, {list(self.clocks)})"
+
+
+def decode(value: bytes, at: int, count: int, irregular: bool) -> Stamps:
+    """Decode the stamps of ``count`` messages that :meth:`Stamps.encode` wrote at ``at``."""
+    producer, first, flags = HEAD.unpack_from(value, at)
+    clocks: Sequence[int]
+    if irregular:
+        at += HEAD.size
+        clocks = [first + above for above in struct.unpack_from(f">{count}{_LETTERS[value[at]]}", value, at + 1)]
+    else:
+        clocks = ticks(first, count)
+    return Stamps(int.from_bytes(producer, "big"), flags, clocks)
+
+
+def size(value: bytes, at: int, count: int, irregular: bool) -> int:
+    """How many bytes of the record :func:`decode` reads."""
+    return HEAD.size + (1 + count * value[at + HEAD.size] if irregular else 0)
+
+
+def acknowledges(value: bytes, at: int) -> bool:
+    """Whether the messages of these stamps are acknowledgements."""
+    return int.from_bytes(value[at + 14 : at + 16], "big") == _ACK
+
+
+def restamped(tail: bytes, clock: int) -> bytes:
+    """Regular stamps at the beginning of ``tail``, with all clocks moved up by ``clock``."""
+    (first,) = _CLOCK.unpack_from(tail, PRODUCER_BYTES)
+    return tail[:PRODUCER_BYTES] + _CLOCK.pack(first + clock) + tail[PRODUCER_BYTES + _CLOCK.size :]
+
+
+def ticks(first: int, count: int) -> range:
+    """Clocks that are ticks apart."""
+    return range(first, first + count * TICK, TICK)
+
+
+def checked(one: uuid.UUID) -> tuple[int, int, int]:
+    """Producer, clock and flags of a UUID; raises :class:`InvalidArgument` where it is of another layout."""
+    producer, clock, flags = split(one)
+    if not clock or one.int >> 76 & 0xF != _VERSION or one.int >> 62 & 0x3 != _VARIANT:
+        raise InvalidArgument(
+            f"The UUID {one} is no producer's, clock's and flags' (version 1, with a clock above 0).",
+            "make it with cues.txn.build_uuid(...), or leave q/uuid out.",
+        )
+    return producer, clock, flags
+
+
+def runs(uuids: Sequence[uuid.UUID | None]) -> Iterator[tuple[int, int, Stamps | None]]:
+    """Cut messages with these UUIDs into runs that share stamps: start, stop, stamps (None for those without).
+
+    The zero UUID is none. Raises :class:`InvalidArgument` for one that is not of this layout, with the
+    message's place as ``offset``.
+    """
+    start = 0
+    clocks: list[int] = []
+    before: tuple[int, int] | None = None
+    for offset, one in enumerate(uuids):
+        key = None
+        if one is not None and one.int:
+            try:
+                producer, clock, flags = checked(one)
+            except InvalidArgument as error:
+                error.__dict__["offset"] = offset
+                raise
+            key = producer, flags
+        # An acknowledgement is a record of its own, so that readers of messages can pass it over.
+        alone = key is not None and key[1] == _ACK
+        if offset > start and (key != before or alone or (clocks and clock <= clocks[-1])):
+            yield start, offset, _stamps(before, clocks)
+            start, clocks = offset, []
+        before = key
+        if key is not None:
+            clocks.append(clock)
+    if len(uuids) > start:
+        yield start, len(uuids), _stamps(before, clocks)
+
+
+def _stamps(key: tuple[int, int] | None, clocks: list[int]) -> Stamps | None:
+    if key is None:
+        return None
+    regular = ticks(clocks[0], len(clocks))
+    return Stamps(*key, regular if clocks == list(regular) else clocks)

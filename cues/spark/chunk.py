@@ -1,0 +1,163 @@
+"""A long stretch of a queue on an executor: the function over chunk after chunk, what it returns staged as pages.
+
+    chunk     what lies ahead on the inputs, up to so many messages   (of a batch function: one call)
+    run       consecutive messages of a chunk without a failure, or one that failed (a batch: all of it)
+    staged    a run's outputs, as pages of record batches in a file beside the store (staging.py)
+
+An executor does here what a step does in the driver, but for the two things that only the driver knows:
+which runs commit together, and so under which hash. Pages are built with a hash of zeros, which the
+driver overwrites when it appends them.
+
+A task holds one chunk at a time, however long its stretch is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Final
+
+from pyspark import TaskContext
+
+from cues import codec
+from cues.queues.options import QueueOptions
+from cues.queues.placement import Placer
+from cues.records.provenance import Provenance
+from cues.spark import staging
+from cues.spark.executor import PartReport, reporting, travelling, unpack_job
+from cues.spark.remote import StepJob, StepPart, inputs_of, remote_runner
+from cues.spark.staging import PlacedPage, Staged, StagingArea
+from cues.steps import outgoing
+from cues.steps.failure import Failure
+from cues.steps.results import Cut, Results
+from cues.steps.runner import Runner
+from cues.steps.taking import Input, Taken
+
+CHUNK_MESSAGES: Final = 10_000
+"""Most messages of a message function that a task has in memory; a chunk's pages are staged together."""
+FIRST_CHUNK_MESSAGES: Final = 1_000
+"""Messages of a task's first chunk; nobody knows yet how much the function makes of one."""
+CHUNK_VALUES: Final = 2_048
+"""Pages that a chunk should become at most, 8 MB: whoever makes much of a message gets fewer at a time."""
+FAILURES_MAX: Final = 1_000
+"""Messages that may fail in a stretch: their accounts travel to the driver's memory. What has more is done in the
+driver's steps, which are shorter."""
+NO_HASH: Final = bytes(16)
+"""In the place of a step's hash, until it is known."""
+
+
+@dataclass
+class CommitRun:
+    """Consecutive messages that one step may commit; offsets are those of the whole job."""
+
+    start: int
+    stop: int
+    outputs: dict[str, Staged] = field(default_factory=dict)
+    """By binding; bindings without messages are not there."""
+    failure: Failure | None = None
+
+
+@dataclass
+class ChunkResult(PartReport):
+    """The result of a stretch: its runs, in order and without gaps; or the reason why it was given up."""
+
+    runs: list[CommitRun] = field(default_factory=list)
+
+
+class ChunkTask:
+    """The function of a task over its stretch, as Spark pickles it."""
+
+    def __init__(self, packed: bytes, stage: StagingArea) -> None:
+        self.packed = packed
+        self.stage = stage
+
+    def __call__(self, part: StepPart) -> ChunkResult:
+        job: StepJob = unpack_job(self.packed)
+        report = result = ChunkResult()
+        with reporting(report):
+            inputs = inputs_of(part)
+            runner, counters = remote_runner(job, part)
+            with contextlib.closing(runner), reporting(report):
+                result = self._through(job, part, inputs, runner)
+            result.retries = counters.retries
+        return result
+
+    def _through(self, job: StepJob, part: StepPart, inputs: list[Input], runner: Runner) -> ChunkResult:
+        """Chunk after chunk, until the end or a failure that stops the processor."""
+        made = ChunkResult()
+        batch = bool(job.node.options.batch)
+        size = job.node.options.batch_size if batch else FIRST_CHUNK_MESSAGES
+        context = TaskContext.get()
+        task = context.partitionId() if context is not None else 0
+        room = staging.INLINE_BYTES_MAX
+        failed = done = values = 0
+        while done < part.messages:
+            wanted = min(size, part.messages - done)
+            count = min(wanted, *(one.fill(wanted) for one in inputs))
+            if not count or any(one.index != piece.start + done for one, piece in zip(inputs, part.pieces)):
+                return ChunkResult(declined="purged")
+            taken = Taken([one.take(count) for one in inputs], count)
+            results = runner.run(taken)
+            for cut in results.cuts(job.node, count):
+                failure = None if cut.failure is None else travelling(cut.failure)
+                run = CommitRun(part.offset + done + cut.start, part.offset + done + cut.stop, failure=failure)
+                made.runs.append(run)
+                pages = _pages(results, taken, cut, job.options, batch) if failure is None else {}
+                for binding, some in pages.items():
+                    run.outputs[binding] = staged = self.stage.collect(some, True, task, room)
+                    room = max(0, room - staged.inline_bytes)
+                    values += staged.values
+                if failure is None:
+                    continue
+                failed += cut.stop - cut.start
+                if job.node.errors is None:
+                    return made
+                if failed > max(FAILURES_MAX, size if batch else 0):
+                    return ChunkResult(declined="failures")
+            done += count
+            if not batch:
+                size = min(2 * size, CHUNK_MESSAGES) if values <= CHUNK_VALUES else max(1, size // 2)
+            values = 0
+        return made
+
+
+def _pages(
+    results: Results, taken: Taken, cut: Cut, options: dict[str, QueueOptions], batch: bool
+) -> dict[str, list[PlacedPage]]:
+    """The outputs of a run of messages as pages, with where they came from."""
+    found: dict[str, list[PlacedPage]] = {}
+    traced = any(piece.traced for piece in taken.slices)
+    for binding, whole in results.outputs.items():
+        output = whole if cut.stop - cut.start == taken.count else whole.between(cut.start, cut.stop)
+        if not output.items:
+            continue
+        strips = options[binding].strips
+        came = None
+        if traced and not strips:
+            came = taken.provenance()
+            if batch:
+                came = came.spread(len(output.items))
+            else:
+                came = came.slice(cut.start, cut.stop) if output.origins is None else came.select(output.origins)
+        found[binding] = list(_placed(output.items, came, options[binding]))
+    return found
+
+
+def _placed(items: list[bytes], came: Provenance | None, options: QueueOptions) -> Iterator[PlacedPage]:
+    """The pages of an output, each with its partition."""
+    if options.partitions == 1:
+        for page in outgoing.build(items, options.strips, NO_HASH, came):
+            yield 0, page
+        return
+    shares = outgoing.placed(items)
+    if shares is None:
+        # Where turns begin does not matter, if it is not where those of every other chunk do.
+        start = secrets.randbelow(options.partitions)
+        shares = dict(Placer(options, start).shares(options, [codec.unpack_known(item) for item in items]))
+    for partition, offsets in shares.items():
+        chosen = [items[offset] for offset in offsets]
+        selected = None if came is None else came.select(offsets)
+        for page in outgoing.build(chosen, options.strips, NO_HASH, selected):
+            yield partition, page

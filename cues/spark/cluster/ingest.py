@@ -1,0 +1,161 @@
+"""From a Spark stream into a queue: a batch is a step, its commit keyed by the offsets of the stream.
+
+    DIR/_cues/checkpoints/<processor id>/       Spark's: which offsets batch n is about, written before it runs
+
+1. Spark freezes what batch n reads, and calls :meth:`StreamIngest._batch`.
+2. The offsets are compared with those in the processor's last record (position.py): replayed, so skip; not what
+   follows, so refuse; else
+3. write the rows as messages into the work folder, number them, commit, forward (landing.py); the record holds
+   the offsets.
+
+So a batch that Spark repeats, because it died before it wrote down that it was done, is found in the record. The
+number of the batch decides nothing.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from cues import codec
+from cues.base import events
+from cues.errors import CuesError, Fenced, PositionMismatch, ProcessorStopped
+from cues.graphs.processor import Node
+from cues.spark.checkpoint import part_of
+from cues.spark.cluster.files import folder_of
+from cues.spark.cluster.frames import Encode
+from cues.spark.cluster.ledger import Ledger
+from cues.spark.cluster.publish import land
+from cues.spark.cluster.tasks import OUT
+from cues.spark.columns import Encoder
+from cues.spark.session import in_short
+from cues.spark.source import Source
+from cues.steps.hashes import Hasher
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from cues.spark.cluster.driver import Driver
+
+_RAW: Final = {"index", "time", "hash", "value", "meta"}
+"""Columns of which ``value`` is the message, packed."""
+_LOOK_S: Final = 0.2
+_WAITING: Final = ("Waiting for next trigger", "Waiting for data to arrive", "Stopped")
+
+
+class StreamIngest:
+    """One source that is a stream. Spark calls it from a thread of its own."""
+
+    def __init__(self, driver: Driver, node: Node) -> None:
+        assert isinstance(node.fn, Source)
+        self.driver = driver
+        self.node = node
+        self.source: Source = node.fn
+        self.counters = events.Counters()
+        self.ledger = Ledger(driver.files, node.id, driver.owner)
+        self.directory = driver.queues[node.outputs[0].queue]
+        self._checkpoint = f"_cues/checkpoints/{folder_of(node.id)}"
+        self._hasher = Hasher(node.id, 0)
+        self._query: Any = None
+        self._failed: BaseException | None = None
+
+    def claim(self) -> None:
+        """Own the processor, and finish what was committed and is in no log."""
+        while True:
+            last = self.ledger.read()
+            if last is not None:
+                for name in last.files.values():
+                    with self.directory.lock:
+                        self.directory.forward(name)
+            if self.ledger.claim(last, {}):
+                return
+
+    def run(self, ending: Callable[[], bool]) -> None:
+        """Run the query until it ends, fails, or ``ending()``. Raises :class:`ProcessorStopped`."""
+        stream = self.driver.session.readStream.format(self.source.format).options(**self.source.options)
+        if self.source.schema is not None:
+            stream = stream.schema(self.source.schema)
+        writer = stream.load().writeStream.foreachBatch(self._batch).queryName(f"cues {self.node.id}")
+        if self.source.available_now:
+            writer = writer.trigger(availableNow=True)
+        place = self.driver.files.url_of(self._checkpoint)
+        self._query = writer.option("checkpointLocation", place).start()
+        try:
+            while not ending() and not self._query.awaitTermination(_LOOK_S):
+                pass
+        except Exception as error:
+            stopped = self._stopped(error)
+            raise stopped from (None if stopped is self._failed else self._failed)
+        finally:
+            self._query.stop()
+
+    def _stopped(self, error: Exception) -> CuesError:
+        """The error that ended the query: that of a batch, where there is one, else Spark's."""
+        if isinstance(self._failed, Fenced):
+            return self._failed
+        why = self._failed.message if isinstance(self._failed, CuesError) else f"{in_short(error)}."
+        hint = self._failed.hint if isinstance(self._failed, CuesError) else ""
+        return ProcessorStopped(
+            f"{self.node.id} stopped: {why}",
+            hint or "start again when the cause is gone; it goes on behind its last batch.",
+            processor=self.node.id,
+        )
+
+    def idle(self) -> bool:
+        """Return True where the stream has nothing to give now."""
+        query = self._query
+        if query is None:
+            return False
+        status = query.status
+        return not status["isTriggerActive"] and not status["isDataAvailable"] and status["message"] in _WAITING
+
+    def _batch(self, rows: Any, number: int) -> None:
+        """A batch of the stream."""
+        try:
+            self._commit(rows, number)
+        except BaseException as error:
+            self._failed = error
+            raise
+
+    def _commit(self, rows: Any, number: int) -> None:
+        last = self.ledger.last
+        assert last is not None
+        part = part_of(str(self.driver.files.path(self._checkpoint).toUri().toString()), number)
+        kept = codec.unpack(bytes.fromhex(last.source)) if last.source else None
+        verdict = part.decide(kept)
+        if verdict == "replayed":
+            return
+        if verdict == "refuse":
+            raise PositionMismatch(
+                f"Batch {number} of {self.node.id} does not follow what {self.driver.files.url} has of its stream: the"
+                f" checkpoint in {self._checkpoint} is another one, or an older copy. Nothing was written.",
+                "use the checkpoint that belongs to the directory, or start over with another --queues DIR.",
+                source=self.node.id,
+                kept=kept,
+                found=part.position(),
+            )
+        position = list(part.position())
+        digest = self._hasher.digest([], ["source", kept, position])
+        raw = set(rows.columns) <= _RAW and dict(rows.dtypes).get("value") == "binary"
+        if not raw:
+            Encoder(rows.schema)  # what cannot be a message is refused here, not in a task
+        encode = Encode(rows.schema, self.directory.options, 0, digest.hex(), None, raw)
+        folder = self.driver.scratch()
+        place = self.driver.files.url_of(folder)
+        rows.mapInArrow(lambda given: encode(given), OUT).write.parquet(place)
+        count = self.driver.session.read.schema(OUT).parquet(place).count()
+        land(
+            self.driver,
+            self.ledger,
+            folder,
+            {0: self.directory} if count else {},
+            {0: count},
+            1,
+            hash=digest.hex(),
+            source=codec.pack(position).hex(),
+            counts={"written": count},
+        )
+        self.driver.files.delete(folder)
+        self.counters.steps += 1
+        self.counters.taken += count
+        self.counters.written += count
+        self.driver.ring()

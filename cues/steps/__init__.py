@@ -1,0 +1,1 @@
+"""One step of a processor: take, run, commit, and recover."""

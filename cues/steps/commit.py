@@ -1,0 +1,150 @@
+"""Steps 2, 4 and 5 of the protocol: the two commits of a step, and the wake-up after them.
+
+    2. snapshot   where the function has side effects: write the ranges that were taken
+    4. commit     one write transaction: the fence, outputs, state, attempt, positions
+    5. ring       wake the readers of the queues that were written
+
+Each commit compares the row of the processor first (the fence) and writes nothing where another process changed it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from cues import faults
+from cues.queues.processor_rows import NO_SEAL, Position, ProcessorRow
+from cues.records.batch import Page
+from cues.steps import tries
+from cues.steps.failure import stopped_at
+from cues.steps.results import Results
+from cues.steps.taking import Slice, Taken
+
+if TYPE_CHECKING:
+    pass
+
+from cues.steps.parts import Part, PartBuilder
+
+
+class Committer(PartBuilder):
+    """Write a step to the store."""
+
+    # 2. Snapshot.
+
+    def _commit_snapshot(self, taken: Taken) -> None:
+        digest = self._digest(taken, 0, taken.count)
+        pages = self._tries.snapshot(self._taking(taken, 0, taken.count), digest)
+        row = self._moved(taken.slices) if self.node.at_most_once else self._standing(taken)
+        packed = row.pack()
+        for piece in taken.slices:
+            if piece.tailer in self.marks and not self.node.at_most_once:
+                self._patiently(self.marks[piece.tailer].hold, piece.start)
+        self._patiently(self.store.commit, self._write_snapshot, pages, packed)
+        self._owned(row, packed)
+        if faults.active:
+            faults.point("snapshot.after")
+
+    def _write_snapshot(self, txn: Any, pages: list[Page], row: bytes) -> None:
+        self._fence(txn)
+        self._write_tries(txn, pages)
+        txn.put(self._row_key, row)
+        if faults.active:
+            faults.point("snapshot.inside")
+
+    # 4. Commit.
+
+    def _commit(self, taken: Taken, results: Results) -> None:
+        taken, parts, stop = self._parts(taken, results)
+        if parts:
+            # Under at-most-once the inputs have moved already; the function's own tailers move now.
+            row = self._moved([] if self.node.at_most_once else taken.slices)
+            self._commit_parts(parts, row)
+            self.counters.taken += taken.count * len(taken.slices)
+            for piece in taken.slices:
+                if piece.one.index != piece.stop:  # the step was closed: the next one takes the rest
+                    piece.one.go(piece.stop)
+        if stop is not None:
+            self._stop = stop
+            raise stopped_at(self.node, stop)
+
+    def _commit_parts(self, parts: list[Part], row: ProcessorRow) -> None:
+        if faults.active:
+            faults.point("commit.before")
+        pages = 2 * len(parts) + sum(part.values() for part in parts)
+        if self.state.changed:
+            self._patiently(self.state.ensure)
+            pages += 2 * self.state.pages()
+        packed = row.pack()
+        self._patiently(self.store.commit, self._write_step, parts, packed, pages=pages)
+        self._owned(row, packed)
+        self.state.committed()
+        if faults.active:
+            faults.point("commit.after")
+        # 5. Ring.
+        self.store.ring(self._written)
+        if faults.active:
+            faults.point("ring.after")
+        counters = self.counters
+        counters.steps += len(parts)
+        failed = 0
+        for part in parts:
+            if part.failure is not None:
+                failed += part.stop - part.start
+                continue
+            counters.written += part.written
+        if failed:
+            counters.failed += failed
+            self._tell(failed, next(part.failure for part in parts if part.failure is not None))
+
+    def _write_step(self, txn: Any, parts: list[Part], row: bytes) -> None:
+        self._fence(txn)
+        records: list[Page] = []
+        rings = self.rings
+        for part in parts:
+            indices: dict[str, int] = {}
+            for queue, pages in part.appends:
+                index = queue.append_pages(txn, pages)
+                rings |= queue.log.mask  # also of partitions that came since the start
+                indices.setdefault(queue.log.id, index)  # of the first, where two bindings lead to one queue
+            records += self._tries.step(part.taking, part.digest, indices, part.failure is not None, part.pending)
+        self._written = rings
+        if faults.active:
+            faults.point("commit.outputs")
+        if self.state.changed:
+            self.state.write(txn)
+        self._write_tries(txn, records)
+        txn.put(self._row_key, row)
+        if faults.active:
+            faults.point("commit.inside")
+
+    def _write_tries(self, txn: Any, pages: list[Page]) -> None:
+        log = self.try_log.log
+        start, _ = log.append(txn, pages)
+        if start - self._tries_from > tries.KEEP_MESSAGES + tries.TRIM_MESSAGES:
+            row = log.row(txn)
+            _, front = log.delete_before(txn, row, row.next - tries.KEEP_MESSAGES)
+            log.move_front(txn, row, front)
+            self._tries_from = front
+
+    # --- positions ---
+
+    def _moved(self, slices: list[Slice]) -> ProcessorRow:
+        """Return the row with the positions after the taken messages and after the function's own reads."""
+        row = self._row
+        positions = list(row.positions)
+        for piece in slices:
+            positions[self._place[piece.one.tailer]] = Position(piece.one.identity, piece.stop, piece.seal())
+        if self.node.imperative:
+            for tailer, position in self.imperative.moved().items():
+                positions[self._place[tailer]] = position
+        return ProcessorRow(
+            row.owner, row.epoch, row.generation, row.pid, row.boot, False, tuple(positions), row.source
+        )
+
+    def _standing(self, taken: Taken) -> ProcessorRow:
+        """Return the row with the positions where the step begins: later than stored, where messages were purged."""
+        starts = {s.tailer: s.start for s in taken.slices}
+        positions = []
+        for tailer, position in zip(self._order, self._row.positions):
+            start = starts.get(tailer, position.next)
+            positions.append(position if start == position.next else position._replace(next=start, seal=NO_SEAL))
+        return self._row._replace(pending=True, positions=tuple(positions))

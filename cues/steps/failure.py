@@ -1,0 +1,216 @@
+"""Failures, and the error messages for error queues: configuration, messages, chain of causes, context.
+
+    {"q/type": "q.type.err/processor", "err.proc/config": …, "err.proc/messages": {binding: [message]},
+     "err/cause": [{"type", "message", "trace"}], "err/context": …}
+
+An error message is always plain data that can be encoded, also when the user's exception raises in ``str()`` or holds
+other objects.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import reprlib
+import traceback
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+from cues import codec
+from cues.base import events, names
+from cues.errors import CheckpointError, CodecError, Fenced, ProcessorStopped, StoreFull, WorkerDied, WriterStuck
+from cues.graphs.processor import Node
+
+_OURS: Final = ("cues.steps.runner", "cues.steps.invocation", "cues.steps.concurrency", "cues.steps.eventloop")
+"""Modules whose frames lead to the user's function."""
+TRACE_CHARACTERS_MAX: Final = 20_000
+"""A longer traceback keeps its end, where the error is."""
+
+
+@contextlib.contextmanager
+def error_context(**facts: Any) -> Iterator[None]:
+    """Add ``facts`` to the error message of whatever fails inside the block."""
+    try:
+        yield
+    except Exception as error:
+        known = getattr(error, "__cues_context__", {})  # of a block inside this one
+        with contextlib.suppress(AttributeError):
+            error.__cues_context__ = {**facts, **known}  # type: ignore[attr-defined]
+        raise
+
+
+@dataclass
+class Failure:
+    """A message (batch function: all of them) that failed for good."""
+
+    error: BaseException
+    attempts: int
+    told: dict[str, Any] | None = None
+    """Causes and context as plain data, where the function ran elsewhere: a traceback does not travel."""
+
+    @property
+    def stops(self) -> bool:
+        """Whether the target failed and not the message. The processor then stops, also with an error queue."""
+        return isinstance(self.error, CheckpointError)
+
+    def account(self) -> dict[str, Any]:
+        """Return the chain of causes and the context for an error message."""
+        if self.told is not None:
+            return self.told
+        context: dict[str, Any] = {}
+        for error in chain(self.error):
+            context = {**getattr(error, "__cues_context__", {}), **context}
+        return {
+            names.ERR_CAUSE: causes(self.error),
+            names.ERR_CONTEXT: {str(k): _plain(v) for k, v in context.items()},
+        }
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A step of one message, or of one batch, in which the worker died at each attempt."""
+
+    chosen: int
+    """The input that the step took from; 0 where it takes from all."""
+    start: int
+    """Index of its first message there."""
+    count: int
+    deaths: int
+    text: str
+    """How the worker died."""
+
+    def failure(self) -> Failure:
+        """Return the failure that replaces the results of the step."""
+        error = WorkerDied(
+            f"the worker died {self.deaths} times in a row in the call of this message: the last one {self.text}.",
+            "correct the function, or the code that it calls.",
+            worker="",
+            pid=0,
+            returncode=None,
+        )
+        return Failure(error, self.deaths)
+
+
+def error_message(node: Node, messages: dict[str, list[dict[str, Any]]], failure: Failure) -> dict[str, Any]:
+    """The message for the error queue: configuration, input messages, chain of causes, context."""
+    record = {
+        names.TYPE: names.PROCESSOR_ERROR,
+        names.ERR_CONFIG: {**node.config(), "attempt": failure.attempts},
+        names.ERR_MESSAGES: messages,
+        **failure.account(),
+    }
+    try:
+        codec.pack([record])  # a batch adds a level
+    except CodecError:  # the record adds levels around a message that was as deep as can be written
+        record[names.ERR_MESSAGES] = {binding: [_shallow(m) for m in inputs] for binding, inputs in messages.items()}
+    return record
+
+
+def _shallow(message: dict[str, Any]) -> dict[str, Any]:
+    """The message, or its abridged text where the error record would be nested too deeply with it."""
+    try:
+        codec.pack([{names.ERR_MESSAGES: {"": [message]}}])
+    except CodecError:
+        return {"repr": reprlib.repr(message)}
+    return message
+
+
+def stopped_at(node: Node, failure: Failure) -> ProcessorStopped:
+    """Return the error of a processor that stops because no queue takes its failures."""
+    where = "behind what its last step took: at-most-once" if node.at_most_once else "at this message"
+    error = ProcessorStopped(
+        f"{node.id} stopped after {failure.attempts} attempt{'s' if failure.attempts > 1 else ''}:"
+        f" {type(failure.error).__name__}: {line(failure.error)}",
+        f"mend the function and start again (it goes on {where}), or give the graph an error"
+        " queue: cues.Graph(…, errors='errors').",
+        processor=node.id,
+    )
+    error.__cause__ = failure.error
+    return error
+
+
+def passes(error: BaseException) -> bool:
+    """Return whether the cause of an error may disappear without a restart.
+
+    StoreFull     a purge, more room on the disk, or a larger map by another process
+    WriterStuck   the process that holds the writer lock continues or ends
+    OSError       the system had no descriptor, no memory, or no answer
+    """
+    return isinstance(error, (StoreFull, WriterStuck, OSError))
+
+
+def stopped_by(id: str, error: BaseException) -> ProcessorStopped | Fenced:
+    """Return an error as :class:`ProcessorStopped`; :class:`Fenced` stays as it is."""
+    if isinstance(error, (ProcessorStopped, Fenced)):
+        return error
+    stopped = ProcessorStopped(
+        f"{id} stopped: {type(error).__name__}: {line(error)}",
+        "start again when the cause is gone; it goes on where it stands.",
+        processor=id,
+    )
+    stopped.__cause__ = error
+    return stopped
+
+
+def stop_event(id: str, stopped: BaseException) -> events.Stopped:
+    """Return the event of a processor that stopped."""
+    text = getattr(stopped, "message", str(stopped)).removeprefix(f"{id} ")
+    return events.Stopped(id, text, logging.ERROR, error=stopped)
+
+
+def causes(error: BaseException | None) -> list[dict[str, str]]:
+    """Return the chain of an exception, outermost first: type, message, traceback."""
+    found: list[dict[str, str]] = []
+    for one in chain(error):
+        trace = one.__traceback__
+        while trace is not None and trace.tb_next is not None and trace.tb_frame.f_globals["__name__"] in _OURS:
+            trace = trace.tb_next  # our own frames say nothing about the failure
+        lines = traceback.format_exception(type(one), one, trace, chain=False)
+        found.append(
+            {
+                "type": f"{type(one).__module__}.{type(one).__qualname__}".removeprefix("builtins."),
+                "message": _text(words(one)),
+                "trace": _text("".join(lines))[-TRACE_CHARACTERS_MAX:],
+            }
+        )
+    return found
+
+
+def chain(error: BaseException | None) -> Iterator[BaseException]:
+    """Yield an exception and its causes, outermost first."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+
+
+def words(error: BaseException) -> str:
+    """Return ``str(error)``, also where the user's exception raises in it."""
+    try:
+        return str(error)
+    except Exception as another:
+        return f"<its text raised {type(another).__name__}>"
+
+
+def line(error: BaseException) -> str:
+    """Return the first line of an error text. Drivers add the statement, its parameters and links."""
+    first, *more = words(error).strip().splitlines() or [""]
+    return f"{first} …" if more else first
+
+
+def _plain(value: Any) -> Any:
+    try:
+        codec.pack(value)
+    except CodecError:
+        return repr(value)
+    return value
+
+
+def _text(value: str) -> str:
+    return value.encode("utf-8", "replace").decode()
+
+
+def short(error: BaseException) -> str:
+    return f"{type(error).__name__}: {line(error)}"[:200]

@@ -1,0 +1,386 @@
+"""Sources: a thread pulls the user's generator, and steps commit the messages that it yields.
+
+The generator runs in its own thread (:meth:`Feed.run`), because the next ``yield`` may come at once or in an hour. The
+thread of the processor commits yielded messages as soon as it can: many at a time from a fast generator, one at a time
+from a slow one. A fast generator waits when :data:`AHEAD_MAX` messages are not committed. An async generator runs on
+its own event loop, which continues between its yields.
+
+A step takes yielded messages in the range (position before, position after]. The function has run already, so only
+the commit of the protocol is left.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import AsyncIterable, Iterator
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
+
+from cues import codec, faults
+from cues.base import events
+from cues.errors import CodecError, PositionRequired, ReturnError
+from cues.graphs.processor import position_count, wants_process
+from cues.records import batch as batches
+from cues.steps import outgoing, tries
+from cues.steps.concurrency import Closed
+from cues.steps.failure import Failure, error_message, line, stopped_at
+from cues.steps.outgoing import Packer
+from cues.steps.parts import Part, divided
+from cues.steps.results import Output
+from cues.steps.stepper import Outcome, Stepper
+
+if TYPE_CHECKING:
+    from cues.queues.processor_rows import ProcessorRow
+    from cues.queues.queue import Queue
+    from cues.records.batch import Page
+    from cues.steps.eventloop import Loop
+
+AHEAD_MAX: Final = 2_000
+"""Messages that a generator may be ahead of the commits."""
+REPR_CHARACTERS_MAX: Final = 100_000
+"""Of a message that cannot be written; what an error message holds of it."""
+
+
+class MessageCount(int):
+    """How many bare messages there were: no position, which may be an integer as well."""
+
+
+class Refused(NamedTuple):
+    """A message, or a position, that cannot be written."""
+
+    error: Exception
+    shown: str
+    """The message's ``repr`` when it was yielded."""
+
+
+class Item(NamedTuple):
+    """What was yielded, as it was at that moment: the generator may go on changing it."""
+
+    after: bytes | MessageCount | Refused
+    """The position after the message, packed; of bare messages the count so far."""
+    message: bytes | Refused
+
+
+class Feed:
+    """Pulls one generator, and hands over what it yielded."""
+
+    def __init__(self, source: SourceStepper) -> None:
+        self._source = source
+        self._items: deque[Item] = deque()
+        self._changed = threading.Condition()
+        self._waiting = False
+        self._iterator: Iterator[Item] | None = None
+        self._loop: Loop | None = None
+        self.ended = False
+        self.error: BaseException | None = None
+        self.closed = False
+        self.pulled_at = time.monotonic()
+        """When the generator yielded last, or was started."""
+
+    # --- the generator's side ---
+
+    def run(self) -> None:
+        """Pull until the generator ends, fails, or the feed is closed."""
+        try:
+            for item in self._pulls():
+                self._items.append(item)
+                if self._waiting or len(self._items) > AHEAD_MAX:
+                    self._hand_over()
+                if self.closed:
+                    break
+        except BaseException as error:
+            self.error = error
+        finally:
+            with self._changed:
+                self.ended = True
+                self._changed.notify_all()
+
+    def _hand_over(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
+            while len(self._items) > AHEAD_MAX and not self.closed:
+                self._changed.wait(0.1)
+
+    def pull(self, count: int) -> None:
+        """Pull up to ``count`` messages in the calling thread (deterministic runs)."""
+        if self._iterator is None:
+            self._iterator = self._pulls()
+        try:
+            while len(self._items) < count:
+                self._items.append(next(self._iterator))
+        except StopIteration:
+            self.ended = True
+        except Exception as error:
+            self.error, self.ended = error, True
+
+    def _pulls(self) -> Iterator[Item]:
+        """Call the function and give (position, message) for all that it yields anew."""
+        source = self._source
+        position, count = source.position
+        before = codec.pack(position)
+        packer = Packer(lambda: source.output._options)
+        resume = source.node.options.resume
+        fn = source.node.fn
+        assert fn is not None
+        arguments: list[Any] = [position] * position_count(fn)
+        keywords = {"process": source.process} if wants_process(fn) else {}
+        skip = count if resume == "skip" else 0
+        yielded = fn(*arguments, **keywords)
+        try:
+            iterator = self._from_loop(yielded) if isinstance(yielded, AsyncIterable) else iter(yielded)
+        except TypeError:
+            raise ReturnError(
+                f"The source {source.node.name!r} returned {type(yielded).__name__}, which cannot be iterated.",
+                "yield position, message.",
+            ) from None
+        for item in iterator:
+            self.pulled_at = time.monotonic()
+            if type(item) is tuple and len(item) == 2:
+                if not arguments:
+                    raise PositionRequired(
+                        f"The source {source.node.name!r} yielded the position {str(item[0])[:60]!r} and takes none,"
+                        " so the next start would yield the same messages again.",
+                        f"def {getattr(fn, '__name__', 'f')}(position): …, which goes on after that position; or yield"
+                        f" bare messages, as resume={resume!r} says.",
+                    )
+                after, message = item
+                try:
+                    packed = codec.pack(after)
+                except CodecError as error:
+                    yield Item(Refused(error, ""), b"")
+                    return
+                if packed == before:
+                    raise ReturnError(
+                        f"The source {source.node.name!r} yielded the position {after!r:.60} twice in a row: a restart"
+                        " could not tell the messages apart, and they would have one delivery hash.",
+                        "a position that changes with every message, such as (page, row).",
+                    )
+                before = packed
+                yield Item(packed, self._packed(packer, message))
+                continue
+            if not isinstance(item, dict):
+                raise ReturnError(
+                    f"The source {source.node.name!r} yielded {type(item).__name__} ({str(item)[:60]!r}).",
+                    "yield position, message, where the message is a dict.",
+                )
+            if resume is None:
+                raise PositionRequired(
+                    f"The source {source.node.name!r} yields messages without a position and does not say what"
+                    " a restart means.",
+                    "yield position, message; or resume='skip' (it yields the same messages again, those that"
+                    " are committed are skipped: exactly-once) or resume='again' (it begins anew: at-least-once).",
+                )
+            if skip:
+                skip -= 1
+                continue
+            count += 1
+            yield Item(MessageCount(count), self._packed(packer, item))
+
+    def _packed(self, packer: Packer, message: Any) -> bytes | Refused:
+        try:
+            return packer.renew().pack(message)
+        except Exception as error:  # CuesError, or what the function that gives the key has raised
+            return Refused(error, repr(message).encode("utf-8", "replace").decode()[:REPR_CHARACTERS_MAX])
+
+    def _from_loop(self, yielded: AsyncIterable[Any]) -> Iterator[Any]:
+        from cues.steps.eventloop import Loop
+
+        self._loop = loop = Loop(f"cues {self._source.node.id} loop")
+        iterator = aiter(yielded)
+        try:
+            while True:
+                yield loop.run(anext(iterator))
+        except (StopAsyncIteration, Closed):
+            return
+        finally:
+            loop.close()
+
+    # --- the processor's side ---
+
+    def take(self, count: int) -> list[Item]:
+        """Up to ``count`` messages that were yielded; never waits."""
+        items = self._items
+        taken: list[Item] = []
+        for _ in range(min(count, len(items))):
+            taken.append(items.popleft())
+        if taken and len(items) + len(taken) > AHEAD_MAX:
+            with self._changed:
+                self._changed.notify_all()
+        return taken
+
+    def wait(self, timeout_s: float) -> None:
+        """Until there is something to take, or the generator ended."""
+        with self._changed:
+            self._waiting = True
+            try:
+                if not self._items and not self.ended and not self.closed:
+                    self._changed.wait(timeout_s)
+            finally:
+                self._waiting = False
+
+    @property
+    def empty(self) -> bool:
+        return not self._items
+
+    def close(self) -> None:
+        """Stop pulling at the next yield; what was yielded can still be taken."""
+        with self._changed:
+            self.closed = True
+            self._changed.notify_all()
+
+    def abandon(self) -> None:
+        """Let go of a generator that may never yield again; an async one is cancelled."""
+        self.close()
+        if self._loop is not None:
+            self._loop.close()
+
+
+class SourceStepper(Stepper):
+    """The stepper of a source that has a function."""
+
+    def __init__(self, *arguments: Any, **keywords: Any) -> None:
+        super().__init__(*arguments, **keywords)
+        self.feed = Feed(self)
+        self._failures = 0
+
+    def close(self) -> None:
+        self.feed.abandon()
+        super().close()
+
+    def adopt(self, row: ProcessorRow) -> None:
+        """Take over the stored row. Drop messages yielded after its position; start the generator there again."""
+        super().adopt(row)
+        self.feed.abandon()
+        self.feed = Feed(self)
+
+    @property
+    def position(self) -> tuple[Any, int]:
+        """The committed position, and the count of bare messages committed."""
+        if not self._row.source:
+            return None, 0
+        position, count = codec.unpack(self._row.source)
+        return position, count
+
+    @property
+    def ended(self) -> bool:
+        """Whether the generator ended and all of it is committed."""
+        return self.feed.ended and self.feed.empty and self.feed.error is None
+
+    def step(self) -> Outcome:
+        """Commit what was yielded. Raises :class:`ProcessorStopped` when the generator failed."""
+        if self._stop is not None:
+            raise stopped_at(self.node, self._stop)
+        error = self.feed.error  # first: what was yielded before it is there by now, and is committed
+        items = self.feed.take(self.node.options.batch_size)
+        if items:
+            if faults.active:
+                faults.point("take.after")
+            parts, row, stop = self._source_parts(items)
+            if parts:
+                self._commit_parts(parts, row)
+                self.counters.taken += sum(part.stop for part in parts)
+                self._failures = 0
+            if stop is not None:
+                self._stop = stop
+                raise stopped_at(self.node, stop)
+            return "committed"
+        if error is not None:
+            raise stopped_at(self.node, Failure(error, self._failures + 1)) from error
+        self.check_fence()
+        return "idle"
+
+    def again(self) -> float | None:
+        """After a failure: seconds to wait before the function is called again, None when it is not.
+
+        It is called with the position that is committed.
+        """
+        error, retry = self.feed.error, self.node.options.retry
+        if (
+            error is None
+            or self._stop is not None
+            or not isinstance(error, retry.on)
+            or self._failures + 1 >= retry.attempts
+        ):
+            return None
+        if isinstance(error, (PositionRequired, ReturnError)):
+            return None
+        self._failures += 1
+        self.counters.retries += 1
+        wait_s = retry.wait_s(self._failures)
+        self._emit(
+            events.Retrying(
+                self.node.id,
+                f"attempt {self._failures} of {retry.attempts} failed ({type(error).__name__}: {line(error)});"
+                f" again in {wait_s:g} s",
+                logging.WARNING,
+                attempt=self._failures,
+                wait_s=wait_s,
+            )
+        )
+        self.feed = Feed(self)
+        return wait_s
+
+    def _source_parts(self, items: list[Item]) -> tuple[list[Part], ProcessorRow, Failure | None]:
+        """The step, cut at messages that cannot be written; what commits, the row, and why the source stops then."""
+        parts: list[Part] = []
+        position, count = self.position
+        while items:
+            first = items[0]
+            if isinstance(first.after, Refused):
+                return parts, self._at(position, count), Failure(first.after.error, 1)
+            bare = type(first.after) is MessageCount
+            before = count if bare else position
+            failure = None
+            if isinstance(first.message, Refused):
+                failure = Failure(first.message.error, 1)
+                if self.errors is None:
+                    return parts, self._at(position, count), failure
+                stop = 1
+            else:
+                stop = next((i for i, item in enumerate(items) if not _follows(item, bare)), len(items))
+            last = items[stop - 1].after
+            after = int(last) if isinstance(last, MessageCount) else codec.unpack(cast(bytes, last))
+            digest = self.hasher.digest([], ["source", before, after])
+            if isinstance(first.message, Refused):
+                appends = [self._refused(first.message, cast(Failure, failure), digest)]
+            else:
+                appends = self._append([cast(bytes, item.message) for item in items[:stop]], digest)
+            items = items[stop:]
+            taking = tries.Taking((), (), (), source=(before, after))
+            parts.append(Part(0, stop, digest, taking, failure, self._at_home(appends, digest), stop))
+            if bare:
+                count = after
+            else:
+                position = after
+        return parts, self._at(position, count), None
+
+    def _at(self, position: Any, count: int) -> ProcessorRow:
+        return self._row._replace(source=codec.pack([position, count]))
+
+    @property
+    def output(self) -> Queue:
+        """The queue of the source."""
+        (queue,) = self.outputs.values()
+        return queue
+
+    def _append(self, messages: list[bytes], digest: bytes) -> list[tuple[Queue, list[Page]]]:
+        queue = self.output
+        return [
+            (log, outgoing.build(items, queue._options.strips, digest, None))
+            for log, items, _ in divided(queue, Output(messages), 0)
+        ]
+
+    def _refused(self, refused: Refused, failure: Failure, digest: bytes) -> tuple[Queue, list[Page]]:
+        """A message that cannot be written goes to the error queue as its ``repr``."""
+        assert self.errors is not None
+        record = error_message(self.node, {self.node.name: [{"repr": refused.shown}]}, failure)
+        return self.errors, batches.build([record], batches.OWN_BYTES_MAX, digest, reserved=True)
+
+
+def _follows(item: Item, bare: bool) -> bool:
+    """Whether an item can be of the same step as those before it."""
+    if isinstance(item.after, Refused) or isinstance(item.message, Refused):
+        return False
+    return (type(item.after) is MessageCount) is bare

@@ -1,0 +1,63 @@
+"""The delivery hash: one name for a set of messages, whatever the run, process, version or engine.
+
+    xxh3-128, as 32 lower-case hex digits, over the msgpack of
+    [1, processor id, generation, [[tailer id, queue identity, from, to], …], extra]
+
+with the ranges [from, to) sorted by tailer id, and extra nil, ``["source", before, after]`` or
+``["timer", time]``. The same on every retry of the same messages, never the same for others: a
+queue that was created again has another identity, and a seek that asks for delivery again raises the generation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import xxhash
+
+from cues import codec
+
+Range = tuple[str, bytes, int, int]
+"""Tailer id, queue identity, first index, index after the last."""
+
+_VERSION = 1
+
+
+class Hasher:
+    """Delivery hashes of one processor and generation. The constant part is packed once."""
+
+    def __init__(self, processor: str, generation: int) -> None:
+        self.processor = processor
+        self.generation = generation
+        self._head = b"\x95" + codec.pack(_VERSION) + codec.pack(processor) + codec.pack(generation)
+        self._tailers: dict[tuple[str, bytes], bytes] = {}
+
+    def digest(self, ranges: Sequence[Range], extra: Sequence[Any] | None = None) -> bytes:
+        """Return the 16 bytes of the hash."""
+        if len(ranges) == 1 and extra is None:
+            tailer, identity, start, stop = ranges[0]
+            prefix = self._tailers.get((tailer, identity))
+            if prefix is None:
+                prefix = self._head + b"\x91\x94" + codec.pack(tailer) + codec.pack(identity)
+                self._tailers[tailer, identity] = prefix
+            return xxhash.xxh3_128_digest(prefix + _packed(start) + _packed(stop) + b"\xc0")
+        body = self._head + codec.pack([list(r) for r in sorted(ranges)])
+        return xxhash.xxh3_128_digest(body + codec.pack(list(extra) if extra is not None else None))
+
+
+def _packed(index: int) -> bytes:
+    """Return the msgpack of a positive integer in the fewest bytes, as every packer does."""
+    if index < 0x80:
+        return bytes((index,))
+    if index < 0x100:
+        return b"\xcc" + index.to_bytes(1, "big")
+    if index < 0x1_0000:
+        return b"\xcd" + index.to_bytes(2, "big")
+    if index < 0x1_0000_0000:
+        return b"\xce" + index.to_bytes(4, "big")
+    return b"\xcf" + index.to_bytes(8, "big")
+
+
+def delivery_hash(processor: str, generation: int, ranges: Sequence[Range], extra: Sequence[Any] | None = None) -> str:
+    """Return the hash as 32 hex digits, for tests and tools."""
+    return Hasher(processor, generation).digest(ranges, extra).hex()

@@ -1,0 +1,208 @@
+"""The tailers and appenders of an imperative function. Their moves and writes wait for the commit of the step.
+
+    process.tailers["rates"].read()          moves a position; it is committed with the step
+    process.appenders["audit"].write(entry)  appended by the step's commit
+
+The inputs of the processor still feed the step; its snapshot and its delivery hash name only them. In addition the
+function reads other queues as they are now, from positions in the processor's row. It also writes to other queues,
+after the messages that it returns. Each position has three values, as the state has:
+
+    committed   in the processor's row, protected by the fence like the position of an input
+    step        after the calls of this step that have returned
+    call        of the running call
+
+A call that returns moves its reads and writes into the step; a call that fails leaves none.
+
+Not guaranteed: that a repeated step reads the same messages here. A retry reads the queue as it is then, from the
+committed position, and the hash of the step does not cover these reads.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from cues.errors import InvalidArgument
+from cues.queues.processor_rows import NO_SEAL, Position
+from cues.queues.tailer import Tailer
+from cues.steps.outgoing import Packer
+
+if TYPE_CHECKING:
+    from cues.queues.log import Log
+    from cues.queues.queue import Queue
+    from cues.records.provenance import Provenance
+
+T = TypeVar("T")
+
+
+class ProcessTailer(Tailer):
+    """``process.tailers[binding]``: a :class:`~cues.Tailer` whose position is the processor's.
+
+    It never waits (a step that waits keeps its messages from everybody), reads forward at the
+    beginning of every call, and knows of no message that another call has read last.
+    """
+
+    def __init__(self, queue: Queue, id: str) -> None:
+        super().__init__(queue)
+        self.tailer = id
+        """The tailer id, ``graph.processor.queue``."""
+        self.log: Log = queue.log
+        self._committed = Position(self._identity, self._index, NO_SEAL)
+        self._step = self._index
+
+    def read(self, block: bool = False, timeout: float | None = None) -> dict[str, Any] | None:
+        """The next message, or None at the end of the queue. Waiting is refused: :class:`InvalidArgument`."""
+        if block:
+            raise InvalidArgument(
+                f"The tailers of {self.tailer.rpartition('.')[0]} do not wait: its step, and all that it took, would"
+                " wait with them.",
+                f"read(), which gives None at the end, or {self.queue.id!r} as an input.",
+            )
+        return super().read()
+
+    def close(self) -> None:
+        """Does nothing: the tailer is the processor's, and open for the next call."""
+
+    # --- for the stepper ---
+
+    def stand(self, position: Position) -> None:
+        """Go to a committed position."""
+        self._committed = position
+        self._identity = position.identity
+        self._step = position.next
+        self.discard()
+
+    def committed(self, position: Position) -> None:
+        """The step's commit is done."""
+        self._committed = position
+
+    def settle(self) -> None:
+        """The call returned: the next one goes on from here."""
+        self._step = self._index
+        self._last = None
+        self._direction = "forward"
+
+    def discard(self) -> None:
+        """The call failed, or begins anew: go back to where it found the tailer."""
+        self._go_back(self._step, None)
+        self._direction = "forward"
+
+    def moved(self) -> Position:
+        """The position to be committed with the step."""
+        if self._step == self._committed.next:
+            return self._committed
+        with self._store.view() as txn:
+            seal = self.log.seal_before(txn, self.log.row(txn), self._step)
+        return Position(self._identity, self._step, seal)
+
+
+class ProcessAppender:
+    """``process.appenders[binding]``: writes to a queue with the step's commit.
+
+    Nothing is returned, since indices are known only then. A message is checked and encoded at once,
+    so what is wrong with it is the error of this call, and changing it afterwards changes nothing.
+    """
+
+    def __init__(self, queue: Queue) -> None:
+        self.queue = queue
+        self._packer = Packer(lambda: queue._options)
+        self._call: list[bytes] = []
+        self._items: list[bytes] = []
+        self._origins: list[int] = []
+
+    def write(self, message: dict[str, Any]) -> None:
+        """Append one message. Raises as :meth:`cues.Appender.write` does; then it is not written."""
+        self._call.append(self._packer.renew().pack(message))
+
+    def write_many(self, messages: Iterable[dict[str, Any]]) -> None:
+        """Append messages; all or, with an error, none."""
+        packer = self._packer.renew()
+        self._call += [packer.pack(message) for message in messages]
+
+    def check(self, came: Provenance) -> None:
+        """Raise what the call's messages would raise at the commit, with the provenance that they get."""
+        for packed in self._call:
+            self._packer.check(packed, came)
+
+    def settle(self, offset: int) -> None:
+        """The call for the message at ``offset`` returned: keep what it wrote."""
+        self._items += self._call
+        self._origins += [offset] * len(self._call)
+        self._call.clear()
+
+    def discard(self) -> None:
+        """The call failed: drop what it wrote."""
+        self._call.clear()
+
+    def taken(self) -> tuple[list[bytes], list[int]]:
+        """What the step has written, with the offset of the message that each came from; nothing is left."""
+        found = self._items, self._origins
+        self._items, self._origins = [], []
+        return found
+
+    def __repr__(self) -> str:
+        return f"<cues.ProcessAppender of {self.queue.id}>"
+
+
+class ByBinding(dict[str, T]):
+    """Tailers or appenders by binding; an unknown one is said with those that there are."""
+
+    def __init__(self, processor: str, what: str, found: Mapping[str, T]) -> None:
+        super().__init__(found)
+        self._processor = processor
+        self._what = what
+
+    def __missing__(self, binding: object) -> T:
+        near = difflib.get_close_matches(str(binding), self, 1)
+        raise InvalidArgument(
+            f"{self._processor} has no {self._what} {binding!r}; it has {', '.join(map(repr, self)) or 'none'}.",
+            f"{near[0]!r}." if near else f"{self._what}s={{{str(binding)!r}: queue}} where it is declared.",
+        )
+
+
+class Imperative:
+    """The tailers and appenders of one processor. It has none where the function is not imperative."""
+
+    def __init__(
+        self, processor: str, tailers: Mapping[str, ProcessTailer], appenders: Mapping[str, ProcessAppender]
+    ) -> None:
+        self.tailers = ByBinding(processor, "tailer", tailers)
+        self.appenders = ByBinding(processor, "appender", appenders)
+        self._tailers: Sequence[ProcessTailer] = tuple(tailers.values())
+        self._appenders: Sequence[ProcessAppender] = tuple(appenders.values())
+
+    def check(self, came: Provenance) -> None:
+        """Raise what the call's messages would raise at the commit, with the provenance that they get."""
+        for appender in self._appenders:
+            appender.check(came)
+
+    def settle(self, offset: int) -> None:
+        """The call for the message at ``offset`` (batch function: the last) returned."""
+        for tailer in self._tailers:
+            tailer.settle()
+        for appender in self._appenders:
+            appender.settle(offset)
+
+    def discard(self) -> None:
+        """The call failed."""
+        for tailer in self._tailers:
+            tailer.discard()
+        for appender in self._appenders:
+            appender.discard()
+
+    def forget(self) -> None:
+        """The step is void: go back to the committed positions, and drop what was written."""
+        for tailer in self._tailers:
+            tailer.stand(tailer._committed)
+        for appender in self._appenders:
+            appender.discard()
+            appender.taken()
+
+    def written(self) -> dict[str, tuple[list[bytes], list[int]]]:
+        """What the step has written, by binding: messages, and the offset of the message that each came from."""
+        return {binding: appender.taken() for binding, appender in self.appenders.items()}
+
+    def moved(self) -> dict[str, Position]:
+        """The positions to be committed with the step, by tailer id."""
+        return {tailer.tailer: tailer.moved() for tailer in self._tailers}

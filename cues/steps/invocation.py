@@ -1,0 +1,85 @@
+"""One call of a user's function: its arguments, and the transaction of ``checkpoint=`` around it.
+
+:func:`invocation` returns a function of three arguments: the step's messages, the columns or messages to give to
+the user's function, and the process. It knows the kind of the user's function, so a call decides nothing again:
+
+    one input                 fn(message)             or fn(message, process=process)
+    a join                    fn(a=message, ...)      or fn(a=message, ..., process=process)
+    with checkpoint=target    one of these in a transaction of the target, with the messages that are new to it
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from cues.graphs.options import CheckpointTarget, Function
+from cues.graphs.processor import (
+    Node,
+    wants_process,
+)
+from cues.steps.process import Process
+from cues.steps.taking import Taken
+
+if TYPE_CHECKING:
+    from cues.steps.eventloop import Loop
+
+
+Invocation = Callable[[Taken, list[Any], Process], Any]
+"""Calls the user's function with one item for each slice: a message, or the list of a batch function."""
+
+
+def invocation(node: Node, fn: Function, check_ran: Callable[[Any], None]) -> Invocation:
+    """Return the way to call ``fn``. ``check_ran`` refuses the result of a function whose body has not run."""
+    call = _plainly(node, fn)
+    target = node.options.checkpoint
+    return call if target is None else _in_transaction(node, target, call, check_ran)
+
+
+def _in_transaction(
+    node: Node, target: CheckpointTarget, call: Invocation, check_ran: Callable[[Any], None]
+) -> Invocation:
+    def in_transaction(taken: Taken, given: list[Any], process: Process) -> Any:
+        before = process._chosen
+        with target.transaction(process) as transaction:
+            known = transaction.known
+            if known:
+                if not node.options.batch:
+                    return None
+                chosen = process._chosen if process._chosen is not None else range(taken.count)
+                fresh = [place for place, offset in enumerate(chosen) if offset >= known]
+                if not fresh:
+                    return None
+                process._chosen = [chosen[place] for place in fresh]
+                given = [[column[place] for place in fresh] for column in given]
+            process._connection = transaction.connection
+            try:
+                result = call(taken, given, process)
+                if not node.outputs:
+                    check_ran(result)  # inside the transaction: its commit would record the messages as done
+                return result
+            finally:
+                process._connection, process._chosen = None, before
+
+    return in_transaction
+
+
+def _plainly(node: Node, fn: Function) -> Invocation:
+    process_too = wants_process(node.fn)  # type: ignore[arg-type]
+
+    def with_bindings(taken: Taken, given: list[Any], process: Process) -> Any:
+        arguments = {piece.binding: column for piece, column in zip(taken.slices, given)}
+        return fn(**arguments, process=process) if process_too else fn(**arguments)
+
+    if node.mode == "join":
+        return with_bindings
+    if process_too:
+        return lambda taken, given, process: fn(given[0], process=process)
+    return lambda taken, given, process: fn(given[0])
+
+
+def waiting(fn: Function, loop: Loop, limit_s: float | None) -> Function:
+    """Return a plain function that runs an `async def` on the loop and waits for it, ``limit_s`` at most."""
+    if limit_s is not None:
+        return lambda *arguments, **keywords: loop.run(loop.within(fn(*arguments, **keywords), limit_s))
+    return lambda *arguments, **keywords: loop.run(fn(*arguments, **keywords))

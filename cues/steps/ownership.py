@@ -1,0 +1,350 @@
+"""Owner and positions of a processor: one row, which every commit compares and replaces.
+
+    row        owner id, epoch, generation, pid, boot, pending, positions of its tailers, source position
+    topology   kind and tailer ids, in the order of the row's positions
+    sub        (log, processor): a reader of a log of this store, for retention
+
+The writer lock of a store excludes others for one transaction only. A running processor has two more marks of
+ownership: a POSIX lock on a byte of its own (so its death is seen at once), and the epoch in its row. Every claim,
+seek and takeover raises the epoch. A commit compares the whole row with the row that its step started from; that
+comparison is the fence. The POSIX lock alone is not enough: a stopped process keeps it, and a process that continues
+does not know that it lost it.
+
+While a graph runs, it writes the time into a lease file every :data:`LEASE_BEAT_S`. The lease only says whether
+another process may take over while the lock is held. Safety does not depend on it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from cues import faults
+from cues.base import names
+from cues.errors import AlreadyRunning, Fenced, InvalidArgument, TopologyChanged
+from cues.forwarding import low_water, other_stores
+from cues.queues import marks
+from cues.queues.log import Log
+from cues.queues.processor_rows import NO_SEAL, Position, ProcessorInputs, ProcessorRow, boot, read_row, read_topology
+from cues.records import sealed
+from cues.storage import leases, locks
+from cues.storage.leases import Lease
+
+if TYPE_CHECKING:
+    from cues.queues.store import Store
+    from cues.storage.transaction import StoreTransaction
+
+LEASE_S: Final = 10.0
+"""How long after the last beat another process may take over although the lock is held."""
+LEASE_BEAT_S: Final = 2.0
+
+
+def supervisor_lock(graph: str) -> int:
+    """Return the lock that a graph's supervisor holds. (No processor has this name: names have no blanks.)"""
+    return locks.offset_of(f"{graph} supervisor")
+
+
+# --- claiming -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Claimant:
+    """A processor to be claimed, and the logs that it reads, by tailer id."""
+
+    processor: str
+    kind: str
+    logs: dict[str, Log]
+
+    def topology(self, home: Store) -> ProcessorInputs:
+        """Return its inputs as the home store keeps them."""
+        tailers = tuple(sorted(self.logs))
+        logs = [self.logs[tailer] for tailer in tailers]
+        stores = tuple(b"" if log.store.id == home.id else log.store.id for log in logs)
+        return ProcessorInputs(self.kind, tailers, tuple(log.id for log in logs), stores)
+
+
+class Ownership:
+    """The processors that one start of a graph owns in one store."""
+
+    def __init__(self, store: Store, claimants: Sequence[Claimant], take_over: bool = False) -> None:
+        """Take the locks. Raises :class:`AlreadyRunning` with the owner's pid; then no lock is held."""
+        store.check_file()
+        self.store = store
+        self.owner = os.urandom(8)
+        self.claimants = tuple(claimants)
+        self._locked: list[int] = []
+        self._missing: list[int] = []
+        """Locks that the previous owner still holds after a takeover."""
+        self._followed: set[bytes] = set()
+        """Owners that are dead: their locks were free."""
+        self._lease: Lease | None = None
+        self._guard = threading.Lock()
+        try:
+            for claimant in self.claimants:
+                self._lock(claimant.processor, take_over)
+            self._lease = Lease(store, self.owner)
+        except BaseException:
+            self.release()
+            raise
+
+    def _lock(self, processor: str, take_over: bool) -> None:
+        offset = locks.offset_of(processor)
+        if self.store.locks.try_lock(offset):
+            self._locked.append(offset)
+            return
+        with self.store.view() as txn:
+            row = read_row(txn, processor)
+        here = self.store.locks.mine(offset)
+        left = self._lease_left(row)
+        if here:
+            pid = os.getpid()
+        elif row is not None and left > 0 and locks.process_state(row.pid) != "gone":
+            pid = row.pid  # whoever has the lock: an owner that was taken over keeps it until it ends
+        else:
+            pid = self.store.locks.holder(offset) or (row.pid if row else 0)
+        if here or not take_over:
+            where = "in this process" if here else f"by process {pid} ({locks.process_state(pid)})"
+            supervisor = self.store.locks.holder(supervisor_lock(processor.partition(".")[0]))
+            if supervisor is not None:  # who would start a worker that is killed again
+                where, pid = f"by process {pid}, a worker of process {supervisor}", supervisor
+            raise AlreadyRunning(
+                f"{processor} is already run {where}, on the store {self.store.path}.",
+                "stop that one first" + ("." if here else f" (kill {pid}), or --take-over if it does not answer."),
+                pid=pid,
+            )
+        if left > 0:
+            raise AlreadyRunning(
+                f"{processor} is run by process {pid} ({locks.process_state(pid)}), whose lease runs"
+                f" for another {left:.0f} s.",
+                f"start again in {left:.0f} s: only a process that does not answer is taken over.",
+                pid=pid,
+            )
+        self._missing.append(offset)
+
+    def _lease_left(self, row: ProcessorRow | None) -> float:
+        if row is None or row.boot != boot():
+            return 0.0
+        return leases.left_s(self.store, row.owner, LEASE_S)
+
+    def beat(self, figures: dict[str, leases.Figures] | None = None) -> None:
+        """Write the lease with the figures of the process; take the locks that a takeover could not take."""
+        with self._guard:
+            if self._lease is None:
+                return
+            self._lease.beat(figures)
+            for offset in tuple(self._missing):
+                if self.store.locks.try_lock(offset):
+                    self._missing.remove(offset)
+                    self._locked.append(offset)
+
+    def add(self, claimants: Sequence[Claimant]) -> None:
+        """Take the locks of more processors for the same owner. Raises as the constructor; then no lock was taken."""
+        try:
+            for claimant in claimants:
+                self._lock(claimant.processor, False)
+        except BaseException:
+            self.drop(claimants)
+            raise
+        self.claimants += tuple(claimants)
+
+    def drop(self, claimants: Sequence[Claimant]) -> None:
+        """Release the locks of some processors. Their rows stay."""
+        with self._guard:
+            self.claimants = tuple(one for one in self.claimants if one not in claimants)
+            for offset in [locks.offset_of(one.processor) for one in claimants]:
+                if offset in self._locked:
+                    self._locked.remove(offset)
+                    self.store.locks.unlock(offset)
+
+    def claim(
+        self, accept_topology: bool = False, above: int = 0, only: Sequence[Claimant] | None = None
+    ) -> dict[str, ProcessorRow]:
+        """Raise the epoch of every processor, or ``only`` of some, in one transaction; older owners are fenced then.
+
+        Epochs are higher than ``above`` as well: what other stores know of these processors' owners.
+
+        Raises :class:`TopologyChanged` where the inputs are not those that have positions.
+        """
+        # Where the queues begin, read before: no transaction of one store is opened inside one of another.
+        claimants = self.claimants if only is None else only
+        starts: dict[str, Position] = {}
+        for claimant in claimants:
+            for tailer, log in claimant.logs.items():
+                with log.store.view() as txn:
+                    row = log.row(txn)
+                starts[tailer] = Position(row.identity, row.first, NO_SEAL)
+        rows = self.store.commit(self._claim, claimants, accept_topology, starts, above)
+        for owner in self._followed:
+            leases.forget(self.store, owner)
+        faults.point("claim.after")
+        return rows
+
+    def _claim(
+        self,
+        txn: StoreTransaction,
+        claimants: Sequence[Claimant],
+        accept_topology: bool,
+        starts: dict[str, Position],
+        above: int,
+    ) -> dict[str, ProcessorRow]:
+        rows: dict[str, ProcessorRow] = {}
+        for claimant in claimants:
+            topology = claimant.topology(self.store)
+            rows[claimant.processor] = row = self._claimed(txn, claimant, topology, accept_topology, starts, above)
+            txn.put(names.processor_key(claimant.processor), row.pack())
+            txn.put(names.topology_key(claimant.processor), topology.pack())
+            for queue, store in zip(topology.queues, topology.stores):
+                if not store:
+                    txn.put(names.subscription_key(queue, claimant.processor), b"")
+        faults.point("claim.inside")
+        return rows
+
+    def _claimed(
+        self,
+        txn: StoreTransaction,
+        claimant: Claimant,
+        topology: ProcessorInputs,
+        accept_topology: bool,
+        starts: dict[str, Position],
+        above: int,
+    ) -> ProcessorRow:
+        old = read_row(txn, claimant.processor)
+        known: dict[str, Position] = {}
+        if old is not None:
+            if locks.offset_of(claimant.processor) in self._locked:
+                self._followed.add(old.owner)
+            before = read_topology(txn, claimant.processor)
+            if before is None or len(before.tailers) != len(old.positions):
+                raise sealed.damaged(f"topology of the processor {claimant.processor}", "it does not fit its row")
+            known = dict(zip(before.tailers, old.positions))
+            if (before.kind, before.places) != (topology.kind, topology.places) and not accept_topology:
+                raise _changed(claimant.processor, before, topology)
+            for tailer, queue, store in zip(before.tailers, before.queues, before.stores):
+                if topology.places.get(tailer) != store:
+                    del known[tailer]
+                    txn.delete(names.subscription_key(queue, claimant.processor))
+        positions = [known.get(tailer, starts[tailer]) for tailer in topology.tailers]
+        return ProcessorRow(
+            self.owner,
+            max(old.epoch if old else 0, above) + 1,
+            old.generation if old else 0,
+            os.getpid(),
+            boot(),
+            old.pending if old else False,
+            tuple(positions),
+            old.source if old else b"",
+        )
+
+    def release(self) -> None:
+        """Release the locks. The rows stay; the next owner raises their epochs."""
+        with self._guard:
+            while self._locked:  # one that is taken out last is given back by the next call, where this one ends early
+                self.store.locks.unlock(self._locked[-1])
+                self._locked.pop()
+            self._missing.clear()
+            if self._lease is not None:
+                self._lease.close()
+                self._lease = None
+
+
+def _changed(processor: str, before: ProcessorInputs, now: ProcessorInputs) -> TopologyChanged:
+    added = sorted(set(now.tailers) - set(before.tailers))
+    gone = sorted(set(before.tailers) - set(now.tailers))
+    what = []
+    if before.kind != now.kind:
+        what.append(f"it was a {before.kind} and is a {now.kind}")
+    if added:
+        what.append(f"without a position: {', '.join(added)}")
+    if gone:
+        what.append(f"no longer read: {', '.join(gone)}")
+    moved = [t for t in now.tailers if t in before.places and before.places[t] != now.places[t]]
+    if moved:
+        what.append(f"on a queue of another store: {', '.join(moved)}")
+    return TopologyChanged(
+        f"The inputs of {processor} have changed since the store was written ({'; '.join(what)}).",
+        "--accept-topology (graph.start(accept_topology=True)): new inputs begin at the start of their"
+        " queue; or --fresh to start over.",
+        processor=processor,
+    )
+
+
+# --- fencing ------------------------------------------------------------------------------------
+
+
+def fenced(processor: str, expected: bytes, found: bytes | None) -> Fenced:
+    """Return the error of a commit whose row is not the one that its step started from."""
+    mine = ProcessorRow.unpack(expected, processor)
+    other = None if found is None else ProcessorRow.unpack(found, processor)
+    if other is not None and other.owner == mine.owner:
+        return Fenced(
+            f"The positions of {processor} were moved while a step was under way; the step was dropped.",
+            "nothing: it goes on from the new positions.",
+            processor=processor,
+            reason="seek",
+        )
+    who = "nobody" if other is None else f"process {other.pid} (epoch {other.epoch})"
+    return Fenced(
+        f"{processor} was taken over by {who}; this process (epoch {mine.epoch}) stops and wrote nothing.",
+        "nothing here; two processes ran the same graph.",
+        processor=processor,
+        reason="takeover",
+    )
+
+
+def seek(store: Store, processor: str, positions: dict[str, int], again: bool = False) -> ProcessorRow:
+    """Move positions (indices by tailer id) of a processor, running or not; raises its epoch.
+
+    With ``again`` the generation rises too, so that transactional sinks accept the messages anew.
+    """
+    with store.view() as txn:
+        topology = read_topology(txn, processor)
+    if topology is None:
+        raise InvalidArgument(f"The store {store.path} has no processor {processor!r}.", "cues status lists them.")
+    unknown = set(positions) - set(topology.tailers)
+    if unknown:
+        raise InvalidArgument(
+            f"{processor} has no tailer {', '.join(sorted(unknown))}.", f"one of {', '.join(topology.tailers)}."
+        )
+    with store.view() as txn:
+        before = read_row(txn, processor)
+    assert before is not None
+    with contextlib.ExitStack() as opened:
+        targets = {}
+        for tailer, index in positions.items():
+            at = topology.tailers.index(tailer)
+            where = topology.stores[at]
+            other = opened.enter_context(other_stores.opened(store, where, readonly=False)) if where else store
+            targets[at] = _target(Log(other, topology.queues[at]), tailer, index)
+            if where and index < before.positions[at].next:
+                # First, so that what is sought is kept there: a mark that is too low costs only room.
+                reader = marks.ForeignReader(store.id, processor, before.epoch + 1)
+                low_water.lower_mark(other, topology.queues[at], reader, targets[at].next)
+
+    def move(txn: StoreTransaction) -> ProcessorRow:
+        row = read_row(txn, processor)
+        assert row is not None
+        new = row._replace(
+            epoch=row.epoch + 1,
+            generation=row.generation + (1 if again else 0),
+            pending=False,
+            positions=tuple(targets.get(at, position) for at, position in enumerate(row.positions)),
+        )
+        txn.put(names.processor_key(processor), new.pack())
+        return new
+
+    return store.commit(move)
+
+
+def _target(log: Log, tailer: str, index: int) -> Position:
+    """The position at an index of a log; raises :class:`InvalidArgument` where there is none."""
+    with log.store.view() as txn:
+        row = log.row(txn)
+        if not 1 <= index <= row.next:
+            raise InvalidArgument(
+                f"{tailer} cannot go to {index}.", f"an index from 1 to {row.next} (the next to be written)."
+            )
+        return Position(row.identity, index, log.seal_before(txn, row, index))

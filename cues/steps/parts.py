@@ -1,0 +1,172 @@
+"""The parts of a step: messages that commit under one hash.
+
+A step without failures is one part. A message that fails for good becomes a part of its own, and its error message
+goes to the error queue. So a step of n messages has at most 2n + 1 parts, and they all commit in one transaction.
+
+    messages     1 2 3 4 5        3 fails
+    parts        [1 2] [3] [4 5]  each with the hash of its own ranges
+
+Everything that can fail about a message was checked while the function ran (:mod:`cues.steps.outgoing`). So
+building the parts does not fail because of a message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from cues import codec
+from cues.errors import CuesError
+from cues.forwarding import fork
+from cues.queues.queue import Queue
+from cues.records import batch as batches
+from cues.records.batch import Page
+from cues.steps import outgoing, tries
+from cues.steps.failure import Failure, error_message
+from cues.steps.results import Output, Results
+from cues.steps.taking import Taken
+
+if TYPE_CHECKING:
+    from cues.records.stamps import Stamps
+
+from cues.steps.stepper_base import StepperBase
+
+
+@dataclass(slots=True)
+class Part:
+    """A run of messages that commits under one hash: the whole step, or a run between two failures, or a failure."""
+
+    start: int
+    stop: int
+    digest: bytes
+    taking: tries.Taking
+    failure: Failure | None
+    appends: Iterable[tuple[Queue, list[Page]]]
+    """Its appends in the home store: to outputs there, and to fork queues."""
+    written: int
+    """The number of messages for outputs, in all stores."""
+    pending: dict[str, int] = field(default_factory=dict, kw_only=True)
+    """The index of its first pending message in each log of another store (pending.py)."""
+
+    def values(self) -> int:
+        """Return how many LMDB values it appends at most: the disk must have room for them."""
+        return sum(1 + len(page.pieces) for _, pages in self.appends for page in pages)
+
+
+class PartBuilder(StepperBase):
+    """Cut a step at its failures; build the outputs of each part under its own hash."""
+
+    def _parts(self, taken: Taken, results: Results) -> tuple[Taken, list[Part], Failure | None]:
+        """Cut the step at its failures; build the outputs of each part under its own hash.
+
+        Returns the messages that commit, their parts, and the failure before which the processor stops.
+        """
+        stop: Failure | None = None
+        if results.closed is not None:
+            taken = taken.before(results.closed)
+        offset = results.stop(self.node)
+        if offset is not None:
+            stop = results.failures[offset]
+            if not offset or self.node.options.batch:
+                return taken, [], stop
+            taken, results = taken.before(offset), results.before(offset)
+        parts = [
+            self._part(taken, cut.start, cut.stop, results)
+            if cut.failure is None
+            else self._failed_part(taken, cut.start, cut.stop, cut.failure)
+            for cut in results.cuts(self.node, taken.count)
+        ]
+        return taken, parts, stop
+
+    def _part(self, taken: Taken, start: int, stop: int, results: Results) -> Part:
+        digest = self._digest(taken, start, stop)
+        appends: list[tuple[Queue, list[Page]]] = []
+        written = 0
+        provenance = None
+        for binding, queue, imperative in self._targets:
+            output = (results.writes if imperative else results.outputs).get(binding)
+            if output is None or not output.items:
+                continue
+            if stop - start < taken.count:
+                output = output.between(start, stop)
+                if not output.items:
+                    continue
+            options = queue._options
+            if provenance is None and not options.strips and any(s.traced for s in taken.slices):
+                provenance = taken.provenance()
+            for log, items, origins in divided(queue, output, start):
+                came = None
+                if provenance is not None and not options.strips:
+                    if self.node.options.batch:
+                        came = provenance.spread(len(items))
+                    elif origins is None:
+                        came = provenance.slice(start, stop)
+                    else:
+                        came = provenance.select(origins)
+                pages = outgoing.build(items, options.strips, digest, came, self._stamps(log, len(items)))
+                appends.append((log, pages))
+                written += len(items)
+        appends = self._at_home(appends, digest)
+        return Part(start, stop, digest, self._taking(taken, start, stop), None, appends, written)
+
+    def _failed_part(self, taken: Taken, start: int, stop: int, failure: Failure) -> Part:
+        assert self.errors is not None
+        digest = self._digest(taken, start, stop)
+        messages = {s.binding: [s.pristine(o) for o in range(start, stop)] for s in taken.slices}
+        record = error_message(self.node, messages, failure)
+        came = taken.provenance().slice(start, stop).spread(1)
+        stamps = self._stamps(self.errors, 1)
+        try:
+            pages = batches.build([record], batches.OWN_BYTES_MAX, digest, came, reserved=True, stamps=stamps)
+        except CuesError:  # several inputs' q/meta together may fit no page, which may be what failed
+            pages = batches.build([record], batches.OWN_BYTES_MAX, digest, reserved=True, stamps=stamps)
+        appends = self._at_home([(self.errors, pages)], digest)
+        return Part(start, stop, digest, self._taking(taken, start, stop), failure, appends, 1)
+
+    def _stamps(self, queue: Queue, count: int) -> Stamps | None:
+        """Return the identities of ``count`` messages for a queue; most queues have none."""
+        return None
+
+    def _at_home(self, appends: list[tuple[Queue, list[Page]]], digest: bytes) -> list[tuple[Queue, list[Page]]]:
+        """Put messages for another store into the fork queue for that store, which a forwarder reads."""
+        if not self.forks:
+            return appends
+        home = [(queue, pages) for queue, pages in appends if queue.store.id == self.store.id]
+        for other, fork_queue in self.forks.items():
+            bound = [(queue.log.id, pages) for queue, pages in appends if queue.store.id == other]
+            if bound:
+                home.append((fork_queue, fork.pack(bound, digest)))
+        return home
+
+    def _digest(self, taken: Taken, start: int, stop: int) -> bytes:
+        if taken.hash is not None and start == 0 and stop == taken.count:
+            return taken.hash
+        return self.hasher.digest(taken.ranges(start, stop))
+
+    def _taking(self, taken: Taken, start: int, stop: int) -> tries.Taking:
+        slices = taken.slices
+        return tries.Taking(
+            tuple([s.one.tailer for s in slices]),
+            tuple([s.start + start for s in slices]),
+            tuple([s.start + stop for s in slices]),
+            slices[0].one.tailer if self.node.mode == "alts" else None,
+        )
+
+
+def divided(queue: Queue, output: Output, start: int) -> list[tuple[Queue, list[bytes], list[int] | None]]:
+    """Return the items of an output for each log of its queue, and the offsets of the messages that they came from.
+
+    ``start`` is the offset of the message of the first item, where each item came from one message.
+    """
+    if not queue.is_partitioned:
+        return [(queue, output.items, output.origins)]
+    items = output.items
+    origins = output.origins if output.origins is not None else list(range(start, start + len(items)))
+    shares = outgoing.placed(items)
+    if shares is None:  # the append chooses; or the queue had one partition when the calls returned
+        shares = dict(queue.shares([codec.unpack_known(item) for item in items]))
+    return [
+        (queue.view(partition), [items[offset] for offset in offsets], [origins[offset] for offset in offsets])
+        for partition, offsets in shares.items()
+    ]

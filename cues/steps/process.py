@@ -1,0 +1,275 @@
+"""The argument ``process`` of a user's function: its processor, its message and its delivery."""
+
+from __future__ import annotations
+
+import copy
+import difflib
+from collections.abc import Callable, Hashable
+from typing import Any
+
+from cues.base import names
+from cues.errors import CuesError, InvalidArgument
+from cues.graphs.processor import Node
+from cues.steps.hashes import Hasher
+from cues.steps.imperative import ByBinding, Imperative, ProcessAppender, ProcessTailer
+from cues.steps.state import Layer, State, key_part
+from cues.steps.taking import Slice, Taken
+
+
+class Delivery:
+    """The delivery of a call: a sink uses it to ignore repeats. In a message function it covers one message.
+
+    hash          32 hex digits: the same on every retry of the same messages, never the same for others
+    generation    raised by a seek that asks for delivery again
+    start, end    dicts by tailer id: what is delivered are the messages [start, end)
+    epoch         of this owner; a delivery with a lower epoch than the target has seen is from a previous owner
+    store         16 hex digits: the id of the store of the positions; indices and epochs of different
+                  stores cannot be compared
+    seal(t, i)    checksum of the record batch before index i of tailer t, in hex: a target that keeps it with
+                  its position notices that a store was replaced by an older copy. Empty where it is not
+                  known (purged), None where the queue ends before i
+    """
+
+    __slots__ = ("_digest", "_seals", "end", "epoch", "generation", "start", "store")
+
+    def __init__(
+        self,
+        digest: bytes,
+        generation: int,
+        start: dict[str, int],
+        end: dict[str, int],
+        epoch: int,
+        store: str = "",
+        seals: Callable[[str, int], str | None] = lambda tailer, index: "",
+    ) -> None:
+        self._digest = digest
+        self._seals = seals
+        self.store = store
+        self.generation = generation
+        self.start = start
+        self.end = end
+        self.epoch = epoch
+
+    @property
+    def hash(self) -> str:
+        return self._digest.hex()
+
+    def seal(self, tailer: str, index: int) -> str | None:
+        """Return the checksum of the record batch before ``index`` of a tailer of this delivery."""
+        return self._seals(tailer, index)
+
+    def __repr__(self) -> str:
+        return f"<cues.Delivery {self.hash} generation {self.generation} {self.start} to {self.end}>"
+
+
+def key_of(node: Node, message: dict[str, Any]) -> Any:
+    """Return the key of a message by ``key=``. Raises :class:`InvalidArgument` where the field is missing or None."""
+    key = node.options.key
+    if not isinstance(key, str):
+        return None if key is None else key(message)
+    found = message.get(key)
+    if found is None:
+        there = "it is None" if key in message else f"it has {', '.join(map(repr, message)) or 'nothing'}"
+        near = [] if key in message else difflib.get_close_matches(key, map(str, message), 1)
+        raise InvalidArgument(
+            f"The message has no {key!r}, the key= of {node.id}; {there}.",
+            f"key={near[0]!r}." if near else f"{key!r} in every message; or key=lambda message: message.get({key!r}).",
+        )
+    return found
+
+
+class Process:
+    """The argument ``process`` of a function.
+
+    id                    ``graph.processor``; of its unit on partition 3 ``graph.processor/3``
+    partition             of the inputs that this unit reads; 0 where they have but one
+    opts, system          as the graph was declared
+    binding               the input that the message came from (with AnyOf)
+    index, indices        index of the message, or of each message of a batch, on its queue
+                          (a join: dict by binding)
+    metadata              of the message; of the batch's last message in a batch function
+    state                 mutable mapping, of the message's key (option ``key``) or of the processor
+    delivery              :class:`Delivery`; ``delivery_hash`` for short
+    connection            of a sink with ``checkpoint=``: the open transaction of this call in its target
+    tailers, appenders    by binding: the queues that an imperative function reads and writes itself
+    stopping              True when the graph drains: a source that never ends should return
+    """
+
+    def __init__(
+        self,
+        node: Node,
+        system: Any,
+        hasher: Hasher,
+        epoch: int,
+        store_id: str,
+        state: Layer | None,
+        stopping: Callable[[], bool],
+        imperative: Imperative,
+    ) -> None:
+        self.id = node.id
+        self.partition = node.partition
+        self.opts = node.options.opts
+        self.system = system
+        self._node = node
+        self._hasher = hasher
+        self._epoch = epoch
+        self._store_id = store_id
+        self._layer = state
+        self._key = node.options.key
+        self._stopping = stopping
+        self._imperative = imperative
+        self._taken: Taken | None = None
+        self._offset = 0
+        self._chosen: list[int] | None = None
+        self._connection: Any = None
+
+    def renew(self, hasher: Hasher, epoch: int) -> None:
+        """Follow a new generation or epoch, after a seek."""
+        self._hasher = hasher
+        self._epoch = epoch
+
+    def begin(self, taken: Taken) -> None:
+        """Set the current step."""
+        self._taken, self._chosen, self._offset = taken, None, 0
+
+    def end(self) -> None:
+        """Clear the current step."""
+        self._taken = self._connection = None
+
+    def beside(self, offset: int, state: Layer) -> Process:
+        """Return the view of a concurrent call for the message at ``offset``, without the processor's own state."""
+        view = copy.copy(self)
+        raced = self._key is None and self._node.options.concurrency > 1
+        view._offset, view._layer = offset, None if raced else state
+        return view
+
+    @property
+    def stopping(self) -> bool:
+        return self._stopping()
+
+    @property
+    def binding(self) -> str:
+        return self._now().slices[0].binding
+
+    @property
+    def index(self) -> Any:
+        return self._by_binding(lambda s: s.start + self._offset)
+
+    @property
+    def indices(self) -> Any:
+        chosen = self._chosen
+        if chosen is None:
+            return self._by_binding(lambda s: list(range(s.start, s.stop)))
+        return self._by_binding(lambda s: [s.start + offset for offset in chosen])
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        taken = self._now()
+        offset = taken.count - 1 if self._node.options.batch else self._offset
+        found = taken.provenance().at(offset)
+        carried = taken.slices[0]
+        index = carried.start + offset
+        for batch in carried.batches:
+            if batch.first <= index < batch.next and batch.head.hash:
+                found[names.HASH] = batch.head.hash.hex()
+        return found
+
+    @property
+    def state(self) -> State:
+        key = self._key
+        if key is None:
+            return self._states().view(None)
+        if self._node.options.batch:
+            raise CuesError(
+                f"{self.id} is a batch function with key=, so its messages have many keys.", "process.state_of(key)."
+            )
+        return self._states().view(self.key(self._offset))
+
+    def state_of(self, key: Any) -> State:
+        """Return the state of one key."""
+        return self._states().view(key)
+
+    @property
+    def delivery(self) -> Delivery:
+        taken = self._now()
+        if self._node.options.batch:
+            start, stop, known = 0, taken.count, taken.hash
+        else:
+            start, stop, known = self._offset, self._offset + 1, None
+        ranges = taken.ranges(start, stop)
+        return Delivery(
+            known or self._hasher.digest(ranges),
+            self._hasher.generation,
+            {tailer: low for tailer, _, low, _ in ranges},
+            {tailer: high for tailer, _, _, high in ranges},
+            self._epoch,
+            self._store_id,
+            lambda tailer, index: next(s for s in taken.slices if s.tailer == tailer).seal_before(index),
+        )
+
+    @property
+    def tailers(self) -> ByBinding[ProcessTailer]:
+        self._now()
+        return self._imperative.tailers
+
+    @property
+    def appenders(self) -> ByBinding[ProcessAppender]:
+        self._now()
+        return self._imperative.appenders
+
+    @property
+    def connection(self) -> Any:
+        if self._connection is None:
+            raise CuesError(
+                f"{self.id} has no transaction: a sink has one inside its function, in its checkpoint.",
+                "declare it as cues.Sink(…, checkpoint=cues.checkpoints.SQLCheckpoint(…)).",
+            )
+        return self._connection
+
+    @property
+    def delivery_hash(self) -> str:
+        return self.delivery.hash
+
+    def key(self, offset: int) -> Any:
+        """Return the key of the message at ``offset``; of a join, the key of the first input's message."""
+        return key_of(self._node, self._now().slices[0].messages[offset])
+
+    def lane(self, offset: int) -> Hashable:
+        """Return the lane of a message: its packed key. Calls of one lane run one after another."""
+        if self._key is None:
+            return offset
+        try:
+            return key_part(self.key(offset))
+        except Exception:
+            return offset  # the call raises the same error
+
+    def _states(self) -> Layer:
+        if self._node.options.checkpoint is not None:
+            raise CuesError(
+                f"{self.id} has checkpoint=: what is in the target already is not presented again, so state in the"
+                " store would miss it.",
+                "process.connection: keep it in the target, in the same transaction.",
+            )
+        if self._layer is None:
+            if self._node.kind == "source":
+                raise CuesError(f"{self.id} is a source; its state is its position.", "yield position, message.")
+            raise CuesError(
+                f"{self.id} runs up to {self._node.options.concurrency} calls at once; they would race for the"
+                " processor's state.",
+                "key=… (calls of one key run one after another), or concurrency=1.",
+            )
+        return self._layer
+
+    def _now(self) -> Taken:
+        if self._taken is None:
+            raise CuesError(f"{self.id}: there is no message now.", "use process inside the function.")
+        return self._taken
+
+    def _by_binding(self, of: Callable[[Slice], Any]) -> Any:
+        slices = self._now().slices
+        if self._node.mode == "join":
+            return {s.binding: of(s) for s in slices}
+        return of(slices[0])
+
+    def __repr__(self) -> str:
+        return f"<cues.Process {self.id}>"

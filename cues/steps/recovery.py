@@ -1,0 +1,213 @@
+"""The decision of a start: whether the last step committed, and the messages that the next step takes.
+
+The try log holds a snapshot (the ranges that a step took) and an attempt (the step committed), both with the
+hash of the step. :meth:`Recovery.recover` reads the last two records and decides by the start table of
+docs/guarantees.md:
+
+    no snapshot                                      fresh     take from the positions
+    snapshot and attempt with the same hash          resume    take from the positions; compare the outputs
+    snapshot alone, positions still at its start     rewind    take exactly the same ranges again
+    snapshot alone, positions changed                void      take from the positions
+
+:meth:`Recovery._decide` decides and changes nothing; ``recover`` then applies the decision.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from cues.base import events
+from cues.errors import Diverged, QueueNotFound
+from cues.queues.log import Log
+from cues.queues.processor_rows import NO_SEAL, Position
+from cues.steps import tries
+from cues.steps.imperative import ProcessTailer
+from cues.steps.ownership import fenced
+from cues.steps.taking import Input
+
+if TYPE_CHECKING:
+    pass
+
+from cues.steps.commit import Committer
+
+
+@dataclass(frozen=True)
+class Decision:
+    """The row of the start table that applies, and the reason."""
+
+    what: Literal["fresh", "resume", "rewind", "void"]
+    why: str
+
+
+class Recovery(Committer):
+    """Decide how a start continues, and apply the decision."""
+
+    def recover(self) -> Decision:
+        """Read the end of the try log and the positions, decide, and move to the positions of the decision.
+
+        Raises :class:`Diverged` when the store contradicts itself.
+        """
+        with self.store.view() as txn:
+            raw = txn.get(self._row_key)
+            if raw != self._expected:
+                raise fenced(self.node.id, self._expected, raw)
+            tail = self._tail(txn)
+        snapshot, attempt = tries.last(self.try_log.log.batches(tail))
+        written = {queue: self._log_of(queue) for queue in attempt.indices} if attempt else {}
+        positions = dict(zip(self._order, self._row.positions))
+        for one in self._readers:
+            with one.queue.store.view() as txn:
+                self._check_position(txn, one, positions[one.tailer])
+                gone = one.log.row(txn).first - positions[one.tailer].next
+            if gone > 0:
+                self._emit(
+                    events.Event(
+                        self.node.id,
+                        f"{gone:,} messages of {one.queue.id} were purged before it took them",
+                        logging.WARNING,
+                    )
+                )
+        with self.store.view() as txn:
+            decision = self._decide(txn, snapshot, attempt, positions, written)
+        self.state.forget()
+        self.imperative.forget()
+        self._lingering.clear()
+        for one in self._readers:
+            one.stand(positions[one.tailer])
+        self._pending = None
+        if decision.what == "rewind":
+            assert snapshot is not None
+            self._rewind(snapshot)
+        self._emit(
+            events.Recovered(self.node.id, f"{decision.what}: {decision.why}", logging.INFO, decision=decision.what)
+        )
+        return decision
+
+    def _decide(
+        self,
+        txn: Any,
+        snapshot: tries.Snapshot | None,
+        attempt: tries.Attempt | None,
+        positions: dict[str, Position],
+        written: dict[str, Log],
+    ) -> Decision:
+        """Apply the start table of docs/guarantees.md, row by row. Changes nothing."""
+        if snapshot is None:
+            return Decision("fresh", "no step yet; from " + self._where(positions))
+        if attempt is not None and attempt.hash == snapshot.hash.hex():
+            self._compare_outputs(txn, attempt, written)
+            return Decision("resume", f"the last step ({attempt.hash[:8]}…) is whole; from " + self._where(positions))
+        if (
+            self._still_pending()
+            and set(snapshot.start) in self._takes()
+            and all(positions[tailer].next == index for tailer, index in snapshot.start.items())
+        ):
+            return Decision(
+                "rewind",
+                f"the last step ({snapshot.hash.hex()[:8]}…) did not commit; takes the same messages again: "
+                + ", ".join(f"{t} [{i}, {snapshot.end[t]})" for t, i in snapshot.start.items()),
+            )
+        return Decision(
+            "void",
+            "the last step did not commit, and positions or inputs were changed since (at-most-once, or a seek); from "
+            + self._where(positions),
+        )
+
+    def _still_pending(self) -> bool:
+        """Return whether no seek moved the positions since the snapshot, not even to the same place."""
+        return self._row.pending or self.node.at_most_once
+
+    def _takes(self) -> list[set[str]]:
+        """Return the sets of tailers that a step can read from: all together; of alts any single one."""
+        tailers = {one.tailer for one in self.inputs}
+        return [{tailer} for tailer in tailers] if self.node.mode == "alts" else [tailers]
+
+    def _where(self, positions: dict[str, Position]) -> str:
+        if not positions:
+            return "the source's own position"
+        return ", ".join(f"{tailer} {position.next}" for tailer, position in positions.items())
+
+    def _tail(self, txn: Any) -> list[Any]:
+        """Return the last records of the try log: enough for a snapshot and an attempt in two records."""
+        log = self.try_log.log
+        row = log.row(txn)
+        return log.read(txn, row, max(row.first, row.next - 2), 2)
+
+    def _check_position(self, txn: Any, one: Input | ProcessTailer, position: Position) -> None:
+        log_row = one.log.row(txn)
+        where = f"{self.node.id} is at {position.next} of queue {one.queue.id!r}"
+        if log_row.identity != position.identity:
+            raise Diverged(
+                f"{where} with identity {position.identity.hex()}, but the queue there has identity"
+                f" {log_row.identity.hex()}: it was created again.",
+                "use the store that the queue came from; or --fresh to start again.",
+                processor=self.node.id,
+            )
+        if position.next > log_row.next:
+            raise Diverged(
+                f"{where}, but the queue ends before {log_row.next}: messages that were processed are missing.",
+                "use a newer copy of the store; or --fresh to start again.",
+                processor=self.node.id,
+            )
+        if position.seal != NO_SEAL:
+            seal = one.log.seal_before(txn, log_row, position.next)
+            if seal not in (NO_SEAL, position.seal):
+                raise Diverged(
+                    f"{where} after a batch with checksum {position.seal.hex()}, but the batch there has"
+                    f" {seal.hex()}: it is another message.",
+                    "use the store that the queue came from; or --fresh to start again.",
+                    processor=self.node.id,
+                )
+
+    def _log_of(self, queue: str) -> Log:
+        """Return the log of a queue that the last step wrote to. It may no longer be an output."""
+        try:
+            return Log(self.store, queue)
+        except QueueNotFound:
+            raise Diverged(
+                f"The last step of {self.node.id} wrote to queue {queue!r}, which is gone.",
+                "run cues check; or --fresh to start again.",
+                processor=self.node.id,
+            ) from None
+
+    def _compare_outputs(self, txn: Any, attempt: tries.Attempt, written: dict[str, Log]) -> None:
+        """Raise :class:`Diverged` unless the message at the attempt's index is purged or carries the step's hash."""
+        for queue_id, index in attempt.indices.items():
+            log = written[queue_id]
+            row = log.row(txn)
+            if index < row.first:
+                continue
+            batches = log.batches(log.read(txn, row, index, 1))
+            carried = batches[0].head.hash.hex() if batches and batches[0].head.hash else "no hash"
+            if carried != attempt.hash:
+                raise Diverged(
+                    f"The last step of {self.node.id} ({attempt.hash}) wrote message {index} of queue"
+                    f" {queue_id!r}, but the message there carries {carried}.",
+                    "run cues check; or --fresh to start again.",
+                    processor=self.node.id,
+                )
+
+    def _rewind(self, snapshot: tries.Snapshot) -> None:
+        ends = dict(snapshot.end)
+        whole = True
+        for one in self.inputs:
+            if one.tailer not in ends:
+                continue
+            row = one.queue.row()
+            lost = min(row.first, ends[one.tailer]) - snapshot.start[one.tailer]
+            if lost > 0:
+                whole = False
+                self._emit(
+                    events.Event(
+                        self.node.id,
+                        f"{lost} messages of {one.queue.id} that a step had taken were purged before it"
+                        " committed; they are lost, the rest is a new step",
+                        logging.WARNING,
+                    )
+                )
+                one.go(min(row.first, ends[one.tailer]))
+        # The rest of a purged range is another set of messages and gets another hash, as any new step.
+        # An unpurged range is taken exactly as in the snapshot, under its hash.
+        self._pending = (snapshot, ends) if whole else None

@@ -1,0 +1,82 @@
+"""The results of a step: outputs by binding, in the order of the messages, and failures."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from cues.graphs.processor import Node
+from cues.steps.failure import Failure
+
+
+@dataclass(slots=True)
+class Output:
+    """Packed messages for one binding, with the offset of the taken message that each came from."""
+
+    items: list[bytes] = field(default_factory=list)
+    origins: list[int] | None = None
+    """None: item j came from message j."""
+
+    def between(self, start: int, stop: int) -> Output:
+        """The items that came from the messages ``start`` to ``stop``."""
+        if self.origins is None:
+            return Output(self.items[start:stop])
+        low, high = bisect_left(self.origins, start), bisect_left(self.origins, stop)
+        return Output(self.items[low:high], self.origins[low:high])
+
+
+class Cut(NamedTuple):
+    """A run of a step's messages that commits under one hash: between failures, or one that failed."""
+
+    start: int
+    stop: int
+    failure: Failure | None
+
+
+@dataclass(slots=True)
+class Results:
+    """The results of the messages of a step."""
+
+    outputs: dict[str, Output]
+    failures: dict[int, Failure] = field(default_factory=dict)
+    """By offset; a failed message has no outputs. For a batch function the key is 0."""
+    ran: int = 0
+    """The number of messages for which the function was called and returned."""
+    closed: int | None = None
+    """The offset at which the step was closed because its time was over: the next step takes the rest."""
+    writes: dict[str, Output] = field(default_factory=dict)
+    """The messages that the function wrote through appenders, by binding."""
+
+    def before(self, offset: int) -> Results:
+        """Return the results of the messages before ``offset``."""
+        return Results(
+            {b: output.between(0, offset) for b, output in self.outputs.items()},
+            {at: failure for at, failure in self.failures.items() if at < offset},
+            min(self.ran, offset),
+            writes={b: output.between(0, offset) for b, output in self.writes.items()},
+        )
+
+    def stop(self, node: Node) -> int | None:
+        """Return the offset of the message before which the processor stops; None where it continues."""
+        return min((at for at, failure in self.failures.items() if stops(node, failure)), default=None)
+
+    def cuts(self, node: Node, count: int) -> Iterator[Cut]:
+        """The step of ``count`` messages, cut at its failures; a batch function's step is one run."""
+        if node.options.batch:
+            yield Cut(0, count, next(iter(self.failures.values()), None))
+            return
+        start = 0
+        for offset in sorted(self.failures):
+            if offset > start:
+                yield Cut(start, offset, None)
+            yield Cut(offset, offset + 1, self.failures[offset])
+            start = offset + 1
+        if start < count:
+            yield Cut(start, count, None)
+
+
+def stops(node: Node, failure: Failure) -> bool:
+    """Return whether a processor stops before a failed message: without an error queue, or after a target failed."""
+    return node.errors is None or failure.stops

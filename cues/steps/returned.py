@@ -1,0 +1,176 @@
+"""The messages that a call returned: checked, placed and packed when the call returns.
+
+    keep       one result, packed: a message, a list of them, or a dict of these by binding
+    collect    the kept results of all calls of a step, sorted by output binding
+
+A result is packed at once because the function may change the dict afterwards, and because a wrong result is the
+failure of this call (:class:`cues.errors.ReturnError`) and of no other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import AsyncGeneratorType, CoroutineType, GeneratorType
+from typing import TYPE_CHECKING, Any, Final
+
+from cues import codec
+from cues.errors import ReturnError
+from cues.graphs.processor import (
+    Node,
+)
+from cues.steps.failure import Failure
+from cues.steps.imperative import Imperative
+from cues.steps.outgoing import Packer
+from cues.steps.results import Output, Results
+from cues.steps.state import StateTable
+
+if TYPE_CHECKING:
+    from cues.records.provenance import Provenance
+
+
+Kept = Any
+"""The packed result of a call: a message, a list of them, a dict of these by binding, or None."""
+
+_UNSTARTED: Final = (CoroutineType, GeneratorType, AsyncGeneratorType)
+"""Results of a function whose body has not run."""
+
+
+class ReturnedMessages:
+    """The results of the calls of one processor."""
+
+    def __init__(
+        self, node: Node, state: StateTable, packers: dict[str, Packer], imperative: Imperative | None
+    ) -> None:
+        self._node = node
+        self._state = state
+        self._packers = packers
+        self._bindings = list(packers)
+        self._imperative = imperative
+        self.provenance: Provenance | None = None
+        """The provenance of the step's messages, where that of one may be too large for a page."""
+
+    def keeper(self) -> Callable[[Any], Kept]:
+        """:meth:`keep` where no more is asked of a message than its size and its keys; most are single messages."""
+        slowly = self.keep
+        if not self._bindings:
+            return lambda result: None if result is None else slowly(result)
+        if len(self._bindings) > 1 or not self._node.returns_messages:
+            return slowly
+        (packer,) = self._packers.values()
+        if packer.places:
+            return slowly
+        pack, limit_bytes = codec.pack, packer.limit_bytes
+
+        def keep(result: Any) -> Kept:
+            if type(result) is dict:
+                packed = pack(result)
+                if len(packed) <= limit_bytes and not (b"/" in packed and b"q/" in packed):
+                    return packed
+            return slowly(result)
+
+        return keep
+
+    def keep(self, result: Any, offset: int = 0) -> Kept:
+        """Check, place and pack what the call for the message at ``offset`` returned.
+
+        The function may change the returned dict afterwards. A wrong result is a failure of this call.
+        """
+        came = self.provenance
+        if came is not None:
+            came = came.slice(offset, offset + 1)
+            if self._imperative is not None:
+                self._imperative.check(came)
+        if result is None:
+            return None
+        messages = self._by_binding(result)
+        if self._node.returns_messages and len(messages) == 1:
+            ((binding, items),) = messages.items()
+            packer = self._packers[binding]
+            return packer.pack(items[0], came) if len(items) == 1 else [packer.pack(item, came) for item in items]
+        return {
+            binding: [self._packers[binding].pack(item, came) for item in items] for binding, items in messages.items()
+        }
+
+    def collect(self, kept: list[Kept], failures: dict[int, Failure], closed: int | None = None) -> Results:
+        """Sort the kept results of the calls by output binding."""
+        results = self._sorted(kept, failures)
+        if closed is not None:
+            results.closed = closed
+        return results
+
+    def _sorted(self, kept: list[Kept], failures: dict[int, Failure]) -> Results:
+        bindings = self._bindings
+        # Beside state the origins are written one by one, as in the golden store: the same calls, the same bytes.
+        if len(bindings) == 1 and set(map(type, kept)) == {bytes} and not self._state.changed:
+            return Results({bindings[0]: Output(kept)}, failures, ran=len(kept))
+        outputs = {binding: Output([], []) for binding in bindings}
+        for offset, some in enumerate(kept):
+            if some is None:
+                continue
+            for binding, items in some.items() if type(some) is dict else ((bindings[0], some),):
+                output = outputs[binding]
+                if type(items) is not list:
+                    items = [items]
+                output.items += items
+                output.origins += [offset] * len(items)  # type: ignore[operator]
+        return Results(outputs, failures, ran=len(kept))
+
+    def _by_binding(self, result: Any) -> dict[str, list[Any]]:
+        """The messages that a call returned, by binding; raises :class:`ReturnError`."""
+        if result is None:
+            return {}
+        if not isinstance(result, (dict, list, tuple)):
+            self.check_ran(result)
+        if not self._bindings:
+            if self._node.kind == "sink":
+                return {}  # what else a sink returns means nothing
+            raise ReturnError(
+                f"{self._node.id} returned {type(result).__name__} and has no outputs to put it into.",
+                "use process.appenders[…].write(message) and return None; or declare outputs.",
+            )
+        if self._node.returns_messages:
+            return dict.fromkeys(self._bindings, self._messages(result, ""))
+        if not isinstance(result, dict):
+            raise ReturnError(
+                f"{self._node.id} returned {type(result).__name__}; with several outputs a function returns"
+                f" a dict by binding ({', '.join(map(repr, self._bindings))}) or None.",
+                f"return {{{self._bindings[0]!r}: message}}.",
+            )
+        messages: dict[str, list[Any]] = {}
+        for binding, value in result.items():
+            if binding not in self._bindings:
+                raise ReturnError(
+                    f"{self._node.id} returned a message for {binding!r}, which is not an output; its outputs are"
+                    f" {', '.join(map(repr, self._bindings))}.",
+                    "return one of those bindings.",
+                )
+            if value is not None:
+                messages[binding] = self._messages(value, f" for {binding!r}")
+        return messages
+
+    def check_ran(self, result: Any) -> None:
+        """Refuse the result of a function whose body has not run: a sink that returns one has done nothing."""
+        if isinstance(result, _UNSTARTED) or hasattr(type(result), "__await__"):
+            if isinstance(result, (CoroutineType, GeneratorType)):
+                result.close()
+            raise ReturnError(
+                f"{self._node.id} returned a {type(result).__name__}, which Cues neither awaits nor iterates,"
+                " since the function is not an `async def`.",
+                "use async def f(message): return await g(message); or do all the work before returning.",
+            )
+
+    def _messages(self, value: Any, where: str) -> list[Any]:
+        if isinstance(value, dict):
+            return [value]
+        if isinstance(value, (list, tuple)):
+            for item in value:
+                if not isinstance(item, dict):
+                    raise ReturnError(
+                        f"{self._node.id} returned a list{where} with {type(item).__name__} in it; messages are dicts.",
+                        "return a list of dicts.",
+                    )
+            return list(value)
+        raise ReturnError(
+            f"{self._node.id} returned {type(value).__name__}{where}; a message is a dict.",
+            "return a dict, a list of dicts, or None.",
+        )

@@ -1,0 +1,521 @@
+"""Step 3 of the protocol: call the function of a step, with retries.
+
+:meth:`Runner.run` runs between *take* and *commit*. It calls the user's function for the messages that were taken and
+returns :class:`Results`. It holds no transaction and writes nothing, so a step that dies here leaves only its
+snapshot.
+
+    Runner            this module:     the calls of a step, one at a time or several at once; retries, filters
+    invocation        invocation.py:   the arguments of one call; the transaction of ``checkpoint=``
+    ReturnedMessages  returned.py:     the returned messages, checked and packed
+    Pace, Stride      pace.py:         the number of messages in a step
+
+A message function is called once for each message. When the call returns, its messages are packed and its changes
+of the state are kept. So a call that fails does not affect the other calls, and a later call changes nothing of an
+earlier one. A batch function is called once, and all its messages succeed or fail together.
+
+With ``concurrency=n`` up to n calls run at once, in threads or on an event loop (`async def`). Each call has its own
+view of the process and its own layer of the state. The results are put in the order of the messages, so the step
+commits the same as with one call at a time.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import logging
+import threading
+from collections.abc import Callable, Hashable
+from typing import TYPE_CHECKING, Any, Final
+
+from cues import faults
+from cues.base import clock, events
+from cues.errors import CallTimedOut, Diverged, Fenced
+from cues.graphs.processor import (
+    FRAME,
+    Filter,
+    Node,
+    filter_of,
+    positional_order,
+    wants_process,
+)
+from cues.queues.options import QueueOptions
+from cues.records import batch as batches
+from cues.steps import concurrency
+from cues.steps.concurrency import Limited, Schedule, Threads, TimedOut
+from cues.steps.failure import Failure, short
+from cues.steps.imperative import Imperative
+from cues.steps.invocation import invocation, waiting
+from cues.steps.outgoing import Packer
+from cues.steps.pace import Pace, Stride
+from cues.steps.process import Process
+from cues.steps.results import Output, Results, stops
+from cues.steps.returned import Kept, ReturnedMessages
+from cues.steps.state import Changes, Layer, StateTable
+from cues.steps.taking import Taken
+
+if TYPE_CHECKING:
+    from cues.steps.eventloop import Loop
+
+
+class Interrupted(Exception):
+    """Raised when the graph is aborted: the step is dropped."""
+
+
+Pause = Callable[[float], bool]
+"""Sleeps for a number of seconds; returns True when the graph was aborted meanwhile."""
+
+_STOPS: Final = (Fenced, Diverged, Interrupted, concurrency.Closed)
+"""Exceptions that abort the step: a target has another owner, or the graph is aborted. No message failed."""
+
+
+def _passes(filter: Filter | None, message: dict[str, Any]) -> bool:
+    return message is not batches.ACKNOWLEDGEMENT and (filter is None or bool(filter(message)))
+
+
+class Runner:
+    """Calls the function of one stream or sink."""
+
+    packer: type[Packer] = Packer
+
+    def __init__(
+        self,
+        node: Node,
+        process: Process,
+        state: StateTable,
+        pause: Pause,
+        emit: Callable[[events.Event], None],
+        counters: events.Counters,
+        options_of: Callable[[str], QueueOptions],
+        imperative: Imperative,
+    ) -> None:
+        """``options_of`` returns the options of the queue of an output binding."""
+        assert node.fn is not None
+        self._node = node
+        self._fn = node.fn
+        self._process = process
+        self._state = state
+        self._layer = state.call
+        self._imperative = imperative if node.imperative else None
+        self._pause = pause
+        self._emit = emit
+        self._counters = counters
+        self._options_of = options_of
+        self._retry = node.options.retry
+        self._filters: dict[str, Filter | None] = {
+            port.binding: filter_of(node.options, port.binding) for port in node.inputs
+        }
+        self._filters_some = any(self._filters.values())
+        self._filtered = self._filters_some
+        """Whether some messages of the step may be skipped: acknowledgements of transactions always are."""
+        self._bindings = [port.binding for port in node.outputs]
+        self._packers = {b: self.packer(functools.partial(options_of, b)) for b in self._bindings}
+        self._returned = ReturnedMessages(node, state, self._packers, self._imperative)
+        self._keep = self._returned.keep
+        self._counting = threading.Lock()
+        self._width = 1 if node.options.batch else node.options.concurrency
+        self.pace = self._pace()
+        """The number of messages in a step. For a message function it changes only the speed."""
+        self._stride = Stride(self.pace.bound_ns)
+        self._threads = Threads(self._width, f"cues {node.id} call")
+        self._limit_s = node.options.timeout_s
+        self._loop: Loop | None = None
+        if concurrency.is_async(node.fn):
+            from cues.steps.eventloop import Loop
+
+            self._loop = Loop(f"cues {node.id} loop")
+            if self._width == 1 and (self._limit_s is None or node.options.batch):
+                self._fn = waiting(node.fn, self._loop, self._limit_s)
+        self._limited: Limited | None = None
+        """Calls plain functions that have ``timeout_s``."""
+        if self._limit_s is not None and self._loop is None:
+            self._limited = Limited(f"cues {node.id} call", self._limit_s)
+        self._invoke = invocation(node, self._fn, self._returned.check_ran)
+        # The columns to map the function over, where a call needs nothing but its messages.
+        self._order: list[int] | None = None
+        if not (wants_process(node.fn) or self._filtered or node.imperative):
+            names_in = [port.binding for port in node.inputs]
+            self._order = positional_order(node.fn, names_in) if node.mode == "join" else [0]
+
+    def _pace(self) -> Pace:
+        options = self._node.options
+        return Pace(
+            options.batch_size,
+            None if options.batch == FRAME or options.linger_s else options.step_s,
+            # Calls of one key run one after another: those of others may be far ahead when the step is closed.
+            small=bool(
+                self._node.side_effects
+                or self._node.at_most_once
+                or options.batch
+                or (self._width > 1 and options.key is not None)
+            ),
+            least=self._width,
+            fixed=bool(options.batch),
+        )
+
+    @property
+    def abandoned(self) -> int:
+        """The number of calls that took longer than ``timeout_s``. They may still be running."""
+        return 0 if self._limited is None else self._limited.abandoned
+
+    def _timed_out(self) -> CallTimedOut:
+        gone = "was cancelled" if self._limited is None else "continues in its thread, and its result is dropped"
+        error = CallTimedOut(
+            f"A call of {self._node.id} took longer than timeout_s={self._limit_s:g}; it {gone}.",
+            "give the requests of the function a timeout of their own, or set a larger timeout_s=.",
+            processor=self._node.id,
+            timeout_s=self._limit_s,
+        )
+        if self._limited is not None:
+            self._emit(events.Event(self._node.id, error.message, logging.WARNING))
+        return error
+
+    def run(self, taken: Taken, bounded: bool = False) -> Results:
+        """Call the function for the taken messages. Raises :class:`Interrupted` when the graph is aborted.
+
+        ``bounded``: close the step when its time is over, if it can be closed (``Results.closed``).
+        """
+        self._process.begin(taken)
+        self._filtered = self._filters_some or taken.acknowledged
+        self._returned.provenance = taken.heavy_provenance() if self._packers or self._imperative is not None else None
+        for packer in self._packers.values():
+            packer.renew()
+        # Under at-most-once the positions have moved: messages left for the next step would be lost.
+        self._stride.begin(bounded and not self._node.at_most_once)
+        try:
+            if self._node.options.batch:
+                results = self._run_batch(taken)
+            else:
+                one = self._width == 1 and self._limit_s is None
+                results = self._run_messages(taken) if one else self._run_at_once(taken)
+            if self._imperative is not None:
+                results.writes = {b: Output(*written) for b, written in self._imperative.written().items()}
+            if bounded:
+                count = taken.count if results.closed is None else results.closed
+                self.pace.ran(count, clock.monotonic_ns() - self._stride.began_ns)
+            return results
+        except BaseException as error:
+            self.forget()
+            if isinstance(error, concurrency.Closed):
+                raise Interrupted from None
+            raise
+        finally:
+            self._counters.in_flight = 0
+            self._process.end()
+
+    def forget(self) -> None:
+        """Drop the changes that the calls of the step made: state, own tailers, own appenders."""
+        self._state.forget()
+        if self._imperative is not None:
+            self._imperative.forget()
+
+    def _discard(self) -> None:
+        """Drop the changes of a call that failed."""
+        self._layer.discard()
+        if self._imperative is not None:
+            self._imperative.discard()
+
+    def close(self) -> None:
+        """Close threads and the event loop. A call that still runs on the loop is cancelled."""
+        self._threads.close()
+        if self._limited is not None:
+            self._limited.close()
+        if self._loop is not None:
+            self._loop.close()
+
+    # --- message functions, one call at a time ---
+
+    def _run_messages(self, taken: Taken) -> Results:
+        results: list[Kept] = []
+        failures: dict[int, Failure] = {}
+        counters, stride, count = self._counters, self._stride, taken.count
+        counters.in_flight = 1
+        while (done := len(results)) < count:
+            try:
+                self._run_from(taken, results, min(done + stride.calls, count))
+            except _STOPS:
+                raise
+            except Exception as error:
+                offset = len(results)
+                self._discard()
+                outcome = self._again(taken, offset, error)
+                if isinstance(outcome, Failure):
+                    failures[offset] = outcome
+                    if stops(self._node, outcome):
+                        break  # so nothing after it is run
+                    outcome = None
+                results.append(outcome)
+            over = stride.look()
+            counters.calls += len(results) - done
+            counters.calling_ns += stride.spent_ns
+            if over and len(results) < count:
+                return self._returned.collect(results, failures, closed=len(results))
+        return self._returned.collect(results, failures)
+
+    def _run_from(self, taken: Taken, results: list[Kept], stop: int) -> None:
+        """Call the function for the messages from ``len(results)`` to ``stop``; ends at the first error."""
+        if self._order is not None and not self._filtered and self._returned.provenance is None and not faults.active:
+            columns = [taken.slices[place].messages for place in self._order]
+            if results or stop < taken.count:
+                columns = [column[len(results) : stop] for column in columns]
+            # extend() keeps the results of the calls before an error.
+            results.extend(map(self._returned.keeper(), map(self._fn, *columns)))
+            if len(results) < stop:
+                # map() takes a StopIteration of the function for its own end (as generators did before PEP 479).
+                raise RuntimeError(f"{self._node.id} raised StopIteration")
+            return
+        for offset in range(len(results), stop):
+            results.append(self._call(taken, offset, [s.messages[offset] for s in taken.slices]))
+
+    def _call(self, taken: Taken, offset: int, messages: list[Any]) -> Kept:
+        if self._filtered:
+            messages = self._passing(taken, messages)
+            if not messages:
+                return None
+        self._process._offset = offset
+        if faults.active:
+            faults.point("function.before")
+        result = self._invoke(taken, messages, self._process)
+        if faults.active:
+            faults.point("function.after")
+        kept = self._keep(result, offset)
+        if self._layer.touched:
+            self._layer.settle()
+        if self._imperative is not None:
+            self._imperative.settle(offset)
+        return kept
+
+    def _passing(self, taken: Taken, messages: list[Any]) -> list[Any]:
+        """Replace the messages that a filter stops by None; return [] when all are stopped."""
+        passed = []
+        for piece, message in zip(taken.slices, messages):
+            passes = self._filters[piece.binding]
+            passed.append(message if _passes(passes, message) else None)
+        return [] if all(message is None for message in passed) else passed
+
+    def _again(self, taken: Taken, offset: int, error: Exception) -> Any:
+        """Retry a message whose call failed. Return its result, or the Failure after the last attempt."""
+        for attempt in range(1, self._retry.attempts):
+            if not isinstance(error, self._retry.on):
+                break
+            self._wait(attempt, error)
+            try:
+                return self._call(taken, offset, taken.restored(offset))
+            except _STOPS:
+                raise
+            except Exception as next_error:
+                self._discard()
+                error = next_error
+        else:
+            attempt = self._retry.attempts
+        return Failure(error, attempt)
+
+    def _wait(self, attempt: int, error: Exception) -> None:
+        wait_s = self._retry.wait_s(attempt)
+        with self._counting:
+            self._counters.retries += 1
+        self._emit(
+            events.Retrying(
+                self._node.id,
+                f"attempt {attempt} of {self._retry.attempts} failed ({short(error)}); again in {wait_s:g} s",
+                30,
+                attempt=attempt,
+                wait_s=wait_s,
+            )
+        )
+        if self._pause(wait_s):
+            raise Interrupted from error
+
+    # --- message functions, several calls at once ---
+
+    def _run_at_once(self, taken: Taken) -> Results:
+        """Call the function in up to ``concurrency`` callers, then collect the results in the order of the messages."""
+        calls = _Calls(taken, [self._process.lane(offset) for offset in range(taken.count)], self._stride.look)
+        callers = min(self._width, calls.schedule.width)
+        if self._loop is not None:
+            self._loop.run(self._on_loop(self._loop, calls, callers))
+        elif self._width == 1:
+            concurrency.step_through(self._caller(calls))
+        else:
+            self._in_threads(calls, callers)
+        if calls.schedule.fatal is not None:
+            raise calls.schedule.fatal
+        closed = calls.schedule.closed
+        outcomes = calls.outcomes if closed is None else calls.outcomes[:closed]
+        failures = {offset: outcome for offset, outcome in enumerate(outcomes) if isinstance(outcome, Failure)}
+        first = min((at for at, failure in failures.items() if stops(self._node, failure)), default=None)
+        if first is not None:
+            # The processor stops before it. Results of later messages are dropped.
+            failures = {at: failure for at, failure in failures.items() if at <= first}
+            outcomes = outcomes[:first]
+            self._state.only(calls.changes[:first])
+        return self._returned.collect([None if isinstance(o, Failure) else o for o in outcomes], failures, closed)
+
+    def _in_threads(self, calls: _Calls, callers: int) -> None:
+        running = [self._threads.submit(lambda: concurrency.step_through(self._caller(calls))) for _ in range(callers)]
+        try:
+            for job in running:
+                job.result()
+        except BaseException as error:  # a Ctrl-C that reached the thread that waits
+            calls.schedule.stop(error)
+            raise
+
+    async def _on_loop(self, loop: Loop, calls: _Calls, callers: int) -> None:
+        await loop.all_of([self._caller(calls) for _ in range(callers)], lambda: calls.schedule.fatal is not None)
+
+    async def _caller(self, calls: _Calls) -> None:
+        """Call the function for one message after another until none is left; store each result at its offset."""
+        offset: int | None = None
+        try:
+            while (offset := calls.schedule.take(offset)) is not None:
+                began = self._begin_call()
+                try:
+                    outcome, calls.changes[offset] = await self._called(calls, offset)
+                finally:
+                    self._end_call(began)
+                calls.outcomes[offset] = outcome
+                if isinstance(outcome, Failure) and stops(self._node, outcome):
+                    calls.schedule.cut(offset)
+        except BaseException as error:
+            calls.schedule.stop(error)
+
+    def _begin_call(self) -> int:
+        with self._counting:
+            self._counters.in_flight += 1
+        return clock.monotonic_ns()
+
+    def _end_call(self, began: int) -> None:
+        spent = clock.monotonic_ns() - began
+        with self._counting:
+            self._counters.in_flight -= 1
+            self._counters.calls += 1
+            self._counters.calling_ns += spent
+
+    async def _called(self, calls: _Calls, offset: int) -> tuple[Kept | Failure, Changes]:
+        """Return the result of one message, after retries; the counterpart of :meth:`_call` and :meth:`_again`."""
+        taken = calls.taken
+        messages = [s.messages[offset] for s in taken.slices]
+        error: Exception
+        for attempt in itertools.count(1):
+            # Each attempt has its own layer: an attempt that timed out may still use its layer.
+            layer = self._layer_of(calls.lanes[offset])
+            process = self._process.beside(offset, layer)
+            try:
+                if self._filtered:
+                    messages = self._passing(taken, messages)
+                    if not messages:
+                        return None, {}
+                if isinstance(self._node.options.key, str):
+                    process.key(offset)  # a message without the field has no order among those that have it
+                if faults.active:
+                    faults.point("function.before")
+                result = await self._in_time(taken, messages, process)
+                if faults.active:
+                    faults.point("function.after")
+                kept = self._keep(result, offset)
+                layer.settle()
+                return kept, layer.settled
+            except _STOPS:
+                raise
+            except Exception as failed:
+                layer.discard()
+                error = failed
+            finally:
+                process.end()
+            if attempt >= self._retry.attempts or not isinstance(error, self._retry.on):
+                return Failure(error, attempt), {}
+            if self._loop is None:
+                self._wait(attempt, error)
+            else:
+                await self._loop.in_thread(self._threads, functools.partial(self._wait, attempt, error))
+            messages = taken.restored(offset)
+        raise AssertionError
+
+    def _layer_of(self, lane: Hashable) -> Layer:
+        if self._width == 1:
+            return self._state.apart()
+        return self._state.layer(lane if isinstance(lane, bytes) else None)
+
+    async def _in_time(self, taken: Taken, messages: list[Any], process: Process) -> Any:
+        """Call the function, for ``timeout_s`` at most. Raises :class:`CallTimedOut`."""
+        try:
+            if self._limited is not None:
+                return self._limited.call(lambda: self._invoke(taken, messages, process))
+            result = self._invoke(taken, messages, process)
+            if self._loop is None:
+                return result
+            if self._limit_s is None:
+                return await self._loop.awaited(result)
+            return await self._loop.within(result, self._limit_s)
+        except TimedOut:
+            raise self._timed_out() from None
+
+    # --- batch functions ---
+
+    def _run_batch(self, taken: Taken) -> Results:
+        error: Exception
+        for attempt in range(1, self._retry.attempts + 1):
+            if attempt > 1:
+                for offset in range(taken.count):
+                    taken.restored(offset)
+            process, layer = self._process, self._layer
+            if self._limited is not None:
+                layer = self._state.apart()
+                process = process.beside(0, layer)
+            try:
+                last = taken.count - 1
+                began = self._begin_call()
+                try:
+                    result = self._call_batch(taken, process)
+                finally:
+                    self._end_call(began)
+                kept = self._keep(result, last)
+                layer.settle()
+                if self._imperative is not None:
+                    self._imperative.settle(last)
+                return self._returned.collect([None] * last + [kept], {})
+            except _STOPS:
+                raise
+            except Exception as failed:
+                layer.discard()
+                self._discard()
+                error = failed
+                if attempt == self._retry.attempts or not isinstance(error, self._retry.on):
+                    break
+                self._wait(attempt, error)
+        return Results({b: Output() for b in self._bindings}, {0: Failure(error, attempt)})
+
+    def _call_batch(self, taken: Taken, process: Process) -> Any:
+        columns: list[list[Any]] = [s.messages for s in taken.slices]
+        if self._filtered:
+            columns = []
+            for piece in taken.slices:
+                passes = self._filters[piece.binding]
+                columns.append([m if _passes(passes, m) else None for m in piece.messages])
+            chosen = [o for o in range(taken.count) if any(column[o] is not None for column in columns)]
+            if not chosen:
+                return None
+            columns = [[column[o] for o in chosen] for column in columns]
+            process._chosen = chosen
+        faults.point("function.before")
+        try:
+            if self._limited is None:
+                result = self._invoke(taken, columns, process)
+            else:
+                result = self._limited.call(lambda: self._invoke(taken, columns, process))
+        except TimedOut:
+            raise self._timed_out() from None
+        faults.point("function.after")
+        return result
+
+
+class _Calls:
+    """The concurrent calls of a step and their results, by offset."""
+
+    def __init__(self, taken: Taken, lanes: list[Hashable], over: Callable[[], bool]) -> None:
+        self.taken = taken
+        self.lanes = lanes
+        self.schedule = Schedule(lanes, over)
+        self.outcomes: list[Kept | Failure] = [None] * taken.count
+        """The packed result of each call, or its Failure."""
+        self.changes: list[Changes] = [{}] * taken.count
+        """The changes of the state by each call."""

@@ -1,0 +1,386 @@
+"""Keyed state of a processor: fields are loaded when they are read, and changes are written with the step.
+
+    process.state["count"] = process.state.get("count", 0) + 1
+
+There is one row for each (key, field), so a step costs only the fields that it uses, also in a state of a million
+fields. A value is looked up in three layers:
+
+    call       the values that the running call has read or assigned, as objects
+    step       the changes of this step, packed
+    table      the committed values; rows that were read stay in memory, since no other process writes them
+
+A call that returns moves its changes into the step; a call that fails leaves nothing. Values that were changed in
+place are found by packing them again, so ``state["seen"].append(x)`` is a change.
+
+Each concurrent call has its own layer (:meth:`StateTable.layer`) and sees only the state of its key. Calls of one key
+run one after another, so the result does not depend on which call is faster.
+
+On disk: key = key part, field part, number of the piece (2 bytes); value = checksum, number of
+pieces (2 bytes), bytes. A part is its length and its msgpack, or 0xff and its 128-bit hash when it
+has more than 200 bytes (then the value begins with the field).
+"""
+
+from __future__ import annotations
+
+import functools
+import struct
+import threading
+from collections.abc import Iterable, Iterator, MutableMapping
+from typing import TYPE_CHECKING, Any, Final
+
+import xxhash
+
+from cues import codec
+from cues.base import names
+from cues.errors import CuesError, QueueNotFound, StoreDamaged
+from cues.records import batch
+
+if TYPE_CHECKING:
+    from cues.queues.store import Store
+    from cues.storage.transaction import StoreTransaction
+
+_PART_BYTES_MAX: Final = 200
+_HASHED: Final = 0xFF
+_HEAD: Final = struct.Struct(">H")
+_PIECE_BYTES: Final = batch.VALUE_BYTES_MAX - 8 - _HEAD.size
+CACHE_ROWS_MAX: Final = 200_000
+CACHE_BYTES_MAX: Final = 64 << 20
+
+_FIXED_VALUES: Final = (int, str, float, bool, bytes, type(None))
+"""Types whose values cannot be changed in place."""
+
+
+class _Absent:
+    """The value of a field that is not there."""
+
+
+_ABSENT: Final = _Absent()
+
+Changes = dict[bytes, bytes | None]
+"""Packed values by row; None deletes the row."""
+
+
+class StateTable:
+    """The state of one processor, with the changes of the step that runs."""
+
+    def __init__(self, store: Store, processor: str) -> None:
+        self._store = store
+        self._name = names.state_database(processor)
+        self._database: Any = None
+        self._missing = False
+        self._cache: Changes = {}
+        self._cache_bytes = 0
+        self._step: Changes = {}
+        self._shared = _Shared(self)
+        self.call = Layer(self)
+        """The layer of calls that run one at a time."""
+
+    def layer(self, key: bytes | None) -> Layer:
+        """A layer for a call beside others; it sees the state under ``key`` (see :func:`key_part`), or none."""
+        return Layer(self._shared, key or b"")
+
+    def apart(self) -> Layer:
+        """A layer for a call that may go on when nobody waits for it any more; it sees the whole state."""
+        return Layer(self._shared)
+
+    def view(self, key: Any) -> State:
+        """The fields under ``key``."""
+        return self.call.view(key)
+
+    # --- for layers ---
+
+    def packed(self, row: bytes) -> bytes | None:
+        """The value of a row, without what running calls did to it."""
+        if row in self._step:
+            return self._step[row]
+        if row in self._cache:
+            return self._cache[row]
+        packed = None
+        if self._open():
+            with self._store.view() as txn:
+                first = txn.get(row + b"\0\0", db=self._database)
+                values = [] if first is None else [first]
+                if first is not None:
+                    (count,) = _HEAD.unpack_from(first, 8)
+                    values += [txn.get(row + _HEAD.pack(n), default=b"", db=self._database) for n in range(1, count)]
+            if values:
+                for number, value in enumerate(values):
+                    if not piece_intact(value, number):
+                        raise StoreDamaged(
+                            f"A row of the state of {self._name.decode()} is damaged (its checksum fails).",
+                            f"run cues check {self._store.path}, and restore a backup.",
+                            path=self._store.path,
+                        )
+                packed = b"".join(value[8 + _HEAD.size :] for value in values)
+        self._remember(row, packed)
+        return packed
+
+    def rows(self, prefix: bytes) -> dict[bytes, bool]:
+        """The rows under a key, and whether they exist, without what running calls did to them."""
+        found: dict[bytes, bool] = {}
+        if self._open():
+            with self._store.view() as txn:
+                cursor = txn.cursor(self._database)
+                if cursor.set_range(prefix):
+                    for key in cursor.iternext(values=False):
+                        if not key.startswith(prefix):
+                            break
+                        if key[-2:] == b"\0\0":
+                            found[key[:-2]] = True
+        for row, packed in self._step.items():
+            if row.startswith(prefix):
+                found[row] = packed is not None
+        return found
+
+    def settle(self, changes: Changes) -> None:
+        """Keep the changes of a call."""
+        self._step.update(changes)
+
+    # --- for the step ---
+
+    def only(self, changes: Iterable[Changes]) -> None:
+        """Keep these changes of the step, in this order, and drop the others: it was cut in front of them."""
+        self._step.clear()
+        for some in changes:
+            self._step.update(some)
+
+    def forget(self) -> None:
+        """Drop all values in memory: the step is void, or another owner may have written."""
+        self.call.discard()
+        self._step.clear()
+        self._cache.clear()
+        self._cache_bytes = 0
+
+    @property
+    def changed(self) -> bool:
+        return bool(self._step)
+
+    def pages(self) -> int:
+        """How many pages the step's changes take at most."""
+        return sum(1 + len(packed or b"") // _PIECE_BYTES for packed in self._step.values())
+
+    def ensure(self) -> None:
+        """Have the table's database; call before a commit that writes to it."""
+        if not self._open():
+            self._store.commit(self._store.create_database, self._name)
+            self._missing = False
+            self._open()
+
+    def write(self, txn: StoreTransaction) -> None:
+        """Write the changes of the step inside its commit, after :meth:`ensure`."""
+        for row, packed in self._step.items():
+            old = self._cache.get(row)
+            pieces = [] if packed is None else _pieces(packed)
+            for number, piece in enumerate(pieces):
+                txn.put(row + _HEAD.pack(number), piece, db=self._database)
+            before = 0 if old is None else max(1, -(-len(old) // _PIECE_BYTES))
+            for number in range(len(pieces), before):
+                txn.delete(row + _HEAD.pack(number), db=self._database)
+
+    def committed(self) -> None:
+        """The step's commit is done; what it only read is in memory too, and is bounded here."""
+        if not self._cache and not self._step:
+            return
+        for row, packed in self._step.items():
+            self._remember(row, packed)
+        self._step.clear()
+        if len(self._cache) > CACHE_ROWS_MAX or self._cache_bytes > CACHE_BYTES_MAX:
+            self._cache.clear()
+            self._cache_bytes = 0
+
+    # --- inside ---
+
+    def _open(self) -> bool:
+        if self._database is None and not self._missing:
+            try:
+                self._database = self._store.database(self._name)
+            except QueueNotFound:
+                self._missing = True  # until this owner makes it: nobody else does
+        return self._database is not None
+
+    def _remember(self, row: bytes, packed: bytes | None) -> None:
+        self._cache[row] = packed
+        self._cache_bytes += len(row) + len(packed or b"")
+
+
+class _Shared:
+    """The table for the layers of calls that run at once: one of them at a time."""
+
+    def __init__(self, table: StateTable) -> None:
+        self._table = table
+        self._lock = threading.Lock()
+
+    def packed(self, row: bytes) -> bytes | None:
+        with self._lock:
+            return self._table.packed(row)
+
+    def rows(self, prefix: bytes) -> dict[bytes, bool]:
+        with self._lock:
+            return self._table.rows(prefix)
+
+    def settle(self, changes: Changes) -> None:
+        with self._lock:
+            self._table.settle(changes)
+
+
+class Layer:
+    """What one running call has read and assigned, as objects, over what the step has packed."""
+
+    __slots__ = ("_cells", "_key", "_table", "settled")
+
+    def __init__(self, table: StateTable | _Shared, key: bytes | None = None) -> None:
+        """``key``: the only one that may be seen, while other calls run on others."""
+        self._table = table
+        self._key = key
+        self._cells: dict[bytes, list[Any]] = {}
+        """By row: value, what it was packed, and whether it was assigned."""
+        self.settled: Changes = {}
+        """What the last call that returned had changed."""
+
+    @property
+    def touched(self) -> bool:
+        """Whether the call has looked at the state."""
+        return bool(self._cells)
+
+    def view(self, key: Any) -> State:
+        """The fields under ``key``."""
+        part = key_part(key)
+        if self._key is not None and part != self._key:
+            raise CuesError(
+                f"The state of key {key!r} is not that of the message's own key; other calls may be using it now.",
+                "process.state, or concurrency=1.",
+            )
+        if type(key) not in _FIXED_VALUES:
+            self._adopt(_part(codec.pack(key)), part)
+        return State(self, part)
+
+    def _adopt(self, former: bytes, part: bytes) -> None:
+        """Move what an older version wrote under a key with the fields of its dicts in another order."""
+        if former == part:
+            return
+        for row in self.rows(former):
+            value = self.get(row)
+            self.set(row, _ABSENT)
+            self.set(part + row[len(former) :], value)
+
+    def get(self, row: bytes) -> Any:
+        cell = self._cells.get(row)
+        if cell is None:
+            packed = self._table.packed(row)
+            value = _ABSENT if packed is None else codec.unpack(packed)
+            self._cells[row] = cell = [value, packed, False]
+        return cell[0]
+
+    def set(self, row: bytes, value: Any) -> None:
+        cell = self._cells.get(row)
+        if cell is None:
+            self._cells[row] = [value, self._table.packed(row), True]
+        else:
+            cell[0] = value
+            cell[2] = True
+
+    def rows(self, prefix: bytes) -> list[bytes]:
+        """The rows under a key that exist, in the order of the table, whichever call or step wrote them."""
+        found = self._table.rows(prefix)
+        for row, cell in self._cells.items():
+            if row.startswith(prefix):
+                found[row] = cell[0] is not _ABSENT
+        return sorted(row for row, exists in found.items() if exists)
+
+    def settle(self) -> None:
+        """The call returned: keep what it changed. Raises :class:`CodecError` for what cannot be encoded."""
+        changed: Changes = {}
+        for row, (value, packed, assigned) in self._cells.items():
+            if not assigned and (value is _ABSENT or type(value) in _FIXED_VALUES):
+                continue
+            new = None if value is _ABSENT else codec.pack(value)
+            if new != packed:
+                changed[row] = new
+        self._cells.clear()
+        if changed:
+            self._table.settle(changed)
+            self.settled = changed
+
+    def discard(self) -> None:
+        """The call failed: drop what it changed."""
+        self._cells.clear()
+
+
+class State(MutableMapping[Any, Any]):
+    """The state of one key: a mutable mapping from field to value.
+
+    Fields and values are anything that a message may hold. Changes are written with the step, or
+    not at all.
+    """
+
+    __slots__ = ("_layer", "_prefix")
+
+    def __init__(self, layer: Layer, prefix: bytes) -> None:
+        self._layer = layer
+        self._prefix = prefix
+
+    # A field too long for LMDB's key is found by its hash; its value is then [field, value].
+
+    def __getitem__(self, field: Any) -> Any:
+        part = key_part(field)
+        value = self._layer.get(self._prefix + part)
+        if value is _ABSENT:
+            raise KeyError(field)
+        return value[1] if part[0] == _HASHED else value
+
+    def get(self, field: Any, default: Any = None) -> Any:
+        part = key_part(field)
+        value = self._layer.get(self._prefix + part)
+        if value is _ABSENT:
+            return default
+        return value[1] if part[0] == _HASHED else value
+
+    def __setitem__(self, field: Any, value: Any) -> None:
+        part = key_part(field)
+        self._layer.set(self._prefix + part, [field, value] if part[0] == _HASHED else value)
+
+    def __delitem__(self, field: Any) -> None:
+        row = self._prefix + key_part(field)
+        if self._layer.get(row) is _ABSENT:
+            raise KeyError(field)
+        self._layer.set(row, _ABSENT)
+
+    def __iter__(self) -> Iterator[Any]:
+        at = len(self._prefix)
+        for row in self._layer.rows(self._prefix):
+            yield self._layer.get(row)[0] if row[at] == _HASHED else codec.unpack(row[at + 1 :])
+
+    def __len__(self) -> int:
+        return len(self._layer.rows(self._prefix))
+
+    def __repr__(self) -> str:
+        return f"<cues.State {dict(self)!r}>"
+
+
+def key_part(value: Any) -> bytes:
+    """The part of the rows' keys that stands for a key or a field. Raises :class:`CodecError`."""
+    if type(value) is str and len(value) <= _PART_BYTES_MAX:
+        return _part_of_text(value)
+    return _part(codec.pack_key(value))
+
+
+@functools.lru_cache(10_000)
+def _part_of_text(text: str) -> bytes:
+    """Fields recur with every message, and often so do keys."""
+    return _part(codec.pack(text))
+
+
+def _part(packed: bytes) -> bytes:
+    if len(packed) <= _PART_BYTES_MAX:
+        return bytes((len(packed),)) + packed
+    return bytes((_HASHED,)) + xxhash.xxh3_128_digest(packed)
+
+
+def _pieces(packed: bytes) -> list[bytes]:
+    chunks = [packed[at : at + _PIECE_BYTES] for at in range(0, len(packed), _PIECE_BYTES)] or [b""]
+    head = _HEAD.pack(len(chunks))
+    return [batch.checksum(head + chunk, seed=n) + head + chunk for n, chunk in enumerate(chunks)]
+
+
+def piece_intact(value: bytes, number: int) -> bool:
+    return len(value) >= 8 and batch.checksum(memoryview(value)[8:], seed=number) == value[:8]

@@ -1,0 +1,196 @@
+"""The delivery protocol of one processor: take, run, commit.
+
+The numbers are those of docs/guarantees.md.
+
+    1. take       choose for each tailer a range of messages on its queue; copy them    this module
+    2. snapshot   where the function has side effects, commit the ranges before it runs   commit.py
+    3. run        call the function; a message that fails for good becomes a step of its own   runner.py
+    4. commit     one write transaction: the fence, outputs, state, attempt, positions    commit.py, parts.py
+    5. ring       wake the readers of the queues that were written                        commit.py
+
+A position moves only inside the commit of 4 (at-most-once: of 2) or by a seek. So after a crash at any moment the
+store holds the whole step or nothing of it. A start (recovery.py) reads two records and knows which: either the last
+snapshot has an attempt with its hash, or it has none.
+
+Not guaranteed: that a function is called once. A step that did not commit runs again, with the same ranges and
+hash. Effects of the function outside the store may repeat after a crash; use ``checkpoint=`` or the delivery hash
+(``process.delivery.hash``) to ignore repeats.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Literal
+
+from cues import faults
+from cues.base import clock
+from cues.errors import Diverged
+from cues.steps import tries
+from cues.steps.failure import Verdict, stopped_at
+from cues.steps.results import Results
+from cues.steps.taking import Input, Taken
+
+if TYPE_CHECKING:
+    pass
+from cues.steps.recovery import Recovery
+
+Outcome = Literal["idle", "committed"]
+
+
+class Stepper(Recovery):
+    """One processor that this process owns. Used by one thread at a time."""
+
+    def close(self) -> None:
+        """Close the runner's threads and event loop."""
+        if self.runner is not None:
+            self.runner.close()
+
+    def ready(self) -> bool:
+        """Return whether :meth:`step` would take messages or raise :class:`Fenced`."""
+        if self._pending is not None or self.moved() or self.store.lost():
+            return True
+        size = self.runner.pace.count if self.runner is not None and self._linger_ns else 1
+        return any(self._count(inputs, size) for _, inputs in self._choices())
+
+    def be_careful(self, careful: Mapping[int, int], verdict: Verdict | None) -> None:
+        """Continue after the process died in a step: take one message at a time, for each input up to an index.
+
+        The next death then shows which message causes it, and the messages before it are committed. ``verdict``
+        names a message that fails without another call. Each message of a message function has its own hash, so a
+        snapshot of several messages may be divided; that of a batch function may not.
+        """
+        self._careful = dict(careful)
+        self._verdict = verdict
+        if careful and not self.node.options.batch:
+            self._pending = None
+
+    # --- one turn ---
+
+    def step(self) -> Outcome:
+        """Run one step. Raises :class:`Fenced` (nothing was written) and :class:`ProcessorStopped`."""
+        if self._stop is not None:
+            raise stopped_at(self.node, self._stop)
+        taken = self._take()
+        if taken is None:
+            self.store.check_file()  # an idle graph has no commit that would notice a removed store
+            self.check_fence()  # nor one that would notice a seek or a takeover
+            for mark in self.marks.values():
+                mark.release()
+            return "idle"
+        if faults.active:
+            faults.point("take.after")
+        assert self.runner is not None
+        try:
+            # 2. Snapshot.
+            if self.node.side_effects or self.node.at_most_once:
+                self._commit_snapshot(taken)
+            # 3. Run.
+            results = self._condemned(taken) or self._run(taken)
+            # 4. Commit.
+            self._commit(taken, results)
+        except BaseException:
+            self._step_dropped()
+            raise
+        return "committed"
+
+    def _step_dropped(self) -> None:
+        """Return to the positions of the last commit."""
+        self.state.forget()
+        self.imperative.forget()
+        for one in self._readers:
+            one.stand(self.position_in(self._row, one.tailer))
+
+    # 1. Take.
+
+    def _take(self) -> Taken | None:
+        if self._pending is not None:
+            return self._take_again(*self._pending)
+        assert self.runner is not None
+        size = self.runner.pace.count
+        for place, inputs in self._choices():
+            count = self._count(inputs, self._bounded(place, size))
+            if count:
+                self._served = place + 1
+                if self._lingering:
+                    self._lingering.pop(inputs[0].tailer, None)
+                return Taken([one.take(count) for one in inputs], count)
+        return None
+
+    def _choices(self) -> list[tuple[int, list[Input]]]:
+        """Return the inputs that a step may take from: all together; of alts any single one, in turn."""
+        if self._together is not None:
+            return self._together
+        places = [(self._served + turn) % len(self.inputs) for turn in range(len(self.inputs))]
+        return [(place, [self.inputs[place]]) for place in places]
+
+    def _count(self, inputs: list[Input], size: int) -> int:
+        """Return how many messages a step takes now from each of these inputs, ``size`` at most."""
+        count = size
+        for one in inputs:
+            count = min(count, one.fill(size))
+            if not count:
+                return 0
+        if self._linger_ns and count < size and self._may_linger():
+            now = clock.monotonic_ns()
+            ends = self._lingering.setdefault(inputs[0].tailer, now + self._linger_ns)
+            return 0 if now < ends else count
+        return count
+
+    def _bounded(self, place: int, size: int) -> int:
+        """Return how many messages a step may take from this choice of inputs."""
+        return 1 if self.inputs[place].index < self._careful.get(place, 0) else size
+
+    @property
+    def lingers_s(self) -> float | None:
+        """Seconds until the first wait for more messages ends; None without a wait."""
+        if not self._lingering:
+            return None
+        return max(0.0, (min(self._lingering.values()) - clock.monotonic_ns()) / 1e9)
+
+    def _take_again(self, snapshot: tries.Snapshot, ends: dict[str, int]) -> Taken | None:
+        """Take exactly the ranges of a snapshot, from the same tailers, under its hash."""
+        again = [one for one in self.inputs if one.tailer in ends]
+        for one in again:
+            count = ends[one.tailer] - one.index
+            while one.ahead < count:
+                before = one.ahead
+                one.fill(count)
+                if one.index != snapshot.start[one.tailer]:  # purged since the start: another set of messages
+                    self._rewind(snapshot)
+                    return self._take()
+                if one.ahead == before:
+                    raise Diverged(
+                        f"{self.node.id} must take {one.tailer} up to {ends[one.tailer]} again, but the"
+                        f" queue ends before {one.index + one.ahead}.",
+                        "run cues check; or --fresh to start again.",
+                        processor=self.node.id,
+                    )
+        slices = [one.take(ends[one.tailer] - one.index) for one in again]
+        self._pending = None
+        return Taken(slices, len(slices[0].messages), snapshot.hash)
+
+    # 3. Run.
+
+    def _run(self, taken: Taken) -> Results:
+        assert self.runner is not None
+        if self.watch is None:
+            return self.runner.run(taken, bounded=True)
+        self.watch(self._input_of(taken), taken.slices[0].start, taken.count)
+        try:
+            return self.runner.run(taken, bounded=True)
+        finally:
+            self.watch(0, 0, 0)
+
+    def _condemned(self, taken: Taken) -> Results | None:
+        """Return a failure, where the function must not be called for this step again."""
+        verdict = self._verdict
+        if verdict is None or (verdict.chosen, verdict.start, verdict.count) != (
+            self._input_of(taken),
+            taken.slices[0].start,
+            taken.count,
+        ):
+            return None
+        return Results({}, {0: verdict.failure()})
+
+    def _input_of(self, taken: Taken) -> int:
+        return self.inputs.index(taken.slices[0].one)

@@ -1,0 +1,222 @@
+"""The attributes of a stepper, and the row in the store that names its owner and its positions.
+
+    StepperBase     this module: attributes, the row of the processor, the fence
+    PartBuilder     parts.py:    cut a step at its failures, build the outputs of each part
+    Committer       commit.py:   steps 2, 4 and 5 of the protocol
+    Recovery        recovery.py: the decision of a start
+    Stepper         stepper.py:  steps 1 and 3, and the turn that runs all of them
+
+The classes are one object, divided along the protocol of docs/guarantees.md so that each module holds one part
+of it. Each class derives from the one above it and uses nothing of those below.
+
+The row is the fence: each commit compares it, byte by byte, with the row that this owner wrote last. Another
+process that takes over or seeks changes the row, and then nothing is written.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from cues.base import events, names
+from cues.errors import WriterStuck
+from cues.forwarding.low_water import LowWater
+from cues.graphs.processor import Node
+from cues.queues.processor_rows import Position, ProcessorRow
+from cues.queues.queue import Queue
+from cues.steps import tries
+from cues.steps.failure import Failure, Verdict, line
+from cues.steps.hashes import Hasher
+from cues.steps.imperative import Imperative, ProcessAppender, ProcessTailer
+from cues.steps.ownership import fenced
+from cues.steps.process import Process
+from cues.steps.runner import Interrupted, Pause, Runner
+from cues.steps.state import StateTable
+from cues.steps.taking import Input
+
+if TYPE_CHECKING:
+    from cues.queues.store import Store
+
+
+R = TypeVar("R")
+
+
+class StepperBase:
+    """The attributes of a stepper and its row. Used by one thread at a time."""
+
+    def __init__(
+        self,
+        store: Store,
+        node: Node,
+        row: ProcessorRow,
+        *,
+        queues: Mapping[str, Queue] | None = None,
+        marks: Mapping[str, LowWater] | None = None,
+        system: Any = None,
+        pause: Pause = lambda seconds: False,
+        stopping: Callable[[], bool] = lambda: False,
+        may_linger: Callable[[], bool] = lambda: False,
+        emit: Callable[[events.Event], None] = lambda event: None,
+        runner: Callable[..., Runner] = Runner,
+    ) -> None:
+        """``queues``: handles by name, needed for queues of other stores. ``marks``: the low-water marks there, by
+        tailer id. ``may_linger``: whether a step may wait for more messages, as ``linger_s`` asks. ``runner``: makes
+        the runner from the arguments of :class:`Runner`."""
+        self.store = store
+        given = queues or {}
+
+        def queue_of(id: str) -> Queue:
+            return given[id] if id in given else store.queue(id)
+
+        def log_of(id: str) -> Queue:
+            return queue_of(id).view(node.partition)
+
+        self.node = node
+        self.counters = events.Counters()
+        self.state = StateTable(store, node.id)
+        self._emit = emit
+        self._pause = pause
+        self._row = row
+        self._expected = row.pack()
+        self._row_key = names.processor_key(node.id)
+        self.try_log = store.queue(node.id)
+        inputs = {node.tailer(port.queue): port for port in node.inputs}
+        self.inputs = [Input(port.binding, tailer, log_of(port.queue)) for tailer, port in inputs.items()]
+        self.imperative = Imperative(
+            node.id,
+            {p.binding: ProcessTailer(log_of(p.queue), node.tailer(p.queue)) for p in node.tailers},
+            {p.binding: ProcessAppender(queue_of(p.queue)) for p in node.appenders},
+        )
+        self.marks = marks or {}
+        self._readers: list[Input | ProcessTailer] = [*self.inputs, *self.imperative.tailers.values()]
+        """The tailers that have a position in the row."""
+        self._order = sorted(one.tailer for one in self._readers)
+        self._place = {tailer: place for place, tailer in enumerate(self._order)}
+        """The place of a tailer's position in the row."""
+        self.outputs = {port.binding: queue_of(port.queue) for port in node.outputs}
+        self._targets = [(binding, queue, False) for binding, queue in self.outputs.items()]
+        self._targets += [(binding, one.queue, True) for binding, one in self.imperative.appenders.items()]
+        """The queues that a step appends to, in this order, and whether through an appender of the function."""
+        self.errors = self._error_log(queue_of(node.errors)) if node.errors else None
+        written = [*(queue for _, queue, _ in self._targets), *([self.errors] if self.errors else [])]
+        others = {queue.store.id for queue in written} - {store.id}
+        self.forks = {} if node.pending else {other: store.queue(names.fork_id(node.id, other)) for other in others}
+        """The fork queues, by the id of their other store; empty where steps write to other stores directly."""
+        self._tries = tries.Writer(node.id)
+        self._tries_from = self.try_log.first_index
+        self._served = 0
+        self._together = [(0, self.inputs)] if node.mode != "alts" else None
+        self._may_linger = may_linger
+        self._linger_ns = round(node.options.linger_s * 1e9)
+        self._lingering: dict[str, int] = {}
+        """The ends of the waits for more messages (``linger_s``), by the first tailer of the choice."""
+        self._pending: tuple[tries.Snapshot, dict[str, int]] | None = None
+        self._stop: Failure | None = None
+        self.watch: Callable[[int, int, int], None] | None = None
+        """Called before the function of each step with input, index and count, and after it with (0, 0, 0)."""
+        self._careful: dict[int, int] = {}
+        """For each input: before this index a step takes one message at a time."""
+        self._verdict: Verdict | None = None
+        self.hasher = Hasher(node.id, row.generation)
+        state = None if node.kind == "source" else self.state.call  # a source's state is its position
+        self.process = Process(node, system, self.hasher, row.epoch, store.id.hex(), state, stopping, self.imperative)
+        self.runner = (
+            runner(
+                node,
+                self.process,
+                self.state,
+                pause,
+                emit,
+                self.counters,
+                lambda b: self.outputs[b]._options,
+                self.imperative,
+            )
+            if node.kind != "source"
+            else None
+        )
+        self.rings = self._written = 0
+        for queue in (*written, *self.forks.values(), self.try_log):
+            if queue.store.id == store.id:
+                self.rings |= queue.log.mask
+
+    def _error_log(self, queue: Queue) -> Queue:
+        """Return the log for error messages. They have no key, so all those of a unit are on one partition."""
+        return queue.view(self.node.partition % queue.options.partitions)
+
+    # --- the row ---
+
+    def adopt(self, row: ProcessorRow) -> None:
+        """Take over the stored row after a seek, which moved the positions under the same owner id.
+
+        Raises :class:`Fenced` (takeover) where another owner has the row now.
+        """
+        if row.owner != self._row.owner:
+            raise fenced(self.node.id, self._expected, row.pack())
+        self._owned(row, row.pack())
+        self.hasher = Hasher(self.node.id, row.generation)
+        self.process.renew(self.hasher, row.epoch)
+        for mark in self.marks.values():
+            mark.renew(row.epoch)
+
+    def owns(self, row: ProcessorRow) -> bool:
+        """Return whether a row belongs to this owner, at whatever positions."""
+        return row.owner == self._row.owner
+
+    def moved(self) -> bool:
+        """Return whether a seek or a takeover wrote the row since the last commit."""
+        with self.store.view() as txn:
+            return bool(txn.get(self._row_key) != self._expected)
+
+    def check_fence(self) -> None:
+        """Raise :class:`Fenced` where :meth:`moved` is true, as the next commit does."""
+        with self.store.view() as txn:
+            self._fence(txn)
+
+    def _fence(self, txn: Any) -> None:
+        """Raise :class:`Fenced` unless owner, epoch and all positions are those that the step started from."""
+        stored = txn.get(self._row_key)
+        if stored != self._expected:
+            raise fenced(self.node.id, self._expected, stored)
+
+    def position_in(self, row: ProcessorRow, tailer: str) -> Position:
+        """Return the position of a tailer in ``row``."""
+        return row.positions[self._place[tailer]]
+
+    def _owned(self, row: ProcessorRow, packed: bytes) -> None:
+        """Keep the committed row: the next commit compares with it."""
+        self._row = row
+        self._expected = packed
+        if self.node.imperative:
+            for tailer in self.imperative.tailers.values():
+                tailer.committed(self.position_in(row, tailer.tailer))
+
+    # --- events ---
+
+    def _patiently(self, write: Callable[..., R], *arguments: Any, **keywords: Any) -> R:
+        """Call ``write``; repeat it while a process that does not respond holds the store's writer lock.
+
+        Nothing was written by a call that fails so, and the fence is inside the transaction. So the results of the
+        function are kept as long as it takes, and then committed or refused.
+        """
+        while True:
+            try:
+                return write(*arguments, **keywords)
+            except WriterStuck as stuck:
+                self._emit(events.Waiting(self.node.id, f"waits to commit: {stuck.message}", logging.WARNING, stuck))
+                if self._pause(0):
+                    raise Interrupted from stuck
+
+    def _tell(self, count: int, first: Failure) -> None:
+        """Emit one event for all messages that failed in a commit."""
+        assert self.errors is not None
+        self._emit(
+            events.Failed(
+                self.node.id,
+                f"{count} message{'s' if count > 1 else ''} to {self.errors.id!r} after"
+                f" {first.attempts} attempt{'s' if first.attempts > 1 else ''}:"
+                f" {type(first.error).__name__}: {line(first.error)}",
+                logging.WARNING,
+                count=count,
+            )
+        )

@@ -1,0 +1,232 @@
+"""Taking: what a step works on.
+
+    Input     a tailer of a processor: its position, and what was read ahead of it
+    Slice     what a step took from one input
+    Taken     the slices of one step, all of the same number of messages
+
+Messages are copied out in a short read transaction, whole record batches at a time; what a step does
+not take stays at hand for the next.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from cues.records.provenance import Provenance, concat, merge
+from cues.steps.hashes import Range
+from cues.storage import timeline
+
+if TYPE_CHECKING:
+    from cues.queues.log import Log
+    from cues.queues.processor_rows import Position
+    from cues.queues.queue import Queue
+    from cues.records.batch import Batch
+
+
+PROVENANCE_BYTES_SAFE: Final = 1_000
+"""A message with less provenance fits a page, whatever a step adds to it."""
+PROVENANCE_COLUMN_BYTES: Final = 32
+"""What one queue adds to the provenance of one message at most, beside its name."""
+
+
+class Slice:
+    """What a step took from one input: the messages [start, stop) of its queue."""
+
+    __slots__ = ("batches", "messages", "one", "start", "stop")
+
+    def __init__(self, one: Input, start: int, messages: list[dict[str, Any]], found: list[Batch]) -> None:
+        self.one = one
+        self.start = start
+        self.stop = start + len(messages)
+        self.messages = messages
+        self.batches = found
+
+    @property
+    def binding(self) -> str:
+        return self.one.binding
+
+    @property
+    def tailer(self) -> str:
+        return self.one.tailer
+
+    def range(self, start: int, stop: int) -> Range:
+        """The range of the step's messages ``start`` to ``stop`` on this queue."""
+        one = self.one
+        return one.tailer, one.identity_at(self.start + stop - 1), self.start + start, self.start + stop
+
+    def seal_before(self, index: int) -> str | None:
+        """The seal of the queue before ``index``, in hex; empty where it is not known, None beyond the end."""
+        return self.one.seal_before(index)
+
+    def pristine(self, offset: int) -> dict[str, Any]:
+        """The message as it lies on the queue, whatever a function did to the one that was taken."""
+        index = self.start + offset
+        for batch in self.batches:
+            if batch.first <= index < batch.next:
+                return batch.messages()[index - batch.first]
+        raise AssertionError(f"index {index} was not taken")
+
+    def seal(self) -> bytes:
+        """Checksum of the batch that holds the last message."""
+        return self.batches[-1].seal
+
+    @property
+    def traced(self) -> bool:
+        """Whether there is any provenance to carry on."""
+        return bool(self.one.kept) or any(batch.head.provenance for batch in self.batches)
+
+    def provenance(self) -> Provenance:
+        """Of all messages, with the step onto this queue."""
+        queue, kept = self.one.log.id, self.one.kept
+        if len(self.batches) == 1:
+            low = self.start - self.batches[0].first
+            return self.batches[0].provenance(queue, kept, low, low + len(self.messages))
+        parts = []
+        for batch in self.batches:
+            low, high = max(batch.first, self.start), min(batch.next, self.stop)
+            parts.append(batch.provenance(queue, kept, low - batch.first, high - batch.first))
+        return concat(parts)
+
+    def before(self, offset: int) -> Slice:
+        """The messages before one of them."""
+        batches = [batch for batch in self.batches if batch.first < self.start + offset]
+        return Slice(self.one, self.start, self.messages[:offset], batches)
+
+
+@dataclass(slots=True)
+class Taken:
+    """The messages of a step: from each input that it reads, a slice of ``count`` messages."""
+
+    slices: list[Slice]
+    count: int
+    hash: bytes | None = None
+    """The hash of a snapshot that is repeated, to be used rather than computed anew."""
+    _came: Provenance | None = None
+
+    @property
+    def acknowledged(self) -> bool:
+        """Whether any of it acknowledges messages and is none itself."""
+        return any(batch.head.acknowledges for s in self.slices for batch in s.batches)
+
+    def heavy_provenance(self) -> Provenance | None:
+        """The provenance of the messages, where that of one may be too large for a page; most have little."""
+        size = sum(len(batch.head.provenance or b"") for s in self.slices for batch in s.batches)
+        if size + len(self.slices) * PROVENANCE_COLUMN_BYTES <= PROVENANCE_BYTES_SAFE:
+            return None
+        came = self.provenance()
+        columns = sum(PROVENANCE_COLUMN_BYTES + len(queue) for queue in came.columns)
+        return came if came.extra is not None or columns > PROVENANCE_BYTES_SAFE else None
+
+    def ranges(self, start: int, stop: int) -> list[Range]:
+        return [s.range(start, stop) for s in self.slices]
+
+    def provenance(self) -> Provenance:
+        if self._came is None:
+            self._came = merge([s.provenance() for s in self.slices])
+        return self._came
+
+    def before(self, offset: int) -> Taken:
+        """The messages before one of them."""
+        return Taken([s.before(offset) for s in self.slices], offset)
+
+    def restored(self, offset: int) -> list[dict[str, Any]]:
+        """The messages at ``offset``, put back as they lie on the queues: a call that failed may have changed them."""
+        for piece in self.slices:
+            piece.messages[offset] = piece.pristine(offset)
+        return [piece.messages[offset] for piece in self.slices]
+
+    def anew(self) -> Taken:
+        """The same with all messages as they lie on the queues, to run the function once more."""
+        for offset in range(self.count):
+            self.restored(offset)
+        return self
+
+
+class Input:
+    """A tailer of a processor: its position, and what was read ahead of it."""
+
+    def __init__(self, binding: str, tailer: str, queue: Queue) -> None:
+        self.binding = binding
+        self.tailer = tailer
+        self.queue = queue
+        self.log: Log = queue.log
+        self.kept: frozenset[str] = frozenset()
+        self.identity = b""
+        self.index = 1
+        """The index of the message that is taken next."""
+        self._ahead: list[tuple[Batch, list[dict[str, Any]]]] = []
+        self._loaded = 1
+        """The index after the messages that were read ahead."""
+        self._purges = -1
+        self._line: timeline.Line | None = None
+
+    def stand(self, position: Position) -> None:
+        """Go to a committed position."""
+        self.identity = position.identity
+        self.go(position.next)
+
+    def identity_at(self, index: int) -> bytes:
+        """The identity of the queue as delivery hashes have it, for messages that end with the one at ``index``."""
+        if self._line is None:
+            with self.queue.store.view() as txn:
+                self._line = timeline.read(txn, self.log.id)
+        return timeline.identity(self._line, self.identity, index) if self._line else self.identity
+
+    def seal_before(self, index: int) -> str | None:
+        """The seal before ``index``, in hex; empty where it is not known, None where the queue ends before."""
+        with self.queue.store.view() as txn:
+            row = self.log.row(txn)
+            if index > row.next:
+                return None
+            seal = self.log.seal_before(txn, row, index)
+        return seal.hex() if any(seal) else ""
+
+    def go(self, index: int) -> None:
+        """Take ``index`` next, and drop what was read ahead."""
+        self.index = self._loaded = index
+        self._ahead.clear()
+
+    @property
+    def ahead(self) -> int:
+        """How many messages are at hand."""
+        return self._loaded - self.index
+
+    def fill(self, count: int) -> int:
+        """Have up to ``count`` messages at hand, as far as they exist; returns how many there are."""
+        store = self.queue.store
+        purges = store.purges()
+        if purges != self._purges or purges < 0:
+            self._purges = purges
+            self._ahead.clear()
+            self._loaded = self.index
+        ahead = self._loaded - self.index
+        if ahead >= count:
+            return ahead
+        with store.view() as txn:
+            row = self.log.row(txn)
+            if self.index < row.first:  # purged before it was taken
+                self.go(row.first)
+            raws = self.log.read(txn, row, self._loaded, count - self.ahead)
+            self.kept = self.queue.follow_options(txn, row).kept
+        for opened in self.log.batches(raws):
+            self._ahead.append((opened, opened.messages()))
+            self._loaded = opened.next
+        return self.ahead
+
+    def take(self, count: int) -> Slice:
+        """The next ``count`` messages, which are at hand."""
+        start, stop = self.index, self.index + count
+        taken: list[dict[str, Any]] = []
+        found: list[Batch] = []
+        rest = 0
+        for opened, messages in self._ahead:
+            if opened.first >= stop:
+                break
+            low, high = max(start - opened.first, 0), min(stop - opened.first, len(messages))
+            taken += messages if high - low == len(messages) else messages[low:high]
+            found.append(opened)
+            rest += opened.next <= stop
+        del self._ahead[:rest]
+        self.index = stop
+        return Slice(self, start, taken, found)

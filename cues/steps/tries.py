@@ -1,0 +1,207 @@
+"""What a step writes to its processor's try log: a snapshot and an attempt.
+
+    snapshot        the processor, where each tailer stood and stands afterwards
+    attempt         the hash of what was taken, and the index of the first message written, by queue
+    nil-attempt     there was nothing to write
+    error-attempt   the messages went to the error queue
+
+A step without side effects writes both as one record; readers of the log still see two messages.
+A step with side effects commits its snapshot before the function runs. The record of a snapshot
+carries the delivery hash in its header, where recovery reads it.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
+
+from cues import codec
+from cues.base import names
+from cues.records import batch as batches
+from cues.records.batch import Batch, Page
+
+KEEP_MESSAGES: Final = 1024
+"""Messages that a try log keeps at least: two a step, so its last 256 steps with room for retries."""
+FORMS_MAX: Final = 256
+"""Steps over several partitions write to any of them, so there is no end of forms."""
+TRIM_MESSAGES: Final = 512
+"""It is trimmed by so many at a time: a deletion at every step would double a step's cost."""
+
+
+_BODY_BYTES_MAX: Final = batches.VALUE_BYTES_MAX - batches.PREFIX_BYTES - 16
+# Drawn at random: a queue may have any name that does not.
+_HOLE: Final = 1 << 63 | int.from_bytes(os.urandom(8), "big")
+_HOLE_BYTES: Final = codec.pack(_HOLE)
+_HASH_HOLE: Final = os.urandom(16)
+_HASH_HOLE_BYTES: Final = _HASH_HOLE.hex().encode()
+_U64: Final = 0xCF
+"""msgpack's mark of an unsigned 64-bit integer."""
+
+
+class Snapshot(NamedTuple):
+    """A snapshot as recovery reads it."""
+
+    start: dict[str, int]
+    """Index by tailer id, of the tailers that the step read."""
+    end: dict[str, int]
+    tailer: str | None
+    """The tailer that an alts step chose."""
+    source: tuple[Any, Any] | None
+    hash: bytes
+
+
+class Attempt(NamedTuple):
+    """An attempt as recovery reads it."""
+
+    kind: str
+    hash: str
+    indices: dict[str, int]
+    """Index of the step's first message, by queue id."""
+
+
+class Taking(NamedTuple):
+    """What a step took, as its snapshot says it."""
+
+    tailers: tuple[str, ...]
+    starts: tuple[int, ...]
+    ends: tuple[int, ...]
+    chosen: str | None = None
+    """The tailer that an alts step chose."""
+    source: tuple[Any, Any] | None = None
+    """A source's position before and after."""
+
+
+class Writer:
+    """Makes the records of one processor's try log."""
+
+    def __init__(self, processor: str) -> None:
+        self._processor = processor
+        self._forms: dict[tuple[Any, ...], _Form] = {}
+
+    def snapshot(self, taking: Taking, digest: bytes) -> list[Page]:
+        """The record that is committed before a function with side effects runs."""
+        return batches.build([self._snapshot(taking)], batches.OWN_BYTES_MAX, digest, reserved=True)
+
+    def step(
+        self,
+        taking: Taking,
+        digest: bytes,
+        indices: dict[str, int],
+        failed: bool,
+        pending: dict[str, int] | None = None,
+    ) -> list[Page]:
+        """The record of a whole step; ``indices`` is where it wrote first, by queue id, ``pending`` by journal."""
+        if taking.source is None and not pending:
+            key = (taking.tailers, taking.chosen, *indices, failed)
+            form = self._forms.get(key)
+            if form is None:
+                if len(self._forms) >= FORMS_MAX:
+                    self._forms.clear()
+                maps = [
+                    self._snapshot(
+                        taking._replace(starts=(_HOLE,) * len(taking.starts), ends=(_HOLE,) * len(taking.ends))
+                    ),
+                    _attempt(_HASH_HOLE, dict.fromkeys(indices, _HOLE), failed),
+                ]
+                form = self._forms[key] = _Form(maps)
+            body = form.fill((*taking.starts, *taking.ends), digest.hex().encode(), tuple(indices.values()))
+            if len(body) <= _BODY_BYTES_MAX:
+                return [Page(batches.HASH, 2, digest + body)]
+        maps = [self._snapshot(taking), _attempt(digest, indices, failed, pending)]
+        return batches.build(maps, batches.OWN_BYTES_MAX, digest, reserved=True)
+
+    def _snapshot(self, taking: Taking) -> dict[str, Any]:
+        found: dict[str, Any] = {
+            names.TYPE: names.SNAPSHOT,
+            names.PROCESSOR_ID: self._processor,
+            names.TAILER_INDICES: dict(zip(taking.tailers, taking.starts)),
+            names.TO_INDICES: dict(zip(taking.tailers, taking.ends)),
+        }
+        if taking.chosen is not None:
+            found[names.TAILER_ID] = taking.chosen
+        if taking.source is not None:
+            found[names.SOURCE_POSITION] = list(taking.source)
+        return found
+
+
+def _attempt(
+    hash: bytes, indices: dict[str, int], failed: bool, pending: dict[str, int] | None = None
+) -> dict[str, Any]:
+    if failed:
+        kind = names.ERROR_ATTEMPT
+    else:
+        kind = names.ATTEMPT if indices or pending else names.NIL_ATTEMPT
+    found: dict[str, Any] = {names.TYPE: kind, names.HASH: hash.hex()}
+    if indices:
+        found[names.MESSAGE_INDEX] = indices
+    if pending:
+        found[names.PENDING_INDEX] = pending
+    return found
+
+
+class _Form:
+    """Snapshot and attempt as msgpack with holes for the numbers and the hash.
+
+    From step to step only these change, and packing the maps anew costs a step of one message more
+    than its message does. Numbers are filled in at a fixed width (msgpack's unsigned 64 bits).
+    """
+
+    def __init__(self, maps: list[dict[str, Any]]) -> None:
+        layout = ">"
+        self._pieces: list[Any] = []
+        self._holes: list[int] = []
+        for piece in _split(codec.pack(maps)):
+            if piece == _HOLE_BYTES:
+                layout += "BQ"
+                self._pieces.append(_U64)
+            elif piece == _HASH_HOLE_BYTES:
+                layout += "32s"
+            else:
+                layout += f"{len(piece)}s"
+                self._pieces.append(piece)
+                continue
+            self._holes.append(len(self._pieces))
+            self._pieces.append(None)
+        self._pack = struct.Struct(layout).pack
+
+    def fill(self, numbers: tuple[int, ...], hash: bytes, indices: tuple[int, ...]) -> bytes:
+        """The body: ``numbers`` of the snapshot, then the hash and ``indices`` of the attempt."""
+        pieces = self._pieces
+        for hole, value in zip(self._holes, (*numbers, hash, *indices)):
+            pieces[hole] = value
+        return self._pack(*pieces)
+
+
+def _split(data: bytes) -> list[bytes]:
+    """``data`` cut before and behind each hole."""
+    pieces: list[bytes] = []
+    while data:
+        found = [(at, hole) for hole in (_HOLE_BYTES, _HASH_HOLE_BYTES) if (at := data.find(hole)) >= 0]
+        at, hole = min(found, default=(len(data), b""))
+        pieces += [data[:at], hole]
+        data = data[at + len(hole) :]
+    return [piece for piece in pieces if piece]
+
+
+def last(batches: Sequence[Batch]) -> tuple[Snapshot | None, Attempt | None]:
+    """The last snapshot of a log and the last attempt behind it, from its last records in order."""
+    found_snapshot: Snapshot | None = None
+    found_attempt: Attempt | None = None
+    for batch in batches:
+        for message in batch.messages():
+            kind = message.get(names.TYPE)
+            if kind == names.SNAPSHOT:
+                source = message.get(names.SOURCE_POSITION)
+                found_snapshot = Snapshot(
+                    message[names.TAILER_INDICES],
+                    message[names.TO_INDICES],
+                    message.get(names.TAILER_ID),
+                    tuple(source) if source is not None else None,
+                    batch.head.hash or b"",
+                )
+                found_attempt = None
+            elif kind in (names.ATTEMPT, names.NIL_ATTEMPT, names.ERROR_ATTEMPT):
+                found_attempt = Attempt(kind, message[names.HASH], message.get(names.MESSAGE_INDEX, {}))
+    return found_snapshot, found_attempt

@@ -1,0 +1,474 @@
+"""A handle on a store: transactions, databases, rows, copies.
+
+    with store.view() as txn: …             a read transaction (:class:`View`)
+    store.commit(work, *args)               runs work(txn, *args) in a write transaction
+    store.database(name)                    the handle of a named database, for ``db=`` of the transaction's calls
+
+The handles of one process on one store share an :class:`~cues.storage.environment.Environment`. Errors of LMDB and
+of the operating system leave a transaction as Cues errors. Nothing here knows what a queue holds: :class:`cues.Store`
+adds the queues.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final, Self, TypeVar
+
+import lmdb
+
+from cues.base import names
+from cues.errors import (
+    Closed,
+    Forked,
+    InvalidArgument,
+    QueueNotFound,
+    StoreDamaged,
+    StoreNotFound,
+    StoreReadOnly,
+    Unsupported,
+)
+from cues.storage import datafile, environment, locks, transaction, wakeup
+from cues.storage.datafile import DURABILITIES
+from cues.storage.environment import Environment
+from cues.storage.lmdb_errors import described, translate
+from cues.storage.lmdb_map import MAP_BYTES_MIN, refuse_written
+from cues.storage.transaction import StoreTransaction
+from cues.storage.writer_lock import WriterLock
+
+R = TypeVar("R")
+S = TypeVar("S", bound="BaseStore")
+
+WRITER_TIMEOUT_S: Final = 10.0
+LOOK_S: Final = 0.1
+"""Interval at which a "process" store checks that its file still exists. Commits of one interval may be lost unseen."""
+_PIECE_BYTES: Final = 1 << 20
+"""Size of one piece of a copy, and so the memory that a copy takes."""
+
+
+class BaseStore:
+    """A handle on the environment of a store: transactions, databases and rows. :class:`cues.Store` adds its queues."""
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        durability: str | None = None,
+        map_size: int | None = None,
+        readonly: bool = False,
+        *,
+        writer_timeout_s: float = WRITER_TIMEOUT_S,
+    ) -> None:
+        if os.name != "posix":
+            raise Unsupported(
+                "Cues runs on Linux and macOS; on Windows it runs inside WSL.",
+                "install WSL (wsl --install) and run Cues inside it.",
+            )
+        if durability is not None and durability not in DURABILITIES:
+            raise InvalidArgument(f"Unknown durability {durability!r}.", "pass 'disk' or 'process'.")
+        if map_size is not None and (not isinstance(map_size, int) or map_size < MAP_BYTES_MIN):
+            raise InvalidArgument(
+                f"map_size is {map_size!r}.", f"pass a number of bytes, at least {MAP_BYTES_MIN} (1 MiB)."
+            )
+        self.readonly = readonly
+        self._shared = environment.acquire(
+            Path(path),
+            durability,
+            map_size,
+            readonly,
+            writer_timeout_s,
+            lambda shared: internal_handle(type(self), shared).check(),
+        )
+        self._closed = False
+        self._tidy: list[Callable[[], None]] = []
+        self._afterwards: list[Callable[[], None]] = []
+        doorbells = self._shared.doorbells
+        self.ring: Callable[[int], None] = doorbells.ring if doorbells is not None else lambda mask: None
+        """Wake the readers that wait for a log of the mask."""
+        self._transact: Callable[..., Any] = self._refuse
+        if self._shared.writer_lock is not None and not readonly:
+            together = self._shared.durability == "disk"
+            self._transact = self._transact_together if together else self._shared.writer_lock.transact
+        self.path: str = str(path)
+
+    @property
+    def durability(self) -> str:
+        """``"disk"`` or ``"process"``, as the store was made."""
+        return self._shared.durability
+
+    @property
+    def id(self) -> bytes:
+        """64 random bits drawn when the store was made."""
+        return self._shared.id
+
+    @property
+    def directory(self) -> str:
+        """The absolute path; :attr:`path` is what the store was opened with, relative to where the process was then."""
+        return str(self._shared.path)
+
+    def same_as(self, other: BaseStore) -> bool:
+        """Whether this is another handle on the same files; a copy has the same id and is not."""
+        return self._shared is other._shared
+
+    @staticmethod
+    def places(id: bytes) -> list[Path]:
+        """Return the directories of this process's open stores of that id. A copy has the id of its original."""
+        return environment.paths_of(id)
+
+    @property
+    def map_size(self) -> int:
+        """The bound on the store's size, in bytes."""
+        self._check()
+        return int(self._shared.env.info()["map_size"])
+
+    @property
+    def closed(self) -> bool:
+        return self._closed or self._shared.state != "open"
+
+    # --- queues ---
+
+    def queues(self, all: bool = False) -> list[str]:
+        """The names of the store's queues, sorted; with ``all`` the try logs of processors too."""
+        prefix = names.queue_key("")
+        with self.view() as txn:
+            found = [key[len(prefix) :].decode() for key, _ in self.rows(txn, prefix)]
+        return [name for name in found if all or "." not in name]
+
+    def check(self) -> list[str]:
+        """Walk the whole store and return its problems, one sentence each. A handle on bare rows finds none."""
+        return []
+
+    # --- transactions ---
+
+    def view(self) -> View:
+        """Return a read transaction as a context manager. Keep it short: it pins every page freed meanwhile."""
+        return View(self)
+
+    def commit(self, work: Callable[..., R], *args: Any, pages: int = 0) -> R:
+        """Run ``work(txn, …)`` in a write transaction and commit it; durable as the store is.
+
+        ``work`` checks before it writes, and raises to refuse; after any exception nothing of it is written. It may
+        run in another thread: on a "disk" store, commits that wait for the disk at the same time share a transaction
+        (group_commit.py). ``pages`` is the largest number of pages of values that it writes.
+        """
+        try:
+            result: R = self._transact(pages + datafile.COMMIT_PAGES, work, *args)
+            # After the commit, so that an acknowledged commit is in a file that exists.
+            if time.monotonic() >= self._shared.look_at:
+                self.look()
+            return result
+        except (lmdb.Error, OSError) as error:
+            self._check()
+            raise translate(error, self.path) from error
+        except (StoreDamaged, struct.error) as error:
+            raise described(error, self.path) from error
+        except ValueError:
+            self._check()  # another thread closed the store, and with it the shared words
+            raise
+        finally:
+            if self._afterwards:
+                calls, self._afterwards = self._afterwards, []
+                for call in calls:
+                    call()
+
+    def afterwards(self, call: Callable[[], None]) -> None:
+        """Call ``call`` after the current transaction: for the code of others, such as the handler of a logger.
+
+        Such code may write to the store, and inside the transaction it would wait for itself.
+        """
+        self._afterwards.append(call)
+
+    def look(self) -> None:
+        """:meth:`check_file`; on a ``"process"`` store ten times a second at most, as it costs half a commit there."""
+        if self.lost():
+            self.check_file()
+
+    def lost(self) -> bool:
+        """Whether the files were deleted or exchanged since the store was opened; looks as often as :meth:`look`."""
+        shared = self._shared
+        now = time.monotonic()
+        if now < shared.look_at:
+            return False
+        if shared.durability != "disk":
+            shared.look_at = now + LOOK_S
+        return environment.file_key(shared.path) != shared.file
+
+    def check_file(self) -> None:
+        """Raise :class:`StoreNotFound` when the files were deleted or exchanged since the store was opened.
+
+        Later writes would go to a file that has no name any more.
+        """
+        self._check()
+        if environment.file_key(self._shared.path) != self._shared.file:
+            raise StoreNotFound(
+                f"The store {self.path} was deleted, or another was put in its place, while it was open.",
+                "put the right store at this path, and start again.",
+                path=self.path,
+            )
+
+    def _refuse(self, *_: Any) -> Any:
+        """Raise, in the place of a write transaction, where the store is closed or read-only."""
+        self._check()
+        raise StoreReadOnly(
+            f"The store {self.path} was opened read-only.", "open it without readonly=True.", path=self.path
+        )
+
+    def _transact_together(self, pages: int, work: Callable[..., Any], *args: Any) -> Any:
+        shared = self._shared
+        if shared.writer_lock is None:
+            return self._refuse()
+        return shared.group.commit(shared.writer_lock, shared.env.begin, pages, work, *args)
+
+    @property
+    def doorbells(self) -> wakeup.Doorbells | None:
+        return self._shared.doorbells
+
+    @property
+    def locks(self) -> locks.LockFile:
+        found = self._shared.locks
+        if found is None:
+            raise StoreReadOnly(
+                f"The lock file of {self.path} cannot be written.",
+                "give this user permission to write the directory of the store.",
+                path=self.path,
+            )
+        return found
+
+    def purges(self) -> int:
+        """A number that changes with every purge; -1 where it cannot be known."""
+        doorbells = self._shared.doorbells
+        try:
+            return -1 if doorbells is None else doorbells.words[wakeup.PURGES]
+        except ValueError:
+            self._check()  # closed by another thread
+            raise
+
+    def purged(self) -> None:
+        """Tell tailers to drop what they read ahead; call inside the purging transaction."""
+        if self._shared.doorbells is not None:
+            words = self._shared.doorbells.words
+            words[wakeup.PURGES] = (words[wakeup.PURGES] + 1) & 0xFFFF_FFFF
+
+    # --- databases and rows ---
+
+    def database(self, name: bytes) -> Any:
+        """The handle of a named database; opened on first use, since every open one costs every transaction.
+
+        Not to be called for the first time inside a write transaction: LMDB lets one thread of a
+        process open or make databases at a time, so this waits for the process's writer.
+        """
+        self._check()
+        shared = self._shared
+        found = shared.databases.get(name)
+        if found is not None:
+            return found
+        try:
+            found = self._open_database(name, shared.writer_lock)
+        except lmdb.NotFoundError:
+            raise QueueNotFound(
+                f"The store {self.path} has no database {name.decode()!r}.",
+                "run cues check on the store.",
+                queue=name.decode(),
+            ) from None
+        except lmdb.Error as error:
+            raise translate(error, self.path) from error
+        return shared.databases.setdefault(name, found)
+
+    def _open_database(self, name: bytes, writer_lock: WriterLock | None) -> Any:
+        env = self._shared.env
+        if writer_lock is None:
+            return env.open_db(name, create=False)
+        # py-lmdb ends a read transaction in a way that forgets the handles opened in it, and without
+        # a transaction it takes LMDB's writer lock past the writer_lock; so, an empty write transaction.
+        return writer_lock.visit(lambda txn: env.open_db(name, txn=txn, create=False))
+
+    def create_database(self, txn: StoreTransaction, name: bytes) -> None:
+        """Make a named database inside a write transaction; open it with :meth:`database` after the commit."""
+        self._shared.env.open_db(name, txn=txn, create=True)
+
+    def drop_database(self, txn: StoreTransaction, name: bytes) -> None:
+        """Remove a named database, opened before; only where no other process has it open (:func:`alone`)."""
+        txn.drop(self._shared.databases.pop(name), delete=True)
+
+    rows = staticmethod(transaction.rows)
+
+    def entries(self) -> Iterator[tuple[bytes, int]]:
+        """Every named database and its entry count, as LMDB's own structure has them (for checks)."""
+        with self.view() as txn:
+            found = [key for key, _ in txn.cursor() if b"\0" not in key]
+        for name in found:
+            handle = self.database(name)
+            with self.view() as txn:
+                yield name, int(txn.stat(handle)["entries"])
+
+    def live(self) -> int:
+        """Bytes of the pages that hold something now, without the free ones: about what a compacted copy takes."""
+        found = [self._shared.env.stat()]
+        with self.view() as txn:
+            databases = [key for key, _ in txn.cursor() if b"\0" not in key]
+        for name in databases:
+            handle = self.database(name)
+            with self.view() as txn:
+                found.append(txn.stat(handle))
+        pages = sum(one["branch_pages"] + one["leaf_pages"] + one["overflow_pages"] for one in found)
+        return int(pages + 2) * int(found[0]["psize"])
+
+    def info(self) -> dict[str, int]:
+        """Sizes in bytes: ``map`` (the bound), ``used`` (pages ever used), ``disk`` (allocated blocks)."""
+        self._check()
+        found = self._shared.env.info()
+        disk = os.stat(self._shared.path / "data.mdb").st_blocks * 512
+        return {
+            "map": int(found["map_size"]),
+            "used": (int(found["last_pgno"]) + 1) * datafile.PAGE_BYTES,
+            "disk": disk,
+        }
+
+    def dump(self, write: Callable[[bytes], object]) -> int:
+        """Hand a compacted copy of the data file to ``write``, in pieces; returns the number of its last transaction.
+
+        The copy is of one moment. What ``write`` raises ends it and is raised.
+        """
+        self._check()
+        env = self._shared.env
+        txnid = int(env.info()["last_txnid"])
+        errors: list[BaseException] = []
+        source, target = os.pipe()
+
+        def copy() -> None:
+            try:
+                env.copyfd(target, compact=True)
+            except BaseException as error:
+                errors.append(error)
+            finally:
+                os.close(target)
+
+        copier = threading.Thread(target=copy, name="cues dump")
+        copier.start()
+        try:
+            while piece := os.read(source, _PIECE_BYTES):
+                write(piece)
+        finally:
+            os.close(source)  # the copier then fails, if it is not done
+            copier.join()
+        if errors:
+            raise translate(errors[0], self.path) from errors[0]
+        return txnid
+
+    def same(self, copy: Path, txnid: int) -> bool:
+        """Whether the file ``copy`` opens, ends with transaction ``txnid``, and has this store's rows and databases."""
+        env = lmdb.open(
+            os.fsencode(copy), subdir=False, readonly=True, create=False, max_dbs=0, lib_version=0, lock=False
+        )
+        try:
+            with self.view() as ours, env.begin() as theirs:
+                pairs = itertools.zip_longest(ours.cursor(), theirs.cursor(), fillvalue=(b"", b""))
+                # The entry of a database says where its pages are, which is elsewhere in the copy.
+                rows = all(a == b if b"\0" in a[0] else a[0] == b[0] for a, b in pairs)
+                return rows and int(env.info()["last_txnid"]) == txnid
+        except lmdb.Error:
+            return False
+        finally:
+            env.close()
+
+    def sync(self) -> None:
+        """Make every commit so far durable, whatever the durability of the store."""
+        self._check()
+        self._shared.env.sync(True)
+
+    # --- end ---
+
+    def on_close(self, tidy: Callable[[], None]) -> None:
+        """Call ``tidy`` when this handle closes."""
+        self._tidy.append(tidy)
+
+    def close(self) -> None:
+        """Close this handle; blocked reads through it end with :class:`Closed`. Closing again does nothing."""
+        if self._closed:
+            return
+        self._closed = True
+        self._transact = self._refuse
+        for tidy in self._tidy:
+            tidy()
+        shared = self._shared
+        if shared.state != "open":
+            return
+        if shared.doorbells is not None:
+            shared.doorbells.ring_own()
+        environment.release(shared)
+
+    def __enter__(self) -> Self:
+        self._check()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        state = "closed" if self.closed else self.durability
+        return f"<cues.Store {self.path} {state}>"
+
+    def _check(self) -> None:
+        if self._closed or self._shared.state != "open":
+            if self._shared.state == "forked":
+                raise Forked(
+                    f"The store {self.path} was opened by process {self._shared.pid}, which forked this one.",
+                    "open it again here, or start processes with multiprocessing's 'spawn'.",
+                    pid=self._shared.pid,
+                )
+            raise Closed(f"The store {self.path} is closed.", "use it before close() or inside its with block.")
+
+
+class View:
+    """A read transaction; LMDB's errors leave it as Cues errors."""
+
+    __slots__ = ("_store", "_txn")
+
+    def __init__(self, store: BaseStore) -> None:
+        self._store = store
+
+    def __enter__(self) -> Any:
+        store = self._store
+        if store._closed or store._shared.state != "open":
+            store._check()
+        if store._shared.lockless:
+            refuse_written(store._shared.path)
+        try:
+            self._txn = store._shared.env.begin()
+        except lmdb.Error as error:
+            store._check()
+            raise translate(error, store.path) from error
+        return self._txn
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        shared = self._store._shared
+        overtaken = shared.lockless and int(shared.env.info()["last_txnid"]) != self._txn.id()
+        self._txn.abort()
+        if overtaken:
+            raise StoreReadOnly(
+                f"The store {shared.path} was written while it was read without its lock file.",
+                f"read again; or run chmod a+rw {shared.path}/lock.mdb, to read while others write.",
+                path=str(shared.path),
+            ) from error
+        if error is None:
+            return
+        if isinstance(error, lmdb.Error):
+            self._store._check()
+            raise translate(error, self._store.path) from error
+        if isinstance(error, (StoreDamaged, struct.error)):
+            raise described(error, self._store.path) from error
+
+
+def internal_handle(kind: type[S], shared: Environment, transact: Any = None) -> S:
+    """Return a handle for internal use: it is not counted as a user, and rings no doorbell."""
+    handle = kind.__new__(kind)
+    handle.readonly = transact is None
+    handle.path = str(shared.path)
+    handle._closed, handle._shared, handle._tidy, handle._afterwards = False, shared, [], []
+    handle.ring = lambda mask: None
+    handle._transact = handle._refuse if transact is None else transact(shared)
+    return handle

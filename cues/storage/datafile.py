@@ -1,0 +1,219 @@
+"""The data file, read without LMDB: checks before it is mapped, and disk space for writes.
+
+LMDB maps its file as the meta pages describe it, and a map has no errors: touching a page that a
+truncated file does not have, or that a full disk cannot give, is a SIGBUS. So both are checked here, with plain reads
+and allocations, and become errors with a hint.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, BinaryIO, Final
+
+from cues import codec
+from cues.errors import StoreDamaged, StoreForeign, StoreFull, StoreVersion
+from cues.storage.wakeup import ALLOCATED, ROOM
+
+FORMAT: Final = 1
+FEATURES: Final = frozenset[str]()
+"""Features that a format record may require beyond format 1; a store that requires others is refused."""
+DURABILITIES: Final = ("disk", "process")
+PAGE_BYTES: Final = 4096
+
+_META: Final = struct.Struct("=IIQQ")
+_META_AT: Final = 16
+_PAGE_SIZE_AT: Final = _META_AT + 24
+_LAST_PAGE_AT: Final = _META_AT + 120
+_TXNID_AT: Final = _LAST_PAGE_AT + 8
+_MAGIC: Final = 0xBEEFC0DE
+_DATA_VERSION: Final = 1
+
+COMMIT_PAGES: Final = 24
+"""Pages that a small commit may touch besides its values: the branches above a few leaves."""
+_MARGIN_PAGES: Final = 128
+"""Allocated beyond every estimate, for LMDB's own list of free pages."""
+_GROW_PAGES_MIN: Final = 256
+_GROW_PAGES_MAX: Final = 16384
+
+
+def used(path: Path) -> int:
+    """Bytes that the data file uses; 0 where there is none. Refuses one that is not LMDB's, or shorter than it says.
+
+    LMDB maps the file as its meta pages describe it, and touching what is not there is a SIGBUS.
+    """
+    data = path / "data.mdb"
+    try:
+        size = data.stat().st_size
+        with data.open("rb") as file:
+            head = file.read(2 * PAGE_BYTES)
+    except FileNotFoundError:
+        return 0
+    metas = []
+    for at in range(0, len(head), PAGE_BYTES):
+        if len(head) < at + _META_AT + 136:
+            break
+        magic, version, _, _ = _META.unpack_from(head, at + _META_AT)
+        if magic == _MAGIC:
+            last, txnid = struct.unpack_from("=QQ", head, at + _LAST_PAGE_AT)
+            metas.append((txnid, last, version))
+    if not metas:
+        if size < 2 * PAGE_BYTES:
+            raise _truncated(path, size, 2 * PAGE_BYTES)
+        raise unknown(path, f"The first pages of {data} are not those of an LMDB file.", f"{data} is not an LMDB file.")
+    _, last, version = max(metas)
+    if version != _DATA_VERSION:
+        what = f"{data} says that it was written by LMDB data version {version}, and Cues uses {_DATA_VERSION}."
+        raise unknown(path, what, what)
+    if size < (last + 1) * PAGE_BYTES:
+        raise _truncated(path, size, (last + 1) * PAGE_BYTES)
+    return int(last + 1) * PAGE_BYTES
+
+
+def unknown(path: Path, damaged: str, foreign: str) -> StoreDamaged | StoreForeign:
+    """The error for a data file that cannot be read as a store: damaged where Cues has opened it before, else foreign.
+
+    The files ``locks`` and ``wake`` are made beside a store by its first opening, and beside nothing else.
+    """
+    if (path / "locks").exists() and (path / "wake").exists():
+        return StoreDamaged(
+            f"The store {path} is damaged. {damaged}",
+            "put the store back from a backup; nothing of it was changed.",
+            path=str(path),
+        )
+    return StoreForeign(
+        foreign, "use another directory; Cues does not overwrite files that it does not know.", path=str(path)
+    )
+
+
+def carry_on(copy: BinaryIO, txnid: int) -> None:
+    """Number a compacted copy as its original: ``txnid`` in one meta page, and the one before in the other.
+
+    LMDB numbers a copy anew, with an empty tree in the first meta page. A process that is between
+    opening the data file and LMDB's table of readers may carry the original's number into that
+    table; a transaction that begins from it must find the whole store, whichever page the number points at.
+    """
+    copy.seek(0)
+    head = copy.read(_PAGE_SIZE_AT + 4)
+    size = int(struct.unpack_from("=I", head, _PAGE_SIZE_AT)[0])
+    copy.seek(0)
+    pages = [copy.read(size) for _ in range(2)]
+    whole = max(pages, key=lambda page: int(struct.unpack_from("=Q", page, _TXNID_AT)[0]))
+    for number in (txnid - 1, txnid):
+        page = bytearray(whole)
+        struct.pack_into("=Q", page, 0, number & 1)
+        struct.pack_into("=Q", page, _TXNID_AT, number)
+        copy.seek((number & 1) * size)
+        copy.write(page)
+
+
+def _truncated(path: Path, size: int, expected: int) -> StoreDamaged:
+    return StoreDamaged(
+        f"The data file of {path} is truncated: it has {size:,} bytes and says that it uses {expected:,}.",
+        "restore it from a backup; it was not opened and not changed.",
+        path=str(path),
+    )
+
+
+def check_format(path: Path, raw: bytes) -> dict[str, Any]:
+    """The format record, if this version can read the store; :class:`StoreVersion` otherwise.
+
+    It has no checksum, since it must be readable by every version; one that makes no sense is
+    :class:`StoreDamaged`.
+    """
+    damaged = StoreDamaged(
+        f"The format record of {path} cannot be read.", "restore the store from a backup.", path=str(path)
+    )
+    try:
+        found: dict[str, Any] = dict(codec.unpack(raw))
+    except Exception:
+        raise damaged from None
+    lacking = set(found.get("requires", ())) - FEATURES
+    if found.get("format") != FORMAT or lacking:
+        what = f"requires {', '.join(sorted(lacking))}" if lacking else f"has format {found.get('format')}"
+        raise StoreVersion(
+            f"The store {path} {what}; this version of Cues reads format {FORMAT}.",
+            "install a newer version of Cues (pip install -U cues-streams).",
+            path=str(path),
+            found=found.get("format"),
+            supported=FORMAT,
+        )
+    id = found.get("id")
+    if not isinstance(id, bytes) or len(id) != 8 or found.get("durability") not in DURABILITIES:
+        raise damaged
+    return found
+
+
+class Allocation:
+    """Has the file's blocks allocated before they are written, in chunks.
+
+    It also keeps the file as long as its meta pages say, which :func:`used` checks. How much room
+    is left is a word that all processes share; each call is made inside a write transaction.
+    """
+
+    def __init__(self, path: Path, info: Callable[[], Any], words: Any, free: Callable[[], object]) -> None:
+        """``free`` is called before the file grows: it gives up pages that readers pin which were killed."""
+        self._path = path
+        self._info = info
+        self._words = words
+        self._free = free
+
+    def forget(self) -> None:
+        """Look at the file at the next call, whatever the shared word says."""
+        self._words[ROOM] = self._words[ALLOCATED] = 0
+
+    def ensure(self, pages: int) -> None:
+        """Allocate room for ``pages`` more; raise :class:`StoreFull` when the disk has none."""
+        room = self._words[ROOM]
+        if room >= pages:
+            self._words[ROOM] = room - pages
+            return
+        info = self._info()
+        used = int(info["last_pgno"]) + 1
+        needed = used + pages + _MARGIN_PAGES
+        allocated = self._words[ALLOCATED]
+        if allocated < needed:
+            self._free()
+            # The map's end is no limit here: LMDB may find free pages, or say that the map is full.
+            wanted = needed + min(_GROW_PAGES_MAX, max(_GROW_PAGES_MIN, used // 4))
+            wanted = max(used + 1, min(wanted, int(info["map_size"]) // PAGE_BYTES))
+            # On a disk that is nearly full, no more than this commit needs; one without values (a purge,
+            # a position) lives on the margin of the commit before it, so that a full disk can be purged.
+            least = used + pages + (_MARGIN_PAGES if pages > COMMIT_PAGES else 0)
+            if self._allocate(used, wanted):
+                allocated = wanted
+            elif allocated < least:
+                if not self._allocate(used, least):
+                    raise self._full()
+                allocated = least
+            self._words[ALLOCATED] = allocated
+        self._words[ROOM] = max(0, allocated - needed)
+
+    def _allocate(self, start: int, end: int) -> bool:
+        """Allocate the blocks of the pages from ``start`` to ``end``; return False when the disk is full."""
+        if not hasattr(os, "posix_fallocate"):
+            return True
+        fd = os.open(self._path / "data.mdb", os.O_RDWR | os.O_CLOEXEC)
+        try:
+            os.posix_fallocate(fd, start * PAGE_BYTES, (end - start) * PAGE_BYTES)
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+                return False
+            if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS):
+                raise
+            # This file system cannot; a full one is then found by LMDB, or not at all.
+        finally:
+            os.close(fd)
+        return True
+
+    def _full(self) -> StoreFull:
+        free = shutil.disk_usage(self._path).free
+        return StoreFull(
+            f"The disk of the store {self._path} is full ({free:,} bytes free); nothing was written.",
+            "free space on the disk, purge queues, or move the store.",
+            path=str(self._path),
+        )

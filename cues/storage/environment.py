@@ -1,0 +1,387 @@
+"""The environment of a store: everything that the handles of one store share within a process.
+
+    data/flights/
+      data.mdb  lock.mdb     LMDB's files; data.mdb is sparse: `ls` shows the map, `du` the bytes used
+      locks                  POSIX locks (locks.py)
+      wake  bells/           shared words and doorbells (wakeup.py)
+      open                   the boot under which a "process" store is written (open_mark.py)
+      mark                   the files that the store had at its last opening (timeline.py)
+
+Only this folder imports ``lmdb``. Code above it gets transactions (transaction.py) and Cues errors (lmdb_errors.py).
+
+LMDB refuses to open a file twice in a process, so :func:`acquire` keeps a register of the open environments, and
+:func:`release` closes one after its last handle. A forked child must not use its parent's environments (it could
+write): its handles raise :class:`Forked`, and opening the store again works there.
+
+Not guaranteed: a ``"process"`` store survives ``kill -9`` of every process at any instant, but a power cut may damage
+the whole store. Such a store is checked before it is used.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import lmdb
+
+from cues.base import names
+from cues.base.events import log
+from cues.errors import DurabilityMismatch, Forked, StoreDamaged, StoreForeign, StoreNotFound, StoreReadOnly
+from cues.records import sealed
+from cues.records.log_row import LogRow, unpack_row
+from cues.storage import datafile, locks, open_mark, timeline, wakeup
+from cues.storage.format_record import format_of, make_data_file, mismatch, read_format, write_format, write_size
+from cues.storage.group_commit import GroupCommit
+from cues.storage.lmdb_errors import translate
+from cues.storage.lmdb_map import MAP_BYTES, may_lock, open_map, refuse_written
+from cues.storage.transaction import StoreTransaction, rows
+from cues.storage.writer_lock import WriterLock
+
+
+class Environment:
+    """State that the handles of one store share within a process."""
+
+    def __init__(self, path: Path, key: tuple[int, int], durability: str, readonly: bool) -> None:
+        self.path = path
+        self.key = key
+        self.file = (0, 0)
+        self.look_at = 0.0
+        """Monotonic time from which on :meth:`Store.look` looks at the file again."""
+        self.durability = durability
+        self.readonly = readonly
+        self.users = 0
+        self.lockless = False
+        """Whether this user may not write LMDB's table of readers, and so reads only while no process writes."""
+        self.quiet = False
+        """At a fork: whether no thread was inside a transaction."""
+        self.state = "open"
+        self.pid = os.getpid()
+        self.id = b""
+        self.env: Any = None
+        self.locks: locks.LockFile | None = None
+        self.doorbells: wakeup.Doorbells | None = None
+        self.writer_lock: WriterLock | None = None
+        self.allocation: datafile.Allocation
+        self.databases: dict[bytes, Any] = {}
+        self.group = GroupCommit()
+
+    def close(self, clean: bool) -> None:
+        """Close the environment, after its last handle; ``clean`` says that nothing was left half done."""
+        self.state = "closed"
+        if self.writer_lock is not None:
+            self.writer_lock.leave(self._mark_clean if clean and self.durability == "process" else lambda: None)
+            self.writer_lock = None
+        if self.env is not None:
+            self.env.close()
+        if self.doorbells is not None:
+            self.doorbells.close()
+        if self.locks is not None:
+            self.locks.close()
+
+    def _mark_clean(self) -> None:
+        if open_mark.exists(self.path):
+            self.env.sync(True)
+            open_mark.delete(self.path)
+
+    def join(self, first: bool) -> None:
+        """Prepare the first write of this process; ``first`` says that no other process is a writer."""
+        if first:
+            self.allocation.forget()  # the shared word may be of another boot
+        if self.durability == "process":
+            try:
+                open_mark.write(self.path)
+            except OSError as error:
+                raise translate(error, str(self.path)) from error
+
+
+_environments: dict[tuple[int, int], Environment] = {}
+_inherited: list[Environment] = []
+"""In a forked child: the parent's environments that are not closed yet."""
+_CLOSE_INHERITED_S: Final = 2.0
+opening_lock = threading.RLock()
+"""Held while an environment is opened or closed."""
+
+Check = Callable[[Environment], list[str]]
+"""Returns what is damaged in a store, one sentence each."""
+
+
+def acquire(
+    path: Path, durability: str | None, map_size: int | None, readonly: bool, timeout_s: float, check: Check
+) -> Environment:
+    """Return the environment of a store, open, with one user more; make the store where there is none.
+
+    ``check`` looks for damage where the machine stopped while the store was being written. Raises
+    :class:`StoreError` and its subclasses.
+    """
+    with opening_lock:
+        try:
+            key = directory_key(path, readonly)
+            _close_inherited(path)
+            shared = _environments.get(key)
+            if shared is not None and shared.file == file_key(path):
+                _same(shared, durability, readonly)
+            else:
+                # The directory is known but its data file is another: the store was deleted under an open handle. That
+                # handle keeps its environment, and no other handle may get it.
+                try:
+                    shared = _open_environment(path.resolve(), key, durability, map_size, readonly, timeout_s, check)
+                except DurabilityMismatch:
+                    if durability is not None:
+                        raise
+                    # Another process made the store at the same moment, with a durability of its own.
+                    shared = _open_environment(path.resolve(), key, None, map_size, readonly, timeout_s, check)
+                _environments[key] = shared
+        except OSError as error:
+            raise translate(error, str(path)) from error
+        shared.users += 1
+        return shared
+
+
+def release(shared: Environment) -> None:
+    """Give up one use of an environment, and close it after its last user."""
+    with opening_lock:
+        shared.users -= 1
+        if shared.users == 0:
+            if _environments.get(shared.key) is shared:
+                del _environments[shared.key]
+            if shared.writer_lock is not None:
+                with shared.writer_lock.mutex:
+                    shared.close(clean=True)
+            else:
+                shared.close(clean=True)
+
+
+def environment_of(key: tuple[int, int]) -> Environment | None:
+    """Return the open environment of the directory with this device and inode."""
+    return _environments.get(key)
+
+
+def paths_of(id: bytes) -> list[Path]:
+    """Return the directories of the stores of that id that this process has open; a copy has its original's id."""
+    return [shared.path for shared in list(_environments.values()) if shared.id == id and shared.state == "open"]
+
+
+def _close_inherited(path: Path) -> None:
+    """In a forked child that opens a store: close the environment of it that the child inherited.
+
+    Only where no thread of the parent was inside a transaction: closing would free the reader slot of the parent.
+    With a deadline: LMDB's binding waits for threads that were inside a call, and the child does not have them.
+    """
+    for shared in [one for one in _inherited if one.file == file_key(path)]:
+        if shared.quiet:
+            closer = threading.Thread(target=shared.env.close, daemon=True)
+            closer.start()
+            closer.join(_CLOSE_INHERITED_S)
+            shared.quiet = not closer.is_alive()
+        if not shared.quiet:
+            raise Forked(
+                f"Process {shared.pid} forked this one while its threads used the store {path}, so it cannot be"
+                " opened here.",
+                "start processes with multiprocessing's 'spawn' instead of 'fork'.",
+                pid=shared.pid,
+            )
+        _inherited.remove(shared)
+
+
+def directory_key(path: Path, readonly: bool) -> tuple[int, int]:
+    """Return device and inode of the store's directory; make it where it is missing, unless ``readonly``."""
+    if path.exists() and not path.is_dir():
+        raise StoreForeign(
+            f"{path} is a file; a store is a directory.", "pass another path, such as data/.", path=str(path)
+        )
+    if not (path / "data.mdb").exists():
+        if readonly:
+            raise StoreNotFound(
+                f"There is no store at {path}.", "make a store with cues run, or with cues.open(path).", path=str(path)
+            )
+        path.mkdir(parents=True, exist_ok=True)
+    status = path.stat()
+    return status.st_dev, status.st_ino
+
+
+def file_key(path: Path) -> tuple[int, int]:
+    """Return device and inode of the data file. No other file has them while an environment holds it open."""
+    try:
+        status = (path / "data.mdb").stat()
+    except FileNotFoundError:
+        return 0, 0
+    return status.st_dev, status.st_ino
+
+
+def _same(shared: Environment, durability: str | None, readonly: bool) -> None:
+    if shared.readonly and not readonly:
+        raise StoreReadOnly(
+            f"The store {shared.path} is open read-only in this process.",
+            "close that handle first, or open it writable from the start.",
+            path=str(shared.path),
+        )
+    if durability is not None and durability != shared.durability:
+        raise mismatch(str(shared.path), shared.durability, durability)
+
+
+def _open_environment(
+    path: Path,
+    key: tuple[int, int],
+    durability: str | None,
+    map_size: int | None,
+    readonly: bool,
+    timeout_s: float,
+    check: Check,
+) -> Environment:
+    lockless = readonly and not may_lock(path)
+    if lockless:
+        refuse_written(path)
+    is_new = not datafile.used(path)
+    found = None if is_new else read_format(path, not lockless)
+    if found is None and readonly:
+        raise StoreNotFound(
+            f"There is no store at {path}.", "open the store once without readonly=True.", path=str(path)
+        )
+    kept = found["durability"] if found else (durability or "disk")
+    if durability is not None and durability != kept:
+        raise mismatch(str(path), kept, durability)
+    shared = Environment(path, key, kept, readonly)
+    shared.lockless = lockless
+    try:
+        _open_beside(shared)
+        suspect = open_mark.is_suspect(path)
+        if found is None:
+            make_data_file(path)
+        while True:
+            before = file_key(path)
+            # At least as large as the maps of others: their writes must fit into this map.
+            size = max(map_size or 0, found["map_size"]) if found else map_size or MAP_BYTES
+            shared.env = open_map(path, kept, size, map_size is None, readonly, not lockless)
+            shared.file = file_key(path)
+            resized = None
+            try:
+                found = format_of(shared.env, path)
+            except lmdb.MapResizedError as error:
+                resized = error
+            if resized is None and shared.file == before and (found is None or found["map_size"] <= size):
+                break
+            shared.env.close()  # a compaction replaced the file, or another process made the map larger
+            found = read_format(path, not lockless)
+            if resized is not None and found is not None and found["map_size"] <= size:
+                raise resized  # the address space made the map smaller than the others'
+        if found is not None and found["durability"] != kept:
+            raise mismatch(str(path), found["durability"], kept)
+        if not readonly:
+            assert shared.locks is not None
+            assert shared.doorbells is not None
+            free = shared.env.reader_check
+            shared.allocation = datafile.Allocation(path, shared.env.info, shared.doorbells.words, free)
+            shared.writer_lock = WriterLock(
+                str(path),
+                shared.env.begin,
+                shared.allocation.ensure,
+                shared.locks,
+                shared.doorbells,
+                timeout_s,
+                shared.join,
+                lambda: int(shared.env.info()["last_txnid"]),
+            )
+            shared.env.reader_check()  # slots of killed readers would pin pages
+            found = found or write_format(shared.writer_lock, path, kept, size)
+            if found["map_size"] < (map_size or 0):
+                found = write_size(shared.writer_lock, map_size or 0)
+        assert found is not None
+        shared.id = found["id"]
+        if suspect:
+            _check_suspect(check, shared, readonly)
+        if not readonly:
+            _keep_timeline(shared, is_new, suspect)
+    except BaseException as error:
+        shared.close(clean=False)
+        if isinstance(error, (lmdb.Error, OSError)):
+            raise translate(error, str(path)) from error
+        raise
+    return shared
+
+
+def _keep_timeline(shared: Environment, is_new: bool, suspect: bool) -> None:
+    """Begin a timeline where the store may be a copy, or was put back (timeline.py)."""
+    assert shared.writer_lock is not None
+    assert shared.doorbells is not None
+    words = shared.doorbells.words
+
+    def same() -> bool:
+        counted = words[wakeup.COMMITTED]  # read before the store's own number: others may commit between
+        return timeline.same(shared.path, int(shared.env.info()["last_txnid"]), counted)
+
+    def begin(txn: StoreTransaction) -> None:
+        if suspect or not same():  # once more: another process may have been faster
+            timeline.begin(txn, _logs(txn))
+
+    if suspect or not same():
+        if not is_new:
+            shared.writer_lock.transact(datafile.COMMIT_PAGES, begin)
+        timeline.mark(shared.path)
+
+
+def _logs(txn: StoreTransaction) -> Iterator[tuple[str, LogRow]]:
+    """Iterate over the logs of a store and their rows, without damaged ones, which nothing reads."""
+    prefix = names.row_key("", 0)
+    for key, raw in rows(txn, prefix):
+        log = key[len(prefix) :].decode()
+        line = txn.get(names.timeline_key(log))
+        if sealed.intact(raw) and (line is None or sealed.intact(line)):
+            yield log, unpack_row(raw, log)
+
+
+def _open_beside(shared: Environment) -> None:
+    """Open the files beside LMDB's. A reader without permission to write them polls instead."""
+    try:
+        shared.locks = locks.open_locks(shared.path / "locks")
+        shared.doorbells = wakeup.Doorbells(shared.path, shared.locks)
+    except OSError:
+        if not shared.readonly:
+            raise
+
+
+def _check_suspect(check: Check, shared: Environment, readonly: bool) -> None:
+    if readonly:  # reading must be possible, above all for cues check
+        log.warning("%s was written under another boot and not closed; cues check tells if it is whole", shared.path)
+        return
+    log.warning("%s was written under another boot and not closed; checking it", shared.path)
+    problems = check(shared)
+    if problems:
+        raise StoreDamaged(
+            f"The store {shared.path} was being written (durability 'process') when the machine went down, and"
+            f" is damaged: {problems[0]}" + (f" ({len(problems) - 1} more)" if len(problems) > 1 else ""),
+            f"run cues check {shared.path}, and restore a backup; a store with durability='disk' survives power loss.",
+            path=str(shared.path),
+        )
+    log.warning("%s: structure, checksums and positions hold; the last commits may be missing", shared.path)
+
+
+def _before_fork() -> None:
+    """Note which environments a child may close: those without a transaction in any thread."""
+    pid = str(os.getpid())
+    for shared in _environments.values():
+        slots = [line.split() for line in shared.env.readers().splitlines()]
+        writing = shared.writer_lock is not None and shared.writer_lock.mutex.locked()
+        shared.quiet = not writing and not any(slot[:1] == [pid] for slot in slots)
+
+
+def _after_fork_in_child() -> None:
+    """Take the parent's environments away from the child; their handles raise :class:`Forked` from now on."""
+    global opening_lock
+    opening_lock = threading.RLock()
+    for shared in _environments.values():
+        shared.state = "forked"
+        # A thread of the parent, which the child does not have, may have held any of these locks.
+        shared.group = GroupCommit()
+        if shared.writer_lock is not None:
+            shared.writer_lock.mutex = threading.Lock()
+            shared.writer_lock = None
+        if shared.doorbells is not None:
+            shared.doorbells.forget_in_child()
+        _inherited.append(shared)
+    _environments.clear()
+
+
+os.register_at_fork(before=_before_fork, after_in_child=_after_fork_in_child)

@@ -1,0 +1,92 @@
+"""Exclusive use of a store: for a change of the data file as a whole, such as a compaction.
+
+    with alone(path, Store) as store: …     no other process and no other handle has the store open
+
+1. The register (locks.REGISTER) is held, and no process in it has the store open for writing.
+2. The byte of LMDB's lock file that every environment holds shared is held exclusively. This also finds the readers
+   that have no transaction under way.
+
+LMDB itself does no locking here: the two locks replace its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import lmdb
+
+from cues.errors import AlreadyRunning, StoreError
+from cues.storage import environment, locks
+from cues.storage.base_store import BaseStore, internal_handle
+from cues.storage.environment import Environment
+from cues.storage.format_record import read_format
+from cues.storage.lmdb_errors import translate
+from cues.storage.lmdb_map import open_map_alone
+
+S = TypeVar("S", bound="BaseStore")
+
+_LMDB_LOCK: Final = 0
+"""The byte of ``lock.mdb`` that each process holds (shared) while it has the environment open."""
+
+
+@contextlib.contextmanager
+def alone(path: str | os.PathLike[str], kind: type[S]) -> Iterator[S]:
+    """Give a handle on a store that no process has open, this process included.
+
+    Raises :class:`AlreadyRunning`, with its pid, where a process has the store open for reading or writing. A process
+    that opens the store meanwhile waits until the end; so does any opening of a store in this process. Commits are
+    durable, whatever the durability of the store.
+    """
+    place = Path(path)
+    with environment.opening_lock:
+        key = environment.directory_key(place, readonly=True)
+        kind(place).close()  # an ordinary opening refuses a foreign data file, and checks a suspect store
+        shared = environment.environment_of(key)
+        if shared is not None:
+            raise StoreError(f"This process has the store {path} open itself.", "close it first.", path=str(path))
+        with contextlib.ExitStack() as held:
+            try:
+                held.enter_context(_held_alone(place, "locks", locks.REGISTER, locks.OPENED, locks.OPENED_END))
+                held.enter_context(_held_alone(place, "lock.mdb", _LMDB_LOCK, _LMDB_LOCK, _LMDB_LOCK + 1))
+                found = read_format(place, lock=False)
+                assert found is not None  # it was opened above
+                shared = Environment(place.resolve(), key, found["durability"], readonly=False)
+                held.callback(shared.close, clean=False)
+                shared.id, shared.file = found["id"], environment.file_key(place)
+                shared.env = open_map_alone(place, found["map_size"])
+            except (lmdb.Error, OSError) as error:
+                raise translate(error, str(path)) from error
+            yield internal_handle(kind, shared, _commit_alone)
+
+
+@contextlib.contextmanager
+def _held_alone(path: Path, file: str, offset: int, start: int, stop: int) -> Iterator[None]:
+    """Hold the lock at ``offset``; raise where another process holds one from ``start`` to ``stop``."""
+    opened = locks.open_locks(path / file)
+    mine = False
+    try:
+        mine = opened.try_lock(offset)
+        pid = opened.holder(start, stop) or (None if mine else opened.holder(offset))
+        if pid is not None or not mine:
+            raise AlreadyRunning(
+                f"The store {path} is open in process {pid or 'unknown'} ({locks.process_state(pid or 0)}).",
+                f"stop that one first (kill {pid})." if pid else "call it again.",
+                pid=pid or 0,
+            )
+        yield
+    finally:
+        if mine:
+            opened.unlock(offset)
+        opened.close()
+
+
+def _commit_alone(shared: Environment) -> Callable[..., Any]:
+    def transact(pages: int, work: Callable[..., Any], *args: Any) -> Any:
+        with shared.env.begin(write=True) as txn:
+            return work(txn, *args)
+
+    return transact

@@ -1,0 +1,123 @@
+"""The format record: the row that says in which format a store is, and with which options it was made.
+
+    {"format": 1, "requires": [], "id": 8 bytes, "durability": "disk", "map_size": bytes, "created_ns": nanoseconds}
+
+It is read before the environment is opened, because the environment is opened as the record says. The process that
+writes it first decides; the others follow or raise :class:`DurabilityMismatch`. :func:`datafile.check_format` says
+which records this version can read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+from typing import Any
+
+import lmdb
+
+from cues import codec
+from cues.base import clock, names
+from cues.errors import DurabilityMismatch
+from cues.storage import datafile
+from cues.storage.lmdb_errors import translate
+from cues.storage.lmdb_map import MAP_BYTES_MIN, SPARE_BYTES
+from cues.storage.transaction import StoreTransaction
+from cues.storage.writer_lock import WriterLock
+
+
+def make_data_file(path: Path) -> None:
+    """Make an empty data file where there is none. It is complete from the moment that it has its name.
+
+    So an empty file of that name was truncated, and must not be used as a new store.
+    """
+    made = path / f"data.{os.getpid()}.new"
+    made.unlink(missing_ok=True)
+    lmdb.open(os.fsencode(made), subdir=False, lock=False, map_size=MAP_BYTES_MIN, lib_version=0).close()
+    with contextlib.suppress(FileExistsError):  # another process was faster
+        os.link(made, path / "data.mdb")
+    made.unlink()
+
+
+def read_format(path: Path, lock: bool = True) -> dict[str, Any] | None:
+    """Read the format record, with no option that the record itself decides; None where the store has none yet."""
+    while True:
+        try:
+            # With room for the writes of others between this look at the file's size and the transaction.
+            size = datafile.used(path) + SPARE_BYTES
+            env = lmdb.open(
+                os.fsencode(path), map_size=size, readonly=True, max_dbs=0, lib_version=0, create=False, lock=lock
+            )
+        except (lmdb.Error, OSError) as error:
+            raise translate(error, str(path)) from error
+        try:
+            return format_of(env, path)
+        except lmdb.MapResizedError:
+            continue  # others wrote more than that
+        except lmdb.Error as error:
+            raise translate(error, str(path)) from error
+        finally:
+            env.close()
+
+
+def format_of(env: Any, path: Path) -> dict[str, Any] | None:
+    with env.begin() as txn:
+        raw = txn.get(names.FORMAT_KEY)
+        empty = raw is None and not txn.cursor().first()
+    if empty:
+        return None  # the process that made it was killed before its first commit
+    if raw is None:
+        raise datafile.unknown(
+            path,
+            f"The format record of {path} cannot be found.",
+            f"{path} holds an LMDB environment that is not a Cues store.",
+        )
+    return datafile.check_format(path, raw)
+
+
+def write_format(writer_lock: WriterLock, path: Path, durability: str, size: int) -> dict[str, Any]:
+    """Return the format record, and write it where the store is new. The first process decides."""
+
+    def read_or_write(txn: StoreTransaction) -> bytes:
+        raw = txn.get(names.FORMAT_KEY)
+        if raw is None:
+            raw = codec.pack(
+                {
+                    "format": datafile.FORMAT,
+                    "requires": [],
+                    "id": os.urandom(8),
+                    "durability": durability,
+                    "map_size": size,
+                    "created_ns": clock.now_ns(),
+                }
+            )
+            txn.put(names.FORMAT_KEY, raw)
+        return bytes(raw)
+
+    record: dict[str, Any] = codec.unpack(writer_lock.transact(datafile.COMMIT_PAGES, read_or_write))
+    if record["durability"] != durability:
+        raise mismatch(str(path), record["durability"], durability)
+    return record
+
+
+def write_size(writer_lock: WriterLock, size: int) -> dict[str, Any]:
+    """Store a larger map size, for a later opening without ``map_size=``; return the format record."""
+
+    def write(txn: StoreTransaction) -> dict[str, Any]:
+        record: dict[str, Any] = codec.unpack(txn.get(names.FORMAT_KEY))
+        record["map_size"] = max(record["map_size"], size)
+        txn.put(names.FORMAT_KEY, codec.pack(record))
+        return record
+
+    found: dict[str, Any] = writer_lock.transact(datafile.COMMIT_PAGES, write)
+    return found
+
+
+def mismatch(path: str, found: str, asked: str) -> DurabilityMismatch:
+    return DurabilityMismatch(
+        f"The store {path} was made with durability {found!r}, not {asked!r}.",
+        f"pass durability={found!r} or leave it out, or make a new store.",
+        path=path,
+        found=found,
+        asked=asked,
+    )

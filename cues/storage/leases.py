@@ -1,0 +1,85 @@
+"""Leases: files with the time at which their owner was last alive.
+
+    lease-<owner>     8 bytes, the monotonic clock in nanoseconds at the last beat; then, of a running graph, what
+                      its processors are doing, as JSON
+
+A lease says only whether another may take over although the owner's lock is held: a process that is stopped
+keeps its locks. Safety never rests on it. It is a file, and no row, so that a beat costs no commit.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from typing import TYPE_CHECKING
+
+from cues.base import clock
+
+if TYPE_CHECKING:
+    from cues.storage.base_store import BaseStore
+
+
+Figures = dict[str, float]
+"""Of a processor: ``calls`` that returned, those ``in_flight``, and the mean ``call_s``."""
+
+
+class Lease:
+    """The lease of one owner, held open while it beats. Safe from any thread, but for :meth:`close`.
+
+    In a forked child it does nothing: the owner is the parent.
+    """
+
+    def __init__(self, store: BaseStore, owner: bytes) -> None:
+        """Make the file; raises OSError where it cannot."""
+        self._path = _path(store, owner)
+        self._pid = os.getpid()
+        self._fd: int | None = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        self.beat()
+
+    def beat(self, figures: dict[str, Figures] | None = None) -> None:
+        """Note that the owner is alive, and the figures of its processors. After :meth:`close`, do nothing."""
+        if self._fd is not None and self._pid == os.getpid():
+            said = b"" if figures is None else json.dumps(figures).encode()
+            os.pwrite(self._fd, clock.monotonic_ns().to_bytes(8, "big") + said, 0)
+            os.ftruncate(self._fd, 8 + len(said))
+
+    def close(self) -> None:
+        """End the lease and delete its file."""
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
+            if self._pid != os.getpid():
+                return
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self._path)
+
+
+def left_s(store: BaseStore, owner: bytes, lease_s: float) -> float:
+    """Return the seconds until the lease of an owner of this boot ends; negative after that, 0 without a lease."""
+    try:
+        with open(_path(store, owner), "rb") as file:
+            beaten = int.from_bytes(file.read(8), "big")
+    except FileNotFoundError:
+        return 0.0
+    return lease_s - (clock.monotonic_ns() - beaten) / 1e9
+
+
+def figures(store: BaseStore, owner: bytes) -> dict[str, Figures]:
+    """Return the figures of an owner's processors at its last beat, by id; empty where it noted none."""
+    try:
+        with open(_path(store, owner), "rb") as file:
+            said = file.read()[8:]
+        return json.loads(said) if said else {}
+    except (OSError, ValueError):  # gone, not for this user's eyes, or read in the middle of a beat
+        return {}
+
+
+def forget(store: BaseStore, owner: bytes) -> None:
+    """Delete the lease of an owner that is dead."""
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(_path(store, owner))
+
+
+def _path(store: BaseStore, owner: bytes) -> str:
+    return os.path.join(store.directory, f"lease-{owner.hex()}")

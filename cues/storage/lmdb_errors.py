@@ -1,0 +1,107 @@
+"""Errors of LMDB and of the operating system, as Cues errors.
+
+lmdb.MapFullError, a full disk             StoreFull
+lmdb.ReadonlyError, no permission          StoreReadOnly
+lmdb.CorruptedError, a row that is cut     StoreDamaged
+FileNotFoundError                          StoreNotFound
+any other of LMDB or of the system         StoreError
+"""
+
+from __future__ import annotations
+
+import errno
+import struct
+from pathlib import Path
+from typing import Final
+
+import lmdb
+
+from cues.errors import StoreDamaged, StoreError, StoreFull, StoreNotFound, StoreReadOnly
+from cues.records import sealed
+from cues.storage import datafile
+
+DATABASES_MAX: Final = 512
+"""Named databases that one process may have open. Each possible one costs a read transaction 0.4 ns (LMDB clears a
+table of them), and each open one 2 ns more. 512 are enough for three stages over 31 partitions, try logs and state
+included."""
+
+
+def translate(error: BaseException, path: str) -> BaseException:
+    """Return the Cues error for an error of LMDB or of the system; return any other error unchanged."""
+    if isinstance(error, lmdb.MapFullError):
+        return StoreFull(
+            f"The store {path} has reached its map size; nothing was written.",
+            "open it with a larger map_size=, purge queues, or give them retention.",
+            path=path,
+        )
+    if isinstance(error, lmdb.ReadonlyError):
+        return StoreReadOnly(
+            f"The store {path} was opened read-only, or its files are read-only.",
+            "open it without readonly=True, and give this user permission to write its files.",
+            path=path,
+        )
+    if isinstance(error, lmdb.MapResizedError):
+        return StoreFull(
+            f"The store {path} has grown beyond the map of this process: another one opened it with a larger map_size.",
+            "open it again with the same map_size= as that process.",
+            path=path,
+        )
+    if isinstance(error, lmdb.DbsFullError):
+        return StoreError(
+            f"This process uses {DATABASES_MAX} queues and states of {path} already, as many as one process may.",
+            "use fewer queues in a process, or several stores.",
+            path=path,
+        )
+    if isinstance(error, (lmdb.MemoryError, MemoryError)):
+        return StoreError(
+            f"The address space of this process has no room for the map of {path}.",
+            "pass a smaller map_size=, or raise the limit (ulimit -v).",
+            path=path,
+        )
+    if isinstance(error, (lmdb.CorruptedError, lmdb.PageNotFoundError, lmdb.PanicError, lmdb.InvalidError)):
+        return damaged(path, error)
+    if isinstance(error, lmdb.VersionMismatchError):
+        what = f"was written by another LMDB ({error})"
+        return datafile.unknown(Path(path), f"The data file of {path} {what}.", f"{path} {what}.")
+    if isinstance(error, lmdb.ReadersFullError):
+        return StoreError(f"Too many processes and threads read {path} at once.", "close some of them.", path=path)
+    number = error.errno if isinstance(error, OSError) else None
+    text = str(error)
+    if (
+        number in (errno.EACCES, errno.EROFS, errno.EPERM)
+        or isinstance(error, lmdb.ReadonlyError)
+        or (isinstance(error, lmdb.Error) and ("Permission denied" in text or "Read-only file system" in text))
+    ):
+        return StoreReadOnly(
+            f"This user may not write the store {path} ({text}).",
+            "give this user permission to write its directory and files, or open it with readonly=True.",
+            path=path,
+        )
+    if number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) or (
+        isinstance(error, lmdb.Error) and ("No space left" in text or "File too large" in text)
+    ):
+        return StoreFull(
+            f"The disk of the store {path} is full; nothing was written.", "free space on the disk.", path=path
+        )
+    if isinstance(error, FileNotFoundError):
+        return StoreNotFound(
+            f"The files of the store {path} are gone ({text}).", "put the store back at this path.", path=path
+        )
+    if isinstance(error, (lmdb.Error, OSError)):
+        return StoreError(f"The store {path} failed: {error}.", f"run cues check {path}.", path=path)
+    return error
+
+
+def described(error: StoreDamaged | struct.error, path: str) -> StoreDamaged:
+    """Return the error for damage that a transaction met, with the store's path. A row of a wrong length is damage."""
+    if isinstance(error, StoreDamaged):
+        return error if error.path else sealed.placed(error, path)
+    return damaged(path, error)
+
+
+def damaged(path: str, error: BaseException) -> StoreDamaged:
+    return StoreDamaged(
+        f"The structure of the store {path} is damaged ({error}).",
+        f"run cues check {path}, and restore a backup.",
+        path=path,
+    )

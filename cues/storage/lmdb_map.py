@@ -1,0 +1,97 @@
+"""Opening LMDB: the size of its memory map, and users who may not write its lock file.
+
+The map is address space, not disk: the data file is sparse and grows as it is written. Where the address space of a
+process is limited, a map of the default size shrinks until it fits.
+
+A user without permission to write ``lock.mdb`` cannot enter LMDB's table of readers, so a writer would overwrite pages
+under that user's transactions. Such a user may read a store only while no process has it open for writing.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+from pathlib import Path
+from typing import Any, Final
+
+import lmdb
+
+from cues.errors import StoreReadOnly
+from cues.storage import locks
+from cues.storage.lmdb_errors import DATABASES_MAX
+
+MAP_BYTES: Final = 64 << 30
+"""Default size of the map, in bytes."""
+MAP_BYTES_MIN: Final = 1 << 20
+SPARE_BYTES: Final = 64 << 20
+"""Size of a map for a short read, beyond the bytes used."""
+
+
+def open_map(path: Path, durability: str, size: int, is_default: bool, readonly: bool, lock: bool) -> Any:
+    """Open LMDB; with ``is_default``, halve the size of the map until it fits into the address space."""
+    # Without posix_fallocate a full disk could not be told from a SIGBUS, so no writable map there.
+    writemap = durability == "process" and hasattr(os, "posix_fallocate") and not readonly
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    wanted = size
+    while True:
+        try:
+            env = lmdb.open(
+                os.fsencode(path),
+                map_size=size,
+                readonly=readonly,
+                create=not readonly,
+                lock=lock,
+                sync=durability == "disk",
+                metasync=durability == "disk",
+                writemap=writemap,
+                max_dbs=DATABASES_MAX,
+                max_readers=1024,
+                max_spare_txns=0,  # closing them in a forked child would take the parent's reader slots
+                lib_version=0,
+            )
+        except (lmdb.MemoryError, MemoryError):
+            if not is_default or size <= MAP_BYTES_MIN:
+                raise
+            size //= 2
+        else:
+            if size != wanted:
+                from cues.base.events import log
+
+                log.warning(
+                    "%s: the address space (limit %s bytes) has no room for a map of %d GiB; using %d MiB",
+                    path,
+                    limit if limit != resource.RLIM_INFINITY else "unknown",
+                    wanted >> 30,
+                    size >> 20,
+                )
+            return env
+
+
+def open_map_alone(path: Path, size: int) -> Any:
+    """Open LMDB without its locks, for durable commits; the map shrinks to the file's size where needed."""
+    for map_size in (size, (path / "data.mdb").stat().st_size + SPARE_BYTES):
+        try:
+            return lmdb.open(
+                os.fsencode(path), map_size=map_size, create=False, max_dbs=1 << 16, lib_version=0, lock=False
+            )
+        except (lmdb.MemoryError, MemoryError) as error:
+            failed = error
+    raise failed
+
+
+def may_lock(path: Path) -> bool:
+    """Whether this user may write LMDB's lock file, which holds the table of readers."""
+    file = path / "lock.mdb"
+    return os.access(file if file.exists() else path, os.W_OK, effective_ids=os.access in os.supports_effective_ids)
+
+
+def refuse_written(path: Path) -> None:
+    """Raise :class:`StoreReadOnly` where a process has the store open for writing."""
+    pid = locks.opened_by(path / "locks")
+    if pid is not None:
+        raise StoreReadOnly(
+            f"Process {pid} has the store {path} open for writing, and this user may not write its lock file, without"
+            " which pages would be overwritten while they are read.",
+            f"run chmod a+rw {path}/lock.mdb (it holds no messages), or read after process {pid} has ended.",
+            path=str(path),
+        )

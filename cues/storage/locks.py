@@ -1,0 +1,180 @@
+"""POSIX locks on the bytes of one private file, and who holds them.
+
+A POSIX lock dies with its process, however that dies, and that is why ownership, doorbell slots and
+the writer lock all depend on it. It has two traps, and both are closed here:
+
+* it is gone as soon as *any* descriptor of the file is closed in the process, so there is one
+  descriptor a file and process, kept in a registry by device and inode;
+* it does not exclude the threads of its own process, so a second request from the same process is
+  refused by the registry first.
+
+The file holds nothing: a lock is a byte offset, and :func:`offset_of` gives a name its own.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import struct
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Final
+
+import xxhash
+
+REGISTER: Final = 0
+"""Held while a process opens a store for writing, joins its writers, or leaves."""
+WRITER: Final = 1
+"""Held around a write transaction while several processes write."""
+SLOTS: Final = 1 << 12
+"""The doorbell slots, one byte each."""
+WRITERS: Final = 1 << 24
+"""Process p, from its first write to a store until it closes it, holds byte WRITERS + p."""
+WRITERS_END: Final = WRITERS + (1 << 24)
+OPENED: Final = WRITERS_END
+"""Process p, while it has the store open for writing, whether it writes or not, holds byte OPENED + p."""
+OPENED_END: Final = OPENED + (1 << 24)
+_NAMED: Final = 1 << 40
+"""Locks of names are between this offset and the end of the range that a 64-bit off_t can name."""
+
+_FLOCK: Final = struct.Struct("qqihh") if sys.platform == "darwin" else struct.Struct("hhqqi4x")
+
+_registry: dict[tuple[int, int], LockFile] = {}
+_registry_lock = threading.Lock()
+
+
+def offset_of(name: str) -> int:
+    """Return the offset of the lock of ``name``: 62 bits of its hash."""
+    return _NAMED + (xxhash.xxh3_64_intdigest(name.encode()) >> 2)
+
+
+class LockFile:
+    """The locks of one file. Made by :func:`open_locks`, which shares it within the process."""
+
+    def __init__(self, fd: int, key: tuple[int, int]) -> None:
+        self._fd = fd
+        self._key = key
+        self._users = 0
+        self._mine: set[int] = set()
+        self._guard = threading.Lock()
+
+    def try_lock(self, offset: int) -> bool:
+        """Take the lock at ``offset`` unless a holder exists, this process included. Never waits."""
+        with self._guard:
+            if offset in self._mine:
+                return False
+            # Noted first: where a signal's handler raises, what the kernel gave is given back.
+            self._mine.add(offset)
+            try:
+                fcntl.lockf(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, offset)
+            except BaseException as error:
+                self._give_back(offset)
+                if isinstance(error, OSError) and error.errno in (errno.EACCES, errno.EAGAIN):
+                    return False
+                raise
+            return True
+
+    def unlock(self, offset: int) -> None:
+        with self._guard:
+            if offset in self._mine:
+                self._give_back(offset)
+
+    def _give_back(self, offset: int) -> None:
+        fcntl.lockf(self._fd, fcntl.LOCK_UN, 1, offset)
+        self._mine.discard(offset)
+
+    def mine(self, offset: int) -> bool:
+        return offset in self._mine
+
+    def holder(self, start: int, stop: int | None = None) -> int | None:
+        """The pid of another process that holds a lock in [start, stop), or None."""
+        length = 1 if stop is None else stop - start
+        if sys.platform == "darwin":
+            asked = _FLOCK.pack(start, length, 0, fcntl.F_WRLCK, 0)
+            _, _, pid, kind, _ = _FLOCK.unpack(fcntl.fcntl(self._fd, fcntl.F_GETLK, asked))
+        else:
+            asked = _FLOCK.pack(fcntl.F_WRLCK, 0, start, length, 0)
+            kind, _, _, _, pid = _FLOCK.unpack(fcntl.fcntl(self._fd, fcntl.F_GETLK, asked))
+        return None if kind == fcntl.F_UNLCK else pid
+
+    def close(self) -> None:
+        """Give up one use; the last one closes the descriptor and with it every lock."""
+        with _registry_lock:
+            self._users -= 1
+            if self._users == 0:
+                _registry.pop(self._key, None)
+                os.close(self._fd)
+
+
+def open_locks(path: Path) -> LockFile:
+    """Open the lock file at ``path``, making it if it is missing; raises OSError where it cannot."""
+    with _registry_lock:
+        try:
+            found = path.stat()
+        except FileNotFoundError:
+            found = None
+        if found is not None:
+            shared = _registry.get((found.st_dev, found.st_ino))
+            if shared is not None:
+                shared._users += 1
+                return shared
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        made = os.fstat(fd)
+        key = (made.st_dev, made.st_ino)
+        lock_file = _registry[key] = LockFile(fd, key)
+        lock_file._users = 1
+        return lock_file
+
+
+def opened_by(path: Path) -> int | None:
+    """The pid of a process that has the store open for writing, for a user who may read the file at ``path`` only.
+
+    Not for a process that holds locks of that file: closing it gives them up.
+    """
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    try:
+        return LockFile(fd, (0, 0)).holder(OPENED, OPENED_END)
+    finally:
+        os.close(fd)
+
+
+def _forget_in_child() -> None:
+    """A forked child inherits no lock; its registry starts empty."""
+    global _registry_lock
+    _registry.clear()
+    _registry_lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_forget_in_child)
+
+_STATES: Final = {
+    "R": "running",
+    "S": "sleeping",
+    "D": "waiting for the disk",
+    "T": "stopped",
+    "t": "stopped by a debugger",
+    "Z": "dead, not reaped",
+    "I": "sleeping",
+    "U": "waiting for the disk",
+}
+
+
+def process_state(pid: int) -> str:
+    """Return the state of process ``pid``: "running", "sleeping", "stopped", …, "gone" or "unknown"."""
+    try:
+        if sys.platform == "linux":
+            text = Path(f"/proc/{pid}/stat").read_text()
+            letter = text.rpartition(")")[2].split()[0]
+        else:
+            letter = subprocess.run(
+                ["ps", "-o", "state=", "-p", str(pid)], capture_output=True, text=True, check=True
+            ).stdout.strip()[:1]
+    except (OSError, IndexError, subprocess.CalledProcessError):
+        return "gone"
+    return _STATES.get(letter, "unknown")

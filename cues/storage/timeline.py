@@ -1,0 +1,95 @@
+"""Timelines: they distinguish the messages of a copied store from those that its original appended after the copy.
+
+    file mark         inode and change time of the file "locks", inode of "data.mdb"
+    row ·line·<log>   [[first index, 8 random bytes], …]
+
+A copy of a store has the same queues, and the next message of each gets the index that the original gave to
+another one. So each opening of a store for writing checks three conditions:
+
+    1. the files are those that ``mark`` names: cp, rsync, tar and a restore make others, or change when "locks" was
+       changed last, which nothing else does; mv and rename on one file system do not
+    2. the store has as many commits as the word in ``wake`` counted: a data file was not overwritten in its place
+    3. no power cut took commits back (a ``"process"`` store that was not closed)
+
+Where a condition does not hold, a timeline begins: messages from the next index of each log on have other delivery
+hashes. Earlier messages keep theirs, and no position changes. So a timeline that was not needed costs only these rows.
+
+Not guaranteed: that a file system which is put back as a whole (a snapshot of a volume or of a virtual machine) is
+noticed. Then the seals in positions, and in the rows of targets, show the difference.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import xxhash
+
+from cues import codec
+from cues.base import names
+from cues.records import sealed
+
+if TYPE_CHECKING:
+    from cues.records.log_row import LogRow
+    from cues.storage.transaction import StoreTransaction
+
+FILE: Final = "mark"
+_ID_BYTES: Final = 8
+
+Line = Sequence[tuple[int, bytes]]
+"""Where timelines begin on a log: first index and id of each, in order. Empty while there was one only."""
+
+
+def same(directory: Path, last: int, counted: int) -> bool:
+    """Whether the store has the files and the number of commits that it had after its last write.
+
+    ``last`` is the number of its last commit, ``counted`` what ``wake`` says of it: one more where a writer had
+    nothing to write.
+    """
+    try:
+        found = (directory / FILE).read_text()
+    except (FileNotFoundError, UnicodeDecodeError):
+        return False
+    return found == _files(directory) and counted <= last + 1
+
+
+def mark(directory: Path) -> None:
+    """Note which files the store has now. Called after the commit of a new timeline, if there is one."""
+    made = directory / f"{FILE}.{os.getpid()}"
+    made.write_text(_files(directory))
+    made.rename(directory / FILE)
+
+
+def begin(txn: StoreTransaction, logs: Iterable[tuple[str, LogRow]]) -> None:
+    """Begin a timeline on every one of ``logs``, in a write transaction."""
+    id = os.urandom(_ID_BYTES)
+    for log, row in tuple(logs):
+        if row.next == 1:
+            continue
+        line = [*read(txn, log), (row.next, id)]
+        # Of two that begin at one index only the later counts; those before the first message name nothing any more.
+        kept = [one for at, one in enumerate(line) if at + 1 == len(line) or line[at + 1][0] > max(one[0], row.first)]
+        txn.put(names.timeline_key(log), sealed.seal(codec.pack([list(one) for one in kept])))
+
+
+def read(txn: StoreTransaction, log: str) -> Line:
+    """The timelines of a log. Raises :class:`StoreDamaged`."""
+    raw = txn.get(names.timeline_key(log))
+    if raw is None:
+        return ()
+    return tuple((first, id) for first, id in codec.unpack(sealed.unseal(raw, f"row of the timelines of queue {log}")))
+
+
+def identity(line: Line, queue: bytes, index: int) -> bytes:
+    """Return the identity of a queue for the delivery hash, for messages up to ``index``."""
+    for first, id in reversed(line):
+        if first <= index:
+            return xxhash.xxh3_64_digest(queue + id)
+    return queue
+
+
+def _files(directory: Path) -> str:
+    locks, data = ((directory / file).stat() for file in ("locks", "data.mdb"))
+    return f"{locks.st_ino} {locks.st_ctime_ns} {data.st_ino}"

@@ -1,0 +1,278 @@
+"""How a reader that sleeps hears of a message: doorbells, and the shared words beside them.
+
+    1. a reader takes a slot: a flag byte and an interest mask in a shared mapping, a FIFO of its own
+    2. it raises its flag, looks at its queues once more, and sleeps on the FIFO
+    3. a writer looks at the flags after its commit (0.08 µs when no reader waits) and writes one byte
+       into the FIFO of each waiting reader that is interested; it lowers the flag, so that the next
+       writer does not ring again
+
+Not guaranteed: that a ring arrives. A writer may be killed between its commit and the ring, and
+nothing orders the flag against the commit but the processor; so a sleeper looks by itself after
+:data:`SAFETY_S`. A lost ring costs latency, never a message. Every kernel way of waking costs the
+same 25 µs, so the FIFO was chosen for its properties: it works between unrelated processes, with
+``poll`` over many stores, and ``kill -9`` leaves nothing but a slot that the next reader
+takes over (its lock died with its owner).
+
+The mapping also holds the few words that processes share without a transaction (see WORDS).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import select
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final, TypeVar
+
+import xxhash
+
+from cues.storage.locks import SLOTS, LockFile
+
+SAFETY_S: Final = 0.1
+"""Longest sleep before a reader looks by itself."""
+
+# WORDS: 64-bit, in the machine's order; all are hints that the store can do without.
+SHARED_WRITERS: Final = 1
+"""1 while several processes have the store open for writing (writers.py)."""
+BUSY_WRITER: Final = 2
+"""The pid of the only writer while it is inside a transaction."""
+PURGES: Final = 3
+"""Grows with every purge and deletion: tailers drop what they read ahead."""
+ROOM: Final = 4
+"""Pages that may be written before the file's allocation must be looked at (datafile.py)."""
+ALLOCATED: Final = 5
+"""The page after the last that is known to be allocated."""
+
+COMMITTED: Final = 6
+"""The number of the last commit: a data file that has fewer was put back (timeline.py)."""
+
+_FILE_BYTES: Final = 8192
+_SLOT_COUNT: Final = 256
+_FLAGS_AT: Final = 512
+_FLAGS_END: Final = _FLAGS_AT + _SLOT_COUNT
+_MASKS_WORD: Final = 128
+_UP: Final = b"\1"
+
+T = TypeVar("T")
+
+
+def mask_of(queue: str, partition: int = 0) -> int:
+    """Return the bit of a log in interest masks. Logs may share one, which costs a spare wake-up."""
+    return 1 << (xxhash.xxh3_64_intdigest(f"{queue}/{partition}".encode()) & 63)
+
+
+class Bell:
+    """One sleeper's slot and FIFO."""
+
+    def __init__(self, doorbells: Doorbells, slot: int, fd: int) -> None:
+        self._doorbells = doorbells
+        self.slot = slot
+        self.fd = fd
+
+    def listen(self, mask: int) -> None:
+        bells = self._doorbells
+        with contextlib.suppress(ValueError):  # closed meanwhile, which the sleeper finds out itself
+            bells.words[_MASKS_WORD + self.slot] = mask
+            bells.mapping[_FLAGS_AT + self.slot] = 1
+
+    def quiet(self) -> None:
+        """Lower the flag; where a writer did that already, take its ring out (one that comes late wakes in vain)."""
+        mapping, at = self._doorbells.mapping, _FLAGS_AT + self.slot
+        with contextlib.suppress(ValueError, BlockingIOError):
+            if mapping[at]:
+                mapping[at] = 0
+            else:
+                os.read(self.fd, 4096)
+
+    def drain(self) -> None:
+        """Take out every ring; one that came late, or from a handle that was closed, would end every later sleep."""
+        with contextlib.suppress(BlockingIOError):
+            os.read(self.fd, 4096)
+
+
+class Doorbells:
+    """The doorbells of one store, as one process sees them."""
+
+    def __init__(self, directory: Path, locks: LockFile) -> None:
+        """Map the words, making the file if it is missing. Raises OSError where it cannot be written."""
+        self._fifos = directory / "bells"
+        self._locks = locks
+        self._fifos.mkdir(exist_ok=True)
+        fd = os.open(directory / "wake", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            allocate(fd, _FILE_BYTES)
+            self.mapping = mmap.mmap(fd, _FILE_BYTES)
+        finally:
+            os.close(fd)
+        self.words = memoryview(self.mapping).cast("Q")
+        self._guard = threading.Lock()
+        self._idle: list[Bell] = []
+        self._all: dict[int, Bell] = {}
+        self._writers: dict[int, int] = {}
+        self._find = self.mapping.find
+        self._closed = False
+
+    # --- the writer's side ---
+
+    def ring(self, mask: int) -> None:
+        """Wake every sleeper that is interested in a log of ``mask``."""
+        try:
+            at = self._find(_UP, _FLAGS_AT, _FLAGS_END)
+            while at >= 0:
+                slot = at - _FLAGS_AT
+                if self.words[_MASKS_WORD + slot] & mask:
+                    self.mapping[at] = 0
+                    self._ring(slot)
+                at = self._find(_UP, at + 1, _FLAGS_END)
+        except ValueError:  # closed since the commit, which is done
+            if not self._closed:
+                raise
+
+    def ring_own(self) -> None:
+        """Wake every sleeper of this process, so that it sees that something was closed."""
+        for bell in tuple(self._all.values()):
+            self._ring(bell.slot)
+
+    def _ring(self, slot: int) -> None:
+        with self._guard:
+            for _ in range(0 if self._closed else 2):
+                fd = self._writers.get(slot)
+                try:
+                    if fd is None:
+                        path = self._fifos / str(slot)
+                        fd = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+                        self._writers[slot] = fd
+                    os.write(fd, _UP)
+                    return
+                except BlockingIOError:
+                    return  # full: it was rung already
+                except OSError:
+                    # ENXIO, ENOENT, EPIPE: the sleeper died, and another may have its slot by now.
+                    fd = self._writers.pop(slot, None)
+                    if fd is not None:
+                        os.close(fd)
+
+    # --- the reader's side ---
+
+    def acquire(self) -> Bell | None:
+        """A bell for one sleeper, or None when all slots are taken (sleep by :data:`SAFETY_S` then)."""
+        with self._guard:
+            if self._closed:
+                return None
+            if self._idle:
+                return self._idle.pop()
+            for slot in range(_SLOT_COUNT):
+                if self._locks.try_lock(SLOTS + slot):
+                    try:
+                        path = self._fifos / str(slot)
+                        path.unlink(missing_ok=True)
+                        os.mkfifo(path)
+                        # O_RDWR: with no writer at hand a read-only FIFO would report end of file.
+                        fd = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+                    except BaseException:
+                        self._locks.unlock(SLOTS + slot)
+                        raise
+                    bell = self._all[slot] = Bell(self, slot, fd)
+                    return bell
+        return None
+
+    def release(self, bell: Bell) -> None:
+        with self._guard:
+            if self._closed:
+                os.close(bell.fd)
+            else:
+                self._idle.append(bell)
+
+    def close(self) -> None:
+        """Give the slots back. A bell that a sleeper holds is closed when it wakes and releases it."""
+        self.ring_own()
+        with self._guard:
+            if self._closed:
+                return
+            self._closed = True
+            for slot in self._all:
+                self.mapping[_FLAGS_AT + slot] = 0
+                (self._fifos / str(slot)).unlink(missing_ok=True)
+                self._locks.unlock(SLOTS + slot)
+            for bell in self._idle:
+                os.close(bell.fd)
+            self._forget()
+
+    def forget_in_child(self) -> None:
+        """Let go in a forked child: the slots are the parent's, and so may be the guard."""
+        self._guard = threading.Lock()
+        self._closed = True
+        for bell in self._all.values():
+            os.close(bell.fd)
+        self._forget()
+
+    def _forget(self) -> None:
+        for fd in self._writers.values():
+            os.close(fd)
+        self._all.clear()
+        self._idle.clear()
+        self._writers.clear()
+        self.words.release()
+        self.mapping.close()
+
+
+def allocate(fd: int, size: int) -> None:
+    """Make a file that will be mapped at least ``size`` long, with blocks: a hole on a full disk is a SIGBUS."""
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(fd, 0, size)
+    elif os.fstat(fd).st_size < size:
+        os.truncate(fd, size)
+
+
+def wait(
+    interests: Sequence[tuple[Doorbells | None, int]],
+    ready: Callable[[], T],
+    timeout_s: float | None,
+) -> T:
+    """Sleep until ``ready()`` is true, or the timeout is over; returns what it said last.
+
+    ``interests`` pairs the doorbells of a store (None where they cannot be written) with the mask
+    of the logs that may make ``ready`` true. An exception of ``ready`` (a closed store) passes
+    through.
+    """
+    deadline = None if timeout_s is None else time.monotonic() + timeout_s
+    rung: dict[Doorbells, int] = {}
+    for doorbells, mask in interests:
+        if doorbells is not None:
+            rung[doorbells] = rung.get(doorbells, 0) | mask
+    bells: list[tuple[Doorbells, Bell, int]] = []
+    try:
+        for doorbells, mask in rung.items():
+            bell = doorbells.acquire()
+            if bell is not None:
+                bells.append((doorbells, bell, mask))
+        poll = select.poll()
+        for _, bell, _ in bells:
+            poll.register(bell.fd, select.POLLIN)
+        while True:
+            for _, bell, mask in bells:
+                bell.listen(mask)
+            found = ready()
+            if found:
+                return found
+            left = SAFETY_S
+            if deadline is not None:
+                left = min(left, deadline - time.monotonic())
+                if left <= 0:
+                    return found
+            if poll.poll(left * 1000):
+                found = ready()  # first of all: the caller waits for the result
+                if found:
+                    return found
+                for _, bell, _ in bells:
+                    bell.drain()
+            for _, bell, _ in bells:
+                bell.quiet()
+    finally:
+        for doorbells, bell, _ in bells:
+            bell.quiet()
+            doorbells.release(bell)

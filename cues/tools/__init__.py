@@ -1,0 +1,1 @@
+"""Checks, measurements and compaction of whole stores."""

@@ -1,0 +1,734 @@
+"""Integrity: walk everything that a store holds and say what does not hold, one sentence each.
+
+    format     the store can be opened at all (truncated and foreign files are refused there)
+    queues     each has its record, its row and its database, and they agree
+    logs       every record batch: keys grow, checksum, header, body, times; no index is missing
+    rows       checksums; positions inside their queues, behind the batches that they remember
+    producers  what each wrote to a log: checksums, and that what is pending lies on it
+    others     what is kept about other stores; every step on a fork queue is whole
+    outside    positions of writers from outside: checksums, and not beyond their queue
+    groups     rows of consumer groups: checksums, positions inside their queues
+    tries      every attempt names messages that carry its hash
+    state      every piece of every row: checksum, number, completeness
+
+A store may be checked while its graph runs: the walk is a series of short read transactions, so that
+it pins no pages, and what others purge meanwhile is not missed.
+
+Not guaranteed: that a damaged store can be walked. LMDB follows the page numbers that it finds, and
+a wrong one may end the process; so ``cues check`` walks in a child (:func:`main`, :func:`walk`).
+What lies in free pages is not looked at. Queue records and named tailers have no checksum.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import struct
+import subprocess
+import sys
+from collections.abc import Callable, Generator, Iterator
+from typing import TYPE_CHECKING, Any, Final
+
+from cues import codec
+from cues.base import names
+from cues.errors import CodecError, CuesError, StoreDamaged, StoreError
+from cues.forwarding import external_writers, fork, other_stores
+from cues.forwarding.forwarder import Forwarder
+from cues.queues import claims, processor_rows, producers
+from cues.queues.log import KEY, Log
+from cues.queues.options import QueueOptions
+from cues.queues.processor_rows import NO_SEAL, POSITION, ProcessorInputs, ProcessorRow
+from cues.records import batch, provenance, sealed
+from cues.records.batch import Batch
+from cues.records.log_row import LogRow, unpack_row
+from cues.steps import state
+
+if TYPE_CHECKING:
+    from cues.queues.store import Store
+    from cues.storage.transaction import StoreTransaction
+
+PROBLEMS_MAX: Final = 1000
+"""A store with more is not described any better by naming them."""
+_CHUNK_RECORDS: Final = 2000
+"""Records that one read transaction walks: a few milliseconds, so that it pins nothing for long."""
+_FORK_BYTES: Final = 4 << 20
+"""How much of a fork queue is in memory at a time."""
+_PIECE: Final = struct.Struct(">H")
+
+Progress = Callable[[str, int, int], None]
+"""Called with what is walked, how many of its records are done, and how many there are."""
+
+
+def check(store: Store, progress: Progress | None = None) -> list[str]:
+    """Walk the whole store; returns what does not hold, empty when everything does."""
+    return list(_problems(store, progress or (lambda what, done, total: None)))
+
+
+def _problems(store: Store, progress: Progress) -> Iterator[str]:
+    walker = _Walker(store, progress)
+    try:
+        for number, problem in enumerate(walker.problems()):
+            if number == PROBLEMS_MAX:
+                yield f"There are more than {PROBLEMS_MAX:,} problems; the rest is not listed."
+                return
+            yield problem
+    except CuesError as error:
+        yield f"The walk of {walker.at} ended early: {error.message}"
+
+
+def check_others(store: Store) -> list[str]:
+    """What does not fit between a store and the others that its processors read from and write to.
+
+    What the next start would refuse, without one: stores that are gone or were exchanged, fork queues and
+    positions of another history. Changes nothing.
+    """
+    found: list[str] = []
+    with other_stores.Others(store) as others:
+        for id, places in other_stores.places(store).items():
+            if others.get(id) is None:
+                found.append(f"The store {id.hex()}, which was at {places[0]}, is not there, or is another one.")
+        for queue in store.queues(all=True):
+            parts = names.fork_parts(queue)
+            other = others.get(parts[1]) if parts else None
+            if parts and other is not None:
+                try:
+                    Forwarder(store, other, [parts[0]]).compare()
+                except CuesError as error:
+                    found.append(error.message)
+        prefix = names.topology_key("")
+        with store.view() as txn:
+            rows = [(key[len(prefix) :].decode(), raw) for key, raw in store.rows(txn, prefix)]
+        known = [(processor, ProcessorInputs.unpack(raw, processor)) for processor, raw in rows]
+        for processor, topology in known:
+            with store.view() as txn:
+                row = processor_rows.read_row(txn, processor)
+            for tailer, queue, id, position in zip(
+                topology.tailers, topology.queues, topology.stores, row.positions if row else ()
+            ):
+                other = others.get(id) if id else None
+                if other is not None and names.log_parts(queue)[0] in other.queues():
+                    with other.view() as txn:
+                        found += _place(Log(other, queue), txn, f"Tailer {tailer}", *position)
+    return found
+
+
+class _Walker:
+    def __init__(self, store: Store, progress: Progress) -> None:
+        self.store = store
+        self.progress = progress
+        self.at = "the store"
+        """What is being walked, for the sentence that says where it ended."""
+        self._entries: dict[bytes, int] = {}
+        self._known: set[str] = set()
+
+    def problems(self) -> Iterator[str]:
+        self.at = "the list of databases"
+        self._entries = dict(self.store.entries())
+        self.at = "the rows"
+        yield from self._key_order()
+        queues = yield from self._queues()
+        for queue in queues:
+            self.at = f"queue {queue}"
+            yield from self._log(queue)
+        self.at = "the positions"
+        yield from self._processors(queues)
+        yield from self._readers(queues)
+        yield from self._producers(queues)
+        yield from self._others(queues)
+        yield from self._outside(queues)
+        yield from self._groups(queues)
+        for name in self._entries:
+            kind, _, owner = name.decode("utf-8", "replace").partition(":")
+            if kind == "state":
+                self.at = f"the state of {owner}"
+                yield from self._state(name, owner)
+            elif kind != "log" or owner not in self._known:
+                yield f"The database {name!r} belongs to no queue and no processor."
+
+    def _rows(self, prefix: bytes) -> dict[bytes, bytes]:
+        with self.store.view() as txn:
+            return self._rows_in(txn, prefix)
+
+    def _rows_in(self, txn: StoreTransaction, prefix: bytes) -> dict[bytes, bytes]:
+        return {key[len(prefix) :]: value for key, value in self.store.rows(txn, prefix)}
+
+    def _key_order(self) -> Iterator[str]:
+        """Every row of the unnamed database is of a known kind and stands where a search finds it."""
+        kinds = (
+            *(
+                "queue",
+                "row",
+                "proc",
+                "topo",
+                "sub",
+                "reader",
+                "store",
+                "producer",
+                "low",
+                "source",
+                "clock",
+                "line",
+                "age",
+            ),
+            *("group", "member", "claim", "checkpoint", "pending"),
+        )
+        prefixes = tuple(b"\0%b\0" % kind.encode() for kind in kinds)
+        last = None
+        unfound: list[bytes] = []
+        with self.store.view() as txn:
+            for key, _ in txn.cursor():
+                if last is not None and key <= last:
+                    yield f"The rows of the store are out of order at {key!r}; nothing behind it was walked."
+                    break
+                last = key
+                if key[:1] == b"\0" and key != names.FORMAT_KEY and not key.startswith(prefixes):
+                    yield f"The row {key!r} is of no known kind."
+                if not txn.cursor().set_key(key):
+                    unfound.append(key)
+        for key in unfound:
+            yield f"The row {key!r} is there but a search does not find it."
+
+    # --- queues ---
+
+    def _queues(self) -> Generator[str, None, list[str]]:
+        """Check records against rows; returns the ids of the logs that can be walked."""
+        walkable: list[str] = []
+        with self.store.view() as txn:
+            rows = self._rows_in(txn, names.row_key("", 0))
+            records = self._rows_in(txn, names.queue_key(""))
+        if any(names.log_database(key.decode("utf-8", "replace"), 0) not in self._entries for key in rows):
+            self._entries = dict(self.store.entries())  # one was made meanwhile, or is gone
+        for key, raw in records.items():
+            queue = key.decode("utf-8", "replace")
+            identity, partitions, problem = _queue_record(queue, raw)
+            if problem:
+                yield problem
+            for partition in range(partitions):
+                log = names.log_id(queue, partition)
+                self._known.add(log)
+                row = rows.pop(log.encode(), None)
+                if problem:
+                    continue
+                if row is None:
+                    yield f"Queue {log} has no row, so nobody knows its next index."
+                elif not sealed.intact(row):
+                    yield f"The row of queue {log} is damaged (its checksum fails)."
+                elif unpack_row(row, log).identity != identity:
+                    yield (
+                        f"Queue {log} has identity {identity.hex()} in its record and"
+                        f" {unpack_row(row, log).identity.hex()} in its row."
+                    )
+                elif names.log_database(queue, partition) not in self._entries:
+                    yield f"Queue {log} has no database."
+                else:
+                    walkable.append(log)
+        for key in rows:
+            yield f"The row of {key.decode('utf-8', 'replace')} belongs to no queue."
+        return walkable
+
+    def _log(self, queue: str) -> Iterator[str]:
+        """Walk one log in chunks; what is purged or appended meanwhile is followed."""
+        log = Log(self.store, queue)
+        total = self._entries[names.log_database(queue, 0)]
+        walk = _LogWalk(queue, log)
+        done = 0
+        while walk.more:
+            with self.store.view() as txn:
+                raws, row = walk.read(txn)
+            done += len(raws)
+            yield from walk.look(raws, row)
+            self.progress(queue, min(done, total), total)
+
+    # --- positions ---
+
+    def _processors(self, queues: list[str]) -> Iterator[str]:
+        with_topology = set(self._rows(names.topology_key("")))
+        for key in self._rows(names.processor_key("")):
+            processor = key.decode("utf-8", "replace")
+            # One transaction for the row and the queues that it is about: both move together.
+            with self.store.view() as txn:
+                raw, raw_topology = txn.get(names.processor_key(processor)), txn.get(names.topology_key(processor))
+                if raw is None:
+                    continue
+                if not sealed.intact(raw):
+                    yield f"The row of processor {processor} is damaged (its checksum fails)."
+                    continue
+                row, topology = ProcessorRow.unpack(raw, processor), _topology(raw_topology, processor)
+                if topology is None:
+                    yield f"Processor {processor} has no topology record that can be read."
+                    continue
+                if len(topology.tailers) != len(row.positions) or len(topology.queues) != len(row.positions):
+                    yield (
+                        f"Processor {processor} has {len(row.positions)} positions and its topology names"
+                        f" {len(topology.tailers)} tailers."
+                    )
+                    continue
+                for tailer, queue, store, position in zip(
+                    topology.tailers, topology.queues, topology.stores, row.positions
+                ):
+                    if store:
+                        continue  # what another store holds is compared at the start
+                    yield from self._position(txn, f"Tailer {tailer}", queue, *position, known=queues)
+                    if txn.get(names.subscription_key(queue, processor)) is None:
+                        yield f"Processor {processor} reads queue {queue}, which does not know of it."
+            if row.source and not _decodes(row.source):
+                yield f"The source position of {processor} cannot be decoded."
+            with_topology.discard(key)
+            if processor in queues:
+                yield from self._tries(processor, queues)
+        for key in with_topology:
+            yield f"The topology of {key.decode('utf-8', 'replace')} belongs to no processor."
+
+    def _readers(self, queues: list[str]) -> Iterator[str]:
+        for key, raw in self._rows(b"\0reader\0").items():
+            queue, _, name = key.decode("utf-8", "replace").partition("\0")
+            who = f"The named tailer {name!r} of queue {queue}"
+            if len(raw) != POSITION.size:
+                yield f"{who} has a position of {len(raw)} bytes instead of {POSITION.size}."
+                continue
+            with self.store.view() as txn:
+                now = txn.get(names.reader_key(queue, 0, name))
+                if now is not None and len(now) == POSITION.size:
+                    yield from self._position(txn, who, queue, *POSITION.unpack(now), known=queues)
+
+    def _producers(self, queues: list[str]) -> Iterator[str]:
+        for key in self._rows(names.CLOCKS):
+            log, _, producer = key.decode("utf-8", "replace").partition("\0")
+            queue, _, partition = log.partition("/")
+            who = f"What producer {producer} wrote to queue {log}"
+            known = Log(self.store, queue, int(partition or 0)) if queue in queues else None
+            with self.store.view() as txn:
+                raw = txn.get(names.CLOCKS + key)
+                there = txn.get(names.queue_key(queue)) is not None
+                row = known.row(txn) if known is not None else None
+            if raw is None:
+                continue
+            if not sealed.intact(raw):
+                yield f"{who} cannot be read (its checksum fails)."
+            elif not there:
+                yield f"{who} is kept, but there is no such queue."
+            elif row is not None and (begin := producers.Written.unpack(raw).begin) >= row.next:
+                yield f"{who} is pending from {begin} on, but the queue ends before {row.next}."
+
+    # --- other stores ---
+
+    def _others(self, queues: list[str]) -> Iterator[str]:
+        """What is kept about other stores, and the fork queues that wait for them."""
+        for key, raw in self._rows(names.timeline_key("")).items():
+            if not sealed.intact(raw):
+                yield f"The row of the timelines of queue {key.decode('utf-8', 'replace')} is damaged."
+        for key, raw in self._rows(names.store_key(b"")).items():
+            if not _decodes(raw):
+                yield f"Where the store {key.decode('utf-8', 'replace')} lies cannot be decoded."
+        for key, raw in self._rows(names.PRODUCERS).items():
+            who = f"The row of what {key.decode('utf-8', 'replace')} forwarded"
+            if not sealed.intact(raw):
+                yield f"{who} is damaged (its checksum fails)."
+                continue
+            for queue, last in other_stores.ProducerRow.unpack(raw).ends.items():
+                if queue in queues:
+                    with self.store.view() as txn:
+                        next = Log(self.store, queue).row(txn).next
+                    if last >= next:
+                        yield f"{who} says that it reached {last} of queue {queue}, which ends before {next}."
+        for key, raw in self._rows(names.PENDINGS).items():
+            if not sealed.intact(raw):
+                yield f"The row of what {key.decode('utf-8', 'replace')} has pending is damaged (its checksum fails)."
+        for key, raw in self._rows(names.LOW_WATERS).items():
+            if not sealed.intact(raw):
+                yield f"The low-water mark {key.decode('utf-8', 'replace')!r} is damaged (its checksum fails)."
+        for queue in queues:
+            if names.fork_parts(queue) is not None:
+                yield from self._fork(queue)
+
+    def _outside(self, queues: list[str]) -> Iterator[str]:
+        """The positions of writers from outside."""
+        for key, raw in self._rows(names.SOURCES).items():
+            who = f"The position of writer {key.decode('utf-8', 'replace')!r}"
+            if not sealed.intact(raw):
+                yield f"{who} is damaged (its checksum fails)."
+                continue
+            found = external_writers.SourceRow.unpack(raw, key.decode("utf-8", "replace"))
+            said = found.next if isinstance(found.next, list) else [found.next]
+            for partition, written in enumerate(said):
+                log = names.log_id(found.queue, partition)
+                if log not in queues:
+                    continue
+                with self.store.view() as txn:
+                    next = Log(self.store, *names.log_parts(log)).row(txn).next
+                if written > next:
+                    yield f"{who} says that it wrote up to {written - 1} of queue {log}, which ends before {next}."
+
+    def _groups(self, queues: list[str]) -> Iterator[str]:
+        """Groups, their members, and what they have of logs."""
+        for kind, what in (("group", "group"), ("member", "member of a group")):
+            for key, raw in self._rows(f"\0{kind}\0".encode()).items():
+                if not sealed.intact(raw):
+                    name = key.decode("utf-8", "replace").replace("\0", " ")
+                    yield f"The row of the {what} {name!r} is damaged (its checksum fails)."
+        for log, group, raw in claims.all_rows(self.store):
+            who = f"The claim of group {group!r} on {log}"
+            if not sealed.intact(raw):
+                yield f"{who} is damaged (its checksum fails)."
+                continue
+            with self.store.view() as txn:
+                claim = claims.read(txn, log, group)  # once more: it and the log move together
+                if claim is not None:
+                    yield from self._position(txn, who, log, claim.identity, claim.next, claim.seal, known=queues)
+
+    def _fork(self, queue: str) -> Iterator[str]:
+        """Every step on a fork queue is whole."""
+        log = Log(self.store, queue)
+        with self.store.view() as txn:
+            row = log.row(txn)
+        at = row.first
+        try:
+            while at < row.next:
+                with self.store.view() as txn:
+                    at = max(at, log.row(txn).first)  # trimmed meanwhile
+                steps = fork.read(log, at, _FORK_BYTES)
+                if not steps:
+                    return
+                at = steps[-1].next
+        except CuesError as error:
+            yield f"The fork queue {queue} does not hold: {error.message}"
+
+    def _position(
+        self, txn: StoreTransaction, who: str, queue: str, identity: bytes, index: int, seal: bytes, *, known: list[str]
+    ) -> Iterator[str]:
+        if queue not in known:
+            if txn.get(names.queue_key(names.log_parts(queue)[0])) is None:
+                yield f"{who} stands on queue {queue}, which is not there."
+            return  # a damaged queue was named already
+        yield from _place(Log(self.store, queue), txn, who, identity, index, seal)
+
+    # --- tries ---
+
+    def _tries(self, processor: str, queues: list[str]) -> Iterator[str]:
+        """Every attempt that is still there names messages that carry its hash."""
+        log = Log(self.store, processor)
+        with self.store.view() as txn:
+            row = log.row(txn)
+            raws = log.read(txn, row, row.first, row.next - row.first, 1 << 62)
+        for raw in raws:
+            try:
+                opened = log.batches([raw])
+                messages = opened[0].messages()
+            except CuesError:
+                continue  # named by the walk of the log
+            for message in messages:
+                hash = str(message.get(names.HASH))
+                for queue, index in (message.get(names.MESSAGE_INDEX) or {}).items():
+                    if queue in queues:
+                        yield from self._attempt(processor, hash, queue, index)
+
+    def _attempt(self, processor: str, hash: str, queue: str, index: int) -> Iterator[str]:
+        log = Log(self.store, queue)
+        with self.store.view() as txn:
+            row = log.row(txn)
+            raws = log.read(txn, row, index, 1) if row.first <= index < row.next else []
+        if index >= row.next:
+            yield f"A step of {processor} ({hash}) wrote message {index} of queue {queue}, which ends before it."
+            return
+        if not raws or not batch.intact(raws[0][1], raws[0][0]):
+            return  # purged; or damaged, and named by the walk of the queue
+        carried = batch.header(raws[0][1]).hash
+        if carried is None or carried.hex() != hash:
+            yield (
+                f"A step of {processor} ({hash}) wrote message {index} of queue {queue}, but what is there"
+                f" carries {carried.hex() if carried else 'no hash'}."
+            )
+
+    # --- state ---
+
+    def _state(self, name: bytes, processor: str) -> Iterator[str]:
+        database = self.store.database(name)
+        total, done = self._entries[name], 0
+        after = b""
+        moments: set[int] = set()
+        while True:
+            values: dict[bytes, list[tuple[int, bytes]]] = {}
+            with self.store.view() as txn:
+                moments.add(txn.id())
+                entries = int(txn.stat(database)["entries"])
+                cursor = txn.cursor(database)
+                alive = cursor.set_range(after) if after else cursor.first()
+                last = after
+                count = 0
+                while alive:
+                    key, value = cursor.item()
+                    if last and key < last:
+                        yield f"The state of {processor} is out of order; it was not walked to its end."
+                        return
+                    if count >= _CHUNK_RECORDS and key[:-2] not in values:
+                        break  # the pieces of a value stay together
+                    values.setdefault(key[:-2], []).append((_PIECE.unpack(key[-2:])[0], value))
+                    last = key
+                    count += 1
+                    alive = cursor.next()
+                after = cursor.key() if alive else b""
+            for row, pieces in values.items():
+                problem = _state_value(pieces)
+                if problem:
+                    yield f"The state of {processor} has a row ({row[:24].hex()}…) {problem}."
+            done += count
+            self.progress(f"state of {processor}", min(done, total), total)
+            if not after:
+                if len(moments) == 1 and done != entries:
+                    yield f"The state of {processor} has {entries} rows, of which {done} are found."
+                return
+
+
+class _LogWalk:
+    """The walk of one log: what is expected next, and what was found instead."""
+
+    def __init__(self, queue: str, log: Log) -> None:
+        self.queue = queue
+        self.log = log
+        self.more = True
+        self.unfound: list[bytes] = []
+        """Keys that are there but that a search does not find."""
+        self._after = 0
+        """The first index of the record looked at last."""
+        self._next: int | None = None
+        """The index that the next record must begin with; None: any (the front, or behind damage)."""
+        self._time_ns = 0
+        self._bad = 0
+
+    def read(self, txn: StoreTransaction) -> tuple[list[tuple[bytes, bytes]], LogRow]:
+        """Copy out the next records, whole ones with all their pieces."""
+        row = self.log.row(txn)
+        cursor = txn.cursor(self.log.database)
+        search = txn.cursor(self.log.database)
+        raws: list[tuple[bytes, bytes]] = []
+        start = self._after + 1
+        alive = cursor.set_range(KEY.pack(start)) if self._after else cursor.first()
+        last = b""
+        while alive:
+            key, value = cursor.item()
+            if key <= last or len(key) not in (8, 12):
+                raws.append((key, value))
+                break  # out of order: a walk could go on for ever
+            if len(key) == 8 and len(raws) >= _CHUNK_RECORDS:
+                return raws, row
+            raws.append((key, value))
+            if not search.set_key(key):
+                self.unfound.append(key)
+            last = key
+            alive = cursor.next()
+        # A log that ends is ended by this transaction's own row, so the two can be compared.
+        self.more = False
+        return raws, row
+
+    def look(self, raws: list[tuple[bytes, bytes]], row: LogRow) -> Iterator[str]:
+        for key in self.unfound:
+            yield f"The record {key.hex()} of queue {self.queue} is there but a search does not find it."
+        self.unfound.clear()
+        last = b""
+        for number, (key, value) in enumerate(raws):
+            if key <= last or len(key) not in (8, 12):
+                yield f"Queue {self.queue} is out of order behind index {self._after}; it was not walked to its end."
+                self.more = False
+                return
+            last = key
+            if len(key) == 8:
+                pieces = []
+                for other, piece in raws[number + 1 :]:
+                    if len(other) == 8:
+                        break
+                    pieces.append((other, piece))
+                yield from self._record(KEY.unpack(key)[0], value, pieces, row)
+            elif not self._after or key[:8] != KEY.pack(self._after):
+                yield f"Queue {self.queue} has a piece of a message at {key.hex()} without its beginning."
+        if not self.more:
+            yield from self._end(row)
+
+    def _record(self, first: int, value: bytes, pieces: list[tuple[bytes, bytes]], row: LogRow) -> Iterator[str]:
+        expected = self._next
+        self._after = first
+        if expected is None and not self._bad and first > row.first:
+            yield f"Queue {self.queue} begins at {row.first}, but its first record holds {first}."
+        elif expected is not None and first != expected and first > row.first:
+            what = "are missing" if first > expected else "are there twice"
+            low, high = sorted((first, expected))
+            yield f"The messages {low} to {high - 1} of queue {self.queue} {what}."
+        problem, opened = _open(first, value, pieces)
+        if opened is None:
+            # How many messages it held is told by the next record.
+            self._next = None
+            self._bad = first
+            yield f"The record batch at {first} of queue {self.queue} is damaged: {problem}."
+            return
+        self._next, self._bad = opened.next, 0
+        if problem:
+            yield f"The record batch at {first} of queue {self.queue} is damaged: {problem}."
+        if opened.head.time_ns < self._time_ns:
+            yield f"The record batch at {first} of queue {self.queue} is older than the one before it."
+        self._time_ns = opened.head.time_ns
+
+    def _end(self, row: LogRow) -> Iterator[str]:
+        name = f"Queue {self.queue}"
+        if row.first > row.next:
+            yield f"{name} begins at {row.first} and ends before {row.next}."
+        elif self._next is not None and self._next != row.next:
+            yield f"{name} ends before {row.next}, but its last record ends before {self._next}."
+        elif not self._after and row.first != row.next:
+            yield f"{name} has no records, but should hold the messages {row.first} to {row.next - 1}."
+        elif row.time_ns < self._time_ns:
+            yield f"{name} was appended to last before its last record."
+
+
+def _place(log: Log, txn: StoreTransaction, who: str, identity: bytes, index: int, seal: bytes) -> Iterator[str]:
+    """What is wrong with a position on a log."""
+    row = log.row(txn)
+    if identity != row.identity:
+        yield f"{who} means a queue {log.id} with identity {identity.hex()}, which has {row.identity.hex()}."
+    elif not 1 <= index <= row.next:
+        yield f"{who} stands at {index}, but queue {log.id} ends before {row.next}."
+    elif seal != NO_SEAL:
+        found = log.seal_before(txn, row, index)
+        if found not in (NO_SEAL, seal):
+            yield (
+                f"{who} stands at {index} of queue {log.id} behind a batch with checksum {seal.hex()},"
+                f" but the batch there has {found.hex()}."
+            )
+
+
+# --- single values ----------------------------------------------------------------------------------
+
+
+def _open(first: int, value: bytes, pieces: list[tuple[bytes, bytes]]) -> tuple[str, Batch | None]:
+    """What is wrong with a record, and the record where at least its header can be read."""
+    if len(value) <= batch.PREFIX_BYTES or not batch.intact(value, first):
+        return "its checksum fails", None
+    try:
+        opened = Batch(first, value, [piece for _, piece in pieces])
+    except (CuesError, struct.error) as error:
+        return f"its header cannot be read ({getattr(error, 'message', error)})", None
+    for number, (key, piece) in enumerate(pieces, 1):
+        if int.from_bytes(key[8:], "big") != number:
+            return f"piece {number} of its message is missing", opened
+        if not batch.intact(piece, number):
+            return f"the checksum of piece {number} of its message fails", opened
+    if opened.head.length and not opened.whole():
+        return "pieces of its message are missing", opened
+    if pieces and not opened.head.length:
+        return "it has pieces of a message that is whole", opened
+    try:
+        if opened.head.provenance:
+            provenance.decode(opened.head.provenance, opened.head.count)
+        messages = opened.messages()
+    except CodecError as error:
+        # A type that the user registers in their own program is not known here, and not damage.
+        return ("" if "is not registered" in error.message else error.message.rstrip(".")), opened
+    except Exception as error:
+        return f"its body cannot be decoded ({type(error).__name__}: {error})", opened
+    if len(messages) != opened.head.count:
+        return f"it holds {len(messages)} messages and says {opened.head.count}", opened
+    return "", opened
+
+
+def _queue_record(queue: str, raw: bytes) -> tuple[bytes, int, str]:
+    """The identity of a queue, how many partitions it has, and what is wrong with its record."""
+    try:
+        record = codec.unpack(raw)
+        QueueOptions.from_dict(record["options"])
+        identity, partitions, _ = bytes(record["identity"]), int(record["partitions"]), record["version"]
+    except Exception as error:
+        return b"", 1, f"The record of queue {queue} cannot be read ({type(error).__name__}: {error})."
+    return identity, partitions, ""
+
+
+def _topology(raw: bytes | None, processor: str) -> ProcessorInputs | None:
+    try:
+        return None if raw is None else ProcessorInputs.unpack(raw, processor)
+    except StoreDamaged:
+        return None
+
+
+def _state_value(pieces: list[tuple[int, bytes]]) -> str:
+    if [number for number, _ in pieces] != list(range(len(pieces))):
+        return "with a piece missing"
+    for number, value in pieces:
+        if not state.piece_intact(value, number):
+            return f"whose piece {number} is damaged (its checksum fails)"
+    if any(_PIECE.unpack_from(value, 8)[0] != len(pieces) for _, value in pieces):
+        return "with a piece missing"
+    if not _decodes(b"".join(value[8 + _PIECE.size :] for _, value in pieces)):
+        return "that cannot be decoded"
+    return ""
+
+
+def _decodes(raw: bytes) -> bool:
+    try:
+        codec.unpack(raw)
+    except CodecError as error:
+        return "is not registered" in error.message
+    except Exception:
+        return False
+    return True
+
+
+# --- in a child ---------------------------------------------------------------------------------
+
+
+def walk(path: str, progress: Progress | None = None) -> list[str]:
+    """:func:`check` of the store at ``path`` in a process of its own, which a damaged store may take down.
+
+    A store that cannot be opened because it is damaged is a finding; one that is not there, or not
+    ours, raises as opening it does.
+    """
+    child = subprocess.Popen(
+        [sys.executable, "-P", "-c", "from cues.tools.check import main; main()", path],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    found: list[str] = []
+    error: StoreError | None = None
+    at = ""
+    assert child.stdout is not None
+    assert child.stderr is not None
+    with child:
+        for line in child.stdout:
+            said = json.loads(line)
+            if "problem" in said:
+                found.append(said["problem"])
+            elif "refused" in said:
+                error = StoreError(said["refused"], said["hint"], path=path)
+            elif "at" in said:
+                at = said["at"]
+                if progress is not None and "total" in said:
+                    progress(at, said["done"], said["total"])
+        trace = child.stderr.read()
+    if error is not None:
+        raise error
+    if child.returncode < 0:
+        name = signal.Signals(-child.returncode).name
+        where = f" while reading {at}" if at else ""
+        found.append(f"LMDB crashed ({name}){where}: the structure of the data file is damaged.")
+    elif child.returncode:
+        last = trace.strip().rpartition("\n")[2]
+        found.append(f"The walk failed at {at or 'the start'}: {last}")
+    return found
+
+
+def main() -> None:
+    """The child of :func:`walk`: a JSON line for each piece of news."""
+    from cues.queues.store import Store
+
+    def say(**news: Any) -> None:
+        print(json.dumps(news), flush=True)
+
+    (path,) = sys.argv[1:]
+    try:
+        store = Store(path, readonly=True)
+    except StoreDamaged as error:
+        say(problem=error.message)
+        return
+    except CuesError as error:
+        say(refused=error.message, hint=error.hint)
+        return
+    with store:
+        for problem in _problems(store, lambda what, done, total: say(at=what, done=done, total=total)):
+            say(problem=problem)

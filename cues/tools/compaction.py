@@ -1,0 +1,269 @@
+"""Compaction: removing queues that nobody names any more, and giving free pages back to the file system.
+
+    data.mdb ──copy, without free pages──▶ data.mdb.compact ──fsync, rename──▶ data.mdb
+
+1. The store is taken alone (:func:`cues.storage.exclusive.alone`): no other process has it open, to write or to read.
+2. A copy that was left by a compaction that died is deleted.
+3. Queues that were named for removal are checked and removed, in one commit.
+4. LMDB writes a compacted copy beside the data file. It gets the transaction numbers of the original, is
+   synced, and is opened and compared.
+5. The copy is renamed over the data file, and the directory synced.
+
+Whoever dies where leaves one whole store: before 3 commits the old one, before 5 the one without the
+queues, and from then on the compacted one. Its id, durability and bound are the same, and so are the
+identities and indices of its queues, positions, state and try logs.
+
+A queue is removed only when it is asked for by name. That a queue is empty says nothing: it may be about
+to be fed, and its identity and next index are what keeps an index from being used twice. So
+:meth:`cues.Queue.delete` leaves no mark, and a store can be read by whoever could read it before.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import shutil
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from cues import codec, faults
+from cues.base import names
+from cues.errors import QueueInUse, QueueNotFound, StoreError, StoreFull
+from cues.forwarding.other_stores import ProducerRow
+from cues.queues.log import Log, read_row
+from cues.queues.processor_rows import ProcessorInputs
+from cues.queues.store import Store
+from cues.storage import timeline
+from cues.storage.datafile import carry_on
+from cues.storage.exclusive import alone
+from cues.storage.transaction import StoreTransaction
+
+COPY: Final = "data.mdb.compact"
+"""Beside the data file; what is left of it by a compaction that died is deleted by the next."""
+
+Progress = Callable[[int, int], None]
+"""Called with how many bytes are copied, and about how many there are."""
+
+
+@dataclass(frozen=True)
+class Compaction:
+    """What a compaction did, or would do; sizes in bytes on the disk. If nothing was done ``after`` is an estimate."""
+
+    before: int
+    after: int
+    removed: tuple[str, ...]
+
+
+def look(store: Store, remove: Iterable[str] = ()) -> Compaction:
+    """What :func:`compact` would do now; the store may be in use. Raises what it would raise of a queue."""
+    chosen = tuple(dict.fromkeys(remove))
+    tails = _tails(store)
+    with store.view() as txn:
+        for queue in chosen:
+            _check_removable(txn, store, queue, tails)
+    return Compaction(store.info()["disk"], store.live(), chosen)
+
+
+def compact(path: str | os.PathLike[str], remove: Iterable[str] = (), progress: Progress | None = None) -> Compaction:
+    """Remove the queues ``remove`` and rewrite the store's data file without free pages.
+
+    A queue can be removed when it is empty, no processor has a position on it, and no try log names
+    it (a log keeps several hundred steps); named tailers and groups' positions on it go with it. All of
+    ``remove`` go, or none.
+
+    Needs free disk for a copy of what is in use. Raises :class:`QueueInUse`, :class:`QueueNotFound`,
+    :class:`AlreadyRunning` (another process has the store open), :class:`StoreError` (this process
+    has), :class:`StoreFull`; then the store is what it was, except that queues may be removed already
+    when there is no room for the copy.
+    """
+    chosen = tuple(dict.fromkeys(remove))
+    place = Path(path)
+    with alone(place, Store) as store:
+        copy = place / COPY
+        copy.unlink(missing_ok=True)
+        before = store.info()["disk"]
+        if chosen:
+            _remove(store, chosen)
+            faults.point("compact.removed")
+        total = store.live()
+        free = shutil.disk_usage(place).free
+        if free < total:
+            raise StoreFull(
+                f"A copy of the store {path} takes about {total:,} bytes, and the disk has {free:,} free.",
+                "free space on the disk.",
+                path=str(path),
+            )
+        try:
+            _copy(store, copy, total, progress or (lambda done, total: None))
+        except BaseException as error:
+            with suppress(OSError):
+                copy.unlink(missing_ok=True)
+            if isinstance(error, OSError):
+                raise StoreError(
+                    f"The copy {copy} cannot be written ({error.strerror}); the store is as it was.",
+                    "free space on the disk, or the permissions of the directory.",
+                    path=str(path),
+                ) from error
+            raise
+        faults.point("compact.copied")
+        copy.rename(place / "data.mdb")
+        faults.point("compact.renamed")
+        timeline.mark(place)  # who dies before it costs a timeline
+        _sync_directory(place)
+    return Compaction(before, (place / "data.mdb").stat().st_blocks * 512, chosen)
+
+
+# --- queues -----------------------------------------------------------------------------------------
+
+
+def _remove(store: Store, queues: Sequence[str]) -> None:
+    tails = _tails(store)
+    with store.view() as txn:
+        databases = [name for queue in queues for name in _databases(txn, queue)]
+    for name in databases:
+        store.database(name)  # not for the first time inside the transaction
+
+    def work(txn: StoreTransaction) -> None:
+        for queue in queues:
+            _check_removable(txn, store, queue, tails)
+        for name in databases:
+            store.drop_database(txn, name)
+        for queue in queues:
+            for key in _rows(txn, queue):
+                txn.delete(key)
+
+    store.commit(work)
+
+
+def _tails(store: Store) -> list[Log]:
+    return [Log(store, queue) for queue in store.queues(all=True) if "." in queue and not names.fork_parts(queue)]
+
+
+def _check_removable(txn: StoreTransaction, store: Store, queue: str, tails: Sequence[Log]) -> None:
+    """Raise unless the queue is there, empty, and named by nobody who would miss it."""
+    if "." in queue:
+        raise QueueInUse(f"{queue!r} belongs to a processor.", "name a queue of your own.", queue=queue)
+    if txn.get(names.queue_key(queue)) is None:
+        known = [key[len(names.queue_key("")) :].decode() for key, _ in Store.rows(txn, names.queue_key(""))]
+        known = [name for name in known if "." not in name]
+        near = difflib.get_close_matches(queue, known, 1)
+        raise QueueNotFound(
+            f"The store {store.path} has no queue {queue!r}; it has {', '.join(known) or 'none'}.",
+            f"{near[0]!r}." if near else "one of those.",
+            queue=queue,
+        )
+    for partition in range(_partitions(txn, queue)):
+        row = read_row(txn, queue, partition)
+        if row.first != row.next:
+            raise QueueInUse(
+                f"The queue {queue!r} holds {row.next - row.first:,} messages.",
+                "store.queue(…).delete() empties it, if they are of no use any more.",
+                queue=queue,
+            )
+    prefix = names.topology_key("")
+    for key, raw in Store.rows(txn, prefix):
+        topology = ProcessorInputs.unpack(raw, key[len(prefix) :].decode())
+        if any(log.partition("/")[0] == queue for log, other in zip(topology.queues, topology.stores) if not other):
+            raise QueueInUse(
+                f"The processor {key[len(prefix) :].decode()!r} has a position on the queue {queue!r}.",
+                "a start of its graph without that input (--accept-topology) gives the position up.",
+                queue=queue,
+            )
+    for key, raw in Store.rows(txn, names.PRODUCERS):
+        if any(names.log_parts(log)[0] == queue for log in ProducerRow.unpack(raw).ends):
+            raise QueueInUse(
+                f"The processor {key.decode().partition('/')[2]!r} of another store forwards to the queue {queue!r}.",
+                "--forget, if that store is gone for good.",
+                queue=queue,
+            )
+    logs = [names.log_id(queue, partition) for partition in range(_partitions(txn, queue))]
+    for key in [key for log in logs for key, _ in Store.rows(txn, names.low_water_prefix(log))]:
+        reader = key.decode().rpartition("\0")[2].partition("/")[2]
+        raise QueueInUse(
+            f"The processor {reader!r} of another store reads the queue {queue!r}.",
+            "a start of its graph without that input (--accept-topology); --forget, if its store is gone for good.",
+            queue=queue,
+        )
+    for log in tails:
+        if queue in _named_by(txn, log):
+            raise QueueInUse(
+                f"The try log of {log.queue!r} names messages of the queue {queue!r}.",
+                "again, when the processor has made a thousand steps without it; its log holds fewer.",
+                queue=queue,
+            )
+
+
+def _named_by(txn: StoreTransaction, log: Log) -> set[str]:
+    """The queues that a try log names, of inputs and of outputs; it keeps several hundred steps."""
+    row = log.row(txn)
+    found: set[str] = set()
+    for batch in log.batches(log.read(txn, row, row.first, row.next - row.first)):
+        for message in batch.messages():
+            found.update(names.log_parts(log)[0] for log in message.get(names.MESSAGE_INDEX, ()))
+            for tailer in message.get(names.TAILER_INDICES, ()):
+                found.add(tailer.rpartition(".")[2].partition("/")[0])
+    return found
+
+
+def _partitions(txn: StoreTransaction, queue: str) -> int:
+    raw = txn.get(names.queue_key(queue))
+    return 0 if raw is None else int(codec.unpack(raw)["partitions"])
+
+
+def _databases(txn: StoreTransaction, queue: str) -> list[bytes]:
+    return [names.log_database(queue, partition) for partition in range(_partitions(txn, queue))]
+
+
+def _rows(txn: StoreTransaction, queue: str) -> list[bytes]:
+    """The keys of everything that a store keeps of a queue besides its logs: record, rows, named readers, claims."""
+    found = [names.queue_key(queue)]
+    for partition in range(_partitions(txn, queue)):
+        found.append(names.row_key(queue, partition))
+        found += [key for key, _ in Store.rows(txn, names.reader_key(queue, partition, ""))]
+        log = names.log_id(queue, partition)
+        found += [key for key, _ in Store.rows(txn, names.clocks_prefix(log))]
+        found += [key for key, _ in Store.rows(txn, names.claim_key(log, ""))]
+        found += [names.timeline_key(log), names.age_key(log)]
+    return found
+
+
+# --- the copy ---------------------------------------------------------------------------------------
+
+
+def _copy(store: Store, copy: Path, total: int, progress: Progress) -> None:
+    """Write the copy, durable, and compare it with the store."""
+    data = (copy.parent / "data.mdb").stat()
+    done = 0
+    with copy.open("x+b") as file:
+
+        def write(piece: bytes) -> None:
+            nonlocal done
+            file.write(piece)
+            done += len(piece)
+            faults.point("compact.copying")
+            progress(done, max(done, total))
+
+        txnid = store.dump(write)
+        carry_on(file, txnid)
+        os.fchmod(file.fileno(), data.st_mode & 0o7777)
+        with suppress(PermissionError):  # who may write the store may still not give files away
+            os.fchown(file.fileno(), data.st_uid, data.st_gid)
+        file.flush()
+        os.fsync(file.fileno())
+    if not store.same(copy, txnid):
+        raise StoreError(
+            f"The copy {copy} is not the store; nothing was changed.",
+            "look for damage with: cues check.",
+            path=store.path,
+        )
+
+
+def _sync_directory(path: Path) -> None:
+    directory = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
