@@ -9,16 +9,17 @@ from __future__ import annotations
 import os
 import time
 
-from cues.delivery import Delivery, Part
-from cues.ownership import ProcessorRow
+from cues.queues.processor_rows import ProcessorRow
+from cues.steps.parts import Part
+from cues.steps.stepper import Stepper
 
 GAP_S = 0.002
 """Between the two transactions: long enough for a random kill to hit it now and then."""
 
-_commit_parts, _write_step = Delivery._commit_parts, Delivery._write_step
+_commit_parts, _write_step = Stepper._commit_parts, Stepper._write_step
 
 
-def _positions_before(self: Delivery, parts: list[Part], row: ProcessorRow) -> None:
+def _positions_before(self: Stepper, parts: list[Part], row: ProcessorRow) -> None:
     packed = row.pack()
     self.store.commit(lambda txn: txn.put(self._row_key, packed))
     self._expected = packed
@@ -26,7 +27,7 @@ def _positions_before(self: Delivery, parts: list[Part], row: ProcessorRow) -> N
     _commit_parts(self, parts, row)
 
 
-def _positions_after(self: Delivery, parts: list[Part], row: ProcessorRow) -> None:
+def _positions_after(self: Stepper, parts: list[Part], row: ProcessorRow) -> None:
     old, packed = self._expected, row.pack()
     self._write_step = lambda txn, parts, row: _write_step(self, txn, parts, old)  # type: ignore[method-assign]
     _commit_parts(self, parts, row)
@@ -40,4 +41,4 @@ BROKEN = {"before": _positions_before, "after": _positions_after}
 def break_commits(order: str = os.environ.get("CUES_TEST_BREAK", "")) -> None:
     """Take the commits of this process apart; the empty string leaves them whole."""
     if order:
-        Delivery._commit_parts = BROKEN[order]  # type: ignore[method-assign]
+        Stepper._commit_parts = BROKEN[order]  # type: ignore[method-assign]

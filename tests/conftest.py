@@ -5,6 +5,8 @@ A test that damages a store on purpose says so with ``@pytest.mark.damages_store
 
 from __future__ import annotations
 
+import signal
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,7 +16,7 @@ from forks import Forks
 
 import cues
 from cues import faults
-from cues.store import Store
+from cues.queues.store import Store
 
 if TYPE_CHECKING:
     from postgres import Postgres
@@ -22,7 +24,33 @@ if TYPE_CHECKING:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    """Take SIGINT even where it is ignored, as in the background of a shell; children inherit that."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     config.addinivalue_line("markers", "damages_stores: the test leaves damaged stores, which are not checked")
+
+
+@pytest.hookimpl(tryfirst=True)  # before tests are deselected by their markers, and before they are distributed
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark tests that use Spark as slow, and keep together in one process what shares something costly."""
+    for item in items:
+        assert isinstance(item, pytest.Function)
+        spark = "spark" in item.fixturenames or item.path.stem.startswith("test_spark")
+        if spark and not item.get_closest_marker("fast"):
+            item.add_marker(pytest.mark.slow)
+        if group := _group(item):
+            item.add_marker(pytest.mark.xdist_group(group))
+
+
+def _group(item: pytest.Function) -> str | None:
+    """Return the name of what all tests of a group share; None where a test shares nothing."""
+    if item.path.stem.startswith("test_spark"):
+        return "spark"  # a Java each, and many megabytes
+    for fixture in ("spark", "postgres"):
+        if fixture in item.fixturenames:
+            return fixture
+    scopes = {found[-1].scope for found in item._fixtureinfo.name2fixturedefs.values() if found}
+    return item.path.stem if scopes & {"module", "package", "class"} else None
 
 
 def problems_of(path: str | Path) -> list[str]:

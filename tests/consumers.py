@@ -28,17 +28,18 @@ import sqlalchemy.dialects.postgresql.psycopg
 import cues
 from cues import testing
 from cues.checkpoints import SQLCheckpoint
-from cues.store import Store
+from cues.checkpoints.fence import RestoredFence
+from cues.queues.reader import ReadCommitted
+from cues.queues.sequencer import AckIntent, Checkpoint, Envelope
+from cues.queues.store import Store
 from cues.txn.consumer import Consumer, Defer
 from cues.txn.publisher import Publisher
-from cues.txn.reader import ReadCommitted
-from cues.txn.sequencer import AckIntent, Checkpoint, Envelope
 
 ORDERS = 8
 SCHEMA = "create table if not exists ledger (life text, n integer)"
 MAP_BYTES = 4 << 20
 SLOW_S = 0.3
-"""How long a slow commit waits for what may not come: the publisher's patience is longer."""
+"""How long a slow commit waits for what may not come."""
 
 
 LEFT = [0, 2, 4, 6]
@@ -83,17 +84,17 @@ class Unfenced(SQLCheckpoint):
             found = connection.execute(
                 sa.text("select fence from cues_checkpoints where name = :name"), {"name": self.name}
             ).scalar_one()
-        self._fence = found, os.getpid()
+        self._held = RestoredFence.now(found)
         super().commit(checkpoint, work)
 
 
 class Hasty(Consumer):
     """Acknowledges before it commits."""
 
-    def _commit_behind(self, made: Checkpoint, work: Any, intents: list[AckIntent]) -> None:
+    def _commit_in_thread(self, made: Checkpoint, work: Any, intents: list[AckIntent]) -> None:
         assert self._publisher is not None
         self._publisher.append_ack_intents(intents)
-        super()._commit_behind(made, work, [])
+        super()._commit_in_thread(made, work, [])
 
 
 class Forgetful(Consumer):
@@ -113,21 +114,22 @@ class Forgetful(Consumer):
 
 
 class Slow(Consumer):
-    """Commits only when the next transaction has all its orders: their messages are published, or wait."""
+    """Commits only when the next transaction has all its orders: their messages are appended, or wait."""
 
-    def _commit_behind(self, made: Checkpoint, work: Any, intents: list[AckIntent]) -> None:
+    def _commit_in_thread(self, made: Checkpoint, work: Any, intents: list[AckIntent]) -> None:
         self._app.full.wait(SLOW_S)  # type: ignore[attr-defined]
-        super()._commit_behind(made, work, intents)
+        super()._commit_in_thread(made, work, intents)
 
 
 class Still(Consumer):
     """Commits while nothing else of it writes, so that whoever stops it there stops no writer of a store."""
 
-    def _commit_behind(self, made: Checkpoint, work: Any, intents: list[AckIntent]) -> None:
+    def _commit_in_thread(self, made: Checkpoint, work: Any, intents: list[AckIntent]) -> None:
         self._app.full.wait(SLOW_S)  # type: ignore[attr-defined]
         assert self._publisher is not None
-        self._publisher.flush()
-        super()._commit_behind(made, work, intents)
+        for one in self._publisher._all():  # what is left waits for the acknowledgements of this commit
+            one.wait(lambda one=one: bool(one._acknowledged_first() or not one._left()), 60, "the writer")
+        super()._commit_in_thread(made, work, intents)
 
 
 class Impatient(Slow):
@@ -141,7 +143,7 @@ class Impatient(Slow):
 
         def building(timeout: float | None = None) -> list[AckIntent]:
             found = build(timeout)
-            publisher._due.clear()
+            publisher.due.clear()
             return found
 
         publisher.build_ack_intents = building  # type: ignore[method-assign]

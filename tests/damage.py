@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import cues
-from cues import codec, names, ownership
-from cues.log import KEY, Log
+from cues import codec
+from cues.base import names
+from cues.queues import processor_rows
+from cues.queues.log import KEY, Log
 
 MAP_BYTES = 4 << 20
 MARK = b"the message whose bytes a test looks for in the data file"
@@ -141,7 +143,7 @@ def swap_records(store: cues.Store, txn: Any) -> None:
 
 
 def next_too_far(store: cues.Store, txn: Any) -> None:
-    from cues.log import pack_row
+    from cues.records.log_row import pack_row
 
     log = Log(store, "numbers")
     row = log.row(txn)
@@ -160,21 +162,21 @@ def row_gone(store: cues.Store, txn: Any) -> None:
 
 
 def other_identity(store: cues.Store, txn: Any) -> None:
-    from cues.log import pack_row
+    from cues.records.log_row import pack_row
 
     log = Log(store, "purged")
     txn.put(log.key, pack_row(log.row(txn)._replace(identity=b"12345678")))
 
 
 def _change_position(txn: Any, **changes: Any) -> None:
-    row = ownership.read_row(txn, "g.count")
+    row = processor_rows.read_row(txn, "g.count")
     assert row is not None
     positions = (row.positions[0]._replace(**changes),)
     txn.put(names.processor_key("g.count"), row._replace(positions=positions).pack())
 
 
 def position_beyond(store: cues.Store, txn: Any) -> None:
-    _change_position(txn, next=400, seal=ownership.NO_SEAL)
+    _change_position(txn, next=400, seal=processor_rows.NO_SEAL)
 
 
 def position_on_another_queue(store: cues.Store, txn: Any) -> None:
@@ -205,7 +207,7 @@ def reader_unknown(store: cues.Store, txn: Any) -> None:
 
 
 def named_tailer_beyond(store: cues.Store, txn: Any) -> None:
-    from cues.tailer import POSITION
+    from cues.queues.tailer import POSITION
 
     key = names.reader_key("plain", 0, "reader")
     identity, _, seal = POSITION.unpack(txn.get(key))
@@ -217,7 +219,7 @@ def named_tailer_cut(store: cues.Store, txn: Any) -> None:
 
 
 def wrong_hash(store: cues.Store, txn: Any) -> None:
-    from cues import batch
+    from cues.records import batch
 
     log = Log(store, "g.count")
     cursor = txn.cursor(log.database)
@@ -262,7 +264,7 @@ def format_record_cut(store: cues.Store, txn: Any) -> None:
 
 
 def record_of_no_messages(store: cues.Store, txn: Any) -> None:
-    from cues import batch
+    from cues.records import batch
 
     log = Log(store, "numbers")
     log.append(txn, [batch.Page(0, 3, codec.pack([{"n": 1}]))])

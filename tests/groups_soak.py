@@ -17,10 +17,11 @@ from pathlib import Path
 from typing import Any
 
 import cues
-from cues import claims, names
+from cues.base import names
 from cues.groups import TRY_ABORT, TRY_COMMIT, Member, Reason, Session
 from cues.groups.sticky import Partition
-from cues.groups.table import Move, Table
+from cues.groups.table import GroupTable, Move
+from cues.queues import claims
 
 STAGES = ("first", "second", "third", "fourth")
 QUEUES = STAGES[:3]
@@ -111,7 +112,7 @@ def zombie(path: Path, how: str) -> None:
 _commit = Session._commit
 
 
-def _unfenced(self: Table, txn: Any, partition: Partition, move: Move) -> Any:
+def _unfenced(self: GroupTable, txn: Any, partition: Partition, move: Move) -> Any:
     """Whoever comes may commit: the row is not compared."""
     log = names.log_id(*partition)
     found = claims.read(txn, log, self.group)
@@ -123,7 +124,7 @@ def _unfenced(self: Table, txn: Any, partition: Partition, move: Move) -> Any:
 
 def _look_before(self: Any, checkpoint: bytes | None) -> Any:
     """Owner and epoch are compared, but before the commit, outside its transaction."""
-    held = self._held
+    held = self.held
     if held is not None:
         with self._member.store.view() as txn:
             found = claims.read(txn, names.log_id(*held.partition), GROUP)
@@ -136,7 +137,7 @@ def _look_before(self: Any, checkpoint: bytes | None) -> Any:
 def break_fence(how: str) -> None:
     """Take the fence of this process away; the empty string leaves it."""
     if how:
-        Table.moved = _unfenced  # type: ignore[method-assign]
+        GroupTable.moved = _unfenced  # type: ignore[method-assign]
     if how == "compared before":
         Session._commit = _look_before  # type: ignore[method-assign]
 

@@ -20,13 +20,15 @@ import scenarios
 from scenarios import MAP_BYTES, Message, numbers
 
 import cues
-from cues import Graph, QueueOptions, Stream, pending, producers, testing
+from cues import Graph, QueueOptions, Stream, testing
 from cues.engine.assembly import assemble
 from cues.errors import Diverged, Fenced
-from cues.ownership import LEASE_S
-from cues.pending import PendingDelivery, Settling
-from cues.queue import Queue
-from cues.store import Store
+from cues.queues import producers
+from cues.queues.queue import Queue
+from cues.queues.store import Store
+from cues.steps import pending
+from cues.steps.ownership import LEASE_S
+from cues.steps.pending import PendingStepper, Settling
 
 COUNT = 8
 OTHERS = ("x", "y")
@@ -261,14 +263,14 @@ def cut_power(
 
 
 def _acknowledge_first() -> None:
-    real = PendingDelivery._write
+    real = PendingStepper._write
 
-    def write(self: PendingDelivery, *arguments: Any) -> Any:
+    def write(self: PendingStepper, *arguments: Any) -> Any:
         found = real(self, *arguments)
         self._settling.acknowledge(found)
         return found
 
-    PendingDelivery._write = write  # type: ignore[method-assign]
+    PendingStepper._write = write  # type: ignore[method-assign]
 
 
 def _repeat_nothing() -> None:
@@ -306,13 +308,13 @@ def _acknowledge_late() -> None:
 
 def _no_sync(home: bool) -> Callable[[], None]:
     def break_it() -> None:
-        real = PendingDelivery._sync
+        real = PendingStepper._sync
 
-        def sync(self: PendingDelivery, store: Store) -> None:
+        def sync(self: PendingStepper, store: Store) -> None:
             if (store is self.store) is not home:
                 real(self, store)
 
-        PendingDelivery._sync = sync  # type: ignore[method-assign]
+        PendingStepper._sync = sync  # type: ignore[method-assign]
 
     return break_it
 

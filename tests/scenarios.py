@@ -21,11 +21,14 @@ from pathlib import Path
 from typing import Any
 
 import cues
-from cues import AnyOf, Graph, QueueOptions, Sink, Source, Stream, compaction, forwarder, testing, tries
+from cues import AnyOf, Graph, QueueOptions, Sink, Source, Stream, testing
+from cues.base.names import ERR_CAUSE, HASH, SNAPSHOT, TAILER_ID, TAILER_INDICES, TO_INDICES, TYPE, fork_parts
 from cues.engine.assembly import assemble
-from cues.names import ERR_CAUSE, HASH, SNAPSHOT, TAILER_ID, TAILER_INDICES, TO_INDICES, TYPE, fork_parts
-from cues.queue import Queue
-from cues.store import Store
+from cues.forwarding import forwarder
+from cues.queues.queue import Queue
+from cues.queues.store import Store
+from cues.steps import tries
+from cues.tools import compaction
 
 Message = dict[str, Any]
 CHILD_S = 100

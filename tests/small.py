@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from cues import Graph, names, testing
-from cues.log import Row, pack_row
-from cues.store import Store
+from cues import Graph, testing
+from cues.base import names
+from cues.queues.store import Store
+from cues.records.log_row import LogRow, pack_row
 
 
 def feed(store: Store, **queues: Any) -> None:
@@ -34,7 +35,7 @@ def replace(store: Store, queue: str, messages: list[dict[str, Any]]) -> None:
     def empty(txn: Any) -> None:
         row = log.row(txn)
         log.delete_before(txn, row, row.next)
-        txn.put(names.row_key(queue, 0), pack_row(Row(row.identity, 1, 1, row.time_ns, row.version)))
+        txn.put(names.row_key(queue, 0), pack_row(LogRow(row.identity, 1, 1, row.time_ns, row.version)))
 
     store.commit(empty)
     store.queue(queue).appender().write_many(messages)

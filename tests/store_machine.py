@@ -33,10 +33,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 import cues
-from cues import AnyOf, Graph, Retention, Sink, Store, Stream, faults, names, ownership, testing
-from cues.clock import to_datetime, to_ns
+from cues import AnyOf, Graph, Retention, Sink, Store, Stream, faults, testing
+from cues.base import names
+from cues.base.clock import to_datetime, to_ns
 from cues.errors import CodecError, InvalidArgument, StoreReadOnly
-from cues.log import KEY
+from cues.queues import processor_rows
+from cues.queues.log import KEY
+from cues.steps import ownership
 
 R = TypeVar("R")
 
@@ -520,8 +523,8 @@ class StoreMachine(RuleBasedStateMachine):
         contents = {}
         for processor, tailers in TAILERS.items():
             with self.store.view() as txn:
-                row = ownership.read_row(txn, f"g.{processor}")
-                topology = ownership.read_topology(txn, f"g.{processor}")
+                row = processor_rows.read_row(txn, f"g.{processor}")
+                topology = processor_rows.read_topology(txn, f"g.{processor}")
             if row is None or topology is None:
                 return  # killed in its first claim
             contents[processor] = dict(zip(topology.tailers, [position.next for position in row.positions]))

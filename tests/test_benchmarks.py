@@ -22,6 +22,7 @@ def run(*arguments: str) -> str:
     return found.stdout
 
 
+@pytest.mark.slow
 def test_every_row_runs_and_prints_finite_numbers() -> None:
     rows = run("--list").split()
     lines = [json.loads(line) for line in run("--quick", "--json").splitlines()]
@@ -47,6 +48,7 @@ def test_an_unknown_row_is_refused_with_those_that_there_are() -> None:
     assert "there are append-one" in found.stderr
 
 
+@pytest.mark.slow
 def test_the_benchmark_of_workers_runs_all_rows() -> None:
     found = subprocess.run(
         [sys.executable, str(CORE.parent / "workers.py"), "--quick", "--json"],
@@ -76,6 +78,7 @@ def test_those_of_spark_run_and_every_contender_does_the_same() -> None:
     assert all(math.isfinite(line.get("messages_per_s", 0.0)) for line in lines)
 
 
+@pytest.mark.slow
 def test_the_rows_of_transactions_run_and_every_contender_sees_what_it_should() -> None:
     found = subprocess.run(
         [sys.executable, str(CORE.parent / "txn.py"), "--quick", "--json"], capture_output=True, text=True, timeout=200

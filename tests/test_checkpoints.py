@@ -24,8 +24,8 @@ from children import Child, run
 import cues
 from cues import testing
 from cues.checkpoints import JSONFileCheckpoint, LMDBCheckpoint, SQLCheckpoint, packing
-from cues.txn.identity import ProducerID
-from cues.txn.sequencer import AckIntent, Checkpoint, ProducerState
+from cues.queues.sequencer import AckIntent, Checkpoint, ProducerState
+from cues.records.identity import ProducerID
 
 SCHEMA = "create table if not exists written (n integer)"
 KINDS = ["sqlite", "postgresql", "file", "store"]
@@ -332,7 +332,7 @@ def test_a_zombie_inside_its_commit_holds_a_file_until_it_is_killed(kind: str, t
         child.say()
         stopped(child.pid)
         taker = kept.make(timeout_s=0.2)
-        with pytest.raises(cues.CheckpointError) as error:
+        with pytest.raises(cues.errors.CheckpointError) as error:
             taker.restore()
         if kind == "file":
             assert f"process {child.pid} (stopped)" in str(error.value)
@@ -359,7 +359,7 @@ def test_without_the_fence_a_zombie_overwrites_its_successor(
     old.restore()
     new.restore()
     new.commit(at(2), kept.work(2))
-    old._fence = new._fence
+    old._held = new._held
     if kind == "file":
         old.state = {}
     old.commit(at(1), kept.work(1))
@@ -376,7 +376,7 @@ def test_consumers_of_one_database_are_told_apart_by_name(tmp_path: Path) -> Non
     one.commit(at(1))
     other.commit(at(2))
     assert (one.restore(), other.restore()) == (at(1), at(2))
-    with pytest.raises(cues.InvalidArgument, match="no name"):
+    with pytest.raises(cues.errors.InvalidArgument, match="no name"):
         SQLCheckpoint(tmp_path / "x.db").restore()
     one.close()
     other.close()
@@ -404,7 +404,7 @@ def test_work_that_ends_the_transaction_is_told(
 
 def test_a_server_that_went_away_is_told_without_the_password(postgres: Any) -> None:
     url = sa.make_url(postgres.database()).set(password="secret", query={"host": "/nowhere"})
-    with pytest.raises(cues.CheckpointError) as error:
+    with pytest.raises(cues.errors.CheckpointError) as error:
         SQLCheckpoint(url, "name").restore()
     assert "nowhere" in str(error.value) and "secret" not in str(error.value) and "Try:" in str(error.value)
 
@@ -461,7 +461,7 @@ def test_what_json_cannot_hold_is_refused_and_nothing_written(tmp_path: Path) ->
 def test_a_file_that_is_none_of_ours_is_refused_and_left_alone(text: str, tmp_path: Path) -> None:
     path = tmp_path / "place"
     path.write_text(text)
-    with pytest.raises(cues.CheckpointError, match=r"no checkpoint|version 2"):
+    with pytest.raises(cues.errors.CheckpointError, match=r"not a checkpoint|version 2"):
         JSONFileCheckpoint(path).restore()
     assert path.read_text() == text
 
@@ -470,7 +470,7 @@ def test_a_file_that_is_none_of_ours_is_refused_and_left_alone(text: str, tmp_pa
 
 
 def test_a_statement_that_cannot_run_is_told_as_one_possible_cause(tmp_path: Path) -> None:
-    with pytest.raises(cues.CheckpointError, match=r"near \"tabel\".*statement that cannot run"):
+    with pytest.raises(cues.errors.CheckpointError, match=r"near \"tabel\".*statement that cannot run"):
         SQLCheckpoint(str(tmp_path / "x.db"), "name", "create tabel x").restore()
 
 
@@ -478,7 +478,7 @@ def test_a_file_that_is_no_database_is_told_and_left_alone(tmp_path: Path) -> No
     path = tmp_path / "ledger.db"
     path.write_text("a text, and no database at all " * 100)
     before = path.read_bytes()
-    with pytest.raises(cues.CheckpointError, match=r"ledger\.db cannot be read: .*not a database"):
+    with pytest.raises(cues.errors.CheckpointError, match=r"ledger\.db cannot be read: .*not a database"):
         SQLCheckpoint(str(path), "name").restore()
     assert path.read_bytes() == before
 
@@ -508,7 +508,7 @@ def test_the_name_of_a_queue_is_no_queue(tmp_path: Path) -> None:
         store.queue("out")
         checkpoint = LMDBCheckpoint(store, "name")
         checkpoint.restore()
-        with pytest.raises(cues.InvalidArgument, match=r"found 'out'.*store\.queue"):
+        with pytest.raises(cues.errors.InvalidArgument, match=r"found 'out'.*store\.queue"):
             checkpoint.commit(at(1), lambda writes: writes.append("out", [{"n": 1}]))  # type: ignore[arg-type]
         assert checkpoint.restore() is None
 
@@ -552,7 +552,7 @@ def test_a_checkpoint_has_one_text() -> None:
     ],
 )
 def test_a_text_that_is_no_checkpoint_is_refused(text: str) -> None:
-    with pytest.raises(cues.CheckpointError, match="kept as a checkpoint"):
+    with pytest.raises(cues.errors.CheckpointError, match=r"^The stored checkpoint "):
         packing.unpack(text)
 
 

@@ -62,7 +62,7 @@ def test_help_and_version_load_neither_the_store_nor_the_engine() -> None:
         "import sys\nfrom cues.cli import main\n"
         "try: main(['--help'])\n"
         "except SystemExit as end: assert not end.code\n"
-        "print([m for m in sys.modules if m in ('lmdb', 'msgpack', 'cues.store', 'cues.engine.local')])"
+        "print([m for m in sys.modules if m in ('lmdb', 'msgpack', 'cues.storage.environment', 'cues.engine.local')])"
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert out.splitlines()[-1] == "[]"
@@ -85,8 +85,8 @@ def test_every_command_has_help_with_examples_and_names_its_variables() -> None:
         (["graph.py"], ["no command", "Try: cues run graph.py"]),
         (["run", "x.py", "--idle-exits", "3"], ["--idle-exits", "Try: cues run --idle-exit"]),
         (["run"], ["Missing argument", "Try: cues run --help"]),
-        (["status"], ["Which store?", "CUES_STORE"]),
-        (["tail", "#x"], ["Which store?"]),
+        (["status"], ["No store is named.", "CUES_STORE"]),
+        (["tail", "#x"], ["No store is named."]),
         (["run", "x.py", "--idle-exit", "-1"], ["-1"]),
     ],
 )
@@ -199,7 +199,7 @@ def test_tail_from_wherever(shop: Path) -> None:
         ("0", 2, "the first index is 1"),
         ("999", 1, "ends before 29"),
         ("2013-01-01", 2, "2013-01-01T00:00Z"),
-        ("soon", 2, "no place"),
+        ("soon", 2, "not a place"),
     ],
 )
 def test_places_that_cannot_be_meant(shop: Path, place: str, code: int, words: str) -> None:
@@ -420,11 +420,11 @@ def test_lines_are_sent_as_they_come_and_what_is_there_is_one_commit(empty: Path
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ('{"n": 3', "Line 3 is no JSON object"),
-        ("[1]", "Line 3 is no JSON object (it is list)"),
-        ('{"n": "' + "x" * 2000 + '"}', "Line 3 cannot be sent"),
-        ('{"q/hash": "x"}', "Line 3 cannot be sent"),
-        ("\udcff", "Line 3 is no JSON object"),
+        ('{"n": 3', "Line 3 is not a JSON object"),
+        ("[1]", "Line 3 is not a JSON object (it is list)"),
+        ('{"n": "' + "x" * 2000 + '"}', "Line 3 and the following ones cannot be sent"),
+        ('{"q/hash": "x"}', "Line 3 and the following ones cannot be sent"),
+        ("\udcff", "Line 3 is not a JSON object"),
     ],
 )
 def test_a_line_that_is_no_message_is_named_and_nothing_behind_it_is_sent(empty: Path, line: str, words: str) -> None:

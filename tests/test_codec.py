@@ -82,7 +82,13 @@ VALUES = [
 ]
 
 
-@pytest.mark.parametrize("value", VALUES, ids=repr)
+@pytest.mark.parametrize(
+    "value",
+    VALUES,
+    ids=lambda value: (
+        f"{type(value).__name__}:{sorted(map(repr, value))}" if isinstance(value, (set, frozenset)) else repr(value)
+    ),
+)
 def test_a_value_comes_back_equal_and_of_its_type(value: Any) -> None:
     found = round_trip({"value": value})["value"]
     assert found == value
@@ -349,3 +355,34 @@ ANYTHING = st.recursive(
 @given(ANYTHING)
 def test_whatever_can_be_written_comes_back(value: Any) -> None:
     assert round_trip(value) == value
+
+
+def test_whatever_depth_can_be_written_can_be_read(tmp_path: Path) -> None:
+    """msgpack writes 1,024 levels and reads 1,023: one message stopped every reader for good."""
+
+    def deep(levels: int) -> dict[str, Any]:
+        value: Any = (1, {"text": "é", "bytes": b"x", "none": None})
+        for level in range(levels):
+            value = [value] if level % 2 else {"k": value, 5: [1.5]}
+        return {"x": value}
+
+    written = 0
+    with cues.open(tmp_path / "s", durability="process") as store:
+        queue = store.queue("q")
+        for levels in range(1000, 1030):
+            try:
+                queue.appender().write(deep(levels))
+            except cues.errors.CodecError:
+                break
+            written += 1
+        queue.appender().write({"x": 1})
+        found = list(queue.tailer())
+        assert 10 < written < 30
+        assert len(found) == written + 1 and found[-1] == {"x": 1}
+        innermost = found[written - 1]["x"]
+        depth = 0
+        while not isinstance(innermost, tuple):
+            innermost = innermost["k"] if isinstance(innermost, dict) else innermost[0]
+            depth += 1
+        assert depth == 1000 + written - 1
+        assert innermost == (1, {"text": "é", "bytes": b"x", "none": None})

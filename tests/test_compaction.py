@@ -19,9 +19,10 @@ from forks import Forks
 from terminal import cues as command
 
 import cues
-from cues import Graph, Source, Stream, compaction, faults, testing
+from cues import Graph, Source, Stream, faults, testing
 from cues.errors import AlreadyRunning, QueueInUse, QueueNotFound, StoreError, StoreFull, StoreNotFound, StoreReadOnly
-from cues.store import Store
+from cues.queues.store import Store
+from cues.tools import compaction
 
 
 def copied(message: Any) -> Any:
@@ -251,9 +252,9 @@ def test_a_file_that_was_opened_too_early_is_opened_again(tmp_path: Path, monkey
     (other,) = [made(tmp_path / "other")]
     with Store(other) as store:
         store.queue("only here")
-    from cues import store as module
+    from cues.storage import environment as module
 
-    real = module._map
+    real = module.open_map
     opened: list[Any] = []
 
     def late(*arguments: Any) -> Any:
@@ -263,7 +264,7 @@ def test_a_file_that_was_opened_too_early_is_opened_again(tmp_path: Path, monkey
         opened.append(found)
         return found
 
-    monkeypatch.setattr(module, "_map", late)
+    monkeypatch.setattr(module, "open_map", late)
     with Store(path, readonly=True) as store:
         assert "only here" in store.queues()
     assert len(opened) == 2

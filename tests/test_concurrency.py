@@ -14,16 +14,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import seeds
 from small import feed, numbers, run
 
 import cues
-from cues import AnyOf, Graph, Retry, Sink, Source, Store, Stream, draw, testing
-from cues.concurrency import Closed, Schedule, Threads
-from cues.engine.local import Running
+from cues import AnyOf, Graph, Retry, Sink, Source, Store, Stream, testing
+from cues.base.events import Retrying
+from cues.engine.running import Running
 from cues.errors import Diverged, Fenced, GraphError, ProcessorStopped
-from cues.eventloop import Loop
-from cues.events import Retrying
-from cues.runner import Interrupted
+from cues.graphs import draw
+from cues.steps.concurrency import Closed, Schedule, Threads
+from cues.steps.eventloop import Loop
+from cues.steps.runner import Interrupted
 
 Message = dict[str, Any]
 MEET_S = 30
@@ -283,14 +285,14 @@ async def totals_async(message: Message, process: Any) -> Message:
     return totals(message, process)
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", seeds.among(range(5)))
 @pytest.mark.parametrize("function", [totals, totals_async])
 @pytest.mark.parametrize("errors", ["errors", None])
 def test_keyed_state_is_what_one_call_at_a_time_leaves(
     store: Store, seed: int, function: Callable[..., Any], errors: str | None
 ) -> None:
     """With failures among them; without an error queue the step is cut there, though calls behind had run."""
-    print(f"seed {seed}")
+    print(f"CUES_TEST_SEED={seed}")
     chance = random.Random(seed)
     messages = [{"n": n, "key": chance.randrange(5), "bad": chance.random() < 0.05} for n in range(60)]
     messages[chance.randrange(60)]["bad"] = True
@@ -457,7 +459,7 @@ def test_a_target_that_knows_another_owner_stops_the_processor(store: Store, kin
 
     feed(store, a=list(range(6)))
     with pytest.raises((Fenced, ProcessorStopped)) as caught:
-        run(store, Sink(fenced, "a", concurrency=3), errors="errors")
+        run(store, Sink(fenced, "a", concurrency=3, step_s=None), errors="errors")
     assert isinstance(caught.value if kind is Fenced else caught.value.__cause__, kind)
     assert testing.contents(store)["positions"] == {"g.fenced.a": 1}
     assert not testing.messages(store, "errors")
@@ -578,7 +580,7 @@ def test_closing_cancels_async_calls_that_never_end(store: Store) -> None:
     assert cleaned.wait(MEET_S)
     running.workers[0].thread.join(MEET_S)
     assert not running.workers[0].thread.is_alive()
-    assert not [error for error in running.stopped if not isinstance(error.__cause__, cues.Closed)]
+    assert not [error for error in running.stopped if not isinstance(error.__cause__, cues.errors.Closed)]
 
 
 def test_async_calls_that_wait_are_cancelled_with_their_step(store: Store) -> None:
@@ -720,10 +722,10 @@ def test_concurrency_is_said_and_kept_as_plain_data() -> None:
 # --- the schedule -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", seeds.among(range(20)))
 def test_a_schedule_gives_every_message_once_and_those_of_a_lane_in_order(seed: int) -> None:
     """Callers that come and go at random; each lane has one of them at a time, and none is without work needlessly."""
-    print(f"seed {seed}")
+    print(f"CUES_TEST_SEED={seed}")
     chance = random.Random(seed)
     lanes = [chance.randrange(6) for _ in range(50)]
     schedule = Schedule(lanes)
@@ -769,3 +771,65 @@ def test_threads_are_made_as_they_are_needed_and_no_more() -> None:
     threads.close()
     with pytest.raises(Closed):
         threads.submit(lambda: 3)
+
+
+# --- calls that take too long ---
+
+
+@pytest.mark.parametrize("shape", ["plain", "async", "batch", "async batch", "concurrency"])
+def test_a_call_that_hangs_fails_its_message_and_its_late_result_is_dropped(store: Store, shape: str) -> None:
+    """The third message hangs at each of its attempts; the others, their state and their order are as without it."""
+    go = threading.Event()
+    tries: list[int] = []
+    batch = "batch" in shape
+
+    def hang(messages: list[dict[str, Any]], process: Any) -> None:
+        for message in messages:
+            if not batch:
+                process.state["sum"] = process.state.get("sum", 0) + message["n"]
+            if message["n"] == 3:
+                tries.append(3)
+                assert go.wait(60)
+
+    def plain(given: Any, process: Any) -> Any:
+        hang(given if batch else [given], process)
+        return given
+
+    async def waits(given: Any, process: Any) -> Any:
+        messages = given if batch else [given]
+        for message in messages:
+            if not batch:
+                process.state["sum"] = process.state.get("sum", 0) + message["n"]
+            if message["n"] == 3:
+                tries.append(3)
+                await asyncio.sleep(60)
+        return given
+
+    options: dict[str, Any] = {"batch": True, "batch_size": 1} if batch else {}
+    if shape == "concurrency":
+        options |= {"concurrency": 4, "key": "n"}
+    fn = waits if "async" in shape else plain
+    limited = Stream(fn, "in", "out", id="p", timeout_s=0.05, retries=cues.Retry(attempts=2, backoff_s=0), **options)
+    store.queue("in").appender().write_many({"n": n} for n in range(1, 7))
+    told: list[Any] = []
+    with cues.Graph("g", [limited], errors="errors").start(store=store, listeners=(told.append,)) as running:
+        assert running.wait_idle(60)
+        assert [m["n"] for m in running.messages("out")] == [1, 2, 4, 5, 6]
+        (error,) = running.messages("errors")
+        assert error["err/cause"][0]["type"] == "cues.errors.CallTimedOut"
+        assert error["err.proc/config"]["attempt"] == 2 == len(tries)
+        go.set()
+        running.store.queue("in").appender().write({"n": 7})
+        assert running.wait_idle(60)
+        assert [m["n"] for m in running.messages("out")] == [1, 2, 4, 5, 6, 7]
+        if shape in ("plain", "async"):
+            assert running.workers[0].delivery.state.view(None)["sum"] == 1 + 2 + 4 + 5 + 6 + 7
+    assert any("continues in its thread" in event.text for event in told) is ("async" not in shape)
+
+
+@pytest.mark.parametrize(
+    "options", [{"timeout_s": 0}, {"timeout_s": "1"}, {"timeout_s": float("inf")}, {"timeout_s": 1, "tailers": ["x"]}]
+)
+def test_a_timeout_that_cannot_be_is_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(cues.GraphError, match="timeout_s="):
+        Stream(lambda m, process: m, "in", "out", id="p", **options)

@@ -34,12 +34,16 @@ from test_ownership import COUNT, everything, feed, numbers
 
 import cues
 from cues import Graph, Sink, Source, Store, Stream, testing
-from cues.delivery import Decision, Delivery
+from cues.checkpoints import deliveries
 from cues.errors import Diverged, Fenced, ProcessorStopped
-from cues.log import KEY, Log, pack_row
-from cues.ownership import LEASE_S, NO_SEAL, Position
 from cues.processors import sql
-from cues.taking import Slice
+from cues.queues.log import KEY, Log
+from cues.queues.processor_rows import NO_SEAL, Position
+from cues.records.log_row import pack_row
+from cues.steps.ownership import LEASE_S
+from cues.steps.recovery import Decision
+from cues.steps.stepper import Stepper
+from cues.steps.taking import Slice
 
 
 @pytest.fixture
@@ -56,26 +60,26 @@ def as_it_is() -> None:
 
 
 def unfenced_commit() -> None:
-    real = Delivery._write_step
+    real = Stepper._write_step
 
-    def write(self: Delivery, *arguments: Any) -> None:
+    def write(self: Stepper, *arguments: Any) -> None:
         self._fence = lambda txn: None  # type: ignore[method-assign]
         try:
             real(self, *arguments)
         finally:
             del self._fence
 
-    Delivery._write_step = write  # type: ignore[method-assign]
+    Stepper._write_step = write  # type: ignore[method-assign]
 
 
 def unfenced_snapshot() -> None:
     """The commit behind it is fenced, and passes: the row is the one that the snapshot put back."""
 
-    def write(self: Delivery, txn: Any, pages: Any, row: bytes) -> None:
+    def write(self: Stepper, txn: Any, pages: Any, row: bytes) -> None:
         self._write_tries(txn, pages)
         txn.put(self._row_key, row)
 
-    Delivery._write_snapshot = write  # type: ignore[method-assign]
+    Stepper._write_snapshot = write  # type: ignore[method-assign]
 
 
 def stop_broken(path: str, point: str, options: dict[str, Any], broken: str) -> str:
@@ -134,9 +138,9 @@ def test_what_was_read_is_purged_while_its_writer_is_down(
 
     A recovery that takes the missing message for a step that did not commit does the step once more.
     """
-    real = Delivery._decide
+    real = Stepper._decide
 
-    def decide(self: Delivery, txn: Any, snapshot: Any, attempt: Any, positions: Any, *rest: Any) -> Decision:
+    def decide(self: Stepper, txn: Any, snapshot: Any, attempt: Any, positions: Any, *rest: Any) -> Decision:
         if attempt is not None and any(
             index < store.queue(queue).log.row(txn).first for queue, index in attempt.indices.items()
         ):
@@ -146,7 +150,7 @@ def test_what_was_read_is_purged_while_its_writer_is_down(
         return real(self, txn, snapshot, attempt, positions, *rest)
 
     if control:
-        monkeypatch.setattr(Delivery, "_decide", decide)
+        monkeypatch.setattr(Stepper, "_decide", decide)
     stream = Graph("g", [Stream(lambda message: message, "a", "out", id="s", batch_size=2)])
     delivered: list[int] = []
     for n in range(0, COUNT, 2):
@@ -164,12 +168,12 @@ def test_what_was_read_is_purged_while_its_writer_is_down(
 # --- a target -----------------------------------------------------------------------------------
 
 
-def last_hash_only(processor: str, row: sql.Row | None, delivery: cues.Delivery) -> dict[str, int]:
+def last_hash_only(processor: str, row: deliveries.Row | None, delivery: cues.Delivery) -> dict[str, int]:
     """Skip a delivery that has the hash of the last one, and accept every other."""
     return dict(delivery.end if row is not None and row.hash == delivery.hash else delivery.start)
 
 
-ADMIT: dict[bool, Callable[..., dict[str, int]]] = {False: sql.admit, True: last_hash_only}
+ADMIT: dict[bool, Callable[..., dict[str, int]]] = {False: deliveries.admit, True: last_hash_only}
 
 
 def saving(path: Path | str) -> tuple[sql.SQLite, Graph]:
@@ -191,7 +195,7 @@ def saved(path: Path | str) -> list[int]:
 @pytest.mark.parametrize("control", [False, True], ids=["as it is", "control: the last hash only"])
 def test_a_retry_presents_older_deliveries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, control: bool) -> None:
     """Killed behind each call in turn: the step is taken again from its first message, not from its last."""
-    monkeypatch.setattr(sql, "admit", ADMIT[control])
+    monkeypatch.setattr(deliveries, "admit", ADMIT[control])
     found = []
     for hit in range(1, COUNT + 1):
         table = tmp_path / f"{hit}.db"
@@ -210,7 +214,7 @@ def test_a_retry_presents_older_deliveries(tmp_path: Path, monkeypatch: pytest.M
 
 def save_stopped(path: str, table: str, hit: int, control: bool) -> str:
     """Stop in front of a call of the sink; when continued, finish and say how it ended."""
-    sql.admit = ADMIT[control]
+    deliveries.admit = ADMIT[control]
     with cues.open(path) as store, testing.crash("function.before", hit, how="stop"):
         try:
             testing.run_until_idle(saving(table)[1], store)
@@ -220,7 +224,7 @@ def save_stopped(path: str, table: str, hit: int, control: bool) -> str:
 
 
 def save_after_takeover(path: str, table: str, control: bool) -> None:
-    sql.admit = ADMIT[control]
+    deliveries.admit = ADMIT[control]
     with cues.open(path) as store, testing.Clock() as clock:
         clock.advance(LEASE_S + 1)
         testing.run_until_idle(saving(table)[1], store, take_over=True)

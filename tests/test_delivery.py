@@ -13,15 +13,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import seeds
 from small import feed, numbers, run
 
 import cues
-from cues import AnyOf, Graph, QueueOptions, Retry, Sink, Source, Store, Stream, state, testing
+from cues import AnyOf, Graph, QueueOptions, Retry, Sink, Source, Store, Stream, testing
+from cues.base.names import HASH, MESSAGE_INDEX, META, TYPE
 from cues.engine.assembly import assemble
 from cues.errors import CodecError, PositionRequired, ProcessorStopped, ReservedKey, ReturnError
-from cues.feed import SourceDelivery
-from cues.hashes import delivery_hash
-from cues.names import HASH, MESSAGE_INDEX, META, TYPE
+from cues.steps import state
+from cues.steps.feed import SourceStepper
+from cues.steps.hashes import delivery_hash
 
 Message = dict[str, Any]
 
@@ -136,7 +138,7 @@ def test_lists_and_none(store: Store) -> None:
 
 def test_a_step_without_outputs_is_a_nil_attempt(store: Store) -> None:
     feed(store, a=range(3))
-    run(store, Stream(lambda m: None, "a", "out", id="none"), Sink(lambda m: m, "a", id="sink"))
+    run(store, Stream(lambda m: None, "a", "out", id="none"), Sink(lambda m: m, "a", id="sink", step_s=None))
     record = ["q.type.try/snapshot", "q.type.try/nil-attempt"]
     assert [m[TYPE] for m in testing.messages(store, "g.none")] == record
     # A sink's snapshot was committed before its function ran, and stands again beside the attempt.
@@ -237,7 +239,7 @@ def test_a_filter_moves_the_position_and_leaves_the_hash_alone(store: Store) -> 
     def keep(message: Message, process: Any) -> None:
         hashes["all"].append(process.delivery_hash)
 
-    run(store, Sink(keep, "a", id="s", where=lambda m: m["n"] % 2), Sink(keep, "a", id="t"))
+    run(store, Sink(keep, "a", id="s", where=lambda m: m["n"] % 2, step_s=None), Sink(keep, "a", id="t", step_s=None))
     some, others = hashes["all"][:3], hashes["all"][3:]
     assert some == [delivery_hash("g.s", 0, [("g.s.a", identity(store, "a"), i, i + 1)]) for i in (2, 4, 6)]
     assert len(set(some + others)) == 9
@@ -275,7 +277,7 @@ def test_a_batch_join_with_filters_gets_lists_of_one_length(store: Store) -> Non
 
     feed(store, a=range(4), b=range(4))
     where = {"left": lambda m: m["n"] != 1, "right": lambda m: m["n"] not in (1, 2)}
-    run(store, Stream(batch, {"left": "a", "right": "b"}, {"x": "out"}, batch=True, where=where))
+    run(store, Stream(batch, {"left": "a", "right": "b"}, {"x": "out"}, batch=True, where=where, step_s=None))
     assert calls == [([0, 2, 3], [0, None, 3], {"left": [1, 3, 4], "right": [1, 3, 4]})]
 
 
@@ -799,6 +801,33 @@ def test_whatever_an_error_is_like_its_message_reaches_the_error_queue(store: St
     assert found["err/cause"][0]["type"].endswith(type(error).__name__)
 
 
+def test_a_failed_message_of_any_depth_reaches_the_error_queue(store: Store) -> None:
+    """The record adds levels around the message; msgpack could not write it, and the processor stopped."""
+
+    def deep(levels: int) -> list[Any]:
+        value: list[Any] = []
+        for _ in range(levels):
+            value = [value]
+        return value
+
+    def fail(message: dict[str, Any]) -> None:
+        raise ValueError("no")
+
+    written = 0
+    for levels in range(1010, 1030):
+        try:
+            store.queue("in").appender().write({"x": deep(levels)})
+        except CodecError:
+            break
+        written += 1
+    assert 5 < written < 20
+    testing.run_until_idle(Graph("g", [Sink(fail, "in", id="s", retries=0)], errors="errors"), store)
+    records = testing.messages(store, "errors")
+    assert len(records) == written
+    texts = [record["err.proc/messages"]["in"][0].get("repr") for record in records]
+    assert texts[0] is None and str(texts[-1]).startswith("{'x': [[")
+
+
 def test_without_an_error_queue_the_processor_stops_in_front_of_the_message(store: Store) -> None:
     calls: list[int] = []
 
@@ -886,7 +915,7 @@ def test_retries_of_a_batch_function_get_fresh_messages(store: Store) -> None:
         return messages
 
     feed(store, a=[1, 2])
-    run(store, Stream(fail, "a", "out", batch=True, retries=2))
+    run(store, Stream(fail, "a", "out", batch=True, retries=2, step_s=None))
     assert calls == [[{"n": 1}, {"n": 2}]] * 3 and numbers(store, "out") == [-1, -1]
 
 
@@ -898,7 +927,7 @@ def test_at_most_once_moves_before_it_runs(store: Store) -> None:
 
     def look(message: Message, process: Any) -> Message:
         with store.view() as txn:
-            from cues.ownership import read_row
+            from cues.queues.processor_rows import read_row
 
             row = read_row(txn, "g.look")
         assert row is not None
@@ -972,7 +1001,7 @@ def test_a_source_of_positions_may_have_a_resume_that_it_does_not_need(store: St
 
 def test_a_source_of_bare_messages_must_say_what_a_restart_means(store: Store) -> None:
     with pytest.raises(ProcessorStopped) as caught:
-        run(store, Source("a", lambda: [{"n": 1}]), errors="errors")
+        run(store, Source("a", lambda position: [{"n": 1}]), errors="errors")
     assert isinstance(caught.value.__cause__, PositionRequired)
     assert "resume='skip'" in str(caught.value.__cause__) and "resume='again'" in str(caught.value.__cause__)
     assert numbers(store, "a") == []
@@ -1042,17 +1071,77 @@ def test_a_source_that_fails_is_called_again_from_what_is_committed(store: Store
 
 def test_a_source_may_ask_for_process_alone_or_for_nothing(store: Store) -> None:
     def only_process(process: Any) -> Any:
-        yield 1, {"n": process.opts}
+        yield {"n": process.opts}
         with pytest.raises(cues.CuesError):
             _ = process.state
 
     run(
         store,
-        Source("a", only_process, opts=7),
-        Source("b", lambda: [(1, {"n": 8})]),
+        Source("a", only_process, opts=7, resume="skip"),
+        Source("b", lambda: [{"n": 8}], resume="again"),
         Source("c", lambda position, process: [(process.id, {"n": position})]),
     )
     assert (numbers(store, "a"), numbers(store, "b"), numbers(store, "c")) == ([7], [8], [None])
+
+
+def test_a_type_or_topics_of_another_kind_match_nothing_and_fail_nothing(store: Store) -> None:
+    odd: list[Any] = [5, 1.5, True, b"x", {"t": 1}, [["t"]], [{"t": 1}], [None, 5], ["t", ["t"]]]
+    feed(store, a=[*({"n": n, "q/topics": value} for n, value in enumerate(odd)), {"n": 90, "q/topics": ("u", "t")}])
+    feed(store, b=[{"n": n, "q/type": value} for n, value in enumerate([*odd, "x"])])
+    run(
+        store,
+        Stream(same, "a", "topics", id="topics", topics={"t"}),
+        Stream(same, "b", "types", id="types", types={"x", "t"}),
+        Stream(lambda batch: batch, "a", "whole", id="whole", topics="t", batch=True),
+        errors="errors",
+    )
+    assert numbers(store, "topics") == numbers(store, "whole") == [8, 90] and numbers(store, "types") == [9]
+    assert numbers(store, "errors") == []
+
+
+@pytest.mark.parametrize("resume", ["skip", "again"])
+def test_a_source_that_yields_positions_and_takes_none_is_stopped_before_it_writes(store: Store, resume: str) -> None:
+    """The next start would call it without the position, and what it yields would be written once more."""
+
+    def numbers_again() -> Any:
+        yield from ((n, {"n": n}) for n in range(4))
+
+    for _ in range(2):
+        with pytest.raises(ProcessorStopped) as caught:
+            run(store, Source("a", numbers_again, resume=resume), errors="errors")
+        assert isinstance(caught.value.__cause__, PositionRequired)
+        assert "def numbers_again(position)" in str(caught.value.__cause__)
+    assert numbers(store, "a") == []
+
+
+@pytest.mark.parametrize("batch", [1, 100])
+@pytest.mark.parametrize("concurrency", [1, 3])
+def test_a_message_without_its_key_fails_by_itself(store: Store, concurrency: int, batch: int) -> None:
+    """Misspelt, ``key="usr"`` would keep the state of all users under one key, and say nothing."""
+
+    def count(message: dict[str, Any], process: Any) -> dict[str, Any]:
+        process.state["n"] = process.state.get("n", 0) + 1
+        return {"user": message["user"], "n": process.state["n"]}
+
+    sent = [{"user": "ann"}, {"usr": "ann"}, {"user": None}, {"user": "ann"}, {"user": "bob"}]
+    feed(store, a=sent)
+    run(
+        store,
+        Stream(count, "a", "out", key="user", concurrency=concurrency, batch_size=batch),
+        errors="errors",
+    )
+    assert testing.messages(store, "out") == [{"user": "ann", "n": 1}, {"user": "ann", "n": 2}, {"user": "bob", "n": 1}]
+    causes = [one["err/cause"][0] for one in testing.messages(store, "errors")]
+    assert [cause["type"] for cause in causes] == ["cues.errors.InvalidArgument"] * 2
+    assert "no 'user', the key= of g.count; it has 'usr'" in causes[0]["message"]
+    assert "key='usr'" in causes[0]["message"] and "it is None" in causes[1]["message"]
+
+
+def test_calls_at_once_fail_without_their_key_though_they_ask_for_no_state(store: Store) -> None:
+    """The key is their order as well: those of one key run one after another."""
+    feed(store, a=[{"usr": 1}, {"user": 1}])
+    run(store, Stream(lambda m: m, "a", "out", id="s", key="user", concurrency=2), errors="errors")
+    assert testing.messages(store, "out") == [{"user": 1}] and len(testing.messages(store, "errors")) == 1
 
 
 # --- threads ------------------------------------------------------------------------------------
@@ -1066,12 +1155,12 @@ def test_start_send_wait_and_messages(tmp_path: Path) -> None:
         assert running.messages("out") == [{"n": 2}, {"n": 4}]
         with pytest.raises(cues.QueueNotFound, match="'nothing'"):
             running.send("nothing", {})
-        with pytest.raises(cues.InvalidArgument):
+        with pytest.raises(cues.errors.InvalidArgument):
             running.send("a", {"n": 1}, 3)
         running.send({"n": 3})
     with cues.open(tmp_path / "store") as store:  # leaving drains
         assert numbers(store, "out") == [2, 4, 6]
-    with pytest.raises(cues.Closed):
+    with pytest.raises(cues.errors.Closed):
         running.send({"n": 1})
 
 
@@ -1124,9 +1213,9 @@ def test_what_a_source_yielded_before_it_failed_is_committed_first(
         raise ValueError("no more")
 
     assembled = assemble(Graph("g", [Source("a", source)]), store)
-    (delivery,) = assembled.deliveries
-    assert isinstance(delivery, SourceDelivery)
-    feed, take = delivery.feed, delivery.feed.take
+    (stepper,) = assembled.steppers
+    assert isinstance(stepper, SourceStepper)
+    feed, take = stepper.feed, stepper.feed.take
 
     def late(count: int) -> list[Any]:
         found = take(count)
@@ -1135,10 +1224,10 @@ def test_what_a_source_yielded_before_it_failed_is_committed_first(
 
     with monkeypatch.context() as patch:
         patch.setattr(feed, "take", late)
-        assert delivery.step() == "idle"
-    assert delivery.step() == "committed"
+        assert stepper.step() == "idle"
+    assert stepper.step() == "committed"
     with pytest.raises(ProcessorStopped):
-        delivery.step()
+        stepper.step()
     assert numbers(store, "a") == [1]
     assembled.close()
 
@@ -1267,9 +1356,9 @@ def test_what_happens_is_logged(store: Store, caplog: pytest.LogCaptureFixture) 
     assert any("ZeroDivisionError" in r.getMessage() for r in caplog.records if r.levelno == logging.WARNING)
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", seeds.among(range(5)))
 def test_any_interleaving_gives_the_same_queues(store: Store, seed: int) -> None:
-    print(f"seed {seed}")
+    print(f"CUES_TEST_SEED={seed}")
     feed(store, a=range(30))
     graph = Graph(
         "g",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import cues
-from cues import draw
+from cues.graphs import draw
 
 
 def keep(message):  # type: ignore[no-untyped-def]
@@ -69,11 +69,6 @@ def test_a_cycle_is_named_with_its_queues() -> None:
     cycles = {row["processor"]: row["cycle"] for row in draw.describe(graph.plan())}
     assert cycles["ring.leaves"] is None
     assert cycles["ring.first"] == ["first", "second", "third"]
-
-
-def test_a_processor_that_reads_its_own_error_queue_is_named() -> None:
-    graph = cues.Graph("g", [cues.Sink(take, "errors", id="report")], errors="errors")
-    assert "what report cannot take goes to the queue that it reads" in draw.text(graph.plan())
 
 
 def test_the_mermaid_chart_has_a_node_for_each_and_an_edge_for_each_binding() -> None:

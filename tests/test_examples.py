@@ -59,6 +59,7 @@ def test_shared_queue(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 @cli
 def test_shared_queue_in_two_processes(tmp_path: Path) -> None:
     shutil.copy(EXAMPLES / "shared_queue.py", tmp_path)
@@ -71,6 +72,7 @@ def test_shared_queue_in_two_processes(tmp_path: Path) -> None:
     assert "→ readings @data/shared" in shown and "written twice" in shown
 
 
+@pytest.mark.slow
 def test_crash_me(tmp_path: Path) -> None:
     printed = run(sys.executable, str(EXAMPLES / "crash_me.py"), cwd=tmp_path)
     assert printed.count("killed after") >= 10
@@ -78,6 +80,7 @@ def test_crash_me(tmp_path: Path) -> None:
     assert "Nothing lost, nothing doubled" in printed
 
 
+@pytest.mark.slow
 def test_crash_me_says_so_when_something_is_wrong(tmp_path: Path) -> None:
     """The negative control: a sink that does not ask what the target has, and dies behind its commit, doubles."""
     text = (EXAMPLES / "crash_me.py").read_text()
@@ -100,6 +103,7 @@ def test_bank(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> None
     assert printed.count("  yes  ") == 5 and "Not a cent is missing" in printed
 
 
+@pytest.mark.slow
 def test_bank_says_so_when_something_is_wrong(tmp_path: Path) -> None:
     """The negative control: credits that are seen before the debit is committed make money out of a death."""
     text = (EXAMPLES / "bank.py").read_text()
@@ -122,6 +126,7 @@ def test_stream_sum(tmp_path: Path) -> None:
     assert printed[1] == "60 sums, 60 of them right"
 
 
+@pytest.mark.slow
 @cli
 def test_flights_from_the_command_line(tmp_path: Path) -> None:
     """The README's first command: all results, and the second time nothing new."""

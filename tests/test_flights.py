@@ -272,6 +272,7 @@ def test_a_second_run_finds_nothing_new(january: tuple[Path, Results, list[dict[
     expect(second, flights)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2])
 def test_the_order_of_arrival_does_not_matter(
     seed: int, tmp_path: Path, january: tuple[Path, Results, list[dict[str, Any]]]

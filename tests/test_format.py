@@ -16,11 +16,12 @@ import pytest
 import xxhash
 
 import cues
-from cues import codec, names
-from cues.batch import Batch
-from cues.hashes import delivery_hash
-from cues.log import unpack_row
-from cues.ownership import ProcessorRow, read_topology
+from cues import codec
+from cues.base import names
+from cues.queues.processor_rows import ProcessorRow, read_topology
+from cues.records.batch import Batch
+from cues.records.log_row import unpack_row
+from cues.steps.hashes import delivery_hash
 from cues.txn import append_stamped, build_uuid
 
 GOLDEN = Path(__file__).parent / "golden"

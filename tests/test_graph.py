@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -37,6 +39,10 @@ def save(message: Any, process: Any) -> None:
 
 def is_large(message: Any) -> bool:
     return bool(message["n"] > 1)
+
+
+async def later(message: Any) -> bool:
+    return False
 
 
 def customer(message: Any) -> Any:
@@ -93,9 +99,20 @@ def test_decorators_lists_and_plain_data_give_the_same_graph() -> None:
 
 
 def test_plain_data_are_plain() -> None:
-    import json
-
     assert Graph.from_dict(json.loads(json.dumps(decorated().to_dict()))).to_dict() == decorated().to_dict()
+
+
+def test_plain_data_keep_the_store(tmp_path: Path) -> None:
+    """Without it the graph would begin anew, in data/<id> of wherever it was started."""
+    with cues.open(tmp_path / "open", durability="process") as store:
+        for given in (str(tmp_path / "a"), tmp_path / "b", store):
+            graph = Graph("g", [Source("a")], store=given)
+            again = Graph.from_dict(json.loads(json.dumps(graph.to_dict())))
+            assert again.store_path() == graph.store_path() and again.to_dict() == graph.to_dict()
+    placed = Graph("g", [Source("a")], queues={"a": QueueOptions(path="elsewhere")})
+    placed.directory = tmp_path  # as the command line sets it
+    again = Graph.from_dict(json.loads(json.dumps(placed.to_dict())))
+    assert again.store_path() == tmp_path / "data" / "g" and again.place("elsewhere") == tmp_path / "elsewhere"
 
 
 def test_plain_data_with_functions_and_overrides() -> None:
@@ -148,6 +165,13 @@ def test_defaults_are_resolved_in_the_plan() -> None:
     assert [n.name for n in plan.running] == ["price", "save"]
     assert set(plan.queues) == {"a", "b", "errors", "mine"}
     assert plan.node("price") is plan.node("g.price")
+
+
+def test_a_processor_that_reads_the_error_queue_of_its_graph_inherits_none() -> None:
+    mend = Stream(lambda failed, rates: failed, {"failed": "errors", "rates": "b"}, "mended", id="mend")
+    watch = Sink(merge, "a", id="watch", tailers=["errors"])
+    plan = Graph("g", [Stream(price, "a", "out"), mend, watch], errors="errors").plan()
+    assert {node.name: node.errors for node in plan.nodes} == {"price": "errors", "mend": None, "watch": None}
 
 
 def test_a_queue_that_nobody_writes_is_fed_from_outside() -> None:
@@ -262,10 +286,26 @@ WRONG: list[tuple[str, Callable[[], Any], tuple[str, ...]]] = [
     ("a batch size of nothing", lambda: Sink(price, "a", batch_size=0), ("price", "batch_size=0")),
     ("another batch", lambda: Sink(price, "a", batch="arrow"), ("price", "'arrow'")),
     ("another resume", lambda: Source("s", orders, resume="never"), ("'s'", "'never'", "'skip'")),
+    ("a source that takes no position", lambda: Source("s", lambda: ()), ("'s'", "position", "resume='skip'")),
+    ("a source that takes only process", lambda: Source("s", lambda process: ()), ("'s'", "position")),
+    ("an async filter", lambda: Sink(price, "a", where=later), ("price", "where=", "async")),
+    ("an async key", lambda: Sink(price, "a", key=later), ("price", "key=", "async")),
+    ("types that are a number", lambda: Sink(price, "a", types=5), ("price", "types=", "5")),
+    ("topics that are a number", lambda: Sink(price, "a", topics={"a": 5}), ("price", "topics=", "5")),
     ("a key that is nothing", lambda: Sink(price, "a", key=7), ("price", "7")),
     ("a filter for no input", lambda: Sink(price, "a", where={"b": is_large}), ("price", "'b'", "'a'")),
     ("a filter that cannot be called", lambda: Sink(price, "a", where="n > 1"), ("price", "'n > 1'")),
     ("an error queue that is no name", lambda: Sink(price, "a", errors="a/b"), ("price", "a/b")),
+    (
+        "an error queue that its processor reads",
+        lambda: Graph("g", [Stream(price, "failed", "a", errors="failed")]).plan(),
+        ("g.price", "errors='failed'", "errors=None"),
+    ),
+    (
+        "an error queue that its function reads by itself",
+        lambda: Graph("g", [Sink(merge, "a", tailers=["failed"], errors="failed")]).plan(),
+        ("g.merge", "errors='failed'"),
+    ),
     ("a graph without processors", lambda: Graph("g").plan(), ("'g'", "no processors")),
     ("a graph of something else", lambda: Graph("g", [price]), ("'g'", "function")),  # type: ignore[list-item]
     ("an unknown strategy of a graph", lambda: Graph("g", strategy="once"), ("'g'", "'once'")),

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import seeds
 
 import cues
-from cues import AllOf, AnyOf, Graph, QueueOptions, Sink, Source, Stream, Unsupported, draw, testing, topology
-from cues.errors import GraphError, InvalidName
-from cues.topology import Topology
+from cues import AllOf, AnyOf, Graph, QueueOptions, Sink, Source, Stream, testing
+from cues.errors import GraphError, InvalidName, Unsupported
+from cues.graphs import draw, topology
+from cues.graphs.topology import Topology
 
-SEEDS = [int(os.environ["CUES_TEST_SEED"])] if "CUES_TEST_SEED" in os.environ else range(60)
+SEEDS = seeds.among(range(60))
 
 
 def clean(message: Any) -> Any:
@@ -115,7 +116,7 @@ def test_a_broadcast_as_plain_data_and_as_a_picture() -> None:
     assert data["processors"][1] == {
         "kind": "stream",
         "id": "broadcast-orders",
-        "fn": "cues.compose:unchanged",
+        "fn": "cues.graphs.compose:unchanged",
         "inputs": "orders",
         "outputs": {"all_of": {"x": "a", "b": "b"}},
         "types": "order",
@@ -181,6 +182,7 @@ def test_rebind_renames_queues_wherever_they_are_named_and_bindings_nowhere() ->
     assert graph.to_dict() == before  # the graph itself stays
     assert found.to_dict() == {
         "id": "part",
+        "store": "somewhere",
         "errors": "errors-2",
         "strategy": "at-most-once",
         "source": "raw-2",
@@ -216,7 +218,7 @@ def test_rebind_renames_queues_wherever_they_are_named_and_bindings_nowhere() ->
             {
                 "kind": "stream",
                 "id": "broadcast-all",
-                "fn": "cues.compose:unchanged",
+                "fn": "cues.graphs.compose:unchanged",
                 "inputs": "all-2",
                 "outputs": {"all_of": {"x": "x-2", "y": "y-2"}},
             },
@@ -248,10 +250,14 @@ def test_a_rebound_graph_runs(tmp_path: Path) -> None:
 
 
 WRONG_REBINDS: list[tuple[str, Callable[[], Any], tuple[str, ...]]] = [
-    ("a queue that is not there", lambda: part().rebind({"god": "b"}), ("'god'", "'part'", "Try: 'good'")),
+    ("a queue that is not there", lambda: part().rebind({"god": "b"}), ("'god'", "'part'", "Try: use 'good'")),
     ("a processor for a queue", lambda: part().rebind({"clean": "b"}), ("'clean'", "processors={'clean': …}")),
     ("the rest", lambda: part().rebind({"*": "b"}), ("'*'",)),
-    ("a processor that is not there", lambda: part().rebind(processors={"clear": "b"}), ("'clear'", "Try: 'clean'")),
+    (
+        "a processor that is not there",
+        lambda: part().rebind(processors={"clear": "b"}),
+        ("'clear'", "Try: use 'clean'"),
+    ),
     ("a source by its id", lambda: part().rebind(processors={"raw": "b"}), ("'raw'", "rebind({'raw': 'b'})")),
     (
         "one queue under two bindings",
@@ -473,7 +479,7 @@ def equal_under_some_renaming(one: Topology, two: Topology) -> bool:
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_renaming_keeps_the_shape_and_another_edge_does_not(seed: int) -> None:
-    print("CUES_TEST_SEED =", seed)
+    print(f"CUES_TEST_SEED={seed}")
     chance = random.Random(seed)
     nodes = chance.randint(1, 30)
     found = random_shape(chance, nodes, chance.randint(1, 20), chance.randint(0, 60))
@@ -486,7 +492,7 @@ def test_a_renaming_keeps_the_shape_and_another_edge_does_not(seed: int) -> None
 @pytest.mark.parametrize("seed", SEEDS)
 def test_small_shapes_are_compared_as_trying_all_renamings_does(seed: int) -> None:
     """Of the same counts, and often alike: an edge of a renamed copy is turned to another place."""
-    print("CUES_TEST_SEED =", seed)
+    print(f"CUES_TEST_SEED={seed}")
     chance = random.Random(seed)
     for _ in range(10):
         one = random_shape(chance, 4, 3, chance.randint(1, 6))

@@ -20,12 +20,13 @@ from typing import Any
 
 import groups_soak as soak
 import pytest
+import seeds
 from children import Child
 
 import cues
 from cues import testing
 from cues.groups import TRY_COMMIT, Member
-from cues.groups.table import Table
+from cues.groups.table import GroupTable
 
 KEYS = 500
 WORKERS = 4
@@ -139,7 +140,7 @@ def run(
     begun = time.monotonic()
     try:
         with cues.open(path) as store:
-            table = Table(store, soak.GROUP)
+            table = GroupTable(store, soak.GROUP)
             disturb_at = begun
             while sum(table.lag(soak.QUEUES).values()) and time.monotonic() < begun + disturbed_s + CALM_S:
                 disturbed = time.monotonic() < begun + disturbed_s
@@ -165,6 +166,7 @@ def run(
             process.communicate()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("count", "disturbed_s"),
     [
@@ -175,8 +177,7 @@ def run(
 def test_every_key_once_and_in_order_at_every_stage(
     count: int, disturbed_s: float, tmp_path: Path, checked: Any
 ) -> None:
-    seed = int(os.environ.get("CUES_TEST_SEED", random.randrange(10**6)))
-    print(f"seed {seed}: CUES_TEST_SEED={seed} repeats it")
+    seed = seeds.new()
     crowd, histories = run(tmp_path / "store", count, seed, disturbed_s)
     for stage, history in histories.items():
         assert history.exact, f"{stage}: {history}"
@@ -223,8 +224,7 @@ def test_a_step_in_the_hands_of_a_stopped_process_is_refused(how: str, tmp_path:
 @pytest.mark.parametrize("how", soak.BROKEN)
 def test_negative_control_the_soak_without_the_fence(how: str, tmp_path: Path) -> None:
     """Steps are slow here, so that a stopped worker has one in its hands, which others take before it goes on."""
-    seed = int(os.environ.get("CUES_TEST_SEED", random.randrange(10**6)))
-    print(f"seed {seed}: CUES_TEST_SEED={seed} repeats it")
+    seed = seeds.new()
     for round in range(40):
         broken = {"CUES_TEST_BREAK": how, "CUES_TEST_PAUSE_S": "0.15"}
         _, histories = run(tmp_path / f"store-{round}", 400, seed + round, 4.0, ("stop",), **broken)

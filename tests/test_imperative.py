@@ -12,7 +12,8 @@ import pytest
 from small import feed, numbers, run
 
 import cues
-from cues import AnyOf, Graph, Retry, Sink, Store, Stream, draw, ownership, testing
+from cues import AnyOf, Graph, Retry, Sink, Store, Stream, testing
+from cues.base.names import HASH, MESSAGE_INDEX, SNAPSHOT, TAILER_INDICES, TYPE
 from cues.engine.assembly import assemble
 from cues.errors import (
     CodecError,
@@ -25,8 +26,9 @@ from cues.errors import (
     ReturnError,
     TopologyChanged,
 )
-from cues.names import HASH, MESSAGE_INDEX, SNAPSHOT, TAILER_INDICES, TYPE
-from cues.ownership import read_row
+from cues.graphs import draw
+from cues.queues.processor_rows import read_row
+from cues.steps import ownership
 
 Message = dict[str, Any]
 
@@ -98,7 +100,7 @@ def test_the_hash_does_not_depend_on_what_is_read_imperatively(store: Store) -> 
         return message
 
     feed(store, a=range(2), rates=range(3))
-    graph = Graph("g", [stream(look, appenders=None, side_effects=True)])
+    graph = Graph("g", [stream(look, appenders=None, side_effects=True, step_s=None)])
     with testing.crash("commit.inside", how="raise"), pytest.raises(testing.Crashed):
         testing.run_until_idle(graph, store)
     feed(store, rates=range(3))
@@ -186,11 +188,11 @@ def test_a_step_that_does_not_commit_leaves_nothing_and_is_done_again(store: Sto
     graph = Graph("g", [stream()])
     assembly = assemble(graph, store)
     try:
-        (delivery,) = assembly.deliveries
+        (stepper,) = assembly.steppers
         with testing.crash(point, how="raise"), pytest.raises(testing.Crashed):
-            delivery.step()
+            stepper.step()
         assert positions(store) == {"g.s.a": 1, "g.s.rates": 1} and numbers(store, "log") == []
-        assert delivery.step() == "committed"  # the same object, which must not remember
+        assert stepper.step() == "committed"  # the same object, which must not remember
     finally:
         assembly.close()
     assert numbers(store, "out") == [(0, 100), (1, 101), (2, 102)] and numbers(store, "log") == [0, 1, 2]
@@ -541,10 +543,10 @@ def test_another_queue_of_that_name_is_diverged(store: Store, tmp_path: Path) ->
         row = read_row(txn, "g.s")
     assert row is not None
     spoiled = (row.positions[0], row.positions[1]._replace(identity=b"elsewher"))  # in the order of tailer ids
-    store.commit(lambda txn: txn.put(cues.names.processor_key("g.s"), row._replace(positions=spoiled).pack()))
+    store.commit(lambda txn: txn.put(cues.base.names.processor_key("g.s"), row._replace(positions=spoiled).pack()))
     with pytest.raises(Diverged, match="rates"):
         run(store, stream())
-    store.commit(lambda txn: txn.put(cues.names.processor_key("g.s"), row.pack()))
+    store.commit(lambda txn: txn.put(cues.base.names.processor_key("g.s"), row.pack()))
 
 
 @pytest.mark.parametrize("before", [None, "rates", ["rates", "more"]])

@@ -24,10 +24,13 @@ from typing import Any
 
 import kill_stages
 import pytest
+import seeds
 from kill_stages import STAGES, layout
 
 import cues
 from cues import testing
+
+pytestmark = pytest.mark.slow
 
 KILLS = 100
 KILLS_LONG = 2000
@@ -177,8 +180,7 @@ def expect_exact(root: Path, total: int, checked: Any) -> None:
 
 
 def seeded() -> random.Random:
-    seed = int(os.environ.get("CUES_TEST_SEED", random.randrange(10**6)))
-    print(f"seed {seed}: CUES_TEST_SEED={seed} repeats it")
+    seed = seeds.new()
     return random.Random(seed)
 
 

@@ -17,49 +17,26 @@ import cues
 ROOT = Path(cues.__file__).parent
 PROCESSORS = ROOT.parent / "processors"
 
-# Each module may import only what stands before it. The numbers are the layers of docs/design.md.
-ORDER = [
-    (0, "errors names codec clock faults events provenance txn txn.identity txn.stamps batch hashes tries"),
-    (0, "partitioners options txn.messages txn.framing txn.mapping txn.sequencer"),
-    (1, "locks wakeup datafile writers store"),
-    (2, "producers log spread queue tailer merged state abroad outside fork leases ownership claims retention"),
-    (3, "processor taking concurrency eventloop imperative failure results process runner delivery feed forwarder"),
-    (3, "txn.stamped pending txn.publisher txn.reader txn.committed txn.journals"),
-    (3, "checkpoints checkpoints.deliveries checkpoints.packing checkpoints.sql checkpoints.jsonfile"),
-    (3, "checkpoints.lmdbstore txn.consumer"),
-    (4, "topology plan compose graph graphfile draw"),
-    (4, "groups groups.sticky groups.table groups.held groups.holdings groups.membership groups.session"),
-    (
-        5,
-        "engine engine.stores engine.assembly engine.local"
-        " engine.assignment engine.origin engine.wire engine.workers engine.child engine.record"
-        " engine.supervisor engine.supervised",
-    ),
-    (
-        5,
-        "spark.java spark.options spark.position spark.place spark.columns spark.checkpoint"
-        " spark.slices spark.reading spark.staging spark.writing spark.datasource spark.session spark.source spark"
-        " spark.remote spark.stretch spark.backfill spark.cluster spark.cluster.files spark.cluster.directory"
-        " spark.cluster.ledger spark.cluster.looking spark.cluster.lease spark.cluster.driver spark.cluster.rows"
-        " spark.cluster.tasks spark.cluster.landing spark.cluster.kept spark.cluster.frames spark.cluster.inlet"
-        " spark.cluster.step spark.cluster.feeder spark.cluster.keeping spark.cluster.engine spark.engine",
-    ),
-    (6, "check compaction testing metrics cli __main__"),
-]
-RANK = {module: place for place, module in enumerate(m for _, names in ORDER for m in names.split())}
+# Folders from the bottom up. A module imports only from its own folder and from folders before it. "" is the public
+# modules at the top of the package that are imported from below; TOP are those that only users import.
+FOLDERS = (
+    "", "base", "records", "storage", "queues", "graphs", "forwarding", "steps", "checkpoints", "txn", "groups",
+    "engine", "spark", "tools", "cli",
+)  # fmt: skip
+TOP = {"testing", "__main__"}
 
-# Five calls go upward; each loads its target by name when it is called.
 UPWARD = {
-    ("store", "queue"): "Store.queue: what a user calls first",
-    ("store", "check"): "Store.check: a suspect store is checked before it is used",
-    ("queue", "tailer"): "Queue.tailer: a queue hands out its readers",
-    ("groups.membership", "groups.session"): "Member.session: a member begins its steps",
-    ("queue", "merged"): "Queue.tailer, of a queue with several partitions",
-    ("queue", "txn.committed"): "Queue.tailer: the same, of what is committed",
-    ("queue", "retention"): "retention looks at positions, of processors and of named tailers",
+    ("graphs.graph", "engine.running"): "the type that Graph.start returns; the engine is loaded by name",
 }
-"""Imports inside functions that go up, and why."""
+"""Imports that go up, and why. A test holds them to three at most."""
 
+BY_NAME = {
+    "engine.origin",  # the user's module that holds a graph
+    "graphs.graph",  # the engine that a start asks for
+    "queues.store",  # Store.check: the check knows every row of every layer
+    "checkpoints", "cli.app", "groups", "txn",  # names that load on first use
+}  # fmt: skip
+"""Modules that import others by a name computed at run time."""
 
 PUBLIC = ("cues", "cues.errors", "cues.codec", "cues.testing", "cues.checkpoints", "cues.processors")
 """Modules whose names are for users, and so for processors."""
@@ -74,54 +51,64 @@ def modules() -> dict[str, Path]:
     return found
 
 
-def group(module: str) -> str:
-    """Where a module stands in ORDER: the command line counts as one."""
-    return "cli" if module.split(".")[0] == "cli" else module
+def folder(module: str) -> int:
+    """The rank of a module's folder."""
+    first = module.split(".")[0]
+    if first in TOP:
+        return len(FOLDERS)
+    return FOLDERS.index(first if first in FOLDERS else "")
 
 
-def imports(path: Path) -> list[tuple[str, bool]]:
-    """What a module imports of this package, and whether at run time on import (not typing, not in a function)."""
-    tree = ast.parse(path.read_text())
-    found: list[tuple[str, bool]] = []
-
-    def visit(node: ast.AST, typing_only: bool, inside: bool) -> None:
-        for child in ast.iter_child_nodes(node):
-            if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.dump(child.test):
-                continue  # names for the type checker load nothing
-            if isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
-                visit(child, typing_only, True)
-                continue
-            if isinstance(child, ast.ImportFrom) and child.module and child.module.split(".")[0] == "cues":
-                rest = child.module.partition(".")[2]
-                for alias in child.names:
-                    name = f"{rest}.{alias.name}" if rest else alias.name
-                    found.append((name if name in modules() else rest, inside))
-            elif isinstance(child, ast.Import):
-                for alias in child.names:
-                    if alias.name.split(".")[0] == "cues":
-                        found.append((alias.name.partition(".")[2], inside))
-            visit(child, typing_only, inside)
-
-    visit(tree, False, False)
-    return [(name, inside) for name, inside in found if name]
+def imports(path: Path) -> set[str]:
+    """The modules of this package that a module imports: at the top, inside functions, and for the type checker."""
+    known = modules()
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "cues":
+            rest = node.module.partition(".")[2]
+            for alias in node.names:
+                name = f"{rest}.{alias.name}" if rest else alias.name
+                found.add(name if name in known else rest)
+        elif isinstance(node, ast.Import):
+            found |= {alias.name.partition(".")[2] for alias in node.names if alias.name.split(".")[0] == "cues"}
+    return found - {""}
 
 
-@pytest.mark.parametrize("module", sorted(modules()))
-def test_a_module_imports_only_what_stands_below_it(module: str) -> None:
-    me = group(module)
-    assert me in RANK, f"{module} stands in no layer: put it into ORDER and docs/design.md"
-    for other, inside in imports(modules()[module]):
-        target = group(other)
-        if target == me:
-            continue
-        if RANK[target] >= RANK[me]:
-            assert inside, f"{module} imports {other}, which stands above it"
-            assert (module, other) in UPWARD, f"{module} loads {other} upward, which is not on the list"
+GRAPH = {name: imports(path) for name, path in modules().items()}
 
 
-def test_only_the_store_imports_lmdb() -> None:
+@pytest.mark.parametrize("module", sorted(GRAPH))
+def test_a_module_imports_only_from_its_folder_and_those_below(module: str) -> None:
+    for other in GRAPH[module]:
+        if folder(other) > folder(module):
+            assert (module, other) in UPWARD, f"{module} imports {other}, which is in a folder above it"
+
+
+def test_no_module_imports_itself_by_way_of_others() -> None:
+    """Imports under TYPE_CHECKING and inside functions count."""
+    arrows = {name: {other for other in found if (name, other) not in UPWARD} for name, found in GRAPH.items()}
+    while leaves := [name for name, found in arrows.items() if not found & arrows.keys()]:
+        for name in leaves:
+            del arrows[name]
+    assert not arrows, f"modules in a circle, or above one: {sorted(arrows)}"
+
+
+def test_few_imports_go_up() -> None:
+    assert len(UPWARD) <= 3
+    assert all(other in GRAPH[module] for module, other in UPWARD), "an entry that is not needed any more"
+
+
+def test_modules_that_import_by_name_are_known() -> None:
+    found = {name for name, path in modules().items() if "import_module(" in path.read_text()}
+    assert found == BY_NAME
+
+
+def test_only_the_storage_folder_imports_lmdb() -> None:
     users = [name for name, path in modules().items() if "import lmdb" in path.read_text()]
-    assert users == ["store"]
+    assert users == [
+        f"storage.{name}"
+        for name in ("base_store", "environment", "exclusive", "format_record", "lmdb_errors", "lmdb_map")
+    ]
 
 
 def test_processors_use_only_public_names() -> None:

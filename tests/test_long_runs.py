@@ -17,9 +17,11 @@ from typing import Any
 
 import children
 import pytest
+import seeds
 
 import cues
-from cues import cli, metrics
+from cues import cli
+from cues.tools import metrics
 
 TEN_MILLION = 10_000_000
 MB = 1 << 20
@@ -119,8 +121,7 @@ def test_the_file_is_bounded_while_many_times_its_size_passes(tmp_path: Path, po
 
     A second queue that lives longer lies between the holes of the first.
     """
-    seed = random.randrange(1 << 30)
-    print(f"seed {seed}")
+    seed = seeds.new()
     draw = random.Random(seed)
     used: list[int] = []
     passed = 0

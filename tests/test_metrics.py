@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
+from terminal import cues as command
 
 import cues
-from cues import metrics, testing
+from cues import testing
+from cues.tools import metrics
 
 
 def test_the_rate_of_a_queue_is_over_ten_seconds_or_since_it_began(tmp_path: Path) -> None:
@@ -73,3 +76,22 @@ def test_a_step_with_side_effects_is_counted_once(tmp_path: Path) -> None:
         found = {p.processor: p for p in metrics.of_processors(store)}
         assert 0 < (found["g.take"].rate or 0) <= 100
         assert found["g.n"].rate is None
+
+
+def test_status_says_why_a_processor_stopped_until_it_runs_again(tmp_path: Path) -> None:
+    """Also when nothing runs any more, and without workers."""
+
+    def fails(message: dict[str, Any]) -> dict[str, Any]:
+        return {"n": 1 // message["n"]}
+
+    path = str(tmp_path / "store")
+    graph = cues.Graph("g", [cues.Stream(fails, "in", "out", id="p")], source="in", durability="process", store=path)
+    running = graph.start()
+    running.send({"n": 0})
+    with pytest.raises(cues.ProcessorStopped):
+        running.wait_idle(60)
+    running.close()
+    shown = command("status", path, "--table").out
+    assert "g.p stopped, " in shown and "ZeroDivisionError" in shown
+    graph.start().close()
+    assert "ZeroDivisionError" not in command("status", path, "--table").out

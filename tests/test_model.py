@@ -13,18 +13,22 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
+from sets import slow_except
 from store_machine import StoreMachine
 
-from cues import log, retention
-from cues.delivery import Delivery, Part
 from cues.errors import CuesError
-from cues.hashes import Hasher
-from cues.log import KEY, Log, pack_row
-from cues.ownership import ProcessorRow
-from cues.state import Table
-from cues.store import Store
-from cues.tailer import Tailer
+from cues.queues import log, retention
+from cues.queues.log import KEY, Log
+from cues.queues.processor_rows import ProcessorRow
+from cues.queues.store import Store
+from cues.queues.tailer import Tailer
+from cues.records.log_row import pack_row
+from cues.steps.hashes import Hasher
+from cues.steps.parts import Part
+from cues.steps.state import StateTable
+from cues.steps.stepper import Stepper
 
+EXAMPLES_FAST = 10
 EXAMPLES = 100
 EXAMPLES_LONG = 4000
 EXAMPLES_CONTROL = 400
@@ -47,8 +51,9 @@ def quiet() -> Iterator[None]:
     logging.disable(logging.NOTSET)
 
 
-def test_a_store_and_its_model_stay_equal() -> None:
-    run_state_machine_as_test(StoreMachine, settings=settings(SETTINGS, max_examples=EXAMPLES))
+@pytest.mark.parametrize("examples", slow_except([EXAMPLES_FAST], [EXAMPLES_FAST, EXAMPLES]))
+def test_a_store_and_its_model_stay_equal(examples: int) -> None:
+    run_state_machine_as_test(StoreMachine, settings=settings(SETTINGS, max_examples=examples))
 
 
 @pytest.mark.long
@@ -149,31 +154,31 @@ def large_messages_deleted_in_part(patch: Patch) -> None:
 
 def commit_in_two(patch: Patch) -> None:
     """The positions of a step are written behind its outputs, in a transaction of their own."""
-    write_step, commit_parts = Delivery._write_step, Delivery._commit_parts
+    write_step, commit_parts = Stepper._write_step, Stepper._commit_parts
 
-    def commit(self: Delivery, parts: list[Part], row: ProcessorRow) -> None:
+    def commit(self: Stepper, parts: list[Part], row: ProcessorRow) -> None:
         old, packed = self._expected, row.pack()
         self._write_step = lambda txn, parts, row: write_step(self, txn, parts, old)  # type: ignore[method-assign]
         commit_parts(self, parts, row)
         self.store.commit(lambda txn: txn.put(self._row_key, packed))
 
-    patch.setattr(Delivery, "_commit_parts", commit)
+    patch.setattr(Stepper, "_commit_parts", commit)
 
 
 def state_in_memory_only(patch: Patch) -> None:
-    patch.setattr(Table, "write", lambda self, txn: None)
+    patch.setattr(StateTable, "write", lambda self, txn: None)
 
 
 def hash_of_the_epoch(patch: Patch) -> None:
     """A message comes under another hash after every restart."""
-    real = Delivery.__init__
+    real = Stepper.__init__
 
-    def init(self: Delivery, store: Store, node: Any, row: ProcessorRow, **options: Any) -> None:
+    def init(self: Stepper, store: Store, node: Any, row: ProcessorRow, **options: Any) -> None:
         real(self, store, node, row, **options)
         self.hasher = Hasher(node.id, row.epoch)
         self.process.renew(self.hasher, row.epoch)
 
-    patch.setattr(Delivery, "__init__", init)
+    patch.setattr(Stepper, "__init__", init)
 
 
 BROKEN = [
@@ -193,6 +198,7 @@ BROKEN = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("broken", BROKEN, ids=lambda broken: broken.__name__)
 def test_negative_control_what_is_broken_is_found(monkeypatch: Patch, broken: Callable[[Patch], None]) -> None:
     """The same sequences every time, so that this test says the same every time."""

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import cues
-from cues import names
+from cues.base import names
 from cues.errors import InvalidName, QueueNotFound
 
 

@@ -9,12 +9,13 @@ import xxhash
 from conftest import problems_of
 
 import cues
-from cues import names, outside
-from cues.outside import SourceRow
+from cues.base import names
+from cues.forwarding import external_writers
+from cues.forwarding.external_writers import SourceRow
 
 pytest.importorskip("pyspark", reason="pyspark is not installed (pip install 'cues-streams[test]')")
 
-from cues.spark.position import Checkpoint, Part, Queues, QueueSpan, Range, read_place
+from cues.spark.position import Checkpoint, Queues, QueueSpan, Range, SourcePart, read_place
 
 A, B = b"identity", b"another!"
 R1, R2 = b"record-1", b"record-2"
@@ -95,7 +96,7 @@ def checkpoint(batch: int, start: str | None, end: str, id: str = "q", record: b
         (checkpoint(1, "3", "4"), queues((A, 1, 5)), "refuse"),
     ],
 )
-def test_what_is_done_with_a_part_of_a_source(before: Part | None, part: Part, verdict: str) -> None:
+def test_what_is_done_with_a_part_of_a_source(before: SourcePart | None, part: SourcePart, verdict: str) -> None:
     kept = None if before is None else before.position()
     if kept is not None:  # as it comes back from the store
         kept = SourceRow.unpack(SourceRow("q", 1, kept).pack()).position
@@ -108,18 +109,18 @@ def test_the_row_is_there_if_and_only_if_the_messages_are(tmp_path: Path) -> Non
         row = SourceRow("orders", 2, ["range", 100])
 
         def write(txn: object, fails: bool) -> None:
-            from cues import batch
+            from cues.records import batch
 
             queue.append_pages(txn, batch.build([{"x": 1}], 1000))
-            outside.put(txn, "loader", row)
+            external_writers.put(txn, "loader", row)
             if fails:
                 raise RuntimeError("before the commit")
 
         with pytest.raises(RuntimeError):
             store.commit(write, True)
-        assert (len(queue), outside.rows(store)) == (0, {})
+        assert (len(queue), external_writers.rows(store)) == (0, {})
         store.commit(write, False)
-        assert (len(queue), outside.rows(store)) == (1, {"loader": row})
+        assert (len(queue), external_writers.rows(store)) == (1, {"loader": row})
 
 
 @pytest.mark.damages_stores
@@ -129,11 +130,11 @@ def test_the_check_knows_where_on_each_partition_a_writer_is(tmp_path: Path) -> 
         queue = store.queue("orders", partitions=3, key="user")
         for partition in (0, 2, 2):
             queue.partition(partition).appender().write({"user": "ann"})
-        store.commit(lambda txn: outside.put(txn, "loader", row))
+        store.commit(lambda txn: external_writers.put(txn, "loader", row))
     assert problems_of(tmp_path / "s") == []
     with cues.open(tmp_path / "s") as store:
-        store.commit(lambda txn: outside.put(txn, "loader", row._replace(next=[2, 2, 3])))
-        store.commit(lambda txn: outside.put(txn, "other", SourceRow("orders/2", 4, ["range", 100])))
+        store.commit(lambda txn: external_writers.put(txn, "loader", row._replace(next=[2, 2, 3])))
+        store.commit(lambda txn: external_writers.put(txn, "other", SourceRow("orders/2", 4, ["range", 100])))
     assert problems_of(tmp_path / "s") == [
         "The position of writer 'loader' says that it wrote up to 1 of queue orders/1, which ends before 1.",
         "The position of writer 'other' says that it wrote up to 3 of queue orders/2, which ends before 3.",
@@ -145,10 +146,10 @@ def test_the_check_knows_the_row_and_sees_its_damage(tmp_path: Path) -> None:
     row = SourceRow("orders", 3, ["range", 100])
     with cues.open(tmp_path / "s", durability="process") as store:
         store.queue("orders").appender().write_many([{"x": 1}, {"x": 2}])
-        store.commit(lambda txn: outside.put(txn, "loader", row))
+        store.commit(lambda txn: external_writers.put(txn, "loader", row))
     assert problems_of(tmp_path / "s") == []
     with cues.open(tmp_path / "s") as store:
-        store.commit(lambda txn: outside.put(txn, "loader", row._replace(next=4)))
+        store.commit(lambda txn: external_writers.put(txn, "loader", row._replace(next=4)))
     assert problems_of(tmp_path / "s") == [
         "The position of writer 'loader' says that it wrote up to 3 of queue orders, which ends before 3."
     ]

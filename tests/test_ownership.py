@@ -8,6 +8,7 @@ wrong: a test that could not fail would show nothing.
 from __future__ import annotations
 
 import os
+import re
 import signal
 import threading
 from collections.abc import Iterator
@@ -18,10 +19,14 @@ import pytest
 from forks import Forks
 
 import cues
-from cues import Graph, Sink, Source, Store, Stream, names, ownership, testing
+from cues import Graph, Sink, Source, Store, Stream, testing
+from cues.base import names
 from cues.engine.assembly import assemble
 from cues.errors import AlreadyRunning, Fenced, InvalidArgument, ProcessorStopped
-from cues.ownership import LEASE_S, read_row
+from cues.queues import processor_rows
+from cues.queues.processor_rows import read_row
+from cues.steps import ownership
+from cues.steps.ownership import LEASE_S
 
 COUNT = 10
 
@@ -149,7 +154,8 @@ def test_a_second_start_in_another_process_names_the_pid_and_its_state(
     early_pid, early, leased_pid, leased = forks.run("test_ownership:take_over", path, {}).value
     assert early_pid == leased_pid == pid
     assert f"process {pid} (stopped)" in early and f"kill {pid}" in early and "--take-over" in early
-    assert "lease" in leased and "10 s" in leased
+    (rest,) = set(re.findall(r"(\d+) s\b", leased))
+    assert "lease" in leased and LEASE_S / 2 < int(rest) <= LEASE_S  # some of it passes on a machine under load
     forks.kill(pid)
     assert forks.wait(pid).killed
 
@@ -344,14 +350,14 @@ def test_who_looks_for_a_seek_does_not_adopt_a_takeover(store: Store) -> None:
     make two owners of one id, each taking the other's commits for seeks."""
     graph = Graph("g", [Sink(lambda m: None, "a", id="s")])
     assembled = assemble(graph, store)
-    (delivery,) = assembled.deliveries
+    (stepper,) = assembled.steppers
     with store.view() as txn:
-        row = ownership.read_row(txn, "g.s")
+        row = processor_rows.read_row(txn, "g.s")
     assert row is not None
     with pytest.raises(Fenced) as caught:
-        delivery.adopt(row._replace(owner=bytes(8), epoch=row.epoch + 1))
+        stepper.adopt(row._replace(owner=bytes(8), epoch=row.epoch + 1))
     assert caught.value.reason == "takeover"
-    delivery.adopt(row._replace(epoch=row.epoch + 1))
+    stepper.adopt(row._replace(epoch=row.epoch + 1))
     assembled.close()
 
 

@@ -15,12 +15,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import seeds
 
 import cues
-from cues import AnyOf, Graph, QueueOptions, Sink, Source, Stream, names, testing
+from cues import AnyOf, Graph, QueueOptions, Sink, Source, Stream, testing
+from cues.base import events, names
 from cues.engine.assembly import assemble
 from cues.errors import AlreadyRunning, GraphError, ProcessorStopped, QueueOptionsError
-from cues.partitioners import partition_for
+from cues.queues.partitioners import partition_for
 
 Message = dict[str, Any]
 
@@ -75,8 +77,7 @@ def judge(messages: list[Message], queue: cues.Queue) -> None:
 
 @pytest.mark.parametrize("instances", [1, 3, 9])
 def test_order_and_state_of_each_key_through_two_stages(tmp_path: Path, instances: int) -> None:
-    seed = random.randrange(1 << 32)
-    print(f"seed {seed}")
+    seed = seeds.new()
     rng = random.Random(seed)
     messages = random_messages(rng, 1500, 40)
     with counting(tmp_path / "s", instances=instances).start() as running:
@@ -99,8 +100,7 @@ def test_order_and_state_of_each_key_through_two_stages(tmp_path: Path, instance
 
 def test_any_interleaving_of_units_and_restarts_gives_the_same(tmp_path: Path) -> None:
     """Many seeds: units take turns at random, the run ends after some steps, and another one goes on."""
-    seed = random.randrange(1 << 32)
-    print(f"seed {seed}")
+    seed = seeds.new()
     rng = random.Random(seed)
     for round in range(8):
         with cues.open(tmp_path / f"s{round}", durability="process") as store:
@@ -147,8 +147,7 @@ if __name__ == "__main__":
 
 
 def kill_loop(path: Path, kills: int, wait_s: Callable[[random.Random], float]) -> None:
-    seed = random.randrange(1 << 32)
-    print(f"seed {seed}")
+    seed = seeds.new()
     rng = random.Random(seed)
     (path / "graph.py").write_text(GRAPH)
     store = path / "s"
@@ -187,6 +186,7 @@ def kill_loop(path: Path, kills: int, wait_s: Callable[[random.Random], float]) 
         child.wait()
 
 
+@pytest.mark.slow
 def test_kill_9_at_any_time_loses_and_repeats_nothing(tmp_path: Path) -> None:
     kill_loop(tmp_path, 5, lambda rng: rng.random() * 0.1)
 
@@ -340,24 +340,69 @@ def test_units_that_a_processor_has_no_more_hold_nothing_back(tmp_path: Path, pa
             assert len(list(store.rows(txn, names.LOW_WATERS))) == 4
 
 
-def test_growing_under_a_running_graph_loses_nothing(tmp_path: Path) -> None:
-    """Those that write follow at once; what is on the new partitions waits for the next start."""
+@pytest.mark.parametrize("fed", [False, True])
+def test_a_running_graph_takes_new_partitions_in(tmp_path: Path, fed: bool) -> None:
+    """Input and output grow under a run: idle means that the new partitions are read too, by the same threads."""
     graph = counting(tmp_path / "s")
     messages = random_messages(random.Random(5), 400, 20)
-    with graph.start() as running:
+    told: list[events.Event] = []
+    with graph.start(listeners=(told.append,)) as running:
         running._queue("orders").appender().write_many(messages[:200])
         with cues.open(tmp_path / "s") as store:
             store.queue("counts").grow(5)
-        for message in messages[200:]:
+            store.queue("orders").grow(9)
+            if fed:  # by another process, after the last thing that the graph's own queues hear of
+                store.queue("orders").appender().write_many(messages[200:])
+        for message in () if fed else messages[200:]:
             running.send("orders", message)
         assert running.wait_idle(60)
+        assert sorted(m["n"] for m in running.messages("out")) == list(range(400))
+        units = [one.id for one in running.standings()]
+        assert sorted(units) == sorted(
+            ["g.counted", *(f"g.counted/{n}" for n in range(1, 9)), "g.copy", *(f"g.copy/{n}" for n in range(1, 5))]
+        )
+        assert len({worker.thread for worker in running.workers}) == 2  # instances=1: a thread for each processor
+    texts = [event.text for event in told]
+    assert any("reads 5 more partitions from now on" in text for text in texts)
+    assert any("reads 2 more partitions from now on" in text for text in texts)
     with cues.open(tmp_path / "s") as store:
-        assert len(store.queue("counts")) == 400
-        assert len(store.queue("out")) < 400
         graph = counting()
-        graph.queues["counts"] = QueueOptions(partitions=5, key="user")
-        testing.run_until_idle(graph, store)
-        assert sorted(m["n"] for m in store.queue("out").tailer()) == list(range(400))
+        graph.queues |= {
+            "counts": QueueOptions(partitions=5, key="user"),
+            "orders": QueueOptions(partitions=9, key="user"),
+        }
+        assert not any(testing.run_until_idle(graph, store).steps.values())
+
+
+def test_inputs_that_grow_one_after_the_other_meet_again(tmp_path: Path) -> None:
+    """Between the two calls of grow() the inputs of a join do not fit: it waits, is not idle, and says so."""
+    graph = Graph(
+        "g",
+        [Stream(lambda a, b: {"user": a["user"], "sum": a["n"] + b["n"]}, {"a": "x", "b": "y"}, "z", id="p")],
+        queues=parted(x=2, y=2, z=1),
+    )
+    told: list[events.Event] = []
+    with cues.open(tmp_path / "s") as store, graph.start(store=store, listeners=(told.append,)) as running:
+        store.queue("x").grow(4)
+        messages = [{"user": f"user-{n}", "n": n} for n in range(40)]
+        store.queue("x").appender().write_many(messages)
+        assert not running.wait_idle(0)
+        store.queue("y").grow(4)
+        store.queue("y").appender().write_many(messages)
+        assert running.wait_idle(60)
+        assert sorted(m["sum"] for m in running.messages("z")) == [2 * n for n in range(40)]
+
+
+def test_a_start_of_several_processes_is_no_growth(tmp_path: Path) -> None:
+    """One process has claimed the first unit before the other looks at its own."""
+    graph = counting()
+    told: list[events.Event] = []
+    with cues.open(tmp_path / "s", durability="process") as store:
+        first = assemble(graph, store, units=["g.counted", "g.copy"], emit=told.append)
+        second = assemble(graph, store, units=["g.counted/1", "g.copy/1"], emit=told.append)
+        first.close()
+        second.close()
+    assert not [event.text for event in told if "more partition" in event.text]
 
 
 def test_each_unit_is_claimed_and_fenced_by_itself(tmp_path: Path) -> None:
@@ -365,7 +410,7 @@ def test_each_unit_is_claimed_and_fenced_by_itself(tmp_path: Path) -> None:
     graph = counting()
     with cues.open(tmp_path / "s", durability="process") as store:
         whole = assemble(graph, store)
-        units = [delivery.node.id for delivery in whole.deliveries]
+        units = [stepper.node.id for stepper in whole.steppers]
         assert units == [
             *("g.counted", "g.counted/1", "g.counted/2", "g.counted/3"),
             *("g.copy", "g.copy/1", "g.copy/2"),
@@ -375,11 +420,11 @@ def test_each_unit_is_claimed_and_fenced_by_itself(tmp_path: Path) -> None:
         with pytest.raises(AlreadyRunning, match=r"g\.counted/2"):
             assemble(graph, store, units=["g.counted/1", "g.counted/2"])
         second = assemble(graph, store, units=["g.counted/1", "g.counted/3", "g.copy/1", "g.copy/2"])
-        assert {d.node.id for d in first.deliveries} == {"g.counted", "g.counted/2", "g.copy"}
+        assert {d.node.id for d in first.steppers} == {"g.counted", "g.counted/2", "g.copy"}
         messages = random_messages(random.Random(1), 100, 20)
         store.queue("orders").appender().write_many(messages)
-        deliveries = [*first.deliveries, *second.deliveries]
-        while any(delivery.step() == "committed" for delivery in deliveries):
+        steppers = [*first.steppers, *second.steppers]
+        while any(stepper.step() == "committed" for stepper in steppers):
             pass
         first.close()
         second.close()
@@ -391,7 +436,7 @@ def test_each_unit_is_claimed_and_fenced_by_itself(tmp_path: Path) -> None:
 
 
 def test_a_seek_of_one_unit_moves_only_that(tmp_path: Path) -> None:
-    from cues.ownership import seek
+    from cues.steps.ownership import seek
 
     with counting(tmp_path / "s").start() as running:
         running._queue("orders").appender().write_many(random_messages(random.Random(2), 100, 20))
@@ -554,7 +599,7 @@ def test_the_commands_understand_partitions(tmp_path: Path) -> None:
     assert sorted(m["n"] for m in run("tail", "graph.py#orders", "-n", "all")) == sorted(alone) == list(range(40))
     assert len(run("tail", "graph.py#out", "-n", "7")) == 7
     assert run("tail", "graph.py#out/1", "-n", "1", "--meta")[0]["q/meta"]["q/queue"]["out/1"]["q/t"] > 0
-    assert "of one" in run("tail", "graph.py#out", "--from", "3", code=2)[0]
+    assert "belongs to one" in run("tail", "graph.py#out", "--from", "3", code=2)[0]
     assert "no partition 4" in run("tail", "graph.py#orders/4", code=1)[0]
     listed = {row["queue"]: row for row in run("queues", "graph.py")}
     assert listed["orders"]["messages"] == 40
@@ -564,7 +609,7 @@ def test_the_commands_understand_partitions(tmp_path: Path) -> None:
     assert units == ["g.counted", "g.counted/1", "g.counted/2", "g.counted/3", "g.copy", "g.copy/1", "g.copy/2"]
     full = next(n for n in range(1, 4) if listed and run("tail", f"graph.py#orders/{n}", "-n", "1"))
     assert run("tries", f"graph.py#counted/{full}")[0]["q.try/tailer-indices"] == {f"g.counted.orders/{full}": 1}
-    assert "index is of one" in run("seek", "graph.py#counted", "--to", "2", "--yes", code=2)[0]
+    assert "index belongs to one" in run("seek", "graph.py#counted", "--to", "2", "--yes", code=2)[0]
     assert run("seek", f"graph.py#counted/{full}", "--to", "1", "--yes")[0]["processor"] == f"g.counted/{full}"
     assert len(run("seek", "graph.py#counted", "--to", "end", "--yes")) == 4
     assert run("check", "graph.py")[0]["problems"] == 0

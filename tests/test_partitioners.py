@@ -7,11 +7,12 @@ from collections import Counter
 from typing import Any
 
 import pytest
+import seeds
 
 import cues
 from cues import groups
 from cues.errors import InvalidArgument
-from cues.partitioners import NAMES, Missing, Router, fnv1a32, key_bytes, name_of
+from cues.queues.partitioners import NAMES, Missing, Router, fnv1a32, key_bytes, name_of
 
 KAFKA = {
     b"21": -973_932_308,
@@ -66,8 +67,7 @@ def test_murmur2_is_kafkas() -> None:
 
 
 def test_murmur2_is_a_slow_implementation_s() -> None:
-    seed = random.randrange(1 << 32)
-    print(f"seed {seed}")
+    seed = seeds.new()
     rng = random.Random(seed)
     for size in [*range(70), 1000]:
         for _ in range(20):
@@ -165,8 +165,8 @@ def test_functions_are_stored_by_name(tmp_path: Any) -> None:
         store.queue("q", partitions=2, key=key_bytes, partitioner=len)
     with cues.open(tmp_path / "store") as store:
         options = store.queue("q").options
-        assert options.key == Missing("cues.partitioners:key_bytes")
-        assert options.placing == ("cues.partitioners:key_bytes", "builtins:len")
+        assert options.key == Missing("cues.queues.partitioners:key_bytes")
+        assert options.placing == ("cues.queues.partitioners:key_bytes", "builtins:len")
         assert name_of(options.key) == name_of(key_bytes)
         with pytest.raises(InvalidArgument, match="partitioners:key_bytes"):
             options.key({})  # type: ignore[operator]

@@ -15,13 +15,17 @@ import pytest
 from forks import Forks
 from pending_runs import COUNT, GRAPHS, OTHERS
 from scenarios import copy
+from sets import slow_except
 from test_power import first_middle_and_last
 
 import cues
-from cues import Graph, QueueOptions, Sink, Source, Stream, draw, faults, ownership, producers, testing
+from cues import Graph, QueueOptions, Sink, Source, Stream, faults, testing
 from cues.engine.assembly import assemble
 from cues.errors import Diverged, GraphError
+from cues.graphs import draw
+from cues.queues import producers
 from cues.spark import engine as spark
+from cues.steps import ownership
 
 Site = tuple[str, int]
 Message = dict[str, Any]
@@ -66,7 +70,8 @@ class Lab:
 
 
 KINDS = pytest.mark.parametrize(
-    ("name", "durability"), [("spread", "process"), ("spread", "disk"), ("picky", "process")]
+    ("name", "durability"),
+    slow_except([("picky", "process")], [("spread", "process"), ("spread", "disk"), ("picky", "process")], names=2),
 )
 
 
@@ -92,6 +97,7 @@ def die_and_judge(lab: Lab, sites: list[Site]) -> None:
         assert not lab.wrong(after), f"{site}: {lab.wrong(after)}"
 
 
+@pytest.mark.slow
 def test_every_hit_of_what_crosses_stores(forks: Forks, tmp_path: Path) -> None:
     lab = Lab(forks, tmp_path)
     die_and_judge(lab, lab.at("pending.", "stamped."))
@@ -106,6 +112,7 @@ def test_at_most_once_loses_one_message_at_most_and_repeats_none(forks: Forks, t
         assert [message for message in wanted if message in found] == found and len(found) >= COUNT - 1, case
 
 
+@pytest.mark.slow
 def test_death_in_the_start_after_a_death(forks: Forks, tmp_path: Path) -> None:
     lab = Lab(forks, tmp_path)
     # Which points a start passes depends on what it finds; these it passes always, and twice where something is due.
@@ -118,6 +125,7 @@ def test_death_in_the_start_after_a_death(forks: Forks, tmp_path: Path) -> None:
         assert not lab.wrong(after), f"{case}: {lab.wrong(after)}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("break_it", "points"),
     [
@@ -143,7 +151,7 @@ def test_without_the_rule_messages_are_lost_or_repeated(
 CUTS = [("",), ("x",), ("y",), ("x", "y"), ("", "x", "y")]
 
 
-@pytest.mark.parametrize("cut", CUTS, ids=lambda cut: "+".join(name or "home" for name in cut))
+@pytest.mark.parametrize("cut", slow_except(CUTS[:1], CUTS), ids=lambda cut: "+".join(name or "home" for name in cut))
 def test_taking_back_what_was_not_synced_changes_nothing(cut: tuple[str, ...], forks: Forks, tmp_path: Path) -> None:
     lab = Lab(forks, tmp_path)
     cut_and_judge(lab, first_middle_and_last(lab.at("pending.", "commit.after", "stamped.inside")), cut)
@@ -163,6 +171,7 @@ def cut_and_judge(lab: Lab, sites: list[Site], cut: tuple[str, ...]) -> None:
         assert not lab.wrong(after), f"{site}: {lab.wrong(after)}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("break_it", "cut"), [("no sync before the commit", ("x", "y")), ("no sync behind the commit", ("",))]
 )
@@ -322,12 +331,12 @@ def test_a_failed_step_in_partitions_that_came_since_the_start(tmp_path: Path) -
         queues={"out": QueueOptions(path=tmp_path / "other", key="n")},
     )
     assembly = assemble(made)
-    (delivery,) = assembly.deliveries
+    (stepper,) = assembly.steppers
     assembly.queues["in"].appender().write_many([{"n": n} for n in range(8)])
     assembly.queues["out"].grow(4)
     with pytest.raises(testing.Crashed), testing.crash("commit.before", how="raise"):
-        delivery.step()
-    assert delivery.step() == "committed"
+        stepper.step()
+    assert stepper.step() == "committed"
     assembly.close()
     with cues.open(tmp_path / "other") as other:
         logs = [list(view.tailer(isolation="committed")) for view in other.queue("out").views]
@@ -375,7 +384,7 @@ def test_what_it_cannot_do_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(GraphError, match="which only the embedded engine does"):
         spark.check(graph(tmp_path).plan())
     near = Graph("g", [Stream(same, "in", "out", id="s", across="pending")])
-    with pytest.raises(GraphError, match="none of its queues lies in another store"):
+    with pytest.raises(GraphError, match="none of its queues is in another store"):
         near.plan()
     read = graph(tmp_path)
     read.add(Sink(lambda m: None, "out", id="save"))

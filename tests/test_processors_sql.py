@@ -174,7 +174,7 @@ def test_a_join_is_cut_at_the_same_count_on_each_input(db: sql.SQLite) -> None:
 
 def test_a_join_of_messages_that_were_not_joined_before_is_refused(db: sql.SQLite) -> None:
     deliver(db, Presented({"a": (1, 4), "b": (11, 14)}, indices={"x": [1], "y": [11]}), [1])
-    with pytest.raises(cues.Diverged, match="not joined with one another"):
+    with pytest.raises(cues.errors.Diverged, match="not joined with one another"):
         deliver(db, Presented({"a": (1, 4), "b": (12, 15)}, indices={"x": [1], "y": [12]}), [1])
 
 
@@ -213,10 +213,23 @@ def test_a_block_that_raises_leaves_neither_rows_nor_position(db: sql.SQLite) ->
 
 def test_a_block_that_commits_itself_is_told(db: sql.SQLite) -> None:
     with (
-        pytest.raises(RuntimeError, match="ended its transaction itself"),
+        pytest.raises(cues.CuesError, match="ended its transaction itself"),
         db.transaction(cast(cues.Process, one(1, 3))) as tx,
     ):
+        tx.execute("insert into numbers values (1), (2)")
         tx.execute("commit")
+    # The position was in the same commit, so the messages are not written again.
+    assert deliver(db, one(1, 3)) == [] and numbers(db) == [1, 2]
+
+
+def test_a_block_that_rolls_back_itself_is_told(db: sql.SQLite) -> None:
+    for statements in (["rollback"], ["rollback", "begin"]):
+        with (
+            pytest.raises(cues.CuesError, match="ended its transaction itself"),
+            db.transaction(cast(cues.Process, one(1, 3))) as tx,
+        ):
+            for statement in statements:
+                tx.execute(statement)
     assert deliver(db, one(1, 3)) == [1, 2]
 
 
@@ -248,7 +261,7 @@ def test_a_writer_that_waits_too_long_fails_and_changes_nothing(tmp_path: Path) 
     deliver(impatient, one(1, 2))
     with (
         db.transaction(cast(cues.Process, one(1, 3, id="g.other"))),
-        pytest.raises(cues.CheckpointError, match="locked"),
+        pytest.raises(cues.errors.CheckpointError, match="locked"),
     ):
         deliver(impatient, one(2, 3))
     assert deliver(impatient, one(2, 3)) == [2]
@@ -371,13 +384,17 @@ def test_alts_and_a_join_in_a_graph(db: sql.SQLite) -> None:
     graph.source("b")
     seen: list[tuple[Any, ...]] = []
 
-    @graph.sink(cues.AnyOf("a", "b"), batch=True, errors=None)
+    @graph.sink(cues.AnyOf("a", "b"), batch=True, errors=None, step_s=None)
     def either(messages: Any, process: cues.Process) -> None:
         with db.transaction(process) as tx:
             seen.append((process.binding, tx.fresh(messages)))
 
     @graph.sink(
-        {"x": "a", "y": "b"}, batch=True, errors=None, where={"x": lambda m: m["n"] > 1, "y": lambda m: m["n"] > 1}
+        {"x": "a", "y": "b"},
+        batch=True,
+        errors=None,
+        step_s=None,
+        where={"x": lambda m: m["n"] > 1, "y": lambda m: m["n"] > 1},
     )
     def both(x: Any, y: Any, process: cues.Process) -> None:
         start = dict(process.delivery.start)
@@ -408,7 +425,7 @@ def test_another_store_is_refused_and_changes_nothing(db: sql.SQLite) -> None:
     """A store made anew begins at index 1 and epoch 1 again: skipping below the old row would lose messages."""
     assert deliver(db, one(1, 4)) == [1, 2, 3]
     for options in ({"epoch": 1}, {"epoch": 9}, {"generation": 5}):
-        with pytest.raises(cues.Diverged, match="written from the store"):
+        with pytest.raises(cues.errors.Diverged, match="written from the store"):
             deliver(db, one(1, 3, store="cd" * 8, **options))
     assert numbers(db) == [1, 2, 3]
     assert deliver(db, one(1, 5)) == [4]
@@ -433,7 +450,7 @@ def test_a_target_that_refuses_stops_the_sink_and_is_no_failed_message(tmp_path:
             else:
                 with pytest.raises(cues.ProcessorStopped) as caught:
                     testing.run_until_idle(graph, store=store)
-                assert isinstance(caught.value.__cause__, cues.Diverged)
+                assert isinstance(caught.value.__cause__, cues.errors.Diverged)
                 assert len(store.queue("errors")) == 0
     assert numbers(db) == [1]
     db.close()

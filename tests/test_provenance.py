@@ -7,8 +7,9 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cues import clock, provenance
-from cues.provenance import Provenance
+from cues.base import clock
+from cues.records import provenance
+from cues.records.provenance import Provenance
 
 
 def maps(found: Provenance) -> list[dict[str, Any]]:

@@ -19,12 +19,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import seeds
 from forks import Forks
 
 import cues
 from cues import Graph, Sink, Stream
 
-SEED = int(os.environ.get("CUES_TEST_SEED", "0")) or random.SystemRandom().randrange(1, 1 << 32)
 MESSAGES = 60_000
 
 
@@ -115,27 +115,27 @@ def read_in_process(path: str, words: str, name: str | None, seed: int) -> tuple
 
 def test_readers_in_threads_and_processes_while_another_purges(forks: Forks, tmp_path: Path) -> None:
     """Unnamed ones, and two pairs of one name, of which each gets what the other does not."""
-    print("CUES_TEST_SEED =", SEED)
+    seed = seeds.new()
     path, shared = str(tmp_path / "store"), tmp_path / "words"
     words = Words(shared)
     results: list[tuple[str | None, list[int], list[str]]] = []
     with cues.open(path, durability="process") as store:
         store.queue("q")
 
-        def reading(name: str | None, seed: int) -> None:
-            results.append((name, *read_all(store, Words(shared), name, seed)))
+        def reading(name: str | None, mine: int) -> None:
+            results.append((name, *read_all(store, Words(shared), name, mine)))
 
         children = [
-            (name, forks.start(f"{__name__}:read_in_process", path, str(shared), name, SEED + number))
+            (name, forks.start(f"{__name__}:read_in_process", path, str(shared), name, seed + number))
             for number, name in enumerate([None, "both", "processes", "processes"])
         ]
         threads = [
-            threading.Thread(target=reading, args=(name, SEED + 100 + number))
+            threading.Thread(target=reading, args=(name, seed + 100 + number))
             for number, name in enumerate([None, "both", "threads", "threads"])
         ]
         for thread in threads:
             thread.start()
-        write_and_purge(store, words, SEED)
+        write_and_purge(store, words, seed)
         for thread in threads:
             thread.join()
         for name, pid in children:
@@ -161,7 +161,7 @@ def test_processors_while_another_purges(tmp_path: Path, side_effects: bool) -> 
 
     A step that took its messages before the purge may still commit behind it.
     """
-    print("CUES_TEST_SEED =", SEED)
+    seed = seeds.new()
     words = Words(tmp_path / "words")
     gaps: list[str] = []
     last = 0
@@ -186,7 +186,7 @@ def test_processors_while_another_purges(tmp_path: Path, side_effects: bool) -> 
     )
     with cues.open(tmp_path / "store", durability="process") as store:
         with graph.start(store=store) as running:
-            write_and_purge(store, words, SEED)
+            write_and_purge(store, words, seed)
             assert running.wait_idle(timeout=120)
         found = [message["n"] for message in store.queue("out").tailer()]
         left = list(range(store.queue("q").first_index, MESSAGES + 2))

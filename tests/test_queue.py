@@ -12,9 +12,11 @@ from typing import Any
 
 import children
 import pytest
+import seeds
 
 import cues
-from cues import clock, faults
+from cues import faults
+from cues.base import clock
 from cues.errors import (
     Closed,
     CodecError,
@@ -309,7 +311,8 @@ def test_an_appender_follows_options_that_change_under_it(store: cues.Store) -> 
 
 
 def test_what_a_newer_version_says_of_a_queue_is_refused(store: cues.Store) -> None:
-    from cues import codec, names
+    from cues import codec
+    from cues.base import names
 
     store.queue("q")
 
@@ -456,7 +459,7 @@ def test_one_that_raises_in_a_shared_transaction_is_undone_alone(tmp_path: Path)
             go.wait(30)
 
         def work(txn: Any, n: int) -> int:
-            from cues import batch
+            from cues.records import batch
 
             index = queue.append_pages(txn, batch.build([{"n": n}], 1000))
             if n % 4 == 2:
@@ -475,7 +478,7 @@ def test_one_that_raises_in_a_shared_transaction_is_undone_alone(tmp_path: Path)
         members = [threading.Thread(target=commit, args=(n,)) for n in range(12)]
         for member in members:
             member.start()
-        while len(store._shared.waiting) < 12:  # the leader is inside, so they all gather
+        while len(store._shared.group.waiting) < 12:  # the leader is inside, so they all gather
             os.sched_yield()
         go.set()
         for thread in (leader, *members):
@@ -582,8 +585,7 @@ def test_a_writer_that_is_killed_leaves_whole_appends(tmp_path: Path, durability
     """kill -9 in the middle of writing, again and again: what was acknowledged is there, in order, and nothing
     is half there; the next writer, and one that was open all along, go on at once."""
     path = tmp_path / "store"
-    seed = random.randrange(1 << 32)
-    print("seed", seed)
+    seed = seeds.new()
     rng = random.Random(seed)
     with cues.open(path, durability=durability) as store:
         queue = store.queue("q")
@@ -644,7 +646,7 @@ def test_a_purge_that_dies_inside_leaves_a_whole_queue(tmp_path: Path, checked: 
 
 
 def test_ages_and_sizes_are_read_as_people_write_them() -> None:
-    from cues import options
+    from cues.queues import options
 
     assert options._seconds("15m") == 900
     assert options._seconds(timedelta(days=2)) == 172_800
@@ -659,8 +661,7 @@ class Undone(Exception):
 
 def test_whole_batches_go_and_no_part_of_one(tmp_path: Path) -> None:
     """Against a model: batches in order, of which those go that end before the index, as many as one commit may."""
-    seed = random.randrange(1 << 30)
-    print(f"seed {seed}")
+    seed = seeds.new()
     draw = random.Random(seed)
     for name in range(30):
         with cues.open(tmp_path / str(name), durability="process") as store:

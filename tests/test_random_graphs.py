@@ -8,17 +8,17 @@ printed; ``CUES_TEST_SEED=n`` runs that one alone.
 from __future__ import annotations
 
 import contextlib
-import os
 import random
 from collections.abc import Callable
 from typing import Any
 
 import pytest
+import seeds
 
 from cues import Graph, Stream, faults, testing
 
 Message = dict[str, Any]
-SEEDS = [int(os.environ["CUES_TEST_SEED"])] if "CUES_TEST_SEED" in os.environ else range(60)
+SEEDS = seeds.among(range(60))
 
 RATES = [{"n": 1000 * n} for n in range(1, 30)]
 """What an imperative stage reads by itself, one a message that does not fail."""
@@ -113,7 +113,7 @@ class Stage:
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_random_graph_agrees_with_the_model(seed: int) -> None:
-    print(f"seed {seed}")
+    print(f"CUES_TEST_SEED={seed}")
     chance = random.Random(seed)
     stages = [Stage(chance, number) for number in range(chance.randint(1, 4))]
     messages = [{"n": chance.randint(0, 30)} for _ in range(chance.randint(1, 40))]

@@ -18,16 +18,35 @@ def blocks(language: str) -> list[str]:
 def test_every_python_block_runs_and_prints_what_it_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.chdir(tmp_path)
+    """Each block as it stands: in a directory of its own, with no name but its own imports."""
     monkeypatch.delenv("CUES_STORE", raising=False)
-    names: dict[str, object] = {"__name__": "readme"}
-    for block in blocks("python"):
-        exec(compile(block, "README.md", "exec"), names)
+    for number, block in enumerate(blocks("python")):
+        directory = tmp_path / str(number)
+        directory.mkdir()
+        monkeypatch.chdir(directory)
+        exec(compile(block, "README.md", "exec"), {"__name__": "__main__"})
         printed = capsys.readouterr().out.splitlines()
         promised = re.findall(r"print\(.*\)\s+# (.*)", block)
         assert promised, "a block that shows no result"
         for line in promised:
             assert line in printed
+
+
+def test_the_quick_start_is_shown_and_sent_to_without_starting_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from cues.cli.app import run
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("CUES_STORE", raising=False)
+    Path("shop.py").write_text(blocks("python")[0])
+    assert run(["show", "shop.py"]) == 0 and "orders" in capsys.readouterr().out
+    assert [path.name for path in tmp_path.iterdir() if path.name != "__pycache__"] == ["shop.py"]
+    assert run(["send", "shop.py#orders", "count=3", "price=4"]) == 0
+    assert run(["run", "shop.py", "--idle-exit", "0"]) == 0
+    capsys.readouterr()
+    assert run(["tail", "shop.py#priced"]) == 0
+    assert capsys.readouterr().out == '{"count": 3, "price": 4, "total": 12}\n'
 
 
 def test_a_quick_start_has_at_most_ten_statements() -> None:

@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 
 import cues
-from cues import Graph, Sink, metrics, retention, testing
+from cues import Graph, Sink, testing
+from cues.queues import retention
+from cues.tools import metrics
 
 HOUR = timedelta(hours=1)
 
@@ -253,3 +255,64 @@ def test_a_lease_does_not_care_for_the_wall_clock(store: cues.Store) -> None:
             (found,) = metrics.of_processors(store)
             assert found.owner is not None and found.owner.lease_s > 0
     assert seen == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("durability", ["disk", "process"])
+def test_a_log_handler_may_write_to_the_store_whose_retention_it_hears_of(tmp_path: Path, durability: str) -> None:
+    """The warning was logged inside the write transaction, so the handler waited for itself."""
+    heard: list[str] = []
+
+    class ToQueue(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            heard.append(record.getMessage())
+            logs.write({"text": record.getMessage()})
+
+    handler = ToQueue()
+    with cues.open(tmp_path / "s", durability=durability) as store:
+        logs = store.queue("logs").appender()
+        queue = store.queue("q", retention=2)
+        queue.appender().write({"n": 0})
+        queue.tailer("slow").read()
+        logging.getLogger("cues").addHandler(handler)
+        try:
+            for n in range(6):
+                queue.appender().write({"n": n})
+        finally:
+            logging.getLogger("cues").removeHandler(handler)
+        assert any("slow" in text for text in heard)
+        assert [m["text"] for m in store.queue("logs").tailer()] == heard
+
+
+def test_one_append_by_a_clock_that_is_a_year_ahead_empties_nothing_and_stops_no_retention(store: cues.Store) -> None:
+    """A thousand messages an hour are kept for one hour; the clock is wrong once, in the middle of two days."""
+    queue = store.queue("q", retention="1h")
+    appender = queue.appender()
+    kept: list[int] = []
+    with testing.Clock(datetime(2026, 1, 1, tzinfo=UTC)) as clock:
+        for quarter in range(4 * 48):
+            if quarter == 40:
+                before = len(queue)
+                right = clock.now
+                clock.set(right + timedelta(days=365))
+                appender.write({"n": "glitch"})
+                assert len(queue) == before + 1
+                clock.set(right)
+            appender.write_many([{"n": quarter}] * 250)
+            kept.append(len(queue))
+            clock.advance(timedelta(minutes=15))
+    assert max(kept) <= 250 * 8 and min(kept[8:]) >= 250 * 4
+    assert not store.check()
+
+
+def test_a_clock_that_is_behind_and_then_put_right_lets_go_of_what_is_old_a_little_later(store: cues.Store) -> None:
+    queue = store.queue("q", retention="1h")
+    appender = queue.appender()
+    found: list[list[int]] = []
+    with testing.Clock(datetime(2000, 1, 1, tzinfo=UTC)) as clock:
+        appender.write({"n": 0})
+        clock.advance(timedelta(days=9000))
+        for n in range(1, 5):
+            appender.write({"n": n})
+            found.append(numbers(queue))
+            clock.advance(timedelta(minutes=4))
+    assert found == [[0, 1], [0, 1, 2], [0, 1, 2, 3], [1, 2, 3, 4]]

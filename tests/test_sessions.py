@@ -15,7 +15,7 @@ import cues
 from cues import faults, testing
 from cues.errors import CodecError, InvalidArgument, QueueNotFound, StoreFull
 from cues.groups import TRY_ABORT, TRY_COMMIT, Member, Reason
-from cues.store import Store
+from cues.queues.store import Store
 
 PARTITIONS = 4
 
@@ -122,8 +122,8 @@ def test_a_session_without_input_writes_as_long_as_it_is_a_member(store: Store) 
         with member.session() as session:
             session.write("notes", {"x": 1})
             assert session.end(TRY_COMMIT).committed
-        member.table.remove({member.name: member.holdings.id})
         with member.session() as session:
+            member.table.remove({member.name: member.holdings.id})
             session.write("notes", {"x": 2})
             assert session.end(TRY_COMMIT) == (False, Reason.MOVED)
     assert testing.messages(store, "notes") == [{"x": 1}]

@@ -189,7 +189,7 @@ def test_messages_that_a_restart_cuts_otherwise_are_cut_at_the_position(database
         graph = cues.Graph("g")
         graph.source("q")
 
-        @graph.sink("q", batch=True, batch_size=100, checkpoint=checkpoint, where=lambda m: m["n"] % 5)
+        @graph.sink("q", batch=True, batch_size=100, step_s=None, checkpoint=checkpoint, where=lambda m: m["n"] % 5)
         def save(messages: list[dict[str, int]], process: cues.Process) -> None:
             given.append(([m["n"] for m in messages], process.indices))
             process.connection.execute(INSERT, messages)
@@ -291,7 +291,7 @@ def test_a_database_that_fails_stops_the_sink_and_is_no_failed_message(database:
 
         with pytest.raises(cues.ProcessorStopped, match="network") as caught:
             testing.run_until_idle(graph, store)
-        assert isinstance(caught.value.__cause__, cues.CheckpointError)
+        assert isinstance(caught.value.__cause__, cues.errors.CheckpointError)
         assert database.numbers(checkpoint) == [1, 2, 4, 5, 6]
         assert len(store.queue("errors")) == 1
         broken.clear()
@@ -333,7 +333,7 @@ def test_a_savepoint_is_the_functions_own(database: Database) -> None:
         graph = cues.Graph("g")
         graph.source("q")
 
-        @graph.sink("q", batch=True, checkpoint=checkpoint)
+        @graph.sink("q", batch=True, step_s=None, checkpoint=checkpoint)
         def save(messages: list[dict[str, int]], process: cues.Process) -> None:
             for message in messages:
                 with contextlib.suppress(ZeroDivisionError), process.connection.begin_nested():
@@ -351,7 +351,7 @@ def test_a_target_held_by_somebody_else_is_waited_for_and_then_told(database: Da
         with (
             SQLCheckpoint(url, timeout_s=30) as holder,
             holder.transaction(cast(cues.Process, Presented({"g.save.q": (2, 3)}))),
-            pytest.raises(cues.CheckpointError, match="lock"),
+            pytest.raises(cues.errors.CheckpointError, match="lock"),
         ):
             one(impatient, 2, 4)
         assert one(impatient, 2, 4) == [3]
@@ -395,8 +395,8 @@ def plain(message: Any, process: Any) -> None: ...
         (plain, {"concurrency": 2}, "concurrency=2"),
         (plain, {"strategy": "at-most-once"}, "at-most-once"),
         (plain, {"tailers": "other"}, "tailers="),
-        (plain, {"checkpoint": "flights.db"}, "no object with transaction"),
-        (plain, {"checkpoint": SQLCheckpoint}, "no object with transaction"),
+        (plain, {"checkpoint": "flights.db"}, "is not an object with transaction"),
+        (plain, {"checkpoint": SQLCheckpoint}, "is not an object with transaction"),
         (lambda message: None, {"id": "f"}, "process"),
     ],
 )
@@ -442,13 +442,13 @@ def test_a_checkpoint_travels_by_pickle_and_hides_its_password() -> None:
 
 @pytest.mark.parametrize("url", ["sqlite://", "sqlite:///:memory:", ":memory:"])
 def test_a_database_in_memory_is_refused(url: str) -> None:
-    with pytest.raises(cues.InvalidArgument, match="memory"):
+    with pytest.raises(cues.errors.InvalidArgument, match="memory"):
         SQLCheckpoint(url)
 
 
 def test_a_database_that_nobody_knows_is_said() -> None:
     for url in ("nonsense://host/db", "://"):
-        with pytest.raises(cues.InvalidArgument, match=r"no database"):
+        with pytest.raises(cues.errors.InvalidArgument, match=r"does not support the database|not a database"):
             SQLCheckpoint(url, "name").restore()
 
 
@@ -466,7 +466,7 @@ def test_an_engine_of_the_users_own_stays_open_and_must_have_transactions(tmp_pa
     checkpoint.close()
     assert one(checkpoint, 1, 4) == [3]
     engine.dispose()
-    with pytest.raises(cues.InvalidArgument, match="AUTOCOMMIT"):
+    with pytest.raises(cues.errors.InvalidArgument, match="AUTOCOMMIT"):
         one(SQLCheckpoint(sa.create_engine(postgres.database(), isolation_level="AUTOCOMMIT")), 1, 2)
 
 
@@ -507,6 +507,6 @@ def test_without_sqlalchemy_the_extra_is_named() -> None:
         "import cues, cues.checkpoints\n"
         "from cues.processors import sql\n"  # needs nothing but Python
         "try: cues.checkpoints.SQLCheckpoint\n"
-        "except cues.Unsupported as error: print(error)"
+        "except cues.errors.Unsupported as error: print(error)"
     )
     assert "pip install 'cues-streams[sql]'" in run(code)

@@ -176,7 +176,7 @@ def test_every_core_has_a_stretch_and_batches_are_not_cut() -> None:
 
 def test_a_slow_function_gets_short_jobs_and_a_quick_one_long_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever kills the driver, or stops the graph, loses a job at most."""
-    delivery = object.__new__(backfill.BackfillDelivery)
+    delivery = object.__new__(backfill.BackfillStepper)
     monkeypatch.setattr(backfill, "RANGE_MESSAGES", 1_000_000)
     for _ in range(10):
         delivery._pace(0.1)
@@ -197,7 +197,7 @@ def test_the_drivers_memory_does_not_grow_with_the_queue(
     """600,000 messages of 1,000 bytes, on a "disk" store, which keeps what it commits in memory until it is written."""
     for name, value in (("RANGE_MESSAGES", 300_000), ("STRETCH_MESSAGES", 100_000), ("COMMIT_VALUES_MAX", 8_192)):
         monkeypatch.setattr(backfill, name, value)
-    monkeypatch.setattr(backfill.BackfillDelivery, "_most", 300_000)
+    monkeypatch.setattr(backfill.BackfillStepper, "_most", 300_000)
     made = Graph("g", [Stream(spark_graphs.mended, "in", "out")])
     with cues.open(tmp_path / "store", durability="disk") as store:
         for start in range(0, 600_000, 5_000):
@@ -316,7 +316,7 @@ def test_cues_run_works_off_a_fed_graph_and_ends(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--backfill"], "--backfill is Spark's"),
+        (["--backfill"], "--backfill is an option of Spark"),
         (["--backfill", "--engine", "spark", "--fresh"], "--fresh leaves nothing to work off"),
         (["--backfill", "--engine", "spark", "--idle-exit", "3"], "it ends by itself, without --idle-exit"),
     ],

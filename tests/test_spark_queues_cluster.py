@@ -23,7 +23,7 @@ from children import Child
 from spark_cluster import Cluster, until
 from test_spark_cluster import worker_daemon_with_its_executor
 
-from cues.spark.cluster import looking
+from cues.spark.cluster import inspection
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +56,7 @@ with cues.spark.session(master) as spark:
 
 def messages(place: Path, queue: str) -> list[dict[str, object]]:
     """What the log of a queue says is there."""
-    found = list(looking.last_messages(place / "queues", queue, None))
+    found = list(inspection.last_messages(place / "queues", queue, None))
     assert [one.index for one in found] == list(range(1, len(found) + 1))
     return [one.message for one in found]
 
@@ -67,7 +67,7 @@ def test_january_and_kills_on_a_cluster(cluster: Cluster, tmp_path: Path) -> Non
     environment = cluster.environment
     with Child(DRIVER, cluster.master, tmp_path, CUES_FAULT="spark.recorded:6", **environment) as child:
         child._process.wait(timeout=240)
-        assert child.returncode() == -signal.SIGKILL
+        assert child.returncode(240) == -signal.SIGKILL
     with Child(DRIVER, cluster.master, tmp_path, **environment) as child:
         assert child.line() == "flights"
         expect_january(tmp_path)

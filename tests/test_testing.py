@@ -14,8 +14,11 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import cues
-from cues import Graph, Source, Stream, batch, clock, faults, testing, tries
+from cues import Graph, Source, Stream, faults, testing
+from cues.base import clock
 from cues.errors import InvalidArgument, ProcessorStopped
+from cues.records import batch
+from cues.steps import tries
 
 
 def verdict(history: testing.History) -> dict[str, list[Any]]:
@@ -222,7 +225,9 @@ def test_attempts_that_name_what_is_not_there_are_found(tmp_path: Path) -> None:
     """Behind the end of a queue, on no queue at all, and a second attempt of one snapshot."""
     with cues.open(tmp_path / "store") as store:
         store.queue("a").appender().write_many([{"n": n} for n in range(3)])
-        testing.run_until_idle(Graph("g", [Stream(lambda m: m, "a", "out", id="s", side_effects=True)]), store)
+        testing.run_until_idle(
+            Graph("g", [Stream(lambda m: m, "a", "out", id="s", side_effects=True, step_s=None)]), store
+        )
         assert testing.check_attempts(store) == []
         log = store.queue("g.s").log
         (attempt,) = [record for record in testing.messages(store, "g.s") if "attempt" in record["q/type"]]

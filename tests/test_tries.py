@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from cues import batch, codec, tries
-from cues.batch import Batch
+from cues import codec
+from cues.records import batch
+from cues.records.batch import Batch
+from cues.steps import tries
 
 HASH = bytes(range(16))
 

@@ -18,10 +18,14 @@ import pytest
 from forks import Forks
 
 import cues
-from cues import Graph, QueueOptions, Sink, Source, Stream, abroad, events, forwarder, names, ownership, testing
+from cues import Graph, QueueOptions, Sink, Source, Stream, testing
+from cues.base import events, names
 from cues.engine.assembly import assemble
 from cues.errors import Diverged, ProcessorStopped, QueueNotFound, StoreNotFound, TopologyChanged
-from cues.forwarder import Forwarder
+from cues.forwarding import forwarder, low_water, other_stores
+from cues.forwarding.forwarder import Forwarder
+from cues.queues import marks
+from cues.steps import ownership
 
 Message = dict[str, Any]
 
@@ -258,30 +262,30 @@ def test_a_step_under_way_from_another_store_holds_back_every_policy(tmp_path: P
 def test_a_reader_that_was_taken_over_does_not_move_its_followers_mark(tmp_path: Path) -> None:
     with cues.open(tmp_path / "other") as other:
         out = other.queue("out", retention="read")
-        old = abroad.LowWater(out, abroad.Reader(b"8bytes!!", "g.save", 1))
-        new = abroad.LowWater(out, abroad.Reader(b"8bytes!!", "g.save", 2))
+        old = low_water.LowWater(out, marks.ForeignReader(b"8bytes!!", "g.save", 1))
+        new = low_water.LowWater(out, marks.ForeignReader(b"8bytes!!", "g.save", 2))
         new.publish(7)
         old.publish(9)
         with other.view() as txn:
-            ((reader, mark),) = abroad.marks(txn, out.log)
+            ((reader, mark),) = marks.of_log(txn, out.log)
         assert (reader.processor, mark.epoch, mark.next) == ("g.save", 2, 7)
 
 
 def test_an_input_that_is_read_no_more_takes_its_mark_along(tmp_path: Path) -> None:
     testing.run_until_idle(graph(tmp_path, Stream(lambda a: a, "out", "x", id="s")))
     with cues.open(tmp_path / "other") as other:
-        assert marks(other, "out") == ["g.s"]
+        assert marked(other, "out") == ["g.s"]
         changed = graph(tmp_path, Stream(lambda a: a, "near", "out", id="s"))
         with pytest.raises(TopologyChanged):
             testing.run_until_idle(changed)
-        assert marks(other, "out") == ["g.s"]
+        assert marked(other, "out") == ["g.s"]
         testing.run_until_idle(changed, accept_topology=True)
-        assert marks(other, "out") == []
+        assert marked(other, "out") == []
 
 
-def marks(store: cues.Store, queue: str) -> list[str]:
+def marked(store: cues.Store, queue: str) -> list[str]:
     with store.view() as txn:
-        return [reader.processor for reader, _ in abroad.marks(txn, store.queue(queue).log)]
+        return [reader.processor for reader, _ in marks.of_log(txn, store.queue(queue).log)]
 
 
 def reader_of(tmp_path: Path, fn: Callable[[Message], None] = lambda m: None) -> Graph:
@@ -320,10 +324,10 @@ def test_a_seek_back_does_not_raise_a_mark_that_lags(tmp_path: Path) -> None:
     feed(tmp_path / "other", "out", numbers(10))
     testing.run_until_idle(made)
     with cues.open(tmp_path / "other") as other, cues.open(tmp_path / "g") as home:
-        abroad.lower_mark(other, "out", abroad.Reader(home.id, "g.s", 1), 3)
+        low_water.lower_mark(other, "out", marks.ForeignReader(home.id, "g.s", 1), 3)
         ownership.seek(home, "g.s", {"g.s.out": 6})
         with other.view() as txn:
-            ((_, mark),) = abroad.marks(txn, other.queue("out").log)
+            ((_, mark),) = marks.of_log(txn, other.queue("out").log)
         assert mark.next == 3
 
 
@@ -340,7 +344,7 @@ def test_a_home_store_that_was_put_back_can_still_hold_what_it_reads(tmp_path: P
     put_back(tmp_path / "g", kept)
     testing.run_until_idle(made, steps_max=0)
     with cues.open(tmp_path / "other") as other, other.view() as txn:
-        ((_, mark),) = abroad.marks(txn, other.queue("out").log)
+        ((_, mark),) = marks.of_log(txn, other.queue("out").log)
     with cues.open(tmp_path / "g") as home:
         assert mark.next == testing.contents(home)["positions"]["g.s.out"]
 
@@ -364,26 +368,26 @@ def test_a_start_that_is_refused_leaves_no_mark(tmp_path: Path) -> None:
     with pytest.raises(TopologyChanged):
         testing.run_until_idle(graph(tmp_path, Stream(same, "out", "x", id="s")))
     with cues.open(tmp_path / "other") as other:
-        assert marks(other, "out") == []
+        assert marked(other, "out") == []
 
 
 def test_a_mark_goes_with_its_input_though_the_graph_names_the_store_no_more(tmp_path: Path) -> None:
     testing.run_until_idle(graph(tmp_path, Stream(same, "out", "x", id="s")))
     testing.run_until_idle(graph(tmp_path, Stream(same, "near", "x", id="s"), queues=()), accept_topology=True)
     with cues.open(tmp_path / "other") as other:
-        assert marks(other, "out") == []
+        assert marked(other, "out") == []
 
 
 def test_holding_further_back_lowers_a_mark_that_is_held_already(tmp_path: Path) -> None:
     with cues.open(tmp_path / "other") as other:
         out = other.queue("out", retention=5)
-        mark = abroad.LowWater(out, abroad.Reader(b"8bytes!!", "g.s", 1))
+        mark = low_water.LowWater(out, marks.ForeignReader(b"8bytes!!", "g.s", 1))
         mark.hold(100)
         mark.publish(100)
         mark.release()
         mark.hold(1)
         with other.view() as txn:
-            assert [found for _, found in abroad.marks(txn, out.log)] == [abroad.Mark(1, 1, True)]
+            assert [found for _, found in marks.of_log(txn, out.log)] == [marks.Mark(1, 1, True)]
 
 
 def test_a_processor_of_a_store_that_is_gone_can_be_forgotten(tmp_path: Path) -> None:
@@ -394,9 +398,9 @@ def test_a_processor_of_a_store_that_is_gone_can_be_forgotten(tmp_path: Path) ->
         id = home.id.hex()
     shutil.rmtree(tmp_path / "g")
     with cues.open(tmp_path / "other") as other:
-        assert marks(other, "out") == ["g.s"]
-        assert abroad.forget(other, "g.s") == [f"{id}/g.s"]
-        assert marks(other, "out") == []
+        assert marked(other, "out") == ["g.s"]
+        assert other_stores.forget(other, "g.s") == [f"{id}/g.s"]
+        assert marked(other, "out") == []
 
 
 # --- positions ------------------------------------------------------------------------------------
@@ -526,8 +530,8 @@ def assembly_without_forwarding(made: Graph, home: cues.Store) -> None:
         assembled = assemble(made, home)
     finally:
         Forwarder.compare = real  # type: ignore[method-assign]
-    for delivery in assembled.deliveries:
-        delivery.step()
+    for stepper in assembled.steppers:
+        stepper.step()
     assembled.forwarders.clear()
     assembled.close()
 
@@ -606,12 +610,12 @@ def test_a_fork_queue_takes_no_options(tmp_path: Path) -> None:
     ready(tmp_path)
     with cues.open(tmp_path / "g") as home:
         (fork,) = [name for name in home.queues(all=True) if names.fork_parts(name)]
-        with pytest.raises(cues.InvalidArgument, match="is a fork queue"):
+        with pytest.raises(cues.errors.InvalidArgument, match="is a fork queue"):
             home.queue(fork, retention=1)
 
 
 def test_check_names_what_the_next_start_would_refuse(tmp_path: Path) -> None:
-    from cues.check import check_others
+    from cues.tools.check import check_others
 
     made = ready(tmp_path)
     kept = copy_of(tmp_path / "g")
@@ -638,14 +642,14 @@ def test_a_look_beside_a_forwarder_that_trims_is_not_mistaken(tmp_path: Path, mo
     feed(tmp_path / "g", "in", numbers(9, 3))
     with cues.open(tmp_path / "g") as home, cues.open(tmp_path / "other") as other:
         assembly = assemble(made, home)
-        (delivery,), (works,) = assembly.deliveries, assembly.forwarders
+        (stepper,), (works,) = assembly.steppers, assembly.forwarders
         looks = Forwarder(home, other, ["g.same"])
         real = looks._row
 
         def row(one: Any) -> bytes | None:
             found = real(one)
             monkeypatch.setattr(looks, "_row", real)
-            delivery.step()
+            stepper.step()
             works.step()
             return found
 
@@ -665,8 +669,8 @@ def test_a_forwarder_that_is_overtaken_between_its_look_and_its_commit(
     feed(tmp_path / "g", "in", numbers(6))
     with cues.open(tmp_path / "g") as home, cues.open(tmp_path / "other") as other:
         assembly = assemble(made, home)
-        (delivery,) = assembly.deliveries
-        while delivery.step() == "committed":
+        (stepper,) = assembly.steppers
+        while stepper.step() == "committed":
             pass
         slow, fast = (Forwarder(home, other, ["g.same"]) for _ in range(2))
         monkeypatch.setattr(slow, "_settle", lambda: fast.step())
@@ -689,7 +693,7 @@ def test_two_forwarders_of_the_same_queue_do_no_harm(tmp_path: Path) -> None:
         assembly = assemble(made, home)
         processors = ["g.same"]
         forwarders = [Forwarder(home, other, processors) for _ in range(3)]
-        (delivery,) = assembly.deliveries
+        (stepper,) = assembly.steppers
         done = threading.Event()
 
         def forward(one: Forwarder) -> None:
@@ -699,7 +703,7 @@ def test_two_forwarders_of_the_same_queue_do_no_harm(tmp_path: Path) -> None:
         threads = [threading.Thread(target=forward, args=(one,)) for one in forwarders]
         for thread in threads:
             thread.start()
-        while delivery.step() == "committed":
+        while stepper.step() == "committed":
             pass
         done.set()
         for thread in threads:

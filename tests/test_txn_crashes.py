@@ -93,6 +93,7 @@ def some(sites: list[Site]) -> list[Site]:
     return found
 
 
+@pytest.mark.slow
 def test_death_changes_nothing_wherever_it_comes(lab: Lab) -> None:
     sites = sites_of(lab)
     reached = {point for point, _ in sites}
@@ -114,6 +115,7 @@ def die_at_each(lab: Lab, sites: list[Site]) -> None:
     assert deaths > 0.8 * len(sites)  # how many appends share a transaction is the threads' affair
 
 
+@pytest.mark.slow
 def test_death_again_while_the_dead_is_mended(lab: Lab) -> None:
     """Die behind the commit, then at each point of the recovery and of the next transaction."""
     for again in ("checkpoint.restored", "consumer.restored", "stamped.inside", "consumer.repeated", "consumer.before"):
@@ -134,6 +136,7 @@ COMMIT: list[Site] = [
 """Around the commit of the first three transactions."""
 
 
+@pytest.mark.slow
 def test_lost_power_takes_nothing_that_was_committed(lab: Lab) -> None:
     """Around each commit: what b had not synced is gone as well."""
     for site in COMMIT:
@@ -141,6 +144,7 @@ def test_lost_power_takes_nothing_that_was_committed(lab: Lab) -> None:
         assert died and found == WANTED, site
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", ["unsynced", "unsynced acknowledgement"])
 def test_control_without_a_sync_lost_power_loses_messages(rule: str, lab: Lab) -> None:
     """Of what is published, before the commit; and of its acknowledgements, before the next forgets them."""

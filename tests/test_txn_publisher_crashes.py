@@ -41,6 +41,7 @@ def test_killed_at_every_point_each_message_is_committed_once_in_both_stores(for
             assert messages == EXACT, f"{where}: {reader}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("rules", "what"),
     [({"acknowledges_first": True}, "repeated"), ({"repeats_intents": False}, "lost")],

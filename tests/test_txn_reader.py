@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import threading
 import uuid
@@ -10,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import seeds
 from txn_logs import random_journal
 
 import cues
 from cues.errors import Closed, InvalidArgument
-from cues.queue import Queue
+from cues.queues.queue import Queue
 from cues.txn import (
     Checkpoint,
     Envelope,
@@ -253,8 +253,7 @@ def test_a_checkpoint_of_a_reader_is_where_the_next_goes_on(queue: Queue) -> Non
 
 @pytest.mark.parametrize("block", range(3))
 def test_random_logs_on_a_queue_are_delivered_alike_with_every_ring_and_restart(block: int, tmp_path: Path) -> None:
-    seed = int(os.environ.get("CUES_SEED", random.randrange(1 << 30)))
-    print(f"CUES_SEED={seed}")
+    seed = seeds.new()
     rng = random.Random(seed)
     journal, committed = random_journal(rng, "q", 400, 4)
     index = {one.begin: place for place, one in enumerate(journal.log, 1)}
@@ -350,10 +349,10 @@ def test_a_graph_passes_acknowledgements_by(batch: bool, tmp_path: Path) -> None
 def test_spark_reads_no_acknowledgements(queue: Queue) -> None:
     pytest.importorskip("pyspark", reason="pyspark is not installed (pip install 'cues-streams[test]')")
     from cues.spark.options import ReadOptions
-    from cues.spark.reading import ROW, QueueReader, Slice
+    from cues.spark.reading import ROW, QueueReader, ReadSlice
 
     write(queue, *STORY)
     reader = QueueReader(ROW, ReadOptions.of({"path": f"{queue.store.path}#q"}, ("path",)), 1)
-    found = [index for rows in reader.read(Slice((1,), (7,))) for index in rows.column("index").to_pylist()]
+    found = [index for rows in reader.read(ReadSlice((1,), (7,))) for index in rows.column("index").to_pylist()]
     assert found == [1, 2, 3, 5, 6]
-    assert list(reader.read(Slice((4,), (5,)))) == []
+    assert list(reader.read(ReadSlice((4,), (5,)))) == []

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import random
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import seeds
 from txn_logs import ACK, CONTINUE, OUTSIDE, A, B, Journal, Reader, random_journal
 
 from cues.errors import InvalidArgument
+from cues.records.identity import ZERO_UUID
 from cues.txn import Checkpoint, Envelope, Outcome, ProducerState, SequenceError, Sequencer, build_uuid
-from cues.txn.identity import ZERO_UUID
 
 DAY_NS = 86_400_000_000_000
 
@@ -310,21 +310,21 @@ def random_run(seed: int) -> None:
 
 @pytest.mark.parametrize("block", range(4))
 def test_the_size_of_the_ring_never_changes_what_is_delivered(block: int) -> None:
-    first = int(os.environ.get("CUES_SEED", random.randrange(1 << 30)))
+    first = seeds.new()
     for seed in range(first, first + 150):
         try:
             random_run(seed)
         except Exception:
-            print(f"CUES_SEED={seed}")
+            print(f"CUES_TEST_SEED={seed}")
             raise
 
 
 @pytest.mark.long
 def test_the_size_of_the_ring_never_changes_what_is_delivered_long() -> None:
-    first = int(os.environ.get("CUES_SEED", random.randrange(1 << 30)))
+    first = seeds.new()
     for seed in range(first, first + 20_000):
         try:
             random_run(seed)
         except Exception:
-            print(f"CUES_SEED={seed}")
+            print(f"CUES_TEST_SEED={seed}")
             raise

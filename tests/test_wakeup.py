@@ -13,8 +13,8 @@ import children
 import pytest
 
 import cues
-from cues import locks, wakeup
 from cues.errors import Closed
+from cues.storage import locks, wakeup
 
 READ_ONE = """
 import sys, cues
@@ -39,7 +39,7 @@ def wait_until_listening(store: cues.Store, count: int = 1) -> None:
 
 def without_safety(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever sleeps here is woken or sleeps on: the bell is tested, not the second look."""
-    monkeypatch.setattr(wakeup, "SAFETY_S", 30.0)
+    monkeypatch.setattr(wakeup, "SAFETY_S", 3600.0)
 
 
 def test_a_write_wakes_a_thread_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -49,14 +49,12 @@ def test_a_write_wakes_a_thread_at_once(tmp_path: Path, monkeypatch: pytest.Monk
         tailer = queue.tailer()
         for n in range(30):
             found: list[Any] = []
-            reader = threading.Thread(target=lambda: found.append(tailer.read(block=True, timeout=20)))
+            reader = threading.Thread(target=lambda: found.append(tailer.read(block=True, timeout=3600)))
             reader.start()
             wait_until_listening(store)
-            start = time.monotonic()
             (queue.appender().write if n % 2 else lambda m: queue.appender().write_many([m]))({"n": n})
-            reader.join()
-            assert found == [{"n": n}]
-            assert time.monotonic() - start < 10
+            reader.join(60)
+            assert found == [{"n": n}], "the write did not wake the reader"
 
 
 @pytest.mark.parametrize("durability", ["process", "disk"])
@@ -77,7 +75,7 @@ def test_a_write_wakes_readers_in_other_processes(tmp_path: Path, durability: st
             reader.end()
 
 
-NO_SAFETY = "import sys, cues, cues.wakeup; cues.wakeup.SAFETY_S = 30.0"
+NO_SAFETY = "import sys, cues, cues.storage.wakeup; cues.storage.wakeup.SAFETY_S = 30.0"
 
 
 def test_a_writer_in_another_process_wakes_a_reader_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,8 +26,11 @@ from kill_stages import layout
 from test_kill_stages import MARGIN, histories, seeded
 
 import cues
-from cues import locks, testing
-from cues.engine.record import Record
+from cues import testing
+from cues.engine.record import WorkersRecord
+from cues.storage import locks
+
+pytestmark = pytest.mark.slow
 
 KILLS = 5
 KILLS_LONG = 20
@@ -66,7 +69,7 @@ class Run:
 
     @property
     def pids(self) -> list[int]:
-        record = Record.of(self.store, "work")
+        record = WorkersRecord.of(self.store, "work")
         return [] if record is None else [worker.pid for worker in record.workers.values()]
 
     def merged(self) -> int:
@@ -154,7 +157,7 @@ def kill_and_compare(root: Path, victim: Victim, kills: int, checked: Any) -> No
         }
         assert not testing.check_attempts(store)
     checked(running.store)
-    record = Record.of(running.store, "work")
+    record = WorkersRecord.of(running.store, "work")
     assert record is not None and not record.stopped
     if victim == "worker":
         assert [worker.restarts for worker in record.workers.values()] == [kills] * WORKERS

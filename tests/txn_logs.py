@@ -10,8 +10,8 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Sequence
 
+from cues.queues.sequencer import Outcome
 from cues.txn import Envelope, Flags, ProducerID, Sequencer, build_uuid
-from cues.txn.sequencer import Outcome
 
 OUTSIDE, CONTINUE, ACK = Flags.OUTSIDE_TXN, Flags.CONTINUE_TXN, Flags.ACK_TXN
 A, B, C = (ProducerID(bytes((1, 0, 0, 0, 0, n))) for n in (10, 11, 12))

@@ -28,9 +28,11 @@ from unittest import mock
 from zoneinfo import ZoneInfo
 
 import cues
-from cues import batch, clock, codec, testing
-from cues.hashes import delivery_hash
-from cues.provenance import Provenance
+from cues import codec, testing
+from cues.base import clock
+from cues.records import batch
+from cues.records.provenance import Provenance
+from cues.steps.hashes import delivery_hash
 
 HERE = Path(__file__).parent
 START_NS = 1_359_633_600_000_000_000
@@ -95,13 +97,13 @@ def make(path: Path) -> None:
         mock.patch.object(clock, "now_ns", fixed.now_ns),
         mock.patch.object(os, "urandom", fixed.urandom),
         mock.patch.object(clock, "boot_id", return_value="golden"),
-        mock.patch("cues.ownership.os", fake),
+        mock.patch("cues.steps.ownership.os", fake),
     ):
         fake.urandom = fixed.urandom
         graph = cues.Graph("golden", queues={"orders": cues.QueueOptions(metadata={"t", "time", "tx"}, retention=1000)})
         graph.source("orders")
         graph.stream("orders", "priced")(price)
-        graph.sink("priced")(deliver)
+        graph.sink("priced", step_s=None)(deliver)  # one step of all, as when the files were made
         with cues.open(path, durability="disk") as store:
             queue = store.queue("orders", metadata={"t", "time", "tx"}, retention=1000)
             appender = queue.appender()

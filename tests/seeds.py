@@ -1,0 +1,21 @@
+"""The seed of tests that use random data: CUES_TEST_SEED, or a new one for each test."""
+
+from __future__ import annotations
+
+import os
+import random
+
+VARIABLE = "CUES_TEST_SEED"
+_drawn = random.Random(os.urandom(16))  # its own: hypothesis sets the state of the shared one
+
+
+def new() -> int:
+    """Return a seed and print it; pytest shows it where the test fails."""
+    seed = int(os.environ.get(VARIABLE) or _drawn.randrange(1 << 30))
+    print(f"{VARIABLE}={seed}")
+    return seed
+
+
+def among(seeds: range) -> list[int]:
+    """Return the seeds of a parametrized test: those given, or the one of the environment."""
+    return [int(os.environ[VARIABLE])] if os.environ.get(VARIABLE) else list(seeds)

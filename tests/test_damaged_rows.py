@@ -1,0 +1,179 @@
+"""A store that is damaged says so: no row is used whose checksum fails, and nothing of Cues's own is called foreign."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import cues
+from cues.base import names
+from cues.forwarding import external_writers
+from cues.records import sealed
+from cues.testing import run_until_idle
+
+
+def graph_of(path: Path) -> cues.Graph:
+    graph = cues.Graph("g", store=path, queues={"away": cues.QueueOptions(path=path.parent / "other")})
+    graph.stream("in", "out", id="f")(lambda message: message)
+    graph.stream("away", "back", id="r")(lambda message: message)
+    return graph
+
+
+def run(store: cues.Store) -> None:
+    run_until_idle(graph_of(Path(store.path)), store)
+
+
+def read(store: cues.Store) -> None:
+    list(store.queue("in").tailer())
+
+
+def append(store: cues.Store) -> None:
+    store.queue("in").appender().write({"n": 1})
+
+
+def append_many(store: cues.Store) -> None:
+    store.queue("in").appender().write_many([{"n": 1}, {"n": 2}])
+
+
+pytestmark = pytest.mark.damages_stores
+
+ROWS: list[tuple[str, bytes, tuple[Callable[[cues.Store], Any], ...]]] = [
+    ("a processor", names.processor_key("g.f"), (run,)),
+    ("a topology", names.topology_key("g.f"), (run,)),
+    ("a queue", names.row_key("in", 0), (run, read, append, append_many)),
+    ("a queue that is written", names.row_key("out", 0), (run,)),
+    ("a try log", names.row_key("g.f", 0), (run,)),
+]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    path = tmp_path / "s"
+    with cues.open(tmp_path / "other") as other, cues.open(path, "process", 16 << 20) as store:
+        other.queue("away").appender().write({"n": 0})
+        append_many(store)
+        run(store)
+        append(store)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("key", "use"),
+    [(key, use) for _, key, uses in ROWS for use in uses],
+    ids=[f"{w}, {u.__name__}" for w, _, us in ROWS for u in us],
+)
+def test_a_row_with_one_flipped_bit_is_never_used(path: Path, key: bytes, use: Callable[[cues.Store], Any]) -> None:
+    """Whichever bit it is; the error says what is damaged and where, and nothing was written."""
+    with cues.open(path) as store, store.view() as txn:
+        good = bytes(txn.get(key))
+    bits = range(0, 8 * len(good), 37) if key != names.topology_key("g.f") else range(1)
+    for bit in bits:
+        raw = bytearray(good)
+        raw[bit // 8] ^= 1 << bit % 8
+        with cues.open(path) as store:
+            store.commit(lambda txn, raw=raw: txn.put(key, bytes(raw)))
+        with cues.open(path) as store:
+            with pytest.raises(cues.errors.StoreDamaged) as caught:
+                use(store)
+            assert str(path) in str(caught.value) and " Try: " in str(caught.value), bit
+            with store.view() as txn:
+                assert txn.get(key) == raw
+            store.commit(lambda txn: txn.put(key, good))
+    with cues.open(path) as store:
+        use(store)
+        assert not store.check()
+
+
+def test_a_sealed_row_of_any_length_is_refused_when_it_was_cut_or_changed() -> None:
+    row = sealed.seal(b"what it says")
+    assert sealed.unseal(row, "row") == b"what it says"
+    for wrong in [b"", row[:-1], row[1:], *(row[:at] + bytes([row[at] ^ 1]) + row[at + 1 :] for at in range(len(row)))]:
+        assert not sealed.intact(wrong)
+        with pytest.raises(cues.errors.StoreDamaged, match="The row of x cannot be used"):
+            sealed.unseal(wrong, "row of x")
+
+
+def test_the_position_of_an_external_writer_is_compared(path: Path) -> None:
+    with cues.open(path) as store:
+        raw = external_writers.SourceRow("in", 4, ["range", 3]).pack()
+        store.commit(lambda txn: txn.put(names.source_key("job"), raw[:-1] + b"?"))
+        with pytest.raises(cues.errors.StoreDamaged, match="external writer 'job'"), store.view() as txn:
+            external_writers.read(txn, "job")
+
+
+# --- the data file --------------------------------------------------------------------------------
+
+
+def test_a_store_whose_format_record_cannot_be_found_is_damaged_and_not_foreign(path: Path) -> None:
+    data = (path / "data.mdb").read_bytes()
+    assert data.count(names.FORMAT_KEY) >= 1
+    (path / "data.mdb").write_bytes(data.replace(names.FORMAT_KEY, b"\0bues"))
+    with pytest.raises(cues.errors.StoreDamaged, match=r"format record .* cannot be found"):
+        cues.open(path)
+    for beside in ("locks", "wake"):
+        (path / beside).unlink()
+    with pytest.raises(cues.errors.StoreForeign):
+        cues.open(path)
+
+
+@pytest.mark.parametrize("at", [16, 20], ids=["magic number", "data version"])
+def test_a_store_whose_first_pages_are_wrong_is_damaged_and_not_foreign(path: Path, at: int) -> None:
+    data = bytearray((path / "data.mdb").read_bytes())
+    data[at] ^= 4
+    data[4096 + at] ^= 4
+    (path / "data.mdb").write_bytes(data)
+    with pytest.raises(cues.errors.StoreDamaged, match="is damaged"):
+        cues.open(path)
+
+
+# --- a store that is deleted ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("anew", [False, True], ids=["gone", "another in its place"])
+def test_a_store_that_was_deleted_acknowledges_nothing(tmp_path: Path, anew: bool) -> None:
+    with cues.open(tmp_path / "s") as store:
+        append(store)
+        shutil.rmtree(tmp_path / "s")
+        if anew:
+            cues.open(tmp_path / "s").close()
+        for write in (append, append_many):
+            with pytest.raises(cues.errors.StoreNotFound, match="was deleted, or another was put in its place"):
+                write(store)
+        if not anew:
+            with pytest.raises(cues.errors.StoreNotFound):
+                run(store)
+
+
+def test_a_process_store_that_was_deleted_acknowledges_for_a_tenth_of_a_second(tmp_path: Path) -> None:
+    with cues.open(tmp_path / "s", durability="process") as store:
+        append(store)
+        shutil.rmtree(tmp_path / "s")
+        store._shared.look_at = 0.0  # that time has passed
+        with pytest.raises(cues.errors.StoreNotFound, match="was deleted"):
+            append(store)
+
+
+def delete_while_it_runs(path: Path) -> None:
+    """Delete a directory in which threads may still make a file meanwhile."""
+    for _ in range(100):
+        shutil.rmtree(path, ignore_errors=True)
+        if not path.exists():
+            return
+    raise AssertionError(f"{path} is made again and again: {list(path.iterdir())}")
+
+
+def test_a_running_graph_stops_when_its_store_is_deleted(path: Path) -> None:
+    running = graph_of(path).start()
+    try:
+        running.wait_idle(10)
+        delete_while_it_runs(path)
+        with pytest.raises(cues.ProcessorStopped) as caught:
+            while running.wait_idle(10):
+                pass
+        assert isinstance(caught.value.__cause__, cues.errors.StoreNotFound)
+    finally:
+        running.close()

@@ -1,0 +1,72 @@
+"""The pages of docs: their blocks run, in order, as a reader would run them; their paths and links exist."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from pages import run_page
+
+ROOT = Path(__file__).parent.parent
+DOCS = ROOT / "docs"
+LEARNING = [DOCS / "tutorial.md", DOCS / "concepts.md", *sorted((DOCS / "how-to").glob("*.md"))]
+ALL = [path for path in sorted(DOCS.rglob("*.md")) if path.parent.name != "reference"]
+
+
+@pytest.mark.parametrize("page", LEARNING, ids=lambda page: page.stem)
+def test_every_block_of_a_page_runs(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if "checkpoints import SQLCheckpoint" in page.read_text():
+        pytest.importorskip("sqlalchemy")
+    assert run_page(page, tmp_path, monkeypatch, capsys) > 0
+
+
+def test_the_tutorial_has_ten_steps() -> None:
+    steps = re.findall(r"^## (\d+)\. ", (DOCS / "tutorial.md").read_text(), re.M)
+    assert steps == [str(number) for number in range(1, 11)]
+
+
+@pytest.mark.parametrize("page", ALL, ids=lambda page: page.stem)
+def test_every_file_that_a_page_names_exists(page: Path) -> None:
+    """A path with a folder exists under the repository, ``cues/``, ``tests/`` or ``docs/``; links exist too."""
+    for named in set(re.findall(r"`((?:\.\./)?[\w./-]+/\w+\.py)(?::\w+)?`", page.read_text())):
+        path = named.removeprefix("../")
+        assert any((place / path).exists() for place in (ROOT, ROOT / "cues", ROOT / "tests", DOCS)), named
+    for target in re.findall(r"\]\(([^)#:\s]+)(?:#[^)]*)?\)", page.read_text()):
+        assert (page.parent / target).exists(), target
+
+
+def test_every_module_is_in_the_file_map_of_the_design() -> None:
+    page = (DOCS / "design.md").read_text()
+    for path in sorted((ROOT / "cues").glob("*/**/*.py")):
+        folder = path.parent.relative_to(ROOT / "cues").as_posix()
+        if folder == "processors":
+            continue  # a link to the folder beside the package, which the map describes
+        if path.name == "__init__.py":
+            assert f"### {folder}/" in page, folder
+            continue
+        section = re.search(rf"^### {re.escape(folder)}/.*?\n(.*?)(?=^##|\Z)", page, re.M | re.S)
+        assert section and (folder == "cli" or f"| `{path.name}` |" in section[1]), path.relative_to(ROOT)
+
+
+def test_every_page_of_the_docs_is_in_the_navigation() -> None:
+    navigation = (ROOT / "mkdocs.yml").read_text()
+    for page in sorted(DOCS.rglob("*.md")):
+        assert f" {page.relative_to(DOCS).as_posix()}\n" in navigation, page.name
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    not importlib.util.find_spec("mkdocs") or not importlib.util.find_spec("material"),
+    reason="mkdocs-material is not installed: pip install -e '.[docs]'",
+)
+def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]
+    built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200)
+    assert built.returncode == 0, built.stdout + built.stderr
+    assert (tmp_path / "site" / "tutorial" / "index.html").exists()

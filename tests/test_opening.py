@@ -1,0 +1,197 @@
+"""Opening a store: beside a writer, after a kill, by a user who may not write it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+import cues
+
+GROWING = """
+import sys, cues
+store = cues.open(sys.argv[1], durability="process")
+appender = store.queue("q").appender()
+bodies = [{"n": i, "x": "y" * 1000} for i in range(64)]
+print("ok", flush=True)
+while store.info()["used"] < int(sys.argv[2]):
+    appender.write_many(bodies)
+print("grown", flush=True)
+"""
+OPENS = {
+    "open": "with cues.open(path): pass",
+    "readonly": "with cues.open(path, readonly=True): pass",
+    "status": "run('status', path)",
+    "tail": "run('tail', path + '#q', '-n', '1')",
+    "worker": "worker()",
+}
+OPENER = """
+import sys, contextlib, io, cues
+path, count = sys.argv[1], int(sys.argv[2])
+def run(*arguments):
+    from cues.cli.app import run
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
+        code = run(arguments)
+    assert code == 0, (code, out.getvalue())
+def worker():
+    with cues.open(path) as store, store.queue("q") as queue:
+        queue.tailer("worker").read()
+for _ in range(count):
+    {what}
+print("opened", flush=True)
+"""
+
+
+def _opens(path: Path, what: str, count: int, bytes_max: int) -> None:
+    writer = subprocess.Popen(
+        [sys.executable, "-c", GROWING, str(path), str(bytes_max)], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert writer.stdout is not None
+        assert writer.stdout.readline() == "ok\n"
+        code = OPENER.replace("{what}", OPENS[what])
+        done = subprocess.run(
+            [sys.executable, "-c", code, str(path), str(count)], capture_output=True, text=True, check=False
+        )
+        assert done.stdout == "opened\n", done.stderr[-2000:]
+    finally:
+        writer.kill()
+        writer.communicate()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", OPENS)
+def test_no_open_fails_beside_a_writer_that_grows_the_store(tmp_path: Path, what: str) -> None:
+    """An open that maps less than others write meanwhile fails now and then above 10 MiB: one of three."""
+    _opens(tmp_path / "s", what, 60, 1 << 30)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("what", OPENS)
+def test_none_of_ten_thousand_opens_fails_beside_a_writer_that_grows_the_store_to_2_gib(
+    tmp_path: Path, what: str
+) -> None:
+    left = 10_000
+    for turn in range(5):
+        _opens(tmp_path / str(turn), what, left // 5, 2 << 30)
+
+
+def test_a_map_is_as_large_as_that_of_others_whatever_is_asked(tmp_path: Path) -> None:
+    with cues.open(tmp_path / "s", map_size=64 << 20):
+        pass
+    with cues.open(tmp_path / "s", map_size=1 << 20) as store:
+        assert store.map_size >= 64 << 20
+
+
+def test_a_data_file_that_was_cut_to_nothing_is_not_begun_anew(tmp_path: Path) -> None:
+    with cues.open(tmp_path / "s") as store:
+        store.queue("q").appender().write({"n": 1})
+    os.truncate(tmp_path / "s" / "data.mdb", 0)
+    with pytest.raises(cues.errors.StoreDamaged, match="truncated"):
+        cues.open(tmp_path / "s")
+    assert (tmp_path / "s" / "data.mdb").stat().st_size == 0
+    os.unlink(tmp_path / "s" / "data.mdb")
+
+
+LOOK = """
+import os, sys, cues, cues.queues.store
+os.setgroups([]); os.setgid(65534); os.setuid(65534)  # here, as that user may not start this interpreter
+with cues.open(sys.argv[1], readonly=True) as store:
+    print([m["n"] for m in store.queue("q").tailer()])
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can look as another user")
+def test_who_may_not_write_a_store_can_look_at_it_while_nobody_else_writes() -> None:
+    with tempfile.TemporaryDirectory() as place:  # outside of tmp_path, which others may not enter
+        os.chmod(place, 0o755)
+        path = Path(place) / "s"
+        with cues.open(path) as store:
+            store.queue("q").appender().write({"n": 1})
+            for file in ("data.mdb", "lock.mdb", "locks", "wake"):
+                os.chmod(path / file, 0o644)
+            look = [sys.executable, "-c", LOOK, str(path)]
+            while_written = subprocess.run(look, capture_output=True, text=True, check=False)
+            assert f"Process {os.getpid()} has the store" in while_written.stderr
+            assert "chmod a+rw" in while_written.stderr
+            os.chmod(path / "lock.mdb", 0o666)
+            beside = subprocess.run(look, capture_output=True, text=True, check=False)
+            assert beside.stdout == "[1]\n", beside.stderr
+            os.chmod(path / "lock.mdb", 0o644)
+        alone = subprocess.run(look, capture_output=True, text=True, check=False)
+        assert alone.stdout == "[1]\n", alone.stderr
+
+
+KILLED = """
+import sys, time, cues
+store = cues.open(sys.argv[1])
+with store.view() as txn:
+    print(txn.id(), flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_a_reader_that_was_killed_does_not_make_the_store_grow(tmp_path: Path) -> None:
+    """Its slot pinned every page that was freed since, until another process opened the store."""
+    with cues.open(tmp_path / "s", durability="process") as store:
+        queue = store.queue("q", retention=5)
+        appender = queue.appender()
+        appender.write({"n": 0})
+        child = subprocess.Popen(
+            [sys.executable, "-c", KILLED, str(tmp_path / "s")], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        assert child.stdout is not None
+        assert child.stdout.readline()
+        child.kill()
+        child.communicate()
+        for n in range(3000):
+            appender.write({"n": n, "x": "y" * 2000})
+        assert store.info()["used"] < 8 << 20
+
+
+def test_a_purge_of_a_store_whose_map_is_full_gives_the_space_back(tmp_path: Path) -> None:
+    """It moved the front, said that nothing was written, and advised to purge."""
+    with cues.open(tmp_path / "s", durability="process", map_size=1 << 20) as store:
+        queue = store.queue("q")
+        appender = queue.appender()
+        count = 0
+        with pytest.raises(cues.errors.StoreFull):
+            while True:
+                appender.write({"x": "y" * 300})
+                count += 1
+        assert queue.purge(before=count // 2) == count // 2 - 1
+        assert queue.first_index == count // 2
+        for _ in range(count // 4):
+            appender.write({"x": "y" * 300})
+
+
+def test_a_store_at_a_relative_path_is_used_after_a_chdir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with cues.open("s", durability="process") as store:
+        monkeypatch.chdir(tmp_path / "elsewhere")
+        graph = cues.Graph("g", store=store)
+        graph.source("in")
+        graph.stream("in", "out", id="f")(lambda message: message)
+        with graph.start() as running:
+            running.send("in", {"n": 1})
+            assert running.wait_idle(10)
+        assert list(store.queue("out").tailer()) == [{"n": 1}]
+    assert not list((tmp_path / "elsewhere").iterdir())
+
+
+def test_a_path_need_not_be_utf_8_and_a_queue_may_have_any_name(tmp_path: Path) -> None:
+    """The second name was what holes in the records of steps looked like."""
+    graph = cues.Graph("g", store=os.fsdecode(bytes(tmp_path) + b"/\xff\xfe"), durability="process")
+    graph.source("in")
+    graph.stream("in", "fedcba98765432100123456789abcdef", id="f")(lambda message: message)
+    with graph.start() as running:
+        running.send("in", {"n": 1})
+        assert running.wait_idle(10)
+        assert running.messages("fedcba98765432100123456789abcdef") == [{"n": 1}]

@@ -1,0 +1,327 @@
+"""What a step commits is what each call handed over when it returned, whatever the calls after it do.
+
+Every test here has messages of one step of which some are wrong, or share an object that goes on changing.
+Queues, state and positions are those of one message at a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import cues
+from cues import Graph, QueueOptions, Sink, Source, Stream, codec, testing
+from cues.queues.partitioners import partition_for
+from cues.queues.store import Store
+
+Message = dict[str, Any]
+SIZES = [1, 2, 1000]
+
+
+def _run(store: Store, graph: Graph) -> None:
+    testing.run_until_idle(graph, store)
+
+
+def _numbers(count: int) -> list[Message]:
+    return [{"n": n} for n in range(count)]
+
+
+@pytest.fixture
+def store() -> Iterator[Store]:
+    with testing.temporary_store("process") as found:
+        yield found
+
+
+# --- state and positions beside an output that cannot be written ---
+
+
+@pytest.mark.parametrize("concurrency", [1, 3])
+@pytest.mark.parametrize("wrong", ["no msgpack", "no dict", "no key"])
+def test_a_wrong_output_before_a_failure_leaves_no_state_of_later_messages(
+    store: Store, wrong: str, concurrency: int
+) -> None:
+    """Message 1 returns what cannot be written, 2 counts, 3 raises; without an error queue all but 0 is void."""
+    outputs = {"no msgpack": {"o": object()}, "no dict": [1], "no key": {"x": 1}}
+    if wrong == "no key":
+        store.queue("out", partitions=2, key="n")
+    store.queue("in").appender().write_many(_numbers(4))
+    broken = [True]
+
+    def count(message: Message, process: Any) -> Any:
+        if broken and message["n"] == 1:
+            return outputs[wrong]
+        if broken and message["n"] == 3:
+            raise ValueError(3)
+        if message["n"] in (0, 2):
+            process.state["count"] = process.state.get("count", 0) + 1
+            return {"n": message["n"], "count": process.state["count"]}
+        return message
+
+    options: dict[str, Any] = {"key": lambda message: message["n"] % 2, "concurrency": concurrency}
+    graph = Graph("g", [Stream(count, "in", "out", id="s", **options)])
+    with pytest.raises(cues.ProcessorStopped):
+        _run(store, graph)
+    assert [m["n"] for m in testing.messages(store, "out")] == [0]
+    broken.clear()
+    _run(store, graph)
+    found = sorted(testing.messages(store, "out"), key=lambda message: message["n"])
+    assert [message.get("count") for message in found] == [1, None, 2, None]
+
+
+@pytest.mark.parametrize("errors", [None, "errors"])
+def test_positions_of_imperative_tailers_stay_with_their_message(store: Store, errors: str | None) -> None:
+    """An appender's message without a key is the failure of its call: what the call read is read by the next."""
+    store.queue("log", partitions=2, key="n")
+    store.queue("in").appender().write_many(_numbers(4))
+    store.queue("rates").appender().write_many([{"rate": rate} for rate in range(4)])
+    broken = [True]
+
+    def look(message: Message, process: Any) -> Message:
+        rate = process.tailers["rates"].read()["rate"]
+        process.appenders["log"].write({} if broken and message["n"] == 1 else {"n": message["n"]})
+        return {"n": message["n"], "rate": rate}
+
+    stream = Stream(look, "in", "out", id="s", tailers={"rates": "rates"}, appenders={"log": "log"})
+    graph = Graph("g", [stream], errors=errors)
+    if errors is None:
+        with pytest.raises(cues.ProcessorStopped, match="'n'"):
+            _run(store, graph)
+        broken.clear()
+    _run(store, graph)
+    expected = [(0, 0), (2, 1), (3, 2)] if errors else [(0, 0), (1, 1), (2, 2), (3, 3)]
+    assert [(m["n"], m["rate"]) for m in testing.messages(store, "out")] == expected
+
+
+def test_metadata_that_fits_no_page_is_the_failure_of_its_call(store: Store) -> None:
+    """The provenance of both inputs of a join fits a page each and not together; the state does not count it."""
+    large = {"q/meta": {"note": "x" * 2_500}}
+    store.queue("a").appender().write_many([{"n": 0}, {"n": 1} | large, {"n": 2}])
+    store.queue("b").appender().write_many([{}, {"q/meta": {"other": "y" * 2_500}}, {}])
+
+    def count(a: Message, b: Message, process: Any) -> Message:
+        process.state["count"] = process.state.get("count", 0) + 1
+        return {"n": a["n"], "count": process.state["count"]}
+
+    _run(store, Graph("g", [Stream(count, {"a": "a", "b": "b"}, "out", id="s")], errors="errors"))
+    assert testing.messages(store, "out") == [{"n": 0, "count": 1}, {"n": 2, "count": 2}]
+    (error,) = testing.messages(store, "errors")
+    assert "fits no page" in error["err/cause"][0]["message"]
+
+
+# --- objects that go on changing ---
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("kind", ["plain", "fork", "list", "at once", "async", "meta"])
+def test_results_that_share_a_mutable_object_are_those_of_their_calls(store: Store, kind: str, size: int) -> None:
+    store.queue("in").appender().write_many([{"n": 1}] * 6)
+    shared: Message = {"sum": 0, "seen": []}
+    if kind == "meta":
+        shared["q/meta"] = {"sum": 0}
+
+    def add(message: Message) -> Message:
+        shared["sum"] += message["n"]
+        shared["seen"].append(shared["sum"])
+        if kind == "meta":
+            shared["q/meta"]["sum"] += 1
+        return shared
+
+    async def add_later(message: Message) -> Message:
+        await asyncio.sleep(0)
+        return add(message)
+
+    functions: dict[str, Any] = {
+        "fork": lambda message: {"out": add(message), "other": shared},
+        "list": lambda message: [add(message)],
+        "async": add_later,
+    }
+    options: dict[str, Any] = {"batch_size": size}
+    if kind == "at once":
+        options |= {"concurrency": 4, "key": lambda message: 0}  # one lane
+    outputs: Any = {"out": "out", "other": "other"} if kind == "fork" else "out"
+    _run(store, Graph("g", [Stream(functions.get(kind, add), "in", outputs, id="s", **options)]))
+    expected = [{"sum": n, "seen": list(range(1, n + 1))} for n in range(1, 7)]
+    for queue in outputs if kind == "fork" else ["out"]:
+        assert testing.messages(store, queue) == expected
+    if kind == "meta":
+        assert [m["q/meta"]["sum"] for m in store.queue("out").tailer(meta=True)] == list(range(1, 7))
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_what_appenders_were_given_and_state_held_is_what_it_was_then(store: Store, size: int) -> None:
+    store.queue("in").appender().write_many(_numbers(5))
+    shared: Message = {"seen": [], "q/meta": {"n": 0}}
+
+    def look(message: Message, process: Any) -> None:
+        shared["seen"].append(message["n"])
+        shared["q/meta"]["n"] = message["n"]
+        process.appenders["log"].write(shared)
+        before = process.state.get("seen", [])
+        process.state["seen"] = shared["seen"]
+        process.appenders["log"].write({"before": before})
+
+    _run(store, Graph("g", [Stream(look, "in", [], id="s", appenders={"log": "log"}, batch_size=size)]))
+    found = testing.messages(store, "log")
+    assert found[0::2] == [{"seen": list(range(n + 1))} for n in range(5)]
+    assert found[1::2] == [{"before": list(range(n))} for n in range(5)]
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_a_source_may_go_on_changing_its_position_and_its_message(store: Store, size: int) -> None:
+    """Each step's position is that of its last message, so a generator that fails goes on after that."""
+
+    def rows(position: Any) -> Iterator[tuple[Message, Message]]:
+        at = dict(position or {"file": "a", "line": 0})
+        row: Message = {}
+        while at["line"] < 7:
+            at["line"] += 1
+            row["n"] = at["line"]
+            yield at, row
+            if position is None and at["line"] == 3:
+                at["line"] = 99
+                row["n"] = 99
+                raise ValueError("again")
+
+    _run(store, Graph("g", [Source("rows", rows, batch_size=size, retries=1)]))
+    assert [message["n"] for message in testing.messages(store, "rows")] == list(range(1, 8))
+
+
+# --- sources that yield a position twice ---
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_a_repeated_position_is_refused_at_once_and_by_name(store: Store, size: int) -> None:
+    def pages(position: Any) -> Iterator[tuple[str, Message]]:
+        yield "page-1", {"n": 1}
+        yield "page-1", {"n": 2}
+
+    with pytest.raises(cues.ProcessorStopped, match="'pages' yielded the position 'page-1' twice in a row"):
+        _run(store, Graph("g", [Source("pages", pages, batch_size=size, retries=3)], errors="errors"))
+    assert testing.messages(store, "pages") == [{"n": 1}]
+
+
+def test_a_source_that_begins_with_the_position_that_it_was_given_is_refused(store: Store) -> None:
+    """Its message would be there twice."""
+
+    def rows(position: int | None) -> Iterator[tuple[int, Message]]:
+        for n in range(position or 0, 3 if position is None else 6):
+            yield n, {"n": n}
+
+    graph = Graph("g", [Source("rows", rows)])
+    _run(store, graph)
+    with pytest.raises(cues.ProcessorStopped, match="'rows' yielded the position 2 twice in a row"):
+        _run(store, graph)
+    assert [message["n"] for message in testing.messages(store, "rows")] == [0, 1, 2]
+
+
+# --- coroutines and generators among the results of a plain sink ---
+
+
+@pytest.mark.parametrize("concurrency", [1, 3])
+@pytest.mark.parametrize("kind", ["coroutine", "generator", "future"])
+def test_every_result_of_a_sink_is_looked_at(store: Store, kind: str, concurrency: int) -> None:
+    store.queue("in").appender().write_many(_numbers(5))
+    loop = asyncio.new_event_loop()
+
+    async def send(message: Message) -> None:
+        raise AssertionError
+
+    def save(message: Message) -> Any:
+        if message["n"] in (0, 3):
+            return None
+        if kind == "coroutine":
+            return send(message)
+        return iter_of(message) if kind == "generator" else loop.create_future()
+
+    def iter_of(message: Message) -> Iterator[Message]:
+        yield message
+
+    _run(store, Graph("g", [Sink(save, "in", id="s", concurrency=concurrency)], errors="errors"))
+    loop.close()
+    errors = testing.messages(store, "errors")
+    assert [error["err.proc/messages"]["in"][0]["n"] for error in errors] == [1, 2, 4]
+    assert all("neither awaits nor iterates" in error["err/cause"][0]["message"] for error in errors)
+
+
+# --- keys and fields in one order everywhere ---
+
+_KEYS = """
+import sys
+from cues.queues import partitioners
+from cues.steps import state
+tags = frozenset({"red", "green", "blue", "black", "white"})
+for key in (tags, {"a": tags, "b": 1}, ("x", tags, {tag: 1 for tag in tags})):
+    print(state.key_part(key).hex(), partitioners.key_bytes(key).hex())
+"""
+
+
+def test_keys_that_hold_sets_and_dicts_are_the_same_in_every_process() -> None:
+    found = {
+        subprocess.run(
+            [sys.executable, "-c", _KEYS],
+            env=os.environ | {"PYTHONHASHSEED": str(seed)},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in range(3)
+    }
+    assert len(found) == 1
+    assert codec.pack_key({"a": 1, "b": [{"d": 1, "c": 2}]}) == codec.pack_key({"b": [{"c": 2, "d": 1}], "a": 1})
+
+
+def test_state_that_an_older_version_kept_under_a_dict_is_found(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its key had the fields in the order of the message; now they are sorted."""
+
+    def count(message: Message, process: Any) -> Message:
+        process.state["n"] = process.state.get("n", 0) + 1
+        return {"n": process.state["n"], "fields": list(process.state)}
+
+    graph = Graph("g", [Stream(count, "in", "out", id="s", key="key")])
+    appender = store.queue("in").appender()
+    with monkeypatch.context() as older:
+        older.setattr(codec, "pack_key", codec.pack)
+        appender.write({"key": {"b": 1, "a": 2}})
+        _run(store, graph)
+    appender.write_many([{"key": {"b": 1, "a": 2}}, {"key": {"a": 2, "b": 1}}])
+    _run(store, graph)
+    assert testing.messages(store, "out") == [{"n": n, "fields": ["n"]} for n in (1, 2, 3)]
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_state_is_iterated_in_one_order_whatever_the_step(store: Store, size: int) -> None:
+    store.queue("in").appender().write_many([{"k": k} for k in "zebra"])
+
+    def keys(message: Message, process: Any) -> Message:
+        process.state[message["k"]] = 1
+        if message["k"] == "r":
+            del process.state["z"]
+        return {"keys": "".join(process.state)}
+
+    _run(store, Graph("g", [Stream(keys, "in", "out", id="s", batch_size=size)]))
+    assert [message["keys"] for message in testing.messages(store, "out")] == ["z", "ez", "bez", "ber", "aber"]
+
+
+def test_a_queue_with_partitions_places_what_was_returned(store: Store) -> None:
+    """The key is that of the message when it was returned, not when the step commits."""
+    shared: Message = {}
+
+    def keyed(message: Message) -> Message:
+        shared["key"] = f"key {message['n']}"
+        return shared
+
+    store.queue("in").appender().write_many(_numbers(20))
+    queues = {"out": QueueOptions(partitions=4, key="key")}
+    _run(store, Graph("g", [Stream(keyed, "in", "out", id="s")], queues=queues))
+    with cues.open(store.path) as again:
+        queue = again.queue("out")
+        for number in range(4):
+            for message in queue.partition(number).tailer():
+                assert partition_for(message["key"], 4) == number
+    assert len(testing.messages(store, "out")) == 20
