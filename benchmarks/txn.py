@@ -36,7 +36,7 @@ from pathlib import Path
 from typing import Any
 
 import cues
-from cues.queue import Queue
+from cues.queues.queue import Queue
 from cues.txn import (
     Clock,
     Envelope,

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 import cues
-from cues.graphfile import load
+from cues.graphs.graphfile import load
 
 GRAPH = """
 import os
@@ -123,7 +123,7 @@ def restart(folder: Path) -> float:
 def imports() -> float:
     """Milliseconds of a process that imports what a worker does, and nothing else."""
     begun = time.monotonic()
-    subprocess.run([sys.executable, "-c", "import cues.engine.workers, ctypes, cues.graphfile"], check=True)
+    subprocess.run([sys.executable, "-c", "import cues.engine.workers, ctypes, cues.graphs.graphfile"], check=True)
     return 1000 * (time.monotonic() - begun)
 
 

@@ -22,8 +22,8 @@ imported). It has a graph, a store and outputs of its own:
     FLIGHTS_PERIOD=year cues run examples/flights.py
 
 ``FLIGHTS_DATA`` names another directory with the four tables, ``FLIGHTS_OUT`` another for the results.
-To start over (--fresh), remove examples/out as well: a database that was filled from another store
-is refused, since nobody could say which of the messages it has.
+To start over, remove examples/out/flights.db, then --fresh: a database that was filled from another store
+refuses the new one, since it cannot tell which of the messages it has. --fresh says so before it deletes anything.
 """
 
 from __future__ import annotations
@@ -283,23 +283,21 @@ db = sql.SQLite(
 NO_WEATHER = dict.fromkeys(("temp", "wind_speed", "precip", "visib"))
 
 
-@graph.sink("enriched", batch=True, errors=None)  # what fails here is the database, not a flight
+@graph.sink("enriched", batch=True, errors=None, checkpoint=db)  # what fails here is the database, not a flight
 def save(flights, process):
     """Every flight is in the database exactly once: its row and the position are one transaction."""
-    with db.transaction(process) as tx:
-        tx.executemany(
-            """insert into flights values (:date, :hour, :time_hour, :carrier, :airline, :flight,
-            :tailnum, :plane, :origin, :dest, :distance, :sched_dep_time, :dep_time, :dep_delay,
-            :arr_delay, :temp, :wind_speed, :precip, :visib)""",
-            [{**flight, **(flight["weather"] or NO_WEATHER)} for flight in tx.fresh(flights)],
-        )
+    process.connection.executemany(
+        """insert into flights values (:date, :hour, :time_hour, :carrier, :airline, :flight,
+        :tailnum, :plane, :origin, :dest, :distance, :sched_dep_time, :dep_time, :dep_delay,
+        :arr_delay, :temp, :wind_speed, :precip, :visib)""",
+        [{**flight, **(flight["weather"] or NO_WEATHER)} for flight in flights],
+    )
 
 
-@graph.sink("errors", batch=True, errors=None)
+@graph.sink("errors", batch=True, errors=None, checkpoint=db)
 def reject(errors, process):
     """What was refused, where it stood, and why."""
-    with db.transaction(process) as tx:
-        tx.executemany("insert into rejected values (?, ?, ?)", map(refused, tx.fresh(errors)))
+    process.connection.executemany("insert into rejected values (?, ?, ?)", map(refused, errors))
 
 
 def refused(error):

@@ -18,8 +18,9 @@ def save(order, process):
     print(f"saved {order['total']}, delivery {process.delivery_hash[:8]}")
 
 
-with graph.start() as running:
-    running.send("orders", {"count": 3, "price": 4})
-    running.send("orders", {"count": "three"})
-    running.wait_idle(timeout=10)
-    print(running.messages("priced"), running.messages("errors")[0]["err/cause"][0]["type"])
+if __name__ == "__main__":  # `cues show` imports the file
+    with graph.start() as running:
+        running.send("orders", {"count": 3, "price": 4})
+        running.send("orders", {"count": "three"})
+        running.wait_idle(timeout=10)
+        print(running.messages("priced"), running.messages("errors")[0]["err/cause"][0]["type"])
