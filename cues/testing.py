@@ -39,6 +39,7 @@ from cues.base import names
 from cues.base.events import Counters, Event, Recovered
 from cues.engine.assembly import Assembly, assemble
 from cues.errors import CodecError, Fenced, InvalidArgument, ProcessorStopped
+from cues.queues.log import read_row as read_log
 from cues.queues.processor_rows import read_row, read_topology
 from cues.queues.store import Store
 from cues.steps.failure import stopped_by
@@ -544,17 +545,20 @@ def check_attempts(store: Store) -> list[str]:
         assert row is not None and topology is not None
         identities = {tailer: position.identity for tailer, position in zip(topology.tailers, row.positions)}
         lines: dict[str, timeline.Line] = {}
+        judged: dict[str, int] = {}
         with store.view() as txn:
             for tailer, queue, other in zip(topology.tailers, topology.queues, topology.stores):
                 lines[tailer] = () if other else timeline.read(txn, queue)
+                # A purge takes the timelines of what it purged along, so the identity of those messages is unknown.
+                judged[tailer] = read_log(txn, queue, 0).first if lines[tailer] else 0
         pending: str | None = None
         attempted = False
         for record in messages(store, processor):
             if record[names.TYPE] == names.SNAPSHOT:
                 attempted = False
                 start, end = record[names.TAILER_INDICES], record[names.TO_INDICES]
-                if any(tailer not in identities for tailer in start):
-                    pending = None  # of an input that is no longer read
+                if any(tailer not in identities or end[tailer] <= judged[tailer] for tailer in start):
+                    pending = None  # of an input that is no longer read, or of a timeline that was purged
                     continue
                 source = record.get(names.SOURCE_POSITION)
                 ranges = [(t, timeline.identity(lines[t], identities[t], end[t] - 1), start[t], end[t]) for t in start]

@@ -109,6 +109,19 @@ def test_a_timeline_that_nothing_was_appended_in_is_forgotten_and_so_is_what_was
     assert lines() == [5]
 
 
+def test_attempts_whose_timeline_was_purged_are_not_judged(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    for n in (1, 2):
+        send(path, n)
+        (path / timeline.FILE).unlink()
+    assert len(hashes(path)) == 2
+    with cues.open(path) as store:
+        store.queue("in").purge(before=3)
+    (path / timeline.FILE).unlink()
+    with cues.open(path) as store:
+        assert not check_attempts(store)
+
+
 def test_a_new_timeline_begins_once(tmp_path: Path) -> None:
     """Not again at the next opening, nor by a compaction, nor by a writer that was killed or wrote nothing."""
     send(tmp_path / "s", 1)
