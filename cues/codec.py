@@ -164,8 +164,18 @@ def pack(value: Any) -> bytes:
     try:
         return _local.pack(value)
     except Exception as error:
-        _local.pack = _new_packer()  # its buffer may hold half a value
+        thread_packer(renew=True)
         raise _explain(value, error) from (None if isinstance(error, (_Unencodable, CodecError)) else error)
+
+
+def thread_packer(renew: bool = False) -> Callable[[Any], bytes]:
+    """Return the packer of this thread, for a loop that calls :func:`pack` where it raises.
+
+    ``renew``: after an exception, since its buffer may hold half a value.
+    """
+    if renew:
+        _local.pack = _new_packer()
+    return _local.pack
 
 
 def pack_key(value: Any) -> bytes:

@@ -94,7 +94,7 @@ def build(
 ) -> list[Page]:
     """Packed messages as pages; ``came`` and ``stamps`` are of as many."""
     limit_bytes = batches.OWN_BYTES_MAX  # sizes were checked when the messages were packed
-    if any(type(item) is Packed and item.marked for item in items):
+    if Packed in set(map(type, items)) and any(type(item) is Packed and item.marked for item in items):
         messages = [codec.unpack_known(item) for item in items]
         return batches.build(messages, limit_bytes, digest, came, strips=strips, stamps=stamps)
     return batches.build([], limit_bytes, digest, came, encoded=items, strips=strips, stamps=stamps)

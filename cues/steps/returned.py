@@ -9,15 +9,13 @@ failure of this call (:class:`cues.errors.ReturnError`) and of no other.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterable
 from types import AsyncGeneratorType, CoroutineType, GeneratorType
 from typing import TYPE_CHECKING, Any, Final
 
 from cues import codec
 from cues.errors import ReturnError
-from cues.graphs.processor import (
-    Node,
-)
+from cues.graphs.processor import Node
 from cues.steps.failure import Failure
 from cues.steps.imperative import Imperative
 from cues.steps.outgoing import Packer
@@ -49,26 +47,33 @@ class ReturnedMessages:
         self.provenance: Provenance | None = None
         """The provenance of the step's messages, where that of one may be too large for a page."""
 
-    def keeper(self) -> Callable[[Any], Kept]:
-        """:meth:`keep` where no more is asked of a message than its size and its keys; most are single messages."""
-        slowly = self.keep
+    def keep_all(self, kept: list[Kept], returned: Iterable[Any]) -> None:
+        """Append to ``kept`` what :meth:`keep` makes of each result; an exception leaves the results before it there.
+
+        Most results are single messages of which only the size and the keys are checked. They are packed here
+        without a Python call for each.
+        """
+        slowly, append = self.keep, kept.append
         if not self._bindings:
-            return lambda result: None if result is None else slowly(result)
-        if len(self._bindings) > 1 or not self._node.returns_messages:
-            return slowly
-        (packer,) = self._packers.values()
-        if packer.places:
-            return slowly
-        pack, limit_bytes = codec.pack, packer.limit_bytes
-
-        def keep(result: Any) -> Kept:
+            for result in returned:
+                append(None if result is None else slowly(result))
+            return
+        packer = self._packers[self._bindings[0]]
+        if len(self._bindings) > 1 or not self._node.returns_messages or packer.places:
+            kept.extend(map(slowly, returned))
+            return
+        pack, limit_bytes = codec.thread_packer(), packer.limit_bytes
+        for result in returned:
             if type(result) is dict:
-                packed = pack(result)
-                if len(packed) <= limit_bytes and not (b"/" in packed and b"q/" in packed):
-                    return packed
-            return slowly(result)
-
-        return keep
+                try:
+                    packed = pack(result)
+                except Exception:
+                    pack = codec.thread_packer(renew=True)
+                else:
+                    if len(packed) <= limit_bytes and not (b"/" in packed and b"q/" in packed):
+                        append(packed)
+                        continue
+            append(slowly(result))
 
     def keep(self, result: Any, offset: int = 0) -> Kept:
         """Check, place and pack what the call for the message at ``offset`` returned.

@@ -257,8 +257,7 @@ class Runner:
             columns = [taken.slices[place].messages for place in self._order]
             if results or stop < taken.count:
                 columns = [column[len(results) : stop] for column in columns]
-            # extend() keeps the results of the calls before an error.
-            results.extend(map(self._returned.keeper(), map(self._fn, *columns)))
+            self._returned.keep_all(results, map(self._fn, *columns))
             if len(results) < stop:
                 # map() takes a StopIteration of the function for its own end (as generators did before PEP 479).
                 raise RuntimeError(f"{self._node.id} raised StopIteration")
