@@ -15,6 +15,7 @@ import inspect
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Literal, Unpack
 
 from cues import codec
@@ -361,7 +362,7 @@ class Node:
         """The id of its position on a queue."""
         return names.tailer_id(self.processor, queue, self.partition)
 
-    @property
+    @cached_property
     def imperative(self) -> bool:
         return bool(self.tailers or self.appenders)
 
@@ -375,22 +376,22 @@ class Node:
         """Every queue that it may write to, error queues aside."""
         return self.outputs + self.appenders
 
-    @property
+    @cached_property
     def name(self) -> str:
         """Without the graph: ``enrich``, and ``enrich/3`` of its unit on partition 3."""
         return self.id.rpartition(".")[2]
 
-    @property
+    @cached_property
     def side_effects(self) -> bool:
         """Whether a snapshot is committed before the function runs."""
         return self.kind == "sink" or (self.kind == "stream" and self.options.side_effects)
 
-    @property
+    @cached_property
     def pending(self) -> bool:
         """Whether its messages to other stores are pending until its step has committed."""
         return self.options.across == "pending"
 
-    @property
+    @cached_property
     def at_most_once(self) -> bool:
         return self.kind != "source" and self.strategy == "at-most-once"
 

@@ -91,8 +91,13 @@ class Log:
 
         The caller rings the doorbells after the commit.
         """
-        identity, first, start, time_ns, version = _unpack_row(self._raw_row(txn))
-        now = max(clock.now_ns(), time_ns)
+        raw = txn.get(self.key)
+        if raw != self._checked:
+            raw = self._raw_row(txn)
+        identity, first, start, time_ns, version = _unpack_row(raw)
+        now = clock.now_ns()
+        if now < time_ns:
+            now = time_ns
         index = start
         stamped: list[tuple[int, Page]] = []
         if len(pages) == 1 and not pages[0].pieces:

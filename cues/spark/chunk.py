@@ -128,7 +128,7 @@ def _pages(
 ) -> dict[str, list[PlacedPage]]:
     """The outputs of a run of messages as pages, with where they came from."""
     found: dict[str, list[PlacedPage]] = {}
-    traced = any(piece.traced for piece in taken.slices)
+    traced = taken.traced
     for binding, whole in results.outputs.items():
         output = whole if cut.stop - cut.start == taken.count else whole.between(cut.start, cut.stop)
         if not output.items:

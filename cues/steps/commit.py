@@ -69,7 +69,9 @@ class Committer(PartBuilder):
     def _commit_parts(self, parts: list[Part], row: ProcessorRow) -> None:
         if faults.active:
             faults.point("commit.before")
-        pages = 2 * len(parts) + sum(part.values() for part in parts)
+        pages = 2 * len(parts)
+        for part in parts:
+            pages += part.values()
         if self.state.changed:
             self._patiently(self.state.ensure)
             pages += 2 * self.state.pages()

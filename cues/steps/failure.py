@@ -22,7 +22,9 @@ from cues.base import events, names
 from cues.errors import CheckpointError, CodecError, Fenced, ProcessorStopped, StoreFull, WorkerDied, WriterStuck
 from cues.graphs.processor import Node
 
-_OURS: Final = ("cues.steps.runner", "cues.steps.invocation", "cues.steps.concurrency", "cues.steps.eventloop")
+_OURS: Final = frozenset(
+    f"cues.steps.{name}" for name in ["runner", "invocation", "returned", "concurrency", "eventloop"]
+)
 """Modules whose frames lead to the user's function."""
 TRACE_CHARACTERS_MAX: Final = 20_000
 """A longer traceback keeps its end, where the error is."""

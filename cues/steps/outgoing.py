@@ -45,6 +45,8 @@ class Packer:
         self._options: QueueOptions | None = None
         self.limit_bytes = 0
         self._router: Router | None = None
+        self.places = False
+        """Whether the message decides its partition."""
 
     def renew(self) -> Packer:
         """Follow the options that are in force now."""
@@ -53,13 +55,9 @@ class Packer:
             self.limit_bytes = options.max_message_bytes
             router = Router(options.partitions, options.key, options.partitioner) if options.partitions > 1 else None
             self._router = router if router is not None and router.by_message else None
+            self.places = self._router is not None
             self._options = options
         return self
-
-    @property
-    def places(self) -> bool:
-        """Whether the message decides its partition."""
-        return self._router is not None
 
     def pack(self, message: Any, came: Provenance | None = None) -> bytes:
         """Check, place and pack one message; raises what :func:`cues.records.batch.build` and the user's key would.

@@ -102,6 +102,7 @@ class Stride:
     def look(self) -> bool:
         """Whether the step is to be closed now."""
         now = clock.monotonic_ns()
-        self.spent_ns, self._looked_ns = max(1, now - self._looked_ns), now
-        self.calls = max(1, min(STRIDE_MAX, 2 * self.calls, self.calls * self._look_ns // self.spent_ns))
+        self.spent_ns, self._looked_ns = now - self._looked_ns or 1, now
+        if self.calls < STRIDE_MAX or self.spent_ns > self._look_ns:
+            self.calls = max(1, min(STRIDE_MAX, 2 * self.calls, self.calls * self._look_ns // self.spent_ns))
         return self._closes_ns is not None and now >= self._closes_ns

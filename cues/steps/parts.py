@@ -51,7 +51,11 @@ class Part:
 
     def values(self) -> int:
         """Return how many LMDB values it appends at most: the disk must have room for them."""
-        return sum(1 + len(page.pieces) for _, pages in self.appends for page in pages)
+        count = 0
+        for _, pages in self.appends:
+            for page in pages:
+                count += 1 + len(page.pieces)
+        return count
 
 
 class PartBuilder(StepperBase):
@@ -65,6 +69,8 @@ class PartBuilder(StepperBase):
         stop: Failure | None = None
         if results.closed is not None:
             taken = taken.before(results.closed)
+        if not results.failures:
+            return taken, [self._part(taken, 0, taken.count, results)] if taken.count else [], None
         offset = results.stop(self.node)
         if offset is not None:
             stop = results.failures[offset]
@@ -93,7 +99,7 @@ class PartBuilder(StepperBase):
                 if not output.items:
                     continue
             options = queue._options
-            if provenance is None and not options.strips and any(s.traced for s in taken.slices):
+            if provenance is None and not options.strips and taken.traced:
                 provenance = taken.provenance()
             for log, items, origins in divided(queue, output, start):
                 came = None

@@ -98,16 +98,10 @@ class ReturnedMessages:
 
     def collect(self, kept: list[Kept], failures: dict[int, Failure], closed: int | None = None) -> Results:
         """Sort the kept results of the calls by output binding."""
-        results = self._sorted(kept, failures)
-        if closed is not None:
-            results.closed = closed
-        return results
-
-    def _sorted(self, kept: list[Kept], failures: dict[int, Failure]) -> Results:
         bindings = self._bindings
         # Beside state the origins are written one by one, as in the golden store: the same calls, the same bytes.
         if len(bindings) == 1 and set(map(type, kept)) == {bytes} and not self._state.changed:
-            return Results({bindings[0]: Output(kept)}, failures, ran=len(kept))
+            return Results({bindings[0]: Output(kept)}, failures, len(kept), closed)
         outputs = {binding: Output([], []) for binding in bindings}
         for offset, some in enumerate(kept):
             if some is None:
@@ -118,7 +112,7 @@ class ReturnedMessages:
                     items = [items]
                 output.items += items
                 output.origins += [offset] * len(items)  # type: ignore[operator]
-        return Results(outputs, failures, ran=len(kept))
+        return Results(outputs, failures, len(kept), closed)
 
     def _by_binding(self, result: Any) -> dict[str, list[Any]]:
         """The messages that a call returned, by binding; raises :class:`ReturnError`."""

@@ -71,11 +71,6 @@ class Slice:
         """Checksum of the batch that holds the last message."""
         return self.batches[-1].seal
 
-    @property
-    def traced(self) -> bool:
-        """Whether there is any provenance to carry on."""
-        return bool(self.one.kept) or any(batch.head.provenance for batch in self.batches)
-
     def provenance(self) -> Provenance:
         """Of all messages, with the step onto this queue."""
         queue, kept = self.one.log.id, self.one.kept
@@ -107,16 +102,34 @@ class Taken:
     @property
     def acknowledged(self) -> bool:
         """Whether any of it acknowledges messages and is none itself."""
-        return any(batch.head.acknowledges for s in self.slices for batch in s.batches)
+        for piece in self.slices:
+            for batch in piece.batches:
+                if batch.head.acknowledges:
+                    return True
+        return False
 
     def heavy_provenance(self) -> Provenance | None:
         """The provenance of the messages, where that of one may be too large for a page; most have little."""
-        size = sum(len(batch.head.provenance or b"") for s in self.slices for batch in s.batches)
+        size = 0
+        for piece in self.slices:
+            for batch in piece.batches:
+                size += len(batch.head.provenance or b"")
         if size + len(self.slices) * PROVENANCE_COLUMN_BYTES <= PROVENANCE_BYTES_SAFE:
             return None
         came = self.provenance()
         columns = sum(PROVENANCE_COLUMN_BYTES + len(queue) for queue in came.columns)
         return came if came.extra is not None or columns > PROVENANCE_BYTES_SAFE else None
+
+    @property
+    def traced(self) -> bool:
+        """Whether there is any provenance to carry on."""
+        for piece in self.slices:
+            if piece.one.kept:
+                return True
+            for batch in piece.batches:
+                if batch.head.provenance:
+                    return True
+        return False
 
     def ranges(self, start: int, stop: int) -> list[Range]:
         return [s.range(start, stop) for s in self.slices]
