@@ -19,6 +19,7 @@ from cues.cli.app import run as cli
 from cues.engine.assembly import assemble
 from cues.errors import TopologyChanged
 from cues.graphs import draw
+from cues.steps.failure import failed_event, retry_event
 from cues.tools import metrics
 
 
@@ -311,6 +312,16 @@ def test_identical_events_are_printed_once_and_then_counted(capsys: pytest.Captu
         "g.save: the server is away",
         "g.save: another",
         "g.save: the server is away (repeated 4 times)",
+    ]
+    with progress.Progress("g") as quiet:
+        for attempt in range(1, 4):
+            quiet.event(retry_event("g.save", attempt, 9, OSError("away"), wait_s=0.1 * 2**attempt))
+            quiet.event(failed_event("g.save", "errors", attempt, 9, "OSError: away"))
+    assert capsys.readouterr().err.splitlines() == [
+        "g.save: attempt 1 of 9 failed (OSError: away); again in 0.2 s",
+        "g.save: 1 message to 'errors' after 9 attempts: OSError: away",
+        "g.save: attempt 1 of 9 failed (OSError: away); again in 0.2 s (repeated 2 times)",
+        "g.save: 1 message to 'errors' after 9 attempts: OSError: away (repeated 2 times)",
     ]
     with progress.Lines("g") as lines:
         for _ in range(3):

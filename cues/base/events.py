@@ -23,6 +23,11 @@ class Event:
     text: str
     level: int = logging.INFO
 
+    @property
+    def topic(self) -> str:
+        """Events of one processor with equal topics repeat one another."""
+        return self.text
+
 
 @dataclass(frozen=True)
 class Recovered(Event):
@@ -44,6 +49,12 @@ class Retrying(Event):
 
     attempt: int = 0
     wait_s: float = 0.0
+    cause: str = ""
+    """Type and text of the exception."""
+
+    @property
+    def topic(self) -> str:
+        return f"retry after {self.cause}"
 
 
 @dataclass(frozen=True)
@@ -51,6 +62,12 @@ class Failed(Event):
     """``count`` messages of one commit failed for good and went to the error queue; the text is the first's."""
 
     count: int = 0
+    cause: str = ""
+    """Type and text of the first exception."""
+
+    @property
+    def topic(self) -> str:
+        return f"failure by {self.cause}"
 
 
 @dataclass(frozen=True)

@@ -45,7 +45,7 @@ class Progress:
         self.started_at = time.monotonic()
         self._guard = threading.Lock()
         self._repeats: dict[tuple[str, str], tuple[events.Event, int]] = {}
-        """By processor and text: the event, and how often it repeated since it was printed."""
+        """By processor and topic: the event, and how often it repeated since it was printed."""
         self._repeats_at = self.started_at
 
     def __enter__(self) -> Progress:
@@ -63,7 +63,7 @@ class Progress:
         """Print an event, or count it if it repeats; called from any thread."""
         if not self._shows(event):
             return
-        key = (event.processor, event.text)
+        key = (event.processor, event.topic)
         with self._guard:
             known, count = self._repeats.get(key, (event, -1))
             self._repeats[key] = (known, count + 1)

@@ -161,6 +161,21 @@ def stop_event(id: str, stopped: BaseException) -> events.Stopped:
     return events.Stopped(id, text, logging.ERROR, error=stopped)
 
 
+def retry_event(id: str, attempt: int, attempts: int, error: BaseException, wait_s: float) -> events.Retrying:
+    """Return the event of a call that failed and is repeated after ``wait_s`` seconds."""
+    text = f"attempt {attempt} of {attempts} failed ({short(error)}); again in {wait_s:g} s"
+    return events.Retrying(id, text, logging.WARNING, attempt=attempt, wait_s=wait_s, cause=short(error))
+
+
+def failed_event(id: str, queue: str, count: int, attempts: int, cause: str) -> events.Failed:
+    """Return the event of ``count`` messages that went to the error queue; ``cause`` is that of the first."""
+    text = (
+        f"{count} message{'s' if count > 1 else ''} to {queue!r} after"
+        f" {attempts} attempt{'s' if attempts > 1 else ''}: {cause}"
+    )
+    return events.Failed(id, text, logging.WARNING, count=count, cause=cause)
+
+
 def causes(error: BaseException | None) -> list[dict[str, str]]:
     """Return the chain of an exception, outermost first: type, message, traceback."""
     found: list[dict[str, str]] = []

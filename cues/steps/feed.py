@@ -11,7 +11,6 @@ the commit of the protocol is left.
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections import deque
@@ -19,13 +18,12 @@ from collections.abc import AsyncIterable, Iterator
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 from cues import codec, faults
-from cues.base import events
 from cues.errors import CodecError, PositionRequired, ReturnError
 from cues.graphs.processor import position_count, wants_process
 from cues.records import batch as batches
 from cues.steps import outgoing, tries
 from cues.steps.concurrency import Closed
-from cues.steps.failure import Failure, error_message, line, stopped_at
+from cues.steps.failure import Failure, error_message, retry_event, stopped_at
 from cues.steps.outgoing import Packer
 from cues.steps.parts import Part, divided
 from cues.steps.results import Output
@@ -309,16 +307,7 @@ class SourceStepper(Stepper):
         self._failures += 1
         self.counters.retries += 1
         wait_s = retry.wait_s(self._failures)
-        self._emit(
-            events.Retrying(
-                self.node.id,
-                f"attempt {self._failures} of {retry.attempts} failed ({type(error).__name__}: {line(error)});"
-                f" again in {wait_s:g} s",
-                logging.WARNING,
-                attempt=self._failures,
-                wait_s=wait_s,
-            )
-        )
+        self._emit(retry_event(self.node.id, self._failures, retry.attempts, error, wait_s))
         self.feed = Feed(self)
         return wait_s
 

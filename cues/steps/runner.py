@@ -42,7 +42,7 @@ from cues.queues.options import QueueOptions
 from cues.records import batch as batches
 from cues.steps import concurrency
 from cues.steps.concurrency import Limited, Schedule, Threads, TimedOut
-from cues.steps.failure import Failure, short
+from cues.steps.failure import Failure, retry_event
 from cues.steps.imperative import Imperative
 from cues.steps.invocation import invocation, waiting
 from cues.steps.outgoing import Packer
@@ -312,15 +312,7 @@ class Runner:
         wait_s = self._retry.wait_s(attempt)
         with self._counting:
             self._counters.retries += 1
-        self._emit(
-            events.Retrying(
-                self._node.id,
-                f"attempt {attempt} of {self._retry.attempts} failed ({short(error)}); again in {wait_s:g} s",
-                30,
-                attempt=attempt,
-                wait_s=wait_s,
-            )
-        )
+        self._emit(retry_event(self._node.id, attempt, self._retry.attempts, error, wait_s))
         if self._pause(wait_s):
             raise Interrupted from error
 

@@ -26,7 +26,7 @@ from cues.graphs.processor import Node
 from cues.queues.processor_rows import Position, ProcessorRow
 from cues.queues.queue import Queue
 from cues.steps import tries
-from cues.steps.failure import Failure, Verdict, line
+from cues.steps.failure import Failure, Verdict, failed_event, line
 from cues.steps.hashes import Hasher
 from cues.steps.imperative import Imperative, ProcessAppender, ProcessTailer
 from cues.steps.ownership import fenced
@@ -210,13 +210,5 @@ class StepperBase:
     def _tell(self, count: int, first: Failure) -> None:
         """Emit one event for all messages that failed in a commit."""
         assert self.errors is not None
-        self._emit(
-            events.Failed(
-                self.node.id,
-                f"{count} message{'s' if count > 1 else ''} to {self.errors.id!r} after"
-                f" {first.attempts} attempt{'s' if first.attempts > 1 else ''}:"
-                f" {type(first.error).__name__}: {line(first.error)}",
-                logging.WARNING,
-                count=count,
-            )
-        )
+        cause = f"{type(first.error).__name__}: {line(first.error)}"
+        self._emit(failed_event(self.node.id, self.errors.id, count, first.attempts, cause))

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import pyarrow as pa
 
 from cues import codec
-from cues.base import events
 from cues.errors import ReturnError
 from cues.graphs.processor import wants_process
 from cues.queues.options import QueueOptions
@@ -18,7 +16,7 @@ from cues.spark.cluster.ledger import StepRange
 from cues.spark.cluster.rows import RowSlice, TakenRow
 from cues.spark.cluster.tasks import MESSAGE, OUT, OUT_ARROW, StepResult, TaskResult
 from cues.spark.columns import Column, Encoder
-from cues.steps.failure import Failure, error_message, short
+from cues.steps.failure import Failure, error_message, retry_event
 from cues.steps.hashes import Hasher
 from cues.steps.imperative import Imperative
 from cues.steps.process import Process
@@ -151,15 +149,7 @@ def run_frame(stage: FrameStage, taking: StepRange) -> StepResult:
             driver.files.delete(ran.folder)
             if attempt < retry.attempts and isinstance(error, retry.on):
                 wait_s = retry.wait_s(attempt)
-                driver.emit(
-                    events.Retrying(
-                        node.id,
-                        f"attempt {attempt} of {retry.attempts} failed ({short(error)}); again in {wait_s:g} s",
-                        logging.WARNING,
-                        attempt=attempt,
-                        wait_s=wait_s,
-                    )
-                )
+                driver.emit(retry_event(node.id, attempt, retry.attempts, error, wait_s))
                 if driver.pause(wait_s):
                     raise Interrupted from error
                 continue

@@ -41,7 +41,7 @@ from cues.spark.cluster.state_files import StateFiles
 from cues.spark.cluster.tasks import OutputQueue, StepResult, TaskJob, TaskResult
 from cues.spark.executor import pack_job
 from cues.spark.session import in_short
-from cues.steps.failure import stopped_at, words
+from cues.steps.failure import failed_event, stopped_at, words
 from cues.steps.hashes import Hasher
 from cues.steps.runner import Interrupted
 
@@ -515,16 +515,9 @@ class Stage:
         counters.retries += sum(one.retries for one in ran.answers)
         first = next((one.first for one in ran.answers if one.first is not None), None)
         if failed and first is not None:
-            self.driver.emit(
-                events.Failed(
-                    self.node.id,
-                    f"{failed} message{'s' if failed > 1 else ''} to {self.node.errors!r} after"
-                    f" {first.attempts} attempt{'s' if first.attempts > 1 else ''}:"
-                    f" {type(first.error).__name__}: {words(first.error)}",
-                    logging.WARNING,
-                    count=failed,
-                )
-            )
+            assert self.node.errors is not None
+            cause = f"{type(first.error).__name__}: {words(first.error)}"
+            self.driver.emit(failed_event(self.node.id, self.node.errors, failed, first.attempts, cause))
         if any(one.declined == "again" for one in ran.answers):
             self.driver.emit(
                 events.Event(
