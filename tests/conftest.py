@@ -36,7 +36,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         assert isinstance(item, pytest.Function)
         spark = "spark" in item.fixturenames or item.path.stem.startswith("test_spark")
-        if spark and not item.get_closest_marker("fast"):
+        if spark and not (item.get_closest_marker("fast") or item.get_closest_marker("long")):
             item.add_marker(pytest.mark.slow)
         if group := _group(item):
             item.add_marker(pytest.mark.xdist_group(group))

@@ -1,4 +1,4 @@
-"""The fast set, which ``pytest`` runs, and the slow set, which ``pytest -m slow`` runs."""
+"""The fast set, which ``pytest`` runs, and the slow set, which ``pytest -m "slow and not long"`` runs."""
 
 from __future__ import annotations
 
