@@ -5,6 +5,8 @@ A test that damages a store on purpose says so with ``@pytest.mark.damages_store
 
 from __future__ import annotations
 
+import os
+import shutil
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -23,10 +25,17 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
+MEMORY = Path("/dev/shm")
+MEMORY_BYTES = 8 << 30
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Take SIGINT even where it is ignored, as in the background of a shell; children inherit that."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN and threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    # Stores in memory, where there is room: a sync of a disk that others share takes as long as it likes.
+    if MEMORY.is_dir() and shutil.disk_usage(MEMORY).free > MEMORY_BYTES:
+        os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
     config.addinivalue_line("markers", "damages_stores: the test leaves damaged stores, which are not checked")
 
 

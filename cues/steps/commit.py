@@ -9,20 +9,16 @@ Each commit compares the row of the processor first (the fence) and writes nothi
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from cues import faults
 from cues.queues.processor_rows import NO_SEAL, Position, ProcessorRow
 from cues.records.batch import Page
 from cues.steps import tries
 from cues.steps.failure import stopped_at
+from cues.steps.parts import Part, PartBuilder
 from cues.steps.results import Results
 from cues.steps.taking import Slice, Taken
-
-if TYPE_CHECKING:
-    pass
-
-from cues.steps.parts import Part, PartBuilder
 
 
 class Committer(PartBuilder):

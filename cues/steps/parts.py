@@ -25,12 +25,11 @@ from cues.records.batch import Page
 from cues.steps import outgoing, tries
 from cues.steps.failure import Failure, error_message
 from cues.steps.results import Output, Results
+from cues.steps.stepper_base import StepperBase
 from cues.steps.taking import Taken
 
 if TYPE_CHECKING:
     from cues.records.stamps import Stamps
-
-from cues.steps.stepper_base import StepperBase
 
 
 @dataclass(slots=True)

@@ -16,21 +16,17 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from cues.base import events
 from cues.errors import Diverged, QueueNotFound
 from cues.queues.log import Log
 from cues.queues.processor_rows import NO_SEAL, Position
 from cues.steps import tries
+from cues.steps.commit import Committer
 from cues.steps.imperative import ProcessTailer
 from cues.steps.ownership import fenced
 from cues.steps.taking import Input
-
-if TYPE_CHECKING:
-    pass
-
-from cues.steps.commit import Committer
 
 
 @dataclass(frozen=True)

@@ -20,19 +20,16 @@ hash. Effects of the function outside the store may repeat after a crash; use ``
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from cues import faults
 from cues.base import clock
 from cues.errors import Diverged
 from cues.steps import tries
 from cues.steps.failure import Verdict, stopped_at
+from cues.steps.recovery import Recovery
 from cues.steps.results import Results
 from cues.steps.taking import Input, Taken
-
-if TYPE_CHECKING:
-    pass
-from cues.steps.recovery import Recovery
 
 Outcome = Literal["idle", "committed"]
 
