@@ -9,7 +9,7 @@ Each commit compares the row of the processor first (the fence) and writes nothi
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 from cues import faults
 from cues.queues.processor_rows import NO_SEAL, Position, ProcessorRow
@@ -19,6 +19,9 @@ from cues.steps.failure import stopped_at
 from cues.steps.parts import Part, PartBuilder
 from cues.steps.results import Results
 from cues.steps.taking import Slice, Taken
+
+if TYPE_CHECKING:
+    from cues.storage.transaction import StoreTransaction
 
 
 class Committer(PartBuilder):
@@ -39,7 +42,7 @@ class Committer(PartBuilder):
         if faults.active:
             faults.point("snapshot.after")
 
-    def _write_snapshot(self, txn: Any, pages: list[Page], row: bytes) -> None:
+    def _write_snapshot(self, txn: StoreTransaction, pages: list[Page], row: bytes) -> None:
         self._fence(txn)
         self._write_tries(txn, pages)
         txn.put(self._row_key, row)
@@ -93,7 +96,7 @@ class Committer(PartBuilder):
             counters.failed += failed
             self._tell(failed, next(part.failure for part in parts if part.failure is not None))
 
-    def _write_step(self, txn: Any, parts: list[Part], row: bytes) -> None:
+    def _write_step(self, txn: StoreTransaction, parts: list[Part], row: bytes) -> None:
         self._fence(txn)
         records: list[Page] = []
         rings = self.rings
@@ -114,7 +117,7 @@ class Committer(PartBuilder):
         if faults.active:
             faults.point("commit.inside")
 
-    def _write_tries(self, txn: Any, pages: list[Page]) -> None:
+    def _write_tries(self, txn: StoreTransaction, pages: list[Page]) -> None:
         log = self.try_log.log
         start, _ = log.append(txn, pages)
         if start - self._tries_from > tries.KEEP_MESSAGES + tries.TRIM_MESSAGES:

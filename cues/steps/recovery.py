@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from cues.base import events
 from cues.errors import Diverged, QueueNotFound
@@ -27,6 +27,9 @@ from cues.steps.commit import Committer
 from cues.steps.imperative import ProcessTailer
 from cues.steps.ownership import fenced
 from cues.steps.taking import Input
+
+if TYPE_CHECKING:
+    from cues.storage.transaction import StoreTransaction
 
 
 @dataclass(frozen=True)
@@ -83,7 +86,7 @@ class Recovery(Committer):
 
     def _decide(
         self,
-        txn: Any,
+        txn: StoreTransaction,
         snapshot: tries.Snapshot | None,
         attempt: tries.Attempt | None,
         positions: dict[str, Position],
@@ -125,13 +128,13 @@ class Recovery(Committer):
             return "the source's own position"
         return ", ".join(f"{tailer} {position.next}" for tailer, position in positions.items())
 
-    def _tail(self, txn: Any) -> list[Any]:
+    def _tail(self, txn: StoreTransaction) -> list[Any]:
         """Return the last records of the try log: enough for a snapshot and an attempt in two records."""
         log = self.try_log.log
         row = log.row(txn)
         return log.read(txn, row, max(row.first, row.next - 2), 2)
 
-    def _check_position(self, txn: Any, one: Input | ProcessTailer, position: Position) -> None:
+    def _check_position(self, txn: StoreTransaction, one: Input | ProcessTailer, position: Position) -> None:
         log_row = one.log.row(txn)
         where = f"{self.node.id} is at {position.next} of queue {one.queue.id!r}"
         if log_row.identity != position.identity:
@@ -168,7 +171,7 @@ class Recovery(Committer):
                 processor=self.node.id,
             ) from None
 
-    def _compare_outputs(self, txn: Any, attempt: tries.Attempt, written: dict[str, Log]) -> None:
+    def _compare_outputs(self, txn: StoreTransaction, attempt: tries.Attempt, written: dict[str, Log]) -> None:
         """Raise :class:`Diverged` unless the message at the attempt's index is purged or carries the step's hash."""
         for queue_id, index in attempt.indices.items():
             log = written[queue_id]

@@ -37,6 +37,7 @@ from cues.steps.taking import Input
 
 if TYPE_CHECKING:
     from cues.queues.store import Store
+    from cues.storage.transaction import StoreTransaction
 
 
 R = TypeVar("R")
@@ -173,7 +174,7 @@ class StepperBase:
         with self.store.view() as txn:
             self._fence(txn)
 
-    def _fence(self, txn: Any) -> None:
+    def _fence(self, txn: StoreTransaction) -> None:
         """Raise :class:`Fenced` unless owner, epoch and all positions are those that the step started from."""
         stored = txn.get(self._row_key)
         if stored != self._expected:
