@@ -47,10 +47,10 @@ class ReturnedMessages:
         self._bindings = list(packers)
         self._imperative = imperative
         self.provenance: Provenance | None = None
-        """The provenance of the step's messages, where that of one may be too large for a page."""
+        """The provenance of the step's messages, if that of one may be too large for a page."""
 
     def keeper(self) -> Callable[[Any], Kept]:
-        """:meth:`keep` where no more is asked of a message than its size and its keys; most are single messages."""
+        """A faster :meth:`keep` for queues that check only the size and the keys of a message."""
         slowly = self.keep
         if not self._bindings:
             return lambda result: None if result is None else slowly(result)
@@ -71,7 +71,7 @@ class ReturnedMessages:
         return keep
 
     def keep(self, result: Any, offset: int = 0) -> Kept:
-        """Check, place and pack what the call for the message at ``offset`` returned.
+        """Check, place and pack the result of the call for the message at ``offset``.
 
         The function may change the returned dict afterwards. A wrong result is a failure of this call.
         """
@@ -100,7 +100,7 @@ class ReturnedMessages:
 
     def _sorted(self, kept: list[Kept], failures: dict[int, Failure]) -> Results:
         bindings = self._bindings
-        # Beside state the origins are written one by one, as in the golden store: the same calls, the same bytes.
+        # With state the origins are written one by one, as in the golden store: the same calls give the same bytes.
         if len(bindings) == 1 and set(map(type, kept)) == {bytes} and not self._state.changed:
             return Results({bindings[0]: Output(kept)}, failures, ran=len(kept))
         outputs = {binding: Output([], []) for binding in bindings}
@@ -123,9 +123,9 @@ class ReturnedMessages:
             self.check_ran(result)
         if not self._bindings:
             if self._node.kind == "sink":
-                return {}  # what else a sink returns means nothing
+                return {}  # any other result of a sink is ignored
             raise ReturnError(
-                f"{self._node.id} returned {type(result).__name__} and has no outputs to put it into.",
+                f"{self._node.id} returned {type(result).__name__}, but it has no outputs.",
                 "use process.appenders[…].write(message) and return None; or declare outputs.",
             )
         if self._node.returns_messages:
@@ -155,8 +155,8 @@ class ReturnedMessages:
                 result.close()
             raise ReturnError(
                 f"{self._node.id} returned a {type(result).__name__}, which Cues neither awaits nor iterates,"
-                " since the function is not an `async def`.",
-                "use async def f(message): return await g(message); or do all the work before returning.",
+                " because the function is not an `async def`.",
+                "declare async def f(message): return await g(message); or do all the work before returning.",
             )
 
     def _messages(self, value: Any, where: str) -> list[Any]:
