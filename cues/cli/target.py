@@ -57,7 +57,9 @@ class StoreTarget:
             beside += [p.name for p in self.path.parent.glob("*.py")]
             stores = [self.path.parent / name for name in difflib.get_close_matches(self.path.name, beside, 3)]
         hint = (
-            " or ".join(str(p) for p in stores) + "." if stores else "give the directory of a store, or a graph file."
+            f"give {' or '.join(str(p) for p in stores)}."
+            if stores
+            else "give the directory of a store, or a graph file."
         )
         message = f"There is no store at {shown(self.path)}."
         if self.path.is_file():

@@ -157,7 +157,7 @@ class Where:
             near = difflib.get_close_matches(name, (*_FUNCTIONS, *_OF_THE_MESSAGE), 1)
             raise WrongUsage(
                 f"--where {self.text!r}: there is no function {name!r}.",
-                f"{near[0]}()." if near else ", ".join((*_OF_THE_MESSAGE, *_FUNCTIONS)) + ".",
+                f"use {near[0]}()." if near else f"use one of {', '.join((*_OF_THE_MESSAGE, *_FUNCTIONS))}.",
             )
         return lambda message: function(*[argument(message) for argument in arguments])
 

@@ -78,7 +78,7 @@ Target = tuple[bytes, str]
 """A log of another store: the store's id, and the log's."""
 
 
-# --- the row at home ----------------------------------------------------------------------------
+# --- the row in the home store ------------------------------------------------------------------
 
 
 class Due(NamedTuple):

@@ -111,7 +111,7 @@ Check = Callable[[Environment], list[str]]
 def acquire(
     path: Path, durability: str | None, map_size: int | None, readonly: bool, timeout_s: float, check: Check
 ) -> Environment:
-    """Return the environment of a store, open, with one user more; make the store if there is none.
+    """Return the open environment of a store, and count one more user; make the store if there is none.
 
     ``check`` looks for damage if the machine stopped while the store was being written. Raises
     :class:`StoreError` and its subclasses.
@@ -167,7 +167,7 @@ def paths_of(id: bytes) -> list[Path]:
 def _close_inherited(path: Path) -> None:
     """In a forked child that opens a store: close the environment of it that the child inherited.
 
-    Only where no thread of the parent was inside a transaction: closing would free the reader slot of the parent.
+    Only if no thread of the parent was inside a transaction: otherwise the close would free the parent's reader slot.
     There is a deadline: LMDB's binding waits for threads that were inside a call, and the child does not have them.
     """
     for shared in [one for one in _inherited if one.file == file_key(path)]:
@@ -187,7 +187,7 @@ def _close_inherited(path: Path) -> None:
 
 
 def directory_key(path: Path, readonly: bool) -> tuple[int, int]:
-    """Return device and inode of the store's directory; make it where it is missing, unless ``readonly``."""
+    """Return device and inode of the store's directory; make it if it is missing, unless ``readonly``."""
     if path.exists() and not path.is_dir():
         raise StoreForeign(
             f"{path} is a file; a store is a directory.", "pass another path, such as data/.", path=str(path)
@@ -303,7 +303,7 @@ def _open_environment(
 
 
 def _keep_timeline(shared: Environment, is_new: bool, suspect: bool) -> None:
-    """Begin a timeline where the store may be a copy, or was put back (timeline.py)."""
+    """Begin a timeline if the store may be a copy, or was put back (timeline.py)."""
     assert shared.writer_lock is not None
     assert shared.doorbells is not None
     words = shared.doorbells.words

@@ -37,7 +37,7 @@ _LMDB_LOCK: Final = 0
 def alone(path: str | os.PathLike[str], kind: type[S]) -> Iterator[S]:
     """Give a handle on a store that no process has open, this process included.
 
-    Raises :class:`AlreadyRunning`, with its pid, where a process has the store open for reading or writing. A process
+    Raises :class:`AlreadyRunning`, with its pid, if a process has the store open for reading or writing. A process
     that opens the store meanwhile waits until the end; so does any opening of a store in this process. Commits are
     durable, whatever the durability of the store.
     """
@@ -65,7 +65,7 @@ def alone(path: str | os.PathLike[str], kind: type[S]) -> Iterator[S]:
 
 @contextlib.contextmanager
 def _held_alone(path: Path, file: str, offset: int, start: int, stop: int) -> Iterator[None]:
-    """Hold the lock at ``offset``; raise where another process holds one from ``start`` to ``stop``."""
+    """Hold the lock at ``offset``; raise if another process holds one from ``start`` to ``stop``."""
     opened = locks.open_locks(path / file)
     mine = False
     try:

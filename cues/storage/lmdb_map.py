@@ -86,7 +86,7 @@ def may_lock(path: Path) -> bool:
 
 
 def refuse_written(path: Path) -> None:
-    """Raise :class:`StoreReadOnly` where a process has the store open for writing."""
+    """Raise :class:`StoreReadOnly` if a process has the store open for writing."""
     pid = locks.opened_by(path / "locks")
     if pid is not None:
         raise StoreReadOnly(

@@ -11,7 +11,7 @@ checkpoint is there. The numbers are those of docs/checkpoints.md.
 
     start
     1. restore       raise the checkpoint's fence, so that older instances cannot commit; read the checkpoint
-    2. repeat        append the acknowledgements that it holds, before anything else. Their transaction took place.
+    2. repeat        append the acknowledgements of the checkpoint, before anything else. Their transaction took place.
                      They also drop the pending messages of the next transaction of a dead instance
     3. read          open the sources at its offsets
 

@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from cues.queues.store import Store
 
 ACKNOWLEDGE_TIMEOUT_S: Final = 60.0
-"""How long a call waits for an acknowledgement that it needs before it raises :class:`WaitTimeout`."""
+"""Seconds for which a call waits for an acknowledgement that it needs, before :class:`WaitTimeout`."""
 
 _ACK: Final = int(Flags.ACK_TXN)
 

@@ -36,14 +36,14 @@ Messages that wait for an acknowledgement count."""
 COMMIT_BYTES_MAX: Final = 4 << 20
 """The size of one transaction, in bytes, roughly: others write to the store too."""
 _LINGER_S: Final = 0.2
-"""How long the thread stays when there is nothing to append."""
+"""Seconds for which the thread stays when there is nothing to append."""
 
 CONTINUE: Final = int(Flags.CONTINUE_TXN)
 """The flags of a pending message."""
 
 
 class WriterOwner(Protocol):
-    """What a writer uses of its publisher."""
+    """The methods of its publisher that a writer uses."""
 
     id: ProducerID
     guard: threading.Lock
