@@ -50,5 +50,5 @@ def check(target: str | None, store: str | None, output: str | None) -> int:
             "restore a backup; or cues run --fresh, if the sources can yield all messages again.",
         )
         return options.FAILED
-    out.say(f"{name}: everything holds", store=name, problems=0)
+    out.say(f"{name}: no problem found", store=name, problems=0)
     return 0

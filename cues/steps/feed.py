@@ -163,7 +163,7 @@ class Feed:
             if not isinstance(item, dict):
                 raise ReturnError(
                     f"The source {source.node.name!r} yielded {type(item).__name__} ({str(item)[:60]!r}).",
-                    "yield position, message, where the message is a dict.",
+                    "yield pairs of a position and a message, which is a dict.",
                 )
             if resume is None:
                 raise PositionRequired(

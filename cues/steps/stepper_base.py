@@ -102,7 +102,7 @@ class StepperBase:
         written = [*(queue for _, queue, _ in self._targets), *([self.errors] if self.errors else [])]
         others = {queue.store.id for queue in written} - {store.id}
         self.forks = {} if node.pending else {other: store.queue(names.fork_id(node.id, other)) for other in others}
-        """The fork queues, by the id of their other store; empty where steps write to other stores directly."""
+        """The fork queues, by the id of their other store; empty if steps write to other stores directly."""
         self._tries = tries.Writer(node.id)
         self._tries_from = self.try_log.first_index
         self._served = 0

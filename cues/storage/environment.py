@@ -355,7 +355,7 @@ def _check_suspect(check: Check, shared: Environment, readonly: bool) -> None:
             f"run cues check {shared.path}, and restore a backup; durability='disk' survives power loss.",
             path=str(shared.path),
         )
-    log.warning("%s: structure, checksums and positions hold; the last commits may be missing", shared.path)
+    log.warning("%s: structure, checksums and positions are correct; the last commits may be missing", shared.path)
 
 
 def _before_fork() -> None:

@@ -68,7 +68,7 @@ def open_map(path: Path, durability: str, size: int, is_default: bool, readonly:
 
 
 def open_map_alone(path: Path, size: int) -> Any:
-    """Open LMDB without its locks, for durable commits; the map shrinks to the file's size where needed."""
+    """Open LMDB without its locks, for durable commits; the map shrinks to the file's size if needed."""
     for map_size in (size, (path / "data.mdb").stat().st_size + SPARE_BYTES):
         try:
             return lmdb.open(
