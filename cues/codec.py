@@ -15,10 +15,10 @@
     110     numpy scalar                 [dtype, bytes]
     111     numpy array                  [dtype, shape, bytes in C order]
 
-What is read equals what was written, types included; the exceptions are bytearray and memoryview
-(they come back as bytes) and subclasses of dict, list, tuple, str, int, float and bytes (they come
-back as those). What cannot be encoded raises :class:`~cues.errors.CodecError`, which names the path
-inside the message and the type, before anything is written.
+A decoded value equals the encoded one, and has the same types. There are two exceptions: bytearray and
+memoryview become bytes, and subclasses of dict, list, tuple, str, int, float and bytes become their base
+class. A value that cannot be encoded raises :class:`~cues.errors.CodecError`, which names the path inside
+the message and the type, before anything is written.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ Decoder = Callable[[bytes], Any]
 USER_CODE_MAX: Final = 99
 NESTING_MAX: Final = 64
 """Most extensions inside one another (tuples in tuples). Reading takes 45 KB of C stack for each, so
-without a bound a message could be written that kills whoever reads it."""
+without a bound a message could kill every process that reads it."""
 
 _encoders: dict[type, tuple[int, Encoder]] = {}
 _decoders: dict[int, Decoder] = {}
@@ -54,19 +54,19 @@ _BASES: Final[tuple[tuple[type, Callable[[Any], Any]], ...]] = (
     (float, float.__float__),
     (bytes, bytes),
 )
-"""Subclasses of these are written as their base; and how to get that, whatever their ``__str__`` says."""
+"""Subclasses of these types are written as their base: a function for each that does not use ``__str__``."""
 _NATIVE: Final = (dict, list, str, int, float, bytes, bytearray, memoryview, bool, type(None))
 """Types that msgpack encodes itself."""
 _SIMPLE: Final = frozenset((str, int, float, bytes, bool, type(None)))
-"""Types of keys that hold nothing else."""
+"""Types of keys that contain no other values."""
 
 
 class _Unencodable(Exception):
-    """Its text, if it has one, says why."""
+    """A value that cannot be encoded; the text, if any, is the reason."""
 
 
 def _default(value: Any) -> Any:
-    """Called by msgpack for what it does not know; with strict types that includes every subclass."""
+    """Encode a value that msgpack does not know; with strict types that includes every subclass."""
     found = _encoders.get(type(value))
     if found is not None:
         code, encode = found
@@ -76,14 +76,14 @@ def _default(value: Any) -> Any:
         return _encode_int(value)
     numpy = sys.modules.get("numpy")
     if numpy is not None:
-        # Subclasses of arrays carry what their bytes do not say (a mask, a unit), so they are refused.
+        # Subclasses of arrays have data that is not in their bytes (a mask, a unit), so they are refused.
         if type(value) in (numpy.ndarray, numpy.memmap) and not value.dtype.hasobject:
             return msgpack.ExtType(111, _nested([_dtype(value), list(value.shape), value.tobytes()]))
         if isinstance(value, numpy.generic) and not value.dtype.hasobject:
             return msgpack.ExtType(110, _nested([_dtype(value), value.tobytes()]))
     for base, plain in _BASES:
         if isinstance(value, base):
-            # Enum members are refused: the reader would not get back what was written.
+            # Enum members are refused: the reader would get a plain value.
             if hasattr(type(value), "__members__"):
                 break
             value = plain(value)
@@ -94,7 +94,7 @@ def _default(value: Any) -> Any:
 
 
 def _inside(encode: Encoder, value: Any) -> bytes:
-    """The payload of an extension that may hold others; a user's encoder may call :func:`pack` again."""
+    """The payload of an extension that may contain others; a user's encoder may call :func:`pack` again."""
     local = _local
     outer = local.pack
     local.depth += 1
@@ -133,7 +133,7 @@ def _ext_hook(code: int, data: bytes) -> Any:
     if decoder is None:
         raise CodecError(
             f"The extension type {code} is not registered in this process.",
-            f"cues.codec.register(<type>, {code}, <encode>, <decode>) before reading."
+            f"call cues.codec.register(<type>, {code}, <encode>, <decode>) before reading."
             if code <= USER_CODE_MAX
             else "install a newer version of Cues (pip install -U cues-streams).",
             path="",
@@ -148,7 +148,7 @@ class _Local(threading.local):
     def __init__(self) -> None:
         self.pack: Callable[[Any], bytes] = _new_packer()
         self.depth = 0
-        """How many extensions are being encoded inside one another."""
+        """The number of extensions that are being encoded inside one another."""
 
 
 def _new_packer() -> Callable[[Any], bytes]:
@@ -160,7 +160,7 @@ _local = _Local()
 
 
 def pack(value: Any) -> bytes:
-    """Encode any encodable value; raises :class:`CodecError` with the path and type of what is not."""
+    """Encode a value. Raises :class:`CodecError` with the path and type of a part that cannot be encoded."""
     try:
         return _local.pack(value)
     except Exception as error:
@@ -179,7 +179,7 @@ def thread_packer(renew: bool = False) -> Callable[[Any], bytes]:
 
 
 def pack_key(value: Any) -> bytes:
-    """Encode a key: equal dicts have equal bytes, whatever the order of their fields."""
+    """Encode a key: dicts that are equal have the same bytes, whatever the order of their fields."""
     packed = pack(value)
     return packed if type(value) in _SIMPLE else pack(_ordered(value))
 
@@ -200,7 +200,7 @@ def _nested(value: Any) -> bytes:
 
 
 def unpack(data: bytes | memoryview) -> Any:
-    """Decode what :func:`pack` wrote."""
+    """Decode a value that :func:`pack` encoded."""
     return _unpack(data, _ext_hook)
 
 
@@ -217,7 +217,7 @@ def _unpack(data: bytes | memoryview, ext_hook: Callable[[int, bytes], Any]) -> 
 
 
 def _unpack_deep(data: bytes | memoryview, ext_hook: Callable[[int, bytes], Any]) -> Any:
-    """Decode however deep: msgpack writes more levels of lists and dicts inside one another than it reads."""
+    """Decode a value of any depth: msgpack writes more levels of lists and dicts inside one another than it reads."""
     unpacker = msgpack.Unpacker(max_buffer_size=0, ext_hook=ext_hook, strict_map_key=False)
     unpacker.feed(data)
     root: list[Any] = []
@@ -243,23 +243,23 @@ def _unpack_deep(data: bytes | memoryview, ext_hook: Callable[[int, bytes], Any]
 def _known_or_raw(code: int, data: bytes) -> Any:
     try:
         return _ext_hook(code, data)
-    except Exception:  # whatever a user's decoder raises
+    except Exception:  # any error of a user's decoder
         return msgpack.ExtType(code, data)
 
 
 def register(type: type, code: int, encode: Encoder, decode: Decoder) -> None:
-    """Teach the codec a type: ``encode(value) -> bytes`` and ``decode(bytes) -> value``.
+    """Register a type: ``encode(value) -> bytes`` and ``decode(bytes) -> value``.
 
-    ``code`` is 0 to 99 and is what the bytes on disk name, so it must stay the same for as long as
-    messages with it are read. Registering a code again for the same type (or for one of the same
-    module and name: a module that was loaded again) replaces it; for another type it is refused,
-    since old messages would be read as something else. What msgpack writes by itself (dict, str, …)
-    cannot be registered. ``encode`` may call :func:`pack`.
+    ``code`` is 0 to 99. It is stored in the messages, so it must stay the same as long as they are read.
+    A second registration of a code replaces the first if the type is the same (or has the same module and
+    name, after a reload of the module). For another type it is refused, because old messages would be
+    decoded to that type. Types that msgpack writes itself (dict, str, …) cannot be registered. ``encode``
+    may call :func:`pack`.
     """
     if not isinstance(code, int) or isinstance(code, bool) or not 0 <= code <= USER_CODE_MAX:
         raise InvalidArgument(f"The code {code!r} is not one of 0 to {USER_CODE_MAX}.", "choose a code in that range.")
     if type in _NATIVE:
-        raise InvalidArgument(f"{type.__qualname__} is written by msgpack itself.", "register a class of your own.")
+        raise InvalidArgument(f"msgpack writes {type.__qualname__} itself.", "register a class of your own.")
     for known, (other, _) in list(_encoders.items()):
         if other == code and known is not type:
             if (known.__module__, known.__qualname__) != (type.__module__, type.__qualname__):
@@ -320,7 +320,7 @@ def _numpy() -> Any:
         import numpy
     except ImportError:
         raise CodecError(
-            "The message holds a numpy value and numpy is not installed here.",
+            "The message has a numpy value, and numpy is not installed in this environment.",
             "install numpy (pip install numpy).",
             path="",
             type_name="numpy",
@@ -352,23 +352,23 @@ def _explain(value: Any, error: Exception) -> CodecError:
     where = f" at {path}" if path else ""
     if isinstance(culprit, str):
         return CodecError(
-            f"A string{where} holds a lone surrogate and has no UTF-8 form.",
-            "text.encode('utf-8', 'replace').decode(), or bytes.",
+            f"A string{where} has a lone surrogate, so it has no UTF-8 form.",
+            "write text.encode('utf-8', 'replace').decode(), or write bytes.",
             path=path,
             type_name=type_name,
         )
     if isinstance(culprit, (dict, list, tuple, set, frozenset)):
         shown = f" at {path[:40]}…" if len(path) > 60 else where
         return CodecError(
-            f"The {type_name}{shown} is nested too deeply or holds itself ({error}).",
-            f"at most about 500 levels, {NESTING_MAX} of them tuples, sets or registered types.",
+            f"The {type_name}{shown} is nested too deeply or contains itself ({error}).",
+            f"use at most about 500 levels, {NESTING_MAX} of them tuples, sets or registered types.",
             path=path,
             type_name=type_name,
         )
     why = "" if isinstance(error, _Unencodable) else f" ({type(error).__name__}: {error})"
     return CodecError(
         f"Cannot encode the value of type {type_name}{where}{why}.",
-        "a plain value (numbers, text, bytes, lists, dicts, dates), or cues.codec.register(...) for its type.",
+        "use a plain value (numbers, text, bytes, lists, dicts, dates), or register the type (cues.codec.register).",
         path=path,
         type_name=type_name,
     )

@@ -3,7 +3,7 @@
     CuesError
     ├── InvalidArgument            an argument of a call is wrong (also a ValueError)
     │   ├── InvalidName            a graph, processor, binding or queue name that is not allowed
-    │   └── ReservedKey            a message key that begins with ``q/`` and is not the user's to write
+    │   └── ReservedKey            a message key that begins with ``q/`` and that users may not write
     ├── Closed                     the store, queue, tailer or graph was closed
     ├── Forked                     the object belongs to the process that this one was forked from
     ├── ConcurrentUse              one tailer was used from two threads at once
@@ -12,42 +12,42 @@
     ├── StoreError                 something about a store as a whole
     │   ├── StoreNotFound          there is no store at the path, and none may be created
     │   ├── StoreForeign           the file or directory at the path is not a Cues store
-    │   ├── StoreVersion           a newer or unknown format, or a required feature this version lacks
-    │   ├── StoreReadOnly          a write to a store that was opened read-only, or whose files are
+    │   ├── StoreVersion           a newer or unknown format, or a required feature that this version lacks
+    │   ├── StoreReadOnly          a write to a store that was opened read-only, or whose files are read-only
     │   ├── StoreFull              the map or the disk is full; nothing of the commit was written
-    │   ├── StoreDamaged           truncated, or its structure does not hold
+    │   ├── StoreDamaged           a truncated data file, or a broken structure
     │   │   └── BatchDamaged       one record batch fails its checksum; its neighbours are readable
     │   ├── DurabilityMismatch     opened with another durability than it was created with
-    │   └── WriterStuck            another process holds the writer lock and does not move
+    │   └── WriterStuck            another process holds the writer lock and makes no progress
     ├── QueueNotFound              no queue of that name in the store
     ├── QueueOptionsError          an option of an existing queue that cannot change
-    ├── QueueInUse                 a queue that cannot be removed: it holds messages, or a processor names it
+    ├── QueueInUse                 a queue that cannot be removed: it has messages, or a processor uses it
     ├── GraphError                 a graph that cannot be built (also a ValueError)
     │   └── TopologyChanged        the graph's inputs are not those that its store has positions for
-    ├── ReturnError                a function returned what its processor has no place for
-    ├── PositionRequired           a source yields bare messages and did not say what a restart means
+    ├── ReturnError                a function returned a value that its processor cannot use
+    ├── PositionRequired           a source yields bare messages, and its ``resume`` option is missing
     ├── AlreadyRunning             another process, or this one, runs the graph
-    ├── Fenced                     a commit under an epoch that is no longer the owner's; nothing was written
+    ├── Fenced                     a commit under an old epoch; nothing was written
     ├── Diverged                   the store contradicts its own delivery log; the start is refused
-    ├── PositionMismatch           a write from outside that does not follow the position kept for its source
-    ├── MessagesPurged             messages that should be read were purged before
-    │   └── Gap                    the same, met by a reader of transactions
-    ├── NoPartitions               a mapping has nothing to choose from just now; try again later
-    ├── WaitTimeout                something that was waited for did not happen in time (also a TimeoutError)
-    ├── SequenceError              a sequencer was called out of turn, or was replayed something else
+    ├── PositionMismatch           an external write that does not continue the position kept for its source
+    ├── MessagesPurged             messages were purged before they were read
+    │   └── Gap                    the same, for a reader of transactions
+    ├── NoPartitions               a mapping has no partition to choose at present; try again later
+    ├── WaitTimeout                an awaited event did not happen in time (also a TimeoutError)
+    ├── SequenceError              a call of a sequencer at the wrong time, or a wrong replay
     ├── FramingError               a frame that cannot be read or written
     │   ├── UnexpectedEOF          the stream ended inside a frame
-    │   └── Desynchronised         bytes that do not begin a frame, where one should be
-    ├── CheckpointError            a checkpoint of another system was not read, or perhaps not written
+    │   └── Desynchronised         other bytes at a place where a frame should begin
+    ├── CheckpointError            a checkpoint in another system was not read, or perhaps not written
     ├── ProcessorStopped           a processor stopped at an error; its cause is the user's exception
     ├── CallTimedOut               a call of a user's function took longer than its processor's ``timeout_s``
     ├── WorkerDied                 a worker process died before it had started its part of a graph
     └── Unsupported                this platform, or this engine, cannot do that
-        └── NotInstalled           something that the user asked for needs a package that is not there, or too old
+        └── NotInstalled           a requested feature needs a package that is missing or too old
             └── JavaNotFound       Spark needs Java, and none that is new enough was found
 
-Every error carries its facts as attributes, survives pickling, and its text ends with what to try
-(the part after "Try:"; :attr:`CuesError.hint` on its own).
+Every error has its facts as attributes and can be pickled. Its text ends with what to try (the part after
+"Try:"; :attr:`CuesError.hint` has it alone).
 """
 
 from __future__ import annotations
@@ -88,19 +88,19 @@ class InvalidArgument(CuesError, ValueError):
 
 
 class InvalidName(InvalidArgument):
-    """Raised when a name is empty, too long, or holds a character that names may not hold."""
+    """Raised when a name is empty, too long, or contains a character that is not allowed in names."""
 
     name: str
 
 
 class ReservedKey(InvalidArgument):
-    """Raised when a message holds a ``q/`` key that is not the user's to write."""
+    """Raised when a message has a ``q/`` key that users may not write."""
 
     key: str
 
 
 class Closed(CuesError):
-    """Raised by every use of a closed object, and by blocked reads that the closing ended."""
+    """Raised by every use of a closed object, and by blocked reads that the close has ended."""
 
 
 class Forked(CuesError):
@@ -127,20 +127,20 @@ class CodecError(CuesError):
 
 
 class MessageTooLarge(CuesError):
-    """Raised when an encoded message is above its queue's ``max_message_bytes``; nothing is written."""
+    """Raised when an encoded message is larger than its queue's ``max_message_bytes``; nothing is written."""
 
     size_bytes: int
     limit_bytes: int
 
 
 class StoreError(CuesError):
-    """Base of what concerns a whole store; ``path`` is the store's directory."""
+    """Base of errors that concern a whole store; ``path`` is the store's directory."""
 
     path: str
 
 
 class StoreNotFound(StoreError):
-    """Raised when a store is opened read-only, or by a command, and is not there."""
+    """Raised when a store that does not exist is opened read-only, or by a command."""
 
 
 class StoreForeign(StoreError):
@@ -159,17 +159,17 @@ class StoreReadOnly(StoreError):
 
 
 class StoreFull(StoreError):
-    """Raised when the map or the disk has no room. The whole commit was dropped: nothing is half-written."""
+    """Raised when the map or the disk is full. The whole commit was dropped: nothing is half-written."""
 
 
 class StoreDamaged(StoreError):
-    """Raised when a data file is shorter than it says, or LMDB finds its structure broken."""
+    """Raised when a data file is shorter than its meta pages say, or LMDB finds its structure broken."""
 
 
 class BatchDamaged(StoreDamaged):
     """Raised by reading a record batch whose checksum fails.
 
-    The messages ``first`` to ``last`` of ``queue`` are in it; reading can go on at ``last + 1``.
+    The messages ``first`` to ``last`` of ``queue`` are in it; reading can continue at ``last + 1``.
     """
 
     queue: str
@@ -187,7 +187,7 @@ class DurabilityMismatch(StoreError):
 class WriterStuck(StoreError):
     """Raised when a writer waited for the store's writer lock until its deadline.
 
-    ``pid`` is the process that holds it, ``state`` its state as the system tells it ("stopped",
+    ``pid`` is the process that holds it, ``state`` the state of that process in the system ("stopped",
     "sleeping", …).
     """
 
@@ -203,26 +203,26 @@ class QueueNotFound(CuesError):
 
 
 class QueueInUse(CuesError):
-    """Raised when a queue is to be removed that holds messages, or that a processor or its try log still names."""
+    """Raised by the removal of a queue that has messages, or that a processor or its try log still names."""
 
     queue: str
 
 
 class QueueOptionsError(CuesError):
-    """Raised when a queue is opened with an option that differs and that cannot change afterwards."""
+    """Raised when a queue is opened with another value of an option that cannot change."""
 
     queue: str
     option: str
 
 
 class GraphError(CuesError, ValueError):
-    """Raised when a graph is built that cannot run: the text names the processor, what was found and expected."""
+    """Raised when a graph cannot run; the text names the processor, and the found and the expected value."""
 
     processor: str
 
 
 class TopologyChanged(GraphError):
-    """Raised at the start when a processor's inputs are not those that the store has positions for, or is renamed."""
+    """Raised at a start when the store has positions for other inputs of a processor, or when it was renamed."""
 
 
 class ReturnError(CuesError):
@@ -243,7 +243,7 @@ class Fenced(CuesError):
     """Raised by a commit whose owner lost the processor; the commit wrote nothing.
 
     ``reason`` is ``"takeover"`` (another owner: drop everything and stop) or ``"seek"`` (same
-    owner, the positions were moved: read them again). Of a member of a consumer group ``processor`` is
+    owner, the positions were moved: read them again). For a member of a consumer group ``processor`` is
     the group, and ``partitions`` are those that were not committed.
     """
 
@@ -261,7 +261,7 @@ class PositionMismatch(CuesError):
     """Raised by a write whose source position does not follow the one that the store keeps; nothing was written.
 
     ``source`` is the writer's id, ``kept`` the position in the store (None when there is none) and
-    ``found`` what the write was about.
+    ``found`` the position of the write.
     """
 
     source: str
@@ -270,7 +270,7 @@ class PositionMismatch(CuesError):
 
 
 class MessagesPurged(CuesError):
-    """Raised by reading a range whose front was purged: the messages ``first`` to ``last`` of ``queue`` are gone."""
+    """Raised by reading a range whose front was purged: the messages ``first`` to ``last`` of ``queue``."""
 
     queue: str
     first: int
@@ -278,11 +278,11 @@ class MessagesPurged(CuesError):
 
 
 class Gap(MessagesPurged):
-    """Raised by a reader of transactions that comes to messages which were purged before it read them."""
+    """Raised by a reader of transactions when messages were purged before it read them."""
 
 
 class NoPartitions(CuesError):
-    """Raised by a mapping whose list of partitions is empty just now. It may be asked again later."""
+    """Raised by a mapping whose list of partitions is empty at present. It may be called again later."""
 
 
 class WaitTimeout(CuesError, TimeoutError):
@@ -290,20 +290,20 @@ class WaitTimeout(CuesError, TimeoutError):
 
 
 class SequenceError(CuesError):
-    """Raised by a sequencer that is called out of turn, or is replayed what it did not ask for.
+    """Raised by a sequencer when a call is made at the wrong time, or a replay has messages that it did not ask for.
 
-    The refused call changed nothing: neither offsets nor what is known of producers.
+    The refused call changed nothing, neither offsets nor the state of producers.
     """
 
 
 class FramingError(CuesError):
-    """Raised when a frame cannot be read or written. A line that is at fault has been read; the next may be good."""
+    """Raised when a frame cannot be read or written. A bad line was consumed; the next call reads the next line."""
 
 
 class UnexpectedEOF(FramingError):
-    """Raised when a stream ends inside a frame; ``data`` is what there was of it.
+    """Raised when a stream ends inside a frame; ``data`` is the part that was read.
 
-    It is no ``EOFError``: that is a clean end, between two frames.
+    It is not an ``EOFError``, which means a clean end between two frames.
     """
 
     data: bytes
@@ -312,17 +312,17 @@ class UnexpectedEOF(FramingError):
 class Desynchronised(FramingError):
     """Raised when the bytes where a frame should begin are not a frame.
 
-    ``junk`` is what was passed over; the next frame, if the window held one, is read by the next call.
+    ``junk`` are the bytes that were skipped; the next call reads the next frame, if the window has one.
     """
 
     junk: bytes
 
 
 class CheckpointError(CuesError):
-    """Raised when a checkpoint outside (a database, a file) could not be read or written in time.
+    """Raised when a checkpoint in another system (a database, a file) could not be read or written in time.
 
-    Whether a commit that raises it took place is unknown: restore, and the checkpoint tells. A sink that
-    hears it is not at a bad message: it stops, and nothing goes to the error queue. ``where`` is the
+    It is unknown whether the commit took place: call ``restore()``, which returns the last checkpoint. The
+    message is not the cause, so a sink stops and writes nothing to the error queue. ``where`` is the
     database or file.
     """
 
@@ -332,7 +332,7 @@ class CheckpointError(CuesError):
 class ProcessorStopped(CuesError):
     """Raised by waiting for a graph in which a processor stopped; ``__cause__`` is the user's exception.
 
-    Nothing of the failed message (batch function: of the failed range) was moved.
+    The position was not moved past the failed message (batch function: the failed range).
     """
 
     processor: str
@@ -341,8 +341,8 @@ class ProcessorStopped(CuesError):
 class CallTimedOut(CuesError):
     """The failure of a message whose call took longer than ``timeout_s``; an attempt like any other.
 
-    The call of an ``async def`` was cancelled. That of a plain function goes on in its thread, and its result is
-    dropped; a worker process ends itself after the step, and the call with it.
+    The call of an ``async def`` was cancelled. The call of a plain function continues in its thread, and its result is
+    dropped; a worker process ends itself, and so the call, after the step.
     """
 
     processor: str
@@ -352,31 +352,31 @@ class CallTimedOut(CuesError):
 class WorkerDied(CuesError):
     """Raised by a start with ``workers=`` when one of the processes died before it was ready; nothing ran.
 
-    Afterwards a worker that dies is started again. It is also the cause in the error message of a message in whose
+    A worker that dies later is started again. This error is also the cause in the error record of a message in whose
     call the worker died several times in a row.
     """
 
     worker: str
     pid: int
     returncode: int
-    """Of the process; negative: the signal that killed it."""
+    """The exit code of the process; negative: the signal that killed it."""
 
 
 class Unsupported(CuesError):
-    """Raised for what this platform or engine cannot do."""
+    """Raised when this platform or engine cannot do what was asked."""
 
 
 class NotInstalled(Unsupported):
-    """Raised before anything is touched where something has to be installed first; the hint says what.
+    """Raised before anything is changed, when a package must be installed first; the hint names it.
 
     On the command line it is wrong usage: exit code 2.
     """
 
 
 class JavaNotFound(NotInstalled):
-    """Raised before Spark is started, where there is no Java that it can run on.
+    """Raised before Spark is started, when no Java is found that Spark can run on.
 
-    ``looked`` says, for each place, what was found there.
+    ``looked`` has the finding in each place that was searched.
     """
 
     looked: list[str]

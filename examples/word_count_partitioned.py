@@ -1,12 +1,12 @@
-"""Count words over four partitions, by a consumer each: ``python examples/word_count_partitioned.py``.
+"""Count words over four partitions, with a consumer for each: ``python examples/word_count_partitioned.py``.
 
     lines ──► split ──► words/0 … words/3 ──► count, four of them ──► counts of each partition's words
 
-``split`` publishes the words of a line in one transaction, each to the partition that its word belongs to: the one
-whose name and the word together hash highest (rendezvous hashing), so that every occurrence of a word is on one
-partition, and another partition would take few words away from the others. Each partition has a consumer,
-which could run in a process or on a machine of its own. They keep their counts in the database of a team, one row
-a word, in the same transaction as their checkpoints.
+``split`` publishes the words of a line in one transaction, each to the partition of the word: the one with the
+highest hash of its name and the word (rendezvous hashing). So all occurrences of a word are on one partition, and
+a further partition would take only few words from the others. Each partition has a consumer, which could run in a
+process or on a machine of its own. The consumers keep their counts in one database, one row for each word, in the
+same transaction as their checkpoints.
 """
 
 import tempfile
@@ -31,7 +31,7 @@ ADD = sa.text(
 
 
 class Split:
-    """A line in, its words out."""
+    """Publishes the words of each line."""
 
     def __init__(self, to_partition):
         self.to_partition = to_partition
@@ -45,7 +45,7 @@ class Split:
 
 
 class Count:
-    """The words of one partition."""
+    """Counts the words of one partition."""
 
     def __init__(self):
         self.times = Counter()

@@ -1,9 +1,9 @@
-"""Ready-made ends for graphs: sources and sinks for files, databases and other systems.
+"""Ready-made sources and sinks for files, databases and other systems.
 
-Installed as ``cues.processors``. Each module stands on its own, needs nothing but the standard
-library (what needs more says so and loads it on first use), and is written with the public names of
-:mod:`cues` only: anything here could have been written in a graph file, and may be copied into one.
+Installed as ``cues.processors``. Each module is independent of the others and needs only the standard
+library. A module that needs more says so, and loads it on first use. The modules use only public names
+of :mod:`cues`, so you can copy them into a graph file.
 
-    files.py   sources that read CSV and JSON lines and go on where the store says they stopped
-    sql.py     a sink's transaction in SQLite that takes every message exactly once
+    files.py   sources that read CSV and JSON lines, and continue at the committed position
+    sql.py     transactions of sinks in SQLite, which take every message exactly once
 """

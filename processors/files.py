@@ -4,24 +4,24 @@
     def rows(position):
         yield from files.read_csv("a.csv.gz", "b.csv", position=position)
 
-Each row comes with the position behind it. The engine commits that position together with the rows,
-so a restart goes on at the first row that is not on the queue: none is lost and none is read twice.
-Several files are read one after the other as one source.
+Each row is yielded with the position after it. The engine commits that position together with the rows,
+so a restart continues at the first row that is not on the queue: no row is lost or read twice. Several
+files are read one after the other, as one source.
 
-    position = [file, byte, line]      0-based file; bytes (uncompressed) and lines consumed of it
+    position = [file, byte, line]      number of the file, from 0; its (uncompressed) bytes and lines that were read
 
-A line that cannot be read does not stop the source, and is not dropped either. It passes on as
+A line that cannot be read does not stop the source, and is not dropped. It is yielded as
 
     {"q/type": files.MALFORMED, "file": "b.csv", "line": 7, "problem": "...", "raw": "..."}
 
-and the stream behind decides: :func:`check` raises for such a row, which sends it down the error
-path with its reason; a ``types=`` filter may send it elsewhere. ``raw`` is always text: bytes that
-are not in the encoding are shown as ``\\xff``.
+and the next stream decides: :func:`check` raises for such a row, so it is written to the error queue
+with its reason; with a ``types=`` filter another processor can take it. ``raw`` is always text: bytes
+that are not in the encoding are shown as ``\\xff``.
 
-Not guaranteed: a file must not change before the position. One that was cut short or whose lines
-have moved is noticed (:class:`FileChanged`), one that was rewritten with lines of equal length is
-not. Compressed files have no index: resuming reads, and drops, what lies before the position.
-A file is read to its end once; what is appended later is read by the next run.
+Not guaranteed: that a changed file is noticed. A file must not change before the position. A truncated
+file, or one whose lines have moved, is noticed (:class:`FileChanged`); a file that was rewritten with
+lines of equal length is not. Compressed files have no index, so a restart reads and drops the bytes
+before the position. A file is read once to its end; the next run reads lines that are appended later.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ MALFORMED: Final = "malformed"
 """The ``q/type`` of a line that could not be read."""
 
 LINE_BYTES_MAX: Final = 131_072
-"""Longest record, in bytes: the csv module's own limit for a field. A longer one is malformed, never in memory."""
+"""Longest record, in bytes: the csv module's own limit for a field. A longer one is malformed, and not read whole."""
 
 DEPTH_MAX: Final = 256
-"""Deepest nesting of a JSON row: half of what the messages' own encoding takes."""
+"""Deepest nesting of a JSON row: half of the limit for messages."""
 
 _RAW_CHARACTERS_MAX: Final = 1_000
-"""What ``raw`` keeps of a record that is too long."""
+"""Bytes of a record that is too long, in ``raw``."""
 
 
 class Malformed(ValueError):
@@ -69,7 +69,7 @@ class FileChanged(cues.CuesError):
 
 
 def check(row: Row) -> Row:
-    """Return ``row`` unless it stands for a malformed line; then raise :class:`Malformed`."""
+    """Return ``row``, or raise :class:`Malformed` if it is a malformed line."""
     if row.get("q/type") == MALFORMED:
         raise Malformed(row["problem"])
     return row
@@ -86,14 +86,14 @@ def read_csv(
     """Yield ``(position, row)`` for every row of the files; a row is a dict of strings by column.
 
     ``paths`` are plain, ``.gz``, or ``.zip`` with one file in it; each begins with a header.
-    ``position`` is the position of the last row that is already there, None for the start.
+    ``position`` is the position of the last committed row, None for the start.
     ``encoding`` must write line ends as the byte 0x0A, as UTF-8 and the Latin encodings do.
-    ``record_lines_max`` is how many lines a quoted field may make a row run over. It is 1, so that
-    a stray quote spoils its own line and no other.
-    ``at`` names a column that is added to each row and tells where it stood (``"b.csv:7"``).
+    ``record_lines_max`` is the largest number of lines of a row with quoted fields. It is 1, so that a
+    quote by mistake affects only its own line.
+    ``at`` names a column that is added to each row, with its place in the file (``"b.csv:7"``).
 
     Empty lines are skipped. Raises :class:`FileChanged`, OSError when a file cannot be read, and
-    ValueError when a header cannot: those concern the file, so they stop the source.
+    ValueError when a header cannot be read. These errors concern the file, so they stop the source.
     """
 
     def reader(path: Path, header: bytes) -> Callable[[bytes], Row]:
@@ -127,9 +127,9 @@ def read_jsonl(
     encoding: str = "utf-8",
     at: str | None = None,
 ) -> Iterator[tuple[Position, Row]]:
-    """Yield ``(position, row)`` for every line of the files; each line holds one JSON object.
+    """Yield ``(position, row)`` for every line of the files; each line is one JSON object.
 
-    The arguments, and what is raised, are those of :func:`read_csv`.
+    The arguments and the errors are those of :func:`read_csv`.
     """
 
     def reader(path: Path, header: bytes) -> Callable[[bytes], Row]:
@@ -138,7 +138,7 @@ def read_jsonl(
             if not isinstance(row, dict):
                 raise ValueError(f"a JSON {_json_type(row)}, expected an object")
             _check_keys(row)
-            if b"\\ud" in line.lower():  # half of a surrogate pair is JSON, but no text
+            if b"\\ud" in line.lower():  # half of a surrogate pair is JSON, but not text
                 json.dumps(row, ensure_ascii=False).encode()
             if line.count(b"[") + line.count(b"{") > DEPTH_MAX and _depth(row) > DEPTH_MAX:
                 raise ValueError(f"nested more than {DEPTH_MAX} deep")
@@ -158,7 +158,7 @@ def _read(
     lines_max: int,
     at: str | None,
 ) -> Iterator[tuple[Position, Row]]:
-    """What the formats share: files in order, resuming, and what becomes of a malformed line."""
+    """The common part of the formats: the order of files, resuming, and malformed lines."""
     first, start, start_line = position or (0, 0, 0)
     for number, path in list(enumerate(map(Path, paths)))[first:]:
         with ExitStack() as stack:
@@ -174,7 +174,7 @@ def _read(
 
             while record := file.readline(LINE_BYTES_MAX + 1):
                 lines = 1
-                # A record goes on while a quote is open, unless it has had its lines.
+                # A record continues while a quote is open, up to its largest number of lines.
                 while lines < lines_max and record.count(b'"') % 2 and len(record) <= LINE_BYTES_MAX:
                     more = file.readline(LINE_BYTES_MAX + 1 - len(record))
                     if not more:
@@ -228,15 +228,15 @@ def _open(path: Path, stack: ExitStack) -> IO[bytes]:
 
 
 def _resume(file: IO[bytes], path: Path, position: Position) -> None:
-    """Go to the position. What lies before it must be the end of a line, as it was when it was read."""
+    """Move to the position. The byte before it must be the end of a line, as when it was read."""
     file.seek(position[1] - 1)
     before = file.read(1)
     if before == b"\n" or (before and not file.read(1)):
-        return  # (the second: the last line of the file, which had no line end)
+        return  # the second case: the last line of the file, without a line end
     raise FileChanged(
         f"{path} has changed: its line {position[2]} does not end at byte {position[1]:,},"
         f" where the last run stopped reading{'' if before else '; it is shorter now'}.",
-        "put the file back as it was, or read the new one as another source.",
+        "restore the file, or read the new one as another source.",
         path=str(path),
         position=position,
     )
@@ -253,7 +253,7 @@ def _skip_line(file: IO[bytes]) -> int:
 
 
 def _fields(line: str, delimiter: str) -> list[str]:
-    """The fields of one record. Without a quote in it a record is what stands between the delimiters."""
+    """The fields of one record. Without quotes they are the parts between the delimiters."""
     if '"' not in line:
         return line.rstrip("\r\n").split(delimiter)
     try:
@@ -264,7 +264,7 @@ def _fields(line: str, delimiter: str) -> list[str]:
 
 
 def _check_keys(keys: Iterable[str]) -> None:
-    """A file may set a message's type and topics; the other ``q/`` keys are not its to write."""
+    """Refuse ``q/`` keys, except the type and the topics of a message."""
     for key in keys:
         if key.startswith("q/") and key not in ("q/type", "q/topics"):
             raise ValueError(f"reserved key, {key!r}")

@@ -19,15 +19,14 @@ The protocol is in :mod:`cues.checkpoints.deliveries`: the database keeps one ro
 through SQLAlchemy, also for PostgreSQL. Both read the same table, so one can continue a SQLite file of the other.
 
 A failure of the database is not a failure of a message. :class:`cues.errors.CheckpointError` stops the sink at this
-message,
-also with an error queue, and a later start continues there.
+message, also with an error queue, and a later start continues there.
 
 Not guaranteed: effects outside the database, and writes of messages that are not from ``tx.fresh``. Do not use
 ``concurrency=``: a message may be written before an earlier one, which then counts as written too (``checkpoint=``
 refuses it). A store that was created again is refused (:class:`cues.errors.Diverged`) until the database is new as
-well,
-since indices of one store mean nothing in another. A seek backwards delivers nothing again, unless the seek asks for
-it (a higher generation). Then the row starts again, and the user decides which rows of the table to delete.
+well, because indices of different stores cannot be compared. After a seek back no message is delivered again, unless
+the seek asks for it (a higher generation). Then the row starts again, and the user decides which rows of the table to
+delete.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ from cues.checkpoints import Row, enter_wal, held, write_once
 from cues.checkpoints import Transaction as TargetTransaction
 
 TIMEOUT_S: Final = 30.0
-"""How long a transaction waits for another writer of the database before it fails."""
+"""Seconds for which a transaction waits for another writer of the database before it fails."""
 
 _TABLE: Final = """
 create table if not exists cues_positions (
@@ -71,7 +70,7 @@ class SQLite:
     """A SQLite database as the target of sinks.
 
     ``schema`` runs when the database is first used. It runs at every start, so its statements must be repeatable
-    (``create table if not exists``). Nothing is opened before that, since a graph file may be imported only to be
+    (``create table if not exists``). Nothing is opened before that, because a graph file may be imported only to be
     shown. The database is in WAL mode and can be read while the graph runs. A commit is on the disk when it returns;
     the commit of the store follows it.
 
@@ -91,9 +90,9 @@ class SQLite:
         return _again, (os.path.abspath(self.path), self.schema, self.timeout_s)
 
     def transaction(self, process: cues.Process) -> AbstractContextManager[Transaction]:
-        """Run the block in a transaction that holds exactly the messages that are new to the database.
+        """Run the block in a transaction with exactly the messages that are new to the database.
 
-        Leaving the block writes the processor's row and commits; an exception rolls back. Raises
+        The end of the block writes the processor's row and commits; an exception rolls back. Raises
         :class:`cues.Fenced` or :class:`cues.errors.Diverged` before the block runs (see
         :func:`cues.checkpoints.admit`), and :class:`cues.errors.CheckpointError` when the database fails, for example
         because another writer holds it for too long.
@@ -110,7 +109,7 @@ class SQLite:
 
     @property
     def where(self) -> str:
-        """The path of the file, as errors name it."""
+        """The path of the file, for error messages."""
         return self.path
 
     def close(self) -> None:
@@ -121,7 +120,7 @@ class SQLite:
             self._connection = None
 
     def _open(self) -> sqlite3.Connection:
-        if self._connection is None or self._pid != os.getpid():  # a connection does not outlive a fork
+        if self._connection is None or self._pid != os.getpid():  # a connection cannot be used after a fork
             directory = os.path.dirname(self.path)
             if directory:
                 os.makedirs(directory, exist_ok=True)
@@ -129,7 +128,7 @@ class SQLite:
             enter_wal(connection, self.timeout_s)
             connection.execute("pragma synchronous = full")
             connection.executescript(_TABLE + ";" + self.schema)
-            connection.execute("begin immediate")  # two that find the table of an older version take turns
+            connection.execute("begin immediate")  # one connection at a time may change an older table
             columns = [name for _, name, *_ in connection.execute("pragma table_info(cues_positions)")]
             if "seals" not in columns:
                 connection.execute("alter table cues_positions add column seals text")

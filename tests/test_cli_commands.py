@@ -140,8 +140,8 @@ def test_a_graph_file_a_store_and_the_variable_mean_the_same(shop: Path) -> None
     ("target", "words"),
     [
         ("{store}#price", ["no queue 'price'", "Try: cues tail {store}#priced"]),
-        ("{folder}", ["There is no store", "Try: {store}"]),
-        ("{folder}/data/shap", ["There is no store", "Try: {store}"]),
+        ("{folder}", ["There is no store", "Try: give {store}"]),
+        ("{folder}/data/shap", ["There is no store", "Try: give {store}"]),
         ("{shop}#priced/3", ["no partition 3"]),
         ("{shop}#price/3", ["no queue 'price/3'"]),
     ],

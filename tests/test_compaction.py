@@ -119,7 +119,7 @@ def test_removed_queues_are_gone_and_come_back_as_others(tmp_path: Path) -> None
 
 
 REFUSED: list[tuple[str, Callable[[Store], Any], tuple[str, ...], type[Exception]]] = [
-    ("emty", lambda store: None, ("'emty'", "Try: 'empty'"), QueueNotFound),
+    ("emty", lambda store: None, ("'emty'", "Try: give 'empty'"), QueueNotFound),
     ("out", lambda store: None, ("'out'", "2,500 messages", "delete()"), QueueInUse),
     ("in", lambda store: store.queue("in").delete(), ("'in'", "'g.counted'", "position"), QueueInUse),
     ("out", lambda store: store.queue("out").delete(), ("'out'", "try log of 'g.counted'"), QueueInUse),

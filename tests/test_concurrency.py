@@ -329,7 +329,7 @@ def test_the_state_of_another_key_is_refused_when_calls_run_at_once(store: Store
     run(store, Stream(other, "a", "out", key="key", concurrency=2), errors="errors")
     assert numbers(store, "out") == [1]
     (error,) = testing.messages(store, "errors")
-    assert "not that of the message's own key" in error["err/cause"][0]["message"]
+    assert "is not the key of the message" in error["err/cause"][0]["message"]
     assert testing.state(store, "g.other", 5) == {"own": 1}
 
 

@@ -122,7 +122,7 @@ def test_word_count_partitioned(tmp_path: Path) -> None:
 
 def test_stream_sum(tmp_path: Path) -> None:
     printed = run(sys.executable, str(EXAMPLES / "stream_sum.py"), cwd=tmp_path).splitlines()
-    assert re.fullmatch(r"1,200 chunks of 60 files published, and \d+ that came to nothing", printed[0])
+    assert re.fullmatch(r"1,200 chunks of 60 files published, and \d+ in abandoned transactions", printed[0])
     assert printed[1] == "60 sums, 60 of them right"
 
 

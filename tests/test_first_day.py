@@ -296,7 +296,7 @@ def test_a_misspelt_graph_file_or_store_is_answered_with_what_is_beside_it(
     shop: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cli(["status", shop.name.removesuffix("y")]) == 1
-    assert f"Try: {shop.name}." in capsys.readouterr().err
+    assert f"Try: give {shop.name}." in capsys.readouterr().err
 
 
 # --- events that repeat, failures that are counted ---------------------------------------------------

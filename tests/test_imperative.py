@@ -487,9 +487,9 @@ def test_many_large_writes_of_one_step(store: Store) -> None:
 
 def test_an_unknown_binding_is_said_with_those_that_there_are(store: Store) -> None:
     def asks(message: Message, process: Any) -> None:
-        with pytest.raises(InvalidArgument, match=r"no tailer 'rate'; it has 'rates'.*Try: 'rates'"):
+        with pytest.raises(InvalidArgument, match=r"no tailer 'rate'; it has 'rates'.*Try: use 'rates'"):
             process.tailers["rate"]
-        with pytest.raises(InvalidArgument, match=r"no appender 'log'; it has none.*Try: appender"):
+        with pytest.raises(InvalidArgument, match=r"no appender 'log'; it has none.*Try: declare it with appenders="):
             process.appenders["log"]
         assert "log" not in process.appenders and list(process.tailers) == ["rates"]
 

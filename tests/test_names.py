@@ -33,7 +33,7 @@ def test_a_good_name_names_a_queue_and_a_tailer(tmp_path: Path, name: str) -> No
         ("/", "a slash"),
         ("a#b", "a '#'"),
         ("x" * 300, "300 characters"),
-        ("é" * 65, "65 characters long, at most 128 bytes"),
+        ("é" * 65, "65 characters, and at most 128 bytes"),
         ("a\nb", "cannot be printed"),
         ("a\0b", "cannot be printed"),
         ("\x7f", "cannot be printed"),

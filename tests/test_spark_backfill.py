@@ -317,7 +317,7 @@ def test_cues_run_works_off_a_fed_graph_and_ends(tmp_path: Path) -> None:
     ("arguments", "said"),
     [
         (["--backfill"], "--backfill is an option of Spark"),
-        (["--backfill", "--engine", "spark", "--fresh"], "--fresh leaves nothing to work off"),
+        (["--backfill", "--engine", "spark", "--fresh"], "--fresh leaves no messages"),
         (["--backfill", "--engine", "spark", "--idle-exit", "3"], "it ends by itself, without --idle-exit"),
     ],
 )

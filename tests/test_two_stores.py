@@ -629,7 +629,7 @@ def test_check_names_what_the_next_start_would_refuse(tmp_path: Path) -> None:
         assert "the fork queue ends before" in problem
         shutil.rmtree(tmp_path / "other")
         (problem,) = check_others(home)
-        assert "is not there" in problem
+        assert "is missing" in problem
 
 
 # --- forwarders -----------------------------------------------------------------------------------

@@ -154,7 +154,7 @@ def test_a_damaged_journal_is_told_with_its_place_and_what_is_before_is_in_the_q
     for bad, text in (
         ("no json\n", "Message 1501, before offset .*is not JSON"),
         ("[1]\n", "Message 1501, .*an object, found list"),
-        ('{"q/uuid": 5}\n', "Message 1501, .*UUID is a int"),
+        ('{"q/uuid": 5}\n', "Message 1501, .*UUID of a message is of type int"),
         ('{"n": 1}\n', "Message 1501 has no UUID under 'q/uuid'"),
         (json.dumps({"q/uuid": str(uuid.uuid4())}) + "\n", "Message 1501 cannot be imported: The UUID"),
         (json.dumps({"q/uuid": identity, "x": "x" * 2000}) + "\n", "Message 1501 cannot be imported: .*1,000"),

@@ -1,1 +1,1 @@
-"""Names, clock, crash points and events: modules that know no file and no queue."""
+"""Names, clocks, events and texts of options: modules that do not use files or queues."""

@@ -1,7 +1,7 @@
-"""The clocks: wall time for messages, monotonic time for leases, and which boot this is.
+"""The clocks: wall time for messages, monotonic time for leases, and the id of the boot.
 
-Everything in Cues that asks for the time asks here, through the module (``clock.now_ns()``), so
-that a test can put another clock in its place (:class:`cues.testing.Clock`).
+All code of Cues reads the time through this module (``clock.now_ns()``), so that a test can replace
+the clock (:class:`cues.testing.Clock`).
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from pathlib import Path
 from cues.errors import InvalidArgument
 
 now_ns = time.time_ns
-"""Nanoseconds since the epoch, UTC. It may step back; appends never go below their predecessor."""
+"""Nanoseconds since the epoch, UTC. It may step back; append times never decrease."""
 
 monotonic_ns = time.monotonic_ns
-"""Nanoseconds since some point of this boot, the same in every process of the machine."""
+"""Nanoseconds since a fixed moment of this boot, the same in every process of the machine."""
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 

@@ -1,7 +1,7 @@
-"""Events of a running graph, for those that listen: the command line, metrics, tests.
+"""Events of a running graph, for listeners: the command line, metrics, tests.
 
-Only what is rare is an event (a recovery, a retry, an error, a stop). What happens per step is
-counted in :class:`Counters`, plain integers that their one writer adds to and anybody may read.
+Only rare occurrences are events (a recovery, a retry, an error, a stop). :class:`Counters` count the
+steps and messages: plain integers with one writer, which any thread may read.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ log = logging.getLogger("cues")
 
 @dataclass(frozen=True)
 class Event:
-    """Something worth a log line; ``processor`` is a whole processor id, or ``""`` for the graph."""
+    """Base of events; ``processor`` is a whole processor id, or ``""`` for the graph."""
 
     processor: str
     text: str
@@ -31,14 +31,14 @@ class Event:
 
 @dataclass(frozen=True)
 class Recovered(Event):
-    """The decision of the start table; ``decision`` is one of fresh, resume, rewind, void."""
+    """A processor was recovered at a start; ``decision`` is fresh, resume, rewind or void."""
 
     decision: str = "fresh"
 
 
 @dataclass(frozen=True)
 class Placed(Event):
-    """Where the graph runs, if not in this process alone; ``url`` is a page that shows it, where there is one."""
+    """The place where a graph runs, if it is not only this process; ``url`` is a page that shows it, or None."""
 
     url: str | None = None
 
@@ -59,7 +59,7 @@ class Retrying(Event):
 
 @dataclass(frozen=True)
 class Failed(Event):
-    """``count`` messages of one commit failed for good and went to the error queue; the text is the first's."""
+    """``count`` messages of one commit failed for good and are on the error queue; the text is that of the first."""
 
     count: int = 0
     cause: str = ""
@@ -72,7 +72,7 @@ class Failed(Event):
 
 @dataclass(frozen=True)
 class Waiting(Event):
-    """A commit waits for another process, which ``error`` names, and is tried again; told at each deadline."""
+    """A commit waits for another process, which ``error`` names, and is tried again. Sent at each deadline."""
 
     error: WriterStuck | None = None
 
@@ -93,8 +93,8 @@ Listener = Callable[[Event], None]
 class Counters:
     """Counts of a processor since its start: messages taken, written and failed, steps, retries, calls of its function.
 
-    Of a message function ``calls`` counts the messages that a call, or a filter, is done with; it may be a few
-    behind where calls cost little. What is called again after a failure is one call.
+    For a message function ``calls`` counts the messages whose call has returned, or that a filter dropped. If calls
+    are fast, it may lag by a few. A call and its retries count as one.
     """
 
     taken: int = 0
@@ -106,11 +106,11 @@ class Counters:
     in_flight: int = 0
     """Calls that have not returned."""
     calling_ns: int = 0
-    """The time of all calls that returned, of calls at once too."""
+    """The sum of the times of all calls that returned, also of concurrent ones."""
 
     @property
     def call_s(self) -> float | None:
-        """Seconds of a call, in the mean; None before one has returned."""
+        """Mean seconds of a call; None before the first has returned."""
         return self.calling_ns / self.calls / 1e9 if self.calls else None
 
     def with_those_of(self, other: Counters) -> Counters:
@@ -130,5 +130,5 @@ class Bus:
             try:
                 listener(event)
             except Exception:
-                # Who watches must not stop what is watched.
+                # An error of a listener must not stop the graph.
                 log.exception("a listener of events failed")

@@ -5,9 +5,9 @@
     flights.enrich                      processor id, and the queue id of its try log
     flights.enrich.priced               tailer id (the processor's position on the queue)
     flights.enrich.priced/3             the same on partition 3 (partition 0 has no suffix)
-    flights.enrich.fork.9f6c…           fork queue: what the processor wrote for another store
+    flights.enrich.fork.9f6c…           fork queue: messages of the processor for another store
 
-Names contain neither ``.`` nor ``/`` so that these ids can be taken apart again, and no ``#``,
+Names do not contain ``.`` and ``/``, so that these ids can be split again. They do not contain ``#``,
 which separates a store from a queue on the command line.
 """
 
@@ -70,21 +70,21 @@ def check(kind: str, name: object) -> str:
     if not name:
         found = "it is empty"
     elif len(name.encode("utf-8", "surrogatepass")) > NAME_BYTES_MAX:
-        found = f"it is {len(name)} characters long, at most {NAME_BYTES_MAX} bytes are allowed"
+        found = f"it has {len(name)} characters, and at most {NAME_BYTES_MAX} bytes are allowed"
     elif name != name.strip():
         found = "it begins or ends with white space"
     elif not name.isprintable():
-        found = "it holds a character that cannot be printed"
+        found = "it contains a character that cannot be printed"
     else:
         for character, words in _FORBIDDEN.items():
             if character in name:
-                found = f"it holds {words}"
+                found = f"it contains {words}"
                 break
     if found:
         shown = name if len(name) <= 40 else name[:40] + "…"
         raise InvalidName(
             f"{shown!r} cannot name a {kind}: {found}.",
-            "letters, digits, '-' and '_' are always fine.",
+            "use letters, digits, '-' and '_'.",
             name=name,
         )
     return name
@@ -105,7 +105,7 @@ def log_id(queue: str, partition: int) -> str:
 
 
 def log_parts(log: str) -> tuple[str, int]:
-    """The queue and the partition that :func:`log_id` was made of.
+    """The queue and the partition of a log id (see :func:`log_id`).
 
     A try log is a queue with the partition of its processor in its id: ``flights.enrich/3`` is one log.
     """
@@ -114,21 +114,21 @@ def log_parts(log: str) -> tuple[str, int]:
 
 
 def fork_id(processor: str, store: bytes) -> str:
-    """The id of the queue that holds what a processor wrote for another store, given by its id."""
+    """The id of the fork queue: a processor's messages for another store, which is given by its id."""
     return f"{processor}.fork.{store.hex()}"
 
 
 def fork_parts(queue: str) -> tuple[str, bytes] | None:
-    """The processor and the store that :func:`fork_id` was made of; None for another queue."""
+    """The processor and the store of a fork queue's id; None for another queue."""
     processor, fork, store = queue.rpartition(".fork.")
     return (processor, bytes.fromhex(store)) if fork else None
 
 
 # --- keys in the store's unnamed database -------------------------------------------------------
 #
-# A commit rewrites the leaf of the unnamed database anyway, because the roots of the named ones
-# stand there; so the small rows that every commit changes are kept there too and cost no page of
-# their own. They begin with a NUL, which the names of databases never hold.
+# A commit rewrites the leaf of the unnamed database anyway, because it has the roots of the named
+# ones. So the small rows that every commit changes are kept there too, and cost no page of their own.
+# They begin with a NUL, which is not in the names of databases.
 
 FORMAT_KEY: Final = b"\0cues"
 LOW_WATERS: Final = b"\0low\0"
@@ -169,7 +169,7 @@ def topology_key(processor: str) -> bytes:
 
 
 def subscription_key(log: str, processor: str) -> bytes:
-    """Key that says that a processor reads a log; ``processor`` empty gives the prefix for all."""
+    """Key of the note that a processor reads a log; ``processor`` empty gives the prefix for all."""
     return b"\0sub\0" + log.encode() + b"\0" + processor.encode()
 
 
@@ -184,12 +184,12 @@ def store_key(store: bytes) -> bytes:
 
 
 def producer_key(store: bytes, processor: str) -> bytes:
-    """Key of how far the steps of another store's processor were forwarded to this one."""
+    """Key of the row with the last step that was forwarded from another store's processor to this one."""
     return PRODUCERS + f"{store.hex()}/{processor}".encode()
 
 
 def pending_key(processor: str) -> bytes:
-    """Key of what a processor's last commit says of its pending messages in other stores."""
+    """Key of the row of a processor's pending messages in other stores."""
     return PENDINGS + processor.encode()
 
 
@@ -209,12 +209,12 @@ def clocks_prefix(log: str) -> bytes:
 
 
 def source_key(writer: str) -> bytes:
-    """Key of how far a writer from outside (a Spark query, say) has brought its source into the store."""
+    """Key of the source position of an external writer, such as a Spark query."""
     return SOURCES + writer.encode()
 
 
 def group_key(group: str) -> bytes:
-    """Key of a group's row: generation, the generation that its plan is of, count of changes."""
+    """Key of a group's row: its generation, the generation of its plan, and the count of changes."""
     return b"\0group\0" + group.encode()
 
 
@@ -224,7 +224,7 @@ def member_key(group: str, member: str) -> bytes:
 
 
 def claim_key(log: str, group: str) -> bytes:
-    """Key of what a group has of a log: owner, epoch, position; ``group`` empty gives the prefix for all groups."""
+    """Key of a group's claim on a log: owner, epoch, position; ``group`` empty gives the prefix for all groups."""
     return CLAIMS + log.encode() + b"\0" + group.encode()
 
 
@@ -234,12 +234,12 @@ def checkpoint_key(name: str) -> bytes:
 
 
 def age_key(log: str) -> bytes:
-    """Key of when a log's next index was what, while its append times are ahead of the clock."""
+    """Key of the times at which a log had a next index, kept while its append times are ahead of the clock."""
     return b"\0age\0" + log.encode()
 
 
 def timeline_key(log: str) -> bytes:
-    """Key of where timelines begin on a log: since the store was copied, or put back."""
+    """Key of the first indices of a log's timelines, since the store was copied or put back."""
     return b"\0line\0" + log.encode()
 
 

@@ -26,7 +26,7 @@ class OptionText(NamedTuple):
 
 
 def describes(table: Mapping[str, OptionText], names: Iterable[str]) -> Callable[[T], T]:
-    """Append the options ``names`` to the docstring of what is decorated."""
+    """Append the options ``names`` to the docstring of the decorated function or class."""
     lines = ["Options:", ""]
     for name in names:
         option = table[name]

@@ -1,14 +1,14 @@
-"""The command line: ``cues run graph.py`` and what looks at the store that it leaves.
+"""The command line: ``cues run graph.py``, and commands that inspect its store.
 
-    app.py         the group of commands; every error becomes words and an exit code here
-    options.py     the decorators that give all commands the same manners
+    app.py         the group of commands; turns every error into a text and an exit code
+    options.py     the decorators for the options that all commands have
     output.py      tables for a terminal, JSON lines for a pipe
-    target.py      graph file, store, store#queue: what a command is pointed at
-    live.py        a display that is redrawn, around which others may print
+    target.py      the target of a command: graph file, store, store#queue
+    live.py        a display that is redrawn while other code prints
     where.py       the expressions of ``tail --where``
     run.py, …      a file for each command
 
-Results go to stdout, all else to stderr. Exit codes: 0, 1 failed, 2 wrong usage, 130 interrupted.
+Results are printed on stdout, everything else on stderr. Exit codes: 0, 1 failed, 2 wrong usage, 130 interrupted.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The group of commands, and what becomes of errors.
+"""The group of commands, and the output of errors.
 
 A command's module is imported when the command is called, so that ``cues --help`` loads neither the
-store nor the engine; the one-line helps therefore stand here.
+store nor the engine. So the one-line helps are in this module.
 """
 
 from __future__ import annotations
@@ -30,32 +30,32 @@ COMMANDS: Final = {
     "import": "Append the messages of files to a queue, each once.",
     "export": "Write the messages of a queue to a file.",
     "tries": "The steps of a processor: snapshots and attempts.",
-    "check": "Walk a store and name everything that is damaged.",
+    "check": "Check a store and name all damage.",
     "seek": "Move a processor's position.",
     "compact": "Give free pages back to the file system, and remove queues.",
-    "completion": "Print the script by which a shell completes command lines.",
+    "completion": "Print the script with which a shell completes command lines.",
 }
 
 COMPLETE: Final = "_CUES_COMPLETE"
-"""The variable by which a shell's completion script asks what may follow."""
+"""The variable with which a shell's completion script asks for the possible next words."""
 
 EPILOG: Final = """\
 \b
   cues run graph.py                      until everything is processed
   cues status graph.py                   meanwhile, from another terminal
   cues send graph.py#orders x=1          a message from outside
-  cues tail -f data/example#priced       what comes out
+  cues tail -f data/example#priced       the results
 
-Every command takes a graph file (graph.py, graph.py:name, graph.py:factory()), a store (a
-directory), or either with #queue. Without one it takes the store that CUES_STORE names.
+The target of a command is a graph file (graph.py, graph.py:name, graph.py:factory()), a store (a
+directory), or either with #queue. Without a target it is the store that CUES_STORE names.
 
-Results go to stdout, all else to stderr; a table on a terminal, one JSON object a line in a
-pipe. Exit codes: 0, 1 failed, 2 wrong usage (or something to install first), 130 interrupted.
+Results are printed on stdout (a table on a terminal, one JSON object a line in a pipe), everything
+else on stderr. Exit codes: 0, 1 failed, 2 wrong usage (or a missing package), 130 interrupted.
 """
 
 
 def load(name: str) -> click.Command:
-    """The command of that name."""
+    """Return the command of that name."""
     inside = f"{name}_" if keyword.iskeyword(name) else name
     found: click.Command = getattr(importlib.import_module(f"cues.cli.{inside}"), inside)
     return found
@@ -128,7 +128,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
     except (KeyboardInterrupt, click.Abort):
         return options.INTERRUPTED
     except BrokenPipeError:
-        # Whoever read our output has seen enough. What is buffered must not fail once more at exit.
+        # The reader of our output has closed it. The flush of buffered output at exit must not fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except click.UsageError as error:

@@ -1,4 +1,4 @@
-"""``cues check``: walk a store in a process of its own, and name what does not hold."""
+"""``cues check``: check a store in a process of its own, and name all damage."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from cues.tools import check as checks
 @store_option
 @output_options
 def check(target: str | None, store: str | None, output: str | None) -> int:
-    """Walk a store and name everything that is damaged; exit code 1 when something is.
+    """Check a store and name all damage; the exit code is 1 if there is any.
 
-    Structure, checksums, order, and whether positions, try logs and state agree with the queues; and whether
-    the other stores that its processors use fit. The store is only read; its graph may run meanwhile. What
-    is whole stays readable: `cues tail` goes on behind a damaged batch.
+    It checks structure, checksums and order; whether positions, try logs and state agree with the queues; and
+    whether the store agrees with the other stores that its processors use. The store is only read; its graph
+    may run meanwhile. Undamaged messages stay readable: `cues tail` continues after a damaged batch.
 
     \b
       cues check graph.py
@@ -29,7 +29,7 @@ def check(target: str | None, store: str | None, output: str | None) -> int:
     """
     found = targets.resolve(target, store)
     if not (found.path / "data.mdb").exists():
-        found.open()  # raises, with what is there instead
+        found.open()  # raises an error that says what is there
     with slowly() as say:
         problems = checks.walk(
             str(found.path),
@@ -47,8 +47,8 @@ def check(target: str | None, store: str | None, output: str | None) -> int:
     if problems:
         options.report(
             f"{count(len(problems), 'problem')} in {name}.",
-            "a backup; or cues run --fresh, if the sources can give everything again.",
+            "restore a backup; or cues run --fresh, if the sources can yield all messages again.",
         )
         return options.FAILED
-    out.say(f"{name}: everything holds", store=name, problems=0)
+    out.say(f"{name}: no problem found", store=name, problems=0)
     return 0

@@ -1,4 +1,4 @@
-"""``cues compact``: give free pages back to the file system, and remove queues that nobody names."""
+"""``cues compact``: give free pages back to the file system, and remove queues without readers."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from cues.tools import compaction, metrics
     "--forget",
     metavar="GRAPH.PROCESSOR",
     multiple=True,
-    help="Forget this processor of another store, which is gone for good; can be repeated.",
+    help="Forget this processor of a store that is lost for good; can be repeated.",
 )
-@option("--dry-run", is_flag=True, help="Only say what would go.")
+@option("--dry-run", is_flag=True, help="Only print what would be removed.")
 @yes_option
 @output_options
 def compact(
@@ -37,15 +37,15 @@ def compact(
     yes: bool,
     output: str | None,
 ) -> None:
-    """Rewrite a store without its free pages, while nobody has it open.
+    """Rewrite a store without its free pages, while no other process has it open.
 
-    What was purged leaves free pages, which the store uses again; this gives them back to the file
-    system. Queues, indices, positions, state and try logs stay as they are. It needs free disk for a copy of
-    what is in use; kill -9 at any instant leaves the store as it was, or compacted.
+    Purged messages leave free pages, which the store uses again; this command gives them back to the file
+    system. Queues, indices, positions, state and try logs stay as they are. It needs free disk space for a copy
+    of the used pages. After kill -9 at any instant the store is as before, or compacted.
 
-    With --remove an empty queue goes for good, with its named readers. One that a processor reads, or that
-    a try log still names, is refused. With --forget goes what a processor of another store has left here: where
-    it reads, for which retention waits, and what it forwarded. `cues status` lists them.
+    --remove removes an empty queue for good, with its named readers. It refuses a queue that a processor reads,
+    or that a try log still names. --forget removes the rows of a processor of another store: its low-water
+    mark, for which retention waits, and its position of forwarding. `cues status` lists them.
 
     \b
       cues compact graph.py
@@ -64,7 +64,7 @@ def compact(
             what = ", ".join(done.removed)
             confirm(f"{count(len(done.removed), 'queue')} of {name} will be removed for good: {what}.", "Remove?", yes)
         if forget:
-            confirm(f"{name} will know nothing of {', '.join(forget)} any more.", "Forget?", yes)
+            confirm(f"The rows of {', '.join(forget)} in {name} will be removed.", "Forget?", yes)
             with found.open(readonly=False) as opened:
                 for processor in forget:
                     other_stores.forget(opened, processor)
@@ -94,7 +94,7 @@ def _check_known(store: Store, forget: tuple[str, ...]) -> None:
     for processor in forget:
         if processor not in known:
             raise WrongUsage(
-                f"{shown(store.path)} knows no processor {processor!r} of another store; it knows"
+                f"{shown(store.path)} has no rows of a processor {processor!r} of another store; it has rows of"
                 f" {', '.join(known) or 'none'}.",
                 f"give --forget {nearest(processor, known)}" if known else "see the readers with: cues status.",
             )

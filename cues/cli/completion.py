@@ -1,4 +1,4 @@
-"""``cues completion``: what a shell needs to complete commands, options, and the names in a store."""
+"""``cues completion``: the script with which a shell completes commands, options, and the names in a store."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ SHELLS = ("bash", "zsh", "fish")
 @command()
 @click.argument("shell", type=click.Choice(SHELLS))
 def completion(shell: str) -> None:
-    """Print the script by which a shell completes commands, options, files, and the names in a store.
+    """Print the script with which a shell completes commands, options, files, and the names in a store.
 
     \b
       cues completion bash >> ~/.bashrc
       cues completion zsh >> ~/.zshrc
       cues completion fish > ~/.config/fish/completions/cues.fish
 
-    After `data/shop#` the shell offers the queues of that store, or its processors where the command wants
-    one. A graph file is not imported for it, because that would run the file at every Tab.
+    After `data/shop#` the shell offers the queues of that store, or its processors if the command needs
+    one. Completion does not import graph files, because that would run the file at every Tab.
     """
     from cues.cli.app import COMPLETE, commands
 
-    # The class's own source() asks the bash that is on the path for its version, which need not be the user's.
+    # The source() of the class asks the bash on the path for its version, which may be another bash.
     made = get_completion_class(shell)
     assert made is not None
     shown = made(commands, {}, "cues", COMPLETE)
@@ -51,5 +51,5 @@ def names(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> li
             of_processors = "PROCESSOR" in str(parameter.metavar)
             known = metrics.processors(store) if of_processors else store.queues()
     except CuesError:
-        return []  # a Tab says nothing; the command itself will
+        return []  # a Tab shows no error; the command itself will
     return [CompletionItem(f"{place}#{name}") for name in known if f"{place}#{name}".startswith(incomplete)]

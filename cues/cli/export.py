@@ -1,4 +1,4 @@
-"""``cues export``: the messages of a queue as a file that can be imported anywhere, as often as one likes."""
+"""``cues export``: the messages of a queue as a file, which can be imported repeatedly."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from cues.txn import journals
 @option("--uuid-key", metavar="FIELD", default=UUID, show_default=True, help="The field that holds a message's UUID.")
 @option("--columns", metavar="NAMES", help=COLUMNS_HELP)
 @option("--from", "start", metavar="PLACE", help=f"Begin at {place.HELP}.")
-@option("--committed", is_flag=True, help="Only what is committed, each message outside of transactions.")
+@option("--committed", is_flag=True, help="Only committed messages, each outside of transactions.")
 @output_options
 def export(
     target: str,
@@ -41,14 +41,14 @@ def export(
 ) -> None:
     """Write the messages of a queue to a file, or to stdout, each with its UUID.
 
-    A message that has none gets one of its queue and its index, the same at every export: so what is
-    exported can be imported again and again. Pending messages and acknowledgements are written as they
-    are, unless --committed leaves out what is not committed. It ends where the queue ends now; a file is written
-    whole or not at all, and not over another one.
+    A message without UUID gets one that is made of its queue and its index, the same in every export. So an
+    export can be imported repeatedly. Pending messages and acknowledgements are written as they are; with
+    --committed only committed messages are written. The export ends at the present end of the queue. A file is
+    written whole or not at all, and an existing file is not replaced.
 
     \b
       cues export data/shop#orders orders.jsonl
-      cues export data/shop#orders orders.msgpack           every type comes back as it was
+      cues export data/shop#orders orders.msgpack           keeps every type
       cues export data/shop#orders --committed > orders.jsonl
       cues export data/shop#orders new.csv --columns item,count --from 1h
     """

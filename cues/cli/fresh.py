@@ -1,7 +1,7 @@
-"""``--fresh``: delete a store, and nothing that is not one.
+"""``--fresh``: delete a store, and nothing else.
 
-Only the files that a store consists of are deleted, only when the directory is known as a store, and
-only while no process runs it. What sinks wrote elsewhere stays.
+It deletes only the files of a store, only if the directory is surely a store, and only while no process
+has it open for writing. Data that sinks wrote elsewhere stays.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _FILES = ("data.mdb", "data.mdb.compact", "lock.mdb", "locks", "wake", "open")
 
 
 def filled(plan: Plan) -> dict[str, list[str]]:
-    """The targets of ``checkpoint=`` that were filled by sinks of the graph, with these: they refuse a new store."""
+    """The targets of ``checkpoint=`` that sinks of the graph have filled, with these sinks. They refuse a new store."""
     sinks: dict[str, tuple[Any, list[str]]] = {}
     for node in plan.running:
         target = node.options.checkpoint
@@ -47,12 +47,12 @@ def clear(
     elsewhere: Mapping[str, Path] | None = None,
     targets: Mapping[str, Sequence[str]] | None = None,
 ) -> None:
-    """Ask, and delete the store at ``path``; where there is none there is nothing to do.
+    """Ask, and delete the store at ``path``, if there is one.
 
-    ``elsewhere`` are the graph's queues in other stores, which stay. ``targets`` are what :func:`filled` found: a run
-    over a new store would stop at them, so nothing is deleted.
+    ``elsewhere`` are the graph's queues in other stores, which stay. ``targets`` is the result of :func:`filled`: they
+    would stop a run over a new store, so nothing is deleted.
 
-    ``is_open``: this process has it open itself (``Graph(store=cues.open(…))``), so it must stay.
+    ``is_open``: this process itself has it open (``Graph(store=cues.open(…))``), so it must stay.
     """
     if is_open:
         raise Failed(
@@ -64,8 +64,8 @@ def clear(
         ids = ", ".join(f"'{id}'" for held in targets.values() for id in held)
         raise Failed(
             f"{shown_targets} was filled from the store {shown(path)} and refuses a new one; nothing was deleted.",
-            f"remove {' and '.join(targets)}, or what these sinks wrote there and their rows (delete from"
-            f" cues_positions where processor in ({ids})); then --fresh again.",
+            f"remove {' and '.join(targets)}, or the data of these sinks and their rows (delete from"
+            f" cues_positions where processor in ({ids})); then use --fresh again.",
         )
     if not (path / "data.mdb").exists():
         if path.is_file():
@@ -75,10 +75,10 @@ def clear(
         return
     what = _describe(path)
     _refuse_running(path)
-    stays = "What sinks wrote elsewhere stays."
+    stays = "Data that sinks wrote elsewhere stays."
     if elsewhere:
         queues = ", ".join(f"{name} in {shown(place)}" for name, place in elsewhere.items())
-        stays = f"{queues} stay as they are: what is written there again is there twice. {stays}"
+        stays = f"{queues} stay as they are: messages that are written there again are there twice. {stays}"
     confirm(f"--fresh deletes the store {shown(path)}: {what}. {stays}", "Delete it?", yes)
     _forget(path)
     try:
@@ -88,7 +88,7 @@ def clear(
             f"{shown(path)} cannot be locked ({error.strerror}).", "check the permissions of the directory."
         ) from error
     try:
-        # While the register is held nobody becomes a writer of this store.
+        # While the register is held no process becomes a writer of this store.
         register.try_lock(locks.REGISTER)
         _refuse_running(path, register)
         _delete(path)
@@ -109,7 +109,7 @@ def _describe(path: Path) -> str:
             f" positions and state of {count(known, 'processor')} ({disk})"
         )
     except StoreDamaged as error:
-        # A damaged store is what --fresh is good for, if it is surely a store of ours.
+        # --fresh may delete a damaged store, if it is surely a Cues store.
         if not (path / "locks").exists() or not (path / "wake").exists():
             raise
         return f"it is damaged ({error.message.rstrip('.')})"
@@ -134,7 +134,7 @@ def _refuse_running(path: Path, register: locks.LockFile | None = None) -> None:
 
 
 def _forget(path: Path) -> None:
-    """Take back what the store has left in others: they would keep messages for its readers for ever."""
+    """Remove the rows of the store's readers in other stores, which would keep messages for them for ever."""
     with contextlib.suppress(CuesError), Store(path, readonly=True) as store:
         for id in other_stores.places(store):
             with contextlib.suppress(CuesError), other_stores.opened(store, id, readonly=False) as other:
@@ -152,4 +152,4 @@ def _delete(path: Path) -> None:
     for name in _FILES:
         (path / name).unlink(missing_ok=True)
     with contextlib.suppress(OSError):
-        os.rmdir(path)  # whatever else lies there is not ours
+        os.rmdir(path)  # fails if other files are there, which are not ours

@@ -1,4 +1,4 @@
-"""``cues import``: files of messages with identities into a queue, as often as one likes."""
+"""``cues import``: append files of messages with identities to a queue; it can be repeated."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from cues.queues.queue import Queue
 from cues.txn import journals
 
 CONTENT_TYPE_HELP = (
-    "application/x-ndjson, text/csv, application/x-msgpack-fixed or application/x-protobuf-fixed; without it, as the"
-    " suffix says (.jsonl, .csv, .msgpack, .fixed)."
+    "application/x-ndjson, text/csv, application/x-msgpack-fixed or application/x-protobuf-fixed; without it, by the"
+    " suffix (.jsonl, .csv, .msgpack, .fixed)."
 )
-COLUMNS_HELP = "Names of the columns of CSV behind the UUID, with commas between them."
+COLUMNS_HELP = "Names of the CSV columns after the UUID, separated by commas."
 
 
 @command(name="import")
@@ -34,7 +34,7 @@ COLUMNS_HELP = "Names of the columns of CSV behind the UUID, with commas between
 @option("--uuid-key", metavar="FIELD", default=UUID, show_default=True, help="The field that holds a message's UUID.")
 @option("--columns", metavar="NAMES", help=COLUMNS_HELP)
 @option("--stamp", is_flag=True, help="The messages have no UUID: give them one in FILE.stamped, and import that.")
-@option("--unstamped", is_flag=True, help="The messages have no UUID, and may come again with every import.")
+@option("--unstamped", is_flag=True, help="The messages have no UUID; each import appends them again.")
 @option("--create", is_flag=True, help="Make the queue, and the store, if they are missing.")
 @output_options
 def import_(
@@ -49,11 +49,11 @@ def import_(
     create: bool,
     output: str | None,
 ) -> None:
-    """Append the messages of files to a queue; those that it has already are left out.
+    """Append the messages of files to a queue, except those that it has already.
 
-    What tells them is the UUID that each message carries: producer, clock, flags. So an import that was cut
-    off, or failed in the middle, is simply repeated. Files without UUIDs are stamped first: --stamp writes
-    FILE.stamped beside the file, whole or not at all, and uses it again the next time.
+    Each message is identified by its UUID: producer, clock, flags. So an import that was interrupted or
+    failed can be repeated. Files without UUIDs are stamped first: --stamp writes FILE.stamped beside the
+    file, whole or not at all, and uses it again the next time.
 
     \b
       cues import data/shop#orders orders.jsonl
@@ -62,7 +62,7 @@ def import_(
       cues export old#orders | cues import new#orders - --content-type application/x-ndjson --create
 
     Pending messages stay pending until the acknowledgement that follows them in a file is imported. Several
-    files are taken as parts of one journal, in their order.
+    files are the parts of one journal, in their order.
     """
     if stamp and unstamped:
         raise WrongUsage("--stamp and --unstamped exclude each other.", "give only --stamp.")
@@ -91,16 +91,16 @@ def import_(
 
 
 def refuse_partitioned(queue: Queue, command: str) -> None:
-    """A journal is one log."""
+    """Refuse a queue with several partitions: a journal is one log."""
     if queue.is_partitioned:
         raise WrongUsage(
             f"{queue.id} has {queue.partitions} partitions, and a journal belongs to one.",
-            f"name one: {command}#{queue.id}/0",
+            f"{command}#{queue.id}/0",
         )
 
 
 def form_of(path: Path, content_type: str | None, uuid_key: str, columns: str | None) -> journals.Form:
-    """How messages lie in a file."""
+    """The form of the messages in a file."""
     found = content_type or journals.content_type_of(path)
     if found is None:
         raise WrongUsage(

@@ -1,7 +1,7 @@
-"""A few lines at the bottom of a terminal that are redrawn, around which others may print.
+"""A few lines at the bottom of a terminal that are redrawn while other code prints.
 
-While it is shown, ``sys.stdout`` and ``sys.stderr`` are stand-ins that take the lines away, write, and
-put them back behind the next whole line; so a user's ``print`` inside a graph looks as it should.
+While they are shown, ``sys.stdout`` and ``sys.stderr`` are replaced by objects that remove the lines,
+write, and draw the lines again after the next whole line. So a ``print`` inside a graph looks normal.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from typing import Any, Final, TextIO
 from cues.cli.output import width
 
 _SAY_AFTER_S: Final = 1.0
-"""What is over by then needs no progress; what is not says so as often."""
+"""The time until the first progress report, and between two reports; shorter work reports none."""
 
 
 @contextlib.contextmanager
 def slowly() -> Iterator[Callable[..., None]]:
-    """How something goes, on stderr: call ``say(text, **facts)`` with every bit of progress.
+    """Report progress on stderr: call ``say(text, **facts)`` at each progress.
 
     A terminal shows the text, a pipe gets the facts as a JSON object a second.
     """
@@ -43,7 +43,7 @@ def slowly() -> Iterator[Callable[..., None]]:
 
 
 class Live:
-    """Lines on stderr, which must be a terminal. A context manager: leaving it takes them away."""
+    """Lines on stderr, which must be a terminal. A context manager, whose end removes them."""
 
     def __init__(self) -> None:
         self._file: TextIO = sys.stderr
@@ -66,7 +66,7 @@ class Live:
         sys.stdout, sys.stderr = self._kept
 
     def draw(self, lines: Sequence[str]) -> None:
-        """Show these lines instead of the last ones, as many as the terminal has room for."""
+        """Show these lines instead of the last ones, as many as fit on the terminal."""
         columns, rows = shutil.get_terminal_size()
         with self._lock:
             self._erase()
@@ -99,7 +99,7 @@ class Live:
 
 
 class _Beside:
-    """Stands in for a terminal file while lines are shown."""
+    """Replaces a terminal file while lines are shown."""
 
     def __init__(self, live: Live, file: TextIO) -> None:
         self._live = live
@@ -116,7 +116,7 @@ class _Beside:
 
 
 def _fit(line: str, columns: int) -> str:
-    """Cut a line that may hold colours; they are counted as nothing."""
+    """Cut a line to the width of the terminal; colour codes have no width."""
     plain = line.replace("\033[2m", "").replace("\033[0m", "")
     if width(plain) <= columns:
         return line

@@ -1,6 +1,6 @@
-"""What all commands have in common: options, arguments, questions, and how errors are put.
+"""The common parts of all commands: options, arguments, questions, and the output of errors.
 
-Every option can also be given as a variable, and the help names it: ``CUES_STORE`` and
+Every option can also be given as an environment variable, which the help names: ``CUES_STORE`` and
 ``CUES_OUTPUT`` for all commands, ``CUES_RUN_IDLE_EXIT`` for ``cues run --idle-exit``.
 """
 
@@ -28,7 +28,7 @@ CONTEXT: Final[dict[str, Any]] = {
 
 
 class WrongUsage(click.UsageError):
-    """A command line that cannot be meant, with what to try; exit code 2."""
+    """A wrong command line, with what to try; exit code 2."""
 
     def __init__(self, message: str, hint: str = "") -> None:
         super().__init__(message)
@@ -36,11 +36,11 @@ class WrongUsage(click.UsageError):
 
 
 class Failed(CuesError):
-    """A command that cannot go on, where no error of the library says why; exit code 1."""
+    """A command that cannot continue, for a reason without an error of the library; exit code 1."""
 
 
 def command(**settings: Any) -> Callable[[Callable[..., Any]], click.Command]:
-    """A command of the group; its docstring is its help, with examples behind a line of ``\\b``."""
+    """A command of the group; its docstring is its help, with examples after a line of ``\\b``."""
     return click.command(context_settings=CONTEXT, **settings)
 
 
@@ -71,7 +71,7 @@ def output_options(fn: F) -> F:
 
 
 def store_option(fn: F) -> F:
-    """``--store DIR``: another store than the graph's own. Passes ``store``."""
+    """``--store DIR``: a store other than the graph's own. Passes ``store``."""
     return option(
         "--store",
         metavar="DIR",
@@ -86,18 +86,18 @@ def yes_option(fn: F) -> F:
 
 
 def given(name: str) -> bool:
-    """Whether an option stands on the command line itself."""
+    """Whether an option is on the command line itself."""
     source = click.get_current_context().get_parameter_source(name)
     return source is click.core.ParameterSource.COMMANDLINE
 
 
 def confirm(what: str, question: str, yes: bool) -> None:
-    """Say what will happen and ask; without a terminal ``--yes`` must have been given."""
+    """Print what will happen, and ask; without a terminal, require ``--yes``."""
     note(what)
     if yes:
         return
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
-        raise WrongUsage("There is no terminal to ask on.", "add --yes, if you mean it.")
+        raise WrongUsage("There is no terminal to ask on.", "add --yes to confirm.")
     if not click.confirm(question, default=False, err=True):
         raise Failed("Nothing was changed.")
 
@@ -111,12 +111,12 @@ def colour(file: Any = None) -> bool:
 
 
 def note(text: str) -> None:
-    """A line on stderr."""
+    """Print a line on stderr."""
     click.echo(text, err=True)
 
 
 def report(message: str, hint: str, before: str = "") -> None:
-    """An error on stderr, with what to try."""
+    """Print an error on stderr, with what to try."""
     red, bold = ("\033[1;31m", "\033[1m") if colour(sys.stderr) else ("", "")
     end = "\033[0m" if red else ""
     if before:
@@ -127,7 +127,7 @@ def report(message: str, hint: str, before: str = "") -> None:
 
 
 def report_usage(error: click.UsageError) -> None:
-    """A usage error: the command's usage line, what is wrong, what to try."""
+    """Print a usage error: the usage of the command, the error, and what to try."""
     ctx = error.ctx
     path = ctx.command_path if ctx is not None else "cues"
     hint = getattr(error, "hint", "") or f"{path} --help"

@@ -1,6 +1,6 @@
 """Results: tables for people, JSON lines for programs.
 
-What JSON cannot say is written so:
+Values without a form in JSON are written as follows:
 
     datetime, date, time    ISO 8601 (UTC as Z)
     timedelta               seconds
@@ -8,9 +8,9 @@ What JSON cannot say is written so:
     bytes                   {"$bytes": "<base64>"}
     nan, infinity           {"$float": "nan"}
     tuple, set, numpy       arrays and numbers
-    keys that are no text   their text
+    keys that are not text  their text
 
-``cues send`` reads ``$bytes`` and ``$float`` back; everything else comes back as what it is in JSON.
+``cues send`` reads ``$bytes`` and ``$float`` back; it reads all other values as JSON.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from uuid import UUID
 from cues.cli.options import colour
 
 _SLOW_CALL_S = 0.01
-"""A function whose calls take longer is shown with them."""
+"""The calls of a function are shown if one takes longer than this."""
 
 
 @dataclass(frozen=True)
@@ -41,19 +41,19 @@ class Column:
     title: str
     field: str
     right: bool = False
-    """Numbers stand at the right."""
+    """Whether the column is aligned right, as numbers are."""
     optional: bool = False
-    """Left out when no row has anything in it."""
+    """Whether the column is omitted when it is empty in all rows."""
 
 
 class CommandOutput:
-    """Where a command's results go; ``form`` is "json", "table", or None for what stdout is."""
+    """The output of a command's results; ``form`` is "json", "table", or None to decide by stdout."""
 
     def __init__(self, form: str | None) -> None:
         self.json = form == "json" or (form is None and not sys.stdout.isatty())
 
     def rows(self, rows: Iterable[Mapping[str, Any]], columns: Sequence[Column], shown: Any = None) -> None:
-        """Print ``rows``: as they are, a JSON object each, or as a table of what ``shown(row)`` makes of them."""
+        """Print ``rows`` as one JSON object each, or as a table of the results of ``shown(row)``."""
         if self.json:
             for row in rows:
                 print(to_json(row))
@@ -62,7 +62,7 @@ class CommandOutput:
                 print(line)
 
     def say(self, text: str, **facts: Any) -> None:
-        """Print a sentence, or in JSON the facts that it is about."""
+        """Print a sentence, or in JSON its facts."""
         print(to_json(facts) if self.json else text)
 
 
@@ -70,7 +70,7 @@ class CommandOutput:
 
 
 def table(rows: Sequence[Mapping[str, Any]], columns: Sequence[Column], *, colours: bool | None = None) -> list[str]:
-    """Lines of a table, the last column cut at the terminal's edge."""
+    """The lines of a table; the last column is cut at the edge of the terminal."""
     shown = [[_cell(row.get(column.field)) for column in columns] for row in rows]
     kept = [place for place, column in enumerate(columns) if not column.optional or any(row[place] for row in shown)]
     titles = [columns[place].title.upper() for place in kept]
@@ -105,7 +105,7 @@ def _cell(value: Any) -> str:
 
 
 def width(text: str) -> int:
-    """Columns that a text takes on a terminal."""
+    """The width of a text on a terminal."""
     if text.isascii():
         return len(text)
     return sum(0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in text)
@@ -118,12 +118,12 @@ def _cut(text: str, columns: int) -> str:
 
 
 def rate(value: float) -> str:
-    """Messages a second, as many digits as mean something."""
+    """Messages a second, with the significant digits."""
     return f"{value:,.0f}" if value >= 10 or value == 0 else f"{value:.1f}" if value >= 0.1 else "<0.1"
 
 
 def size(count: int) -> str:
-    """Bytes for a person."""
+    """A number of bytes, as people read it."""
     value = float(count)
     for unit in ("B", "KB", "MB", "GB"):
         if value < 1000 or unit == "GB":
@@ -133,7 +133,7 @@ def size(count: int) -> str:
 
 
 def duration(seconds: float) -> str:
-    """A time span for a person."""
+    """A time span, as people read it."""
     if seconds < 60:
         return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
     minutes, rest = divmod(round(seconds), 60)
@@ -145,7 +145,7 @@ def duration(seconds: float) -> str:
 
 
 def calling(calls: int, in_flight: int, call_s: float | None) -> str | None:
-    """What the calls of a slow function do: ``412 done, 3 in flight, 1.2 s a call``; None where calls cost little."""
+    """The calls of a slow function: ``412 done, 3 in flight, 1.2 s a call``; None for a fast one."""
     if (call_s is None and not in_flight) or (call_s is not None and call_s < _SLOW_CALL_S):
         return None
     cost = "" if call_s is None else f", {duration(call_s) if call_s >= 1 else f'{call_s * 1000:.0f} ms'} a call"
@@ -153,7 +153,7 @@ def calling(calls: int, in_flight: int, call_s: float | None) -> str | None:
 
 
 def ago(when: datetime | None) -> str | None:
-    """How long ago something was."""
+    """The time since ``when``, as text."""
     if when is None:
         return None
     seconds = (datetime.now(UTC) - when).total_seconds()
@@ -161,7 +161,7 @@ def ago(when: datetime | None) -> str | None:
 
 
 def count(number: int, noun: str, plural: str = "") -> str:
-    """``1 message``, ``27,004 messages``."""
+    """A count with its noun: ``1 message``, ``27,004 messages``."""
     return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
 
 
@@ -169,16 +169,16 @@ def count(number: int, noun: str, plural: str = "") -> str:
 
 
 def to_json(value: Any) -> str:
-    """One line of JSON; see the top of this module for what JSON has no form for."""
+    """One line of JSON; the docstring of this module lists the values without a form in JSON."""
     ascii_only = (sys.stdout.encoding or "").lower().replace("-", "") != "utf8"
     try:
         return json.dumps(value, default=_default, ensure_ascii=ascii_only, allow_nan=False)
-    except (TypeError, ValueError):  # a key that is no text, or a nan
+    except (TypeError, ValueError):  # a key that is not text, or a nan
         return json.dumps(plain(value), ensure_ascii=ascii_only)
 
 
 def plain(value: Any) -> Any:
-    """``value`` as what JSON has, all the way down."""
+    """``value`` with all parts replaced by types of JSON."""
     if value is None or isinstance(value, (str, bool, int)):
         return value
     if isinstance(value, float):
@@ -222,7 +222,7 @@ def iso(value: datetime | date | time) -> str:
 
 
 def from_json(value: Any) -> Any:
-    """The other way, for ``$bytes`` and ``$float``."""
+    """``value`` with ``$bytes`` and ``$float`` decoded."""
     if isinstance(value, list):
         return [from_json(item) for item in value]
     if not isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""Places on a queue, as they are written on a command line: an index, a time, ``start`` or ``end``."""
+"""Places on a queue in command lines: an index, a time, ``start`` or ``end``."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Place = str | int | datetime
 
 
 def parse(text: str, option: str) -> Place:
-    """``"start"``, ``"end"``, an index, or an aware datetime."""
+    """Parse a place: ``"start"``, ``"end"``, an index, or an aware datetime."""
     if text in ("start", "end"):
         return text
     if re.fullmatch(r"[+-]?\d[\d_,]*", text):
@@ -38,13 +38,13 @@ def parse(text: str, option: str) -> Place:
     if when.tzinfo is None:
         raise WrongUsage(
             f"{option} {text} has no time zone, so it is not a point in time.",
-            f"{option} {text}{'' if 'T' in text or ' ' in text else 'T00:00'}Z for UTC, or an offset such as +01:00.",
+            f"give {option} {text}{'' if 'T' in text or ' ' in text else 'T00:00'}Z for UTC, or an offset (+01:00).",
         )
     return when
 
 
 def index_of(place: Place, log: Log, txn: StoreTransaction, row: LogRow, option: str) -> int:
-    """The index that a place means on a log now; what was purged means the first that is left."""
+    """The present index of a place on a log; a purged place gives the first remaining index."""
     if place == "start":
         return row.first
     if place == "end":

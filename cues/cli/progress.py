@@ -20,7 +20,7 @@ _STATES: Final = ("ended", "running", "stopped")
 _REDRAW_S: Final = 0.2
 _LINE_S: Final = 1.0
 _REPEAT_S: Final = 10.0
-"""An event that repeats identically is printed at once, and then with its count, at most once in this time."""
+"""The shortest time between two prints of the count of a repeated event."""
 
 _COLUMNS: Final = (
     Column("processor", "processor"),
@@ -74,7 +74,7 @@ class Progress:
         with self._guard:
             repeats, self._repeats = self._repeats, {}
             self._repeats_at = time.monotonic()
-            # An event that repeated is counted on; any other is printed at once when it comes again.
+            # An event that repeated is counted further; any other is printed at once when it occurs again.
             self._repeats = {key: (event, 0) for key, (event, count) in repeats.items() if count}
         for event, count in repeats.values():
             if count:
@@ -88,7 +88,7 @@ class Progress:
         self.say(_sentence(event) + (f" (repeated {more:,} times)" if more > 1 else " (repeated once)" if more else ""))
 
     def log(self, level: str, text: str) -> None:
-        """A record of somebody's logger, at least a warning; called from any thread."""
+        """Print a log record, at least a warning; called from any thread."""
         self.say(f"{level}: {text}")
 
     def say(self, text: str) -> None:
@@ -182,7 +182,7 @@ class ProgressTable(Progress):
 
 
 def progress_for(graph: str, *, quiet: bool, verbose: bool) -> Progress:
-    """The display that suits stderr."""
+    """The display for this stderr: a table on a terminal, else lines."""
     if quiet:
         return Progress(graph)
     return ProgressTable(graph, verbose) if sys.stderr.isatty() else Lines(graph, verbose)
@@ -206,7 +206,7 @@ def measure(running: Running) -> list[dict[str, Any]]:
                 "in_flight": sum(unit.counters.in_flight for unit in units),
                 "call_s": round(sum(unit.counters.calling_ns for unit in units) / calls / 1e9, 6) if calls else None,
                 "lag": sum(_lag(running, unit.id) for unit in units),
-                # Of a processor over partitions, one that stopped is what there is to say.
+                # For a processor over partitions, show a unit that stopped.
                 "state": max((unit.state for unit in units), key=_STATES.index),
             }
         )
@@ -220,7 +220,7 @@ def _lag(running: Running, unit: str) -> int:
 
 
 def _is_told_at_the_end(event: events.Event) -> bool:
-    """What ends the run is said when it has ended."""
+    """Whether the event ends the run, and so is printed after it."""
     return isinstance(event, events.Stopped) and not event.alone
 
 

@@ -1,4 +1,4 @@
-"""``cues queues``: what a store holds."""
+"""``cues queues``: the queues of a store."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ _COLUMNS = (
 @option("--all", "everything", is_flag=True, help="The try logs of processors too.")
 @output_options
 def queues(target: str | None, store: str | None, everything: bool, output: str | None) -> None:
-    """List the queues of a store: how many messages, which indices, how large, how fast.
+    """List the queues of a store, with messages, indices, size and rate.
 
     \b
       cues queues graph.py
       cues queues data/flights --all
       cues queues data/flights#delayed
 
-    A queue with several partitions is one line, with the lowest first and the highest last index of them; when it
-    is named, each of them is a line as well.
+    A queue with several partitions is one line, with the lowest first and the highest last index. If you name the
+    queue, each partition has a line too.
     """
     found = targets.resolve(target, store)
     with found.open() as opened:
@@ -66,13 +66,13 @@ _KEPT: Final[dict[str, Callable[[Any], str]]] = {
     "count": lambda value: f"{value:,} messages",
     "age": lambda value: f"those of the last {duration(value)}",
     "bytes": lambda value: f"about {size(value)}",
-    "read": lambda value: "what somebody has not read",
+    "read": lambda value: "messages that a reader has not read",
 }
-"""What a retention policy keeps, in words."""
+"""Texts for the limits of a retention policy."""
 
 
 def _elsewhere(graph: Graph) -> list[QueueMetrics]:
-    """The graph's queues in other stores, as far as they are there."""
+    """The graph's existing queues in other stores."""
     rows = []
     for name, options in graph.plan().queues.items():
         if options.path is None:

@@ -4,8 +4,8 @@
     waiter          wait_done(), then drain() after the first signal
     processors      as in any start of the graph (engine/threads.py)
 
-The first Ctrl-C (or SIGTERM) ends the sources and lets the rest finish what is there; the second stops
-every processor after its current step; the third ends the process at once, which loses nothing.
+The first Ctrl-C (or SIGTERM) ends the sources and lets the other processors finish their messages. The second
+stops every processor after its current step. The third ends the process at once, which loses nothing.
 """
 
 from __future__ import annotations
@@ -34,17 +34,15 @@ from cues.graphs.graph import ENGINES
 from cues.queues.store import Store
 
 ABORT_WAIT_S: Final = 2.0
-"""How long an abort waits for the steps under way."""
+"""Seconds for which an abort waits for the steps under way."""
 
 
 @command()
 @click.argument("graph", metavar="GRAPH", shell_complete=completion.names)
 @store_option
-@option(
-    "--idle-exit", type=click.FloatRange(min=0), metavar="SECONDS", help="End after this time without anything to do."
-)
+@option("--idle-exit", type=click.FloatRange(min=0), metavar="SECONDS", help="End after this idle time.")
 @option("--fresh", is_flag=True, help="Delete the store first, and start over.")
-@option("--accept-topology", is_flag=True, help="Let inputs that are new begin at the start of their queue.")
+@option("--accept-topology", is_flag=True, help="Accept new inputs; they begin at the start of their queue.")
 @option("--take-over", is_flag=True, help="Take the graph from a process that no longer answers.")
 @option("--durability", type=click.Choice(("disk", "process")), help="Durability of a new store; the default is disk.")
 @option(
@@ -104,16 +102,16 @@ def run(
       cues run graph.py                    the only graph of the file
       cues run graph.py:orders             the one of that name
       cues run 'graph.py:make("x")'        the one that a function returns
-      cues run graph.py --idle-exit 5      a graph fed by send, until it had nothing to do for 5 s
+      cues run graph.py --idle-exit 5      a graph fed by send, until it was idle for 5 s
       cues run graph.py --fresh --yes      from the beginning
-      cues run graph.py --workers auto     in processes of their own, started again when they die
-      cues run graph.py --engine spark     its functions on Spark's executors; queues and positions stay here
+      cues run graph.py --workers auto     in worker processes, started again when they die
+      cues run graph.py --engine spark     its functions on Spark's executors; queues and positions stay in the store
       cues run graph.py --engine spark --backfill
-      cues run graph.py --engine spark --queues hdfs:///flights    queues and positions are there
+      cues run graph.py --engine spark --queues hdfs:///flights    with queues and positions in this directory
 
-    Progress goes to stderr: a table on a terminal, one JSON object a second in a pipe. The summary goes to
-    stdout. The exit code is 1 when an error stopped a processor, 130 after Ctrl-C; with --fail-on-errors it is 1
-    also when messages failed, or when earlier runs left failed messages on error queues.
+    Progress is printed on stderr: a table on a terminal, one JSON object a second in a pipe. The summary is
+    printed on stdout. The exit code is 1 if an error stopped a processor, and 130 after Ctrl-C. With
+    --fail-on-errors it is also 1 if messages failed, or if error queues have failed messages of earlier runs.
     """
     if not graphfile.is_file(graph):
         raise options.WrongUsage(f"{graph} is not a graph file.", "cues run graph.py")
@@ -124,11 +122,11 @@ def run(
         raise options.WrongUsage(f"{found[0]} is an option of Spark.", "add --engine spark.")
     if backfill and queues is not None:
         raise options.WrongUsage(
-            "--backfill works off the queues of a store; with --queues steps are long anyway.",
+            "--backfill processes the queues of a store; with --queues steps are long anyway.",
             "give one of the two options.",
         )
     if backfill and (fresh or idle_exit is not None):
-        what = "--fresh leaves nothing to work off" if fresh else "it ends by itself, without --idle-exit"
+        what = "--fresh leaves no messages" if fresh else "it ends by itself, without --idle-exit"
         raise options.WrongUsage(
             f"--backfill processes the messages that are on the queues; {what}.", "give one of the two options."
         )
@@ -147,7 +145,7 @@ def run(
     elsewhere = {name: file.graph.place(o.path) for name, o in plan.queues.items() if o.path is not None}
     if queues is not None and fresh:
         raise options.WrongUsage(
-            f"--fresh deletes the store of this machine, and {queues} goes on from it.",
+            f"--fresh deletes the store of this machine, and {queues} continues from it.",
             "give --queues an empty directory.",
         )
     if fresh:
@@ -201,7 +199,7 @@ def _workers(text: str) -> int | Literal["auto"]:
 
 
 def _say_start(graph: str, quiet: bool) -> None:
-    """A session takes longer to start than most runs of the embedded engine take."""
+    """Print that Spark starts, because a session takes longer to start than most runs of the embedded engine."""
     if not quiet and sys.stderr.isatty():
         options.note(f"{graph}: starting Spark, which takes some 10 s.")
 
@@ -255,7 +253,7 @@ class _Session:
                 if not isinstance(value, (ProcessorStopped, Fenced)) and not self.running.stopped:
                     raise value
                 if not stopped:
-                    # The others finish what is there, so that a start after the repair finds little to do.
+                    # The others finish their messages, so that a start after the repair has little to do.
                     stopped = True
                     self._in_background("drained", self.running.drain)
             elif news == "drained":
@@ -290,16 +288,16 @@ class _Session:
 
 
 class _Signals:
-    """Puts SIGINT and SIGTERM into an inbox, inside the block; the one too many ends the process at once.
+    """Puts SIGINT and SIGTERM into an inbox, inside the block; after the last allowed one, the process ends at once.
 
-    They are caught before the graph is started, so that one that comes in between drains it.
+    They are caught before the graph is started, so that a signal during the start drains it.
     """
 
     def __init__(self) -> None:
         # SimpleQueue.put may be called from a signal handler; Event.set and Condition may not.
         self.inbox: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
         self.most = 1
-        """How many are put into the inbox: a start that hangs is ended by the second."""
+        """The number of signals that are put into the inbox: during the start, the second ends the process."""
         self._count = 0
         self._kept: dict[int, Any] = {}
 
@@ -320,7 +318,7 @@ class _Signals:
 
 
 class _LogsTo:
-    """Log records (a user's logging.warning) go through the progress display, unless the file set up logging."""
+    """Sends log records (a user's logging.warning) to the progress display, unless the file configured logging."""
 
     def __init__(self, progress: Progress) -> None:
         self._handler = _Handler(progress)
@@ -341,5 +339,5 @@ class _Handler(logging.StreamHandler):  # type: ignore[type-arg]
 
     def emit(self, record: logging.LogRecord) -> None:
         if record.name == "cues" and record.module == "events":
-            return  # the progress display heard of it as an event
+            return  # the progress display has it as an event
         self._progress.log(record.levelname.lower(), self.format(record))

@@ -25,18 +25,18 @@ from cues.tools import metrics
 @command()
 @click.argument("target", metavar="GRAPH#PROCESSOR | STORE#GRAPH.PROCESSOR", shell_complete=completion.names)
 @store_option
-@option("--to", "place", required=True, metavar="PLACE", help=f"Where it goes on: {places.HELP}.")
-@option("--tailer", metavar="QUEUE", help="Only this input; a tailer id will do as well.")
-@option("--again", is_flag=True, help="Transactional sinks shall take the messages once more.")
+@option("--to", "place", required=True, metavar="PLACE", help=f"The new position: {places.HELP}.")
+@option("--tailer", metavar="QUEUE", help="Only this input: a queue or a tailer id.")
+@option("--again", is_flag=True, help="Deliver the messages again to transactional sinks.")
 @yes_option
 @output_options
 def seek(
     target: str, store: str | None, place: str, tailer: str | None, again: bool, yes: bool, output: str | None
 ) -> None:
-    """Move where a processor goes on; back, to process messages again, or forward, to leave some out.
+    """Move the position of a processor: back, to process messages again, or forward, to skip some.
 
-    Its state and what it wrote stay as they are. Going back writes outputs once more; a sink that keeps
-    process.delivery in its target skips what it has, unless --again raises the generation.
+    Its state and its outputs stay as they are, so a move back writes outputs again. A sink that keeps
+    process.delivery in its target skips messages that it has, unless --again raises the generation.
 
     \b
       cues seek graph.py#report --to start
@@ -44,18 +44,18 @@ def seek(
       cues seek data/shop#shop.merge --tailer orders --to end
       cues seek data/shop#shop.price/3 --to 700
 
-    A processor over partitions goes to the start, the end or a time on all of them, one after another; an
-    index is of one, so it needs the partition behind the processor's name.
+    A processor over partitions is moved on all of them to the start, the end or a time, one after another. An
+    index belongs to one partition, so add the partition to the processor's name.
     """
     where = places.parse(place, "--to")
     found = targets.resolve(target, store)
     if not (found.path / "data.mdb").exists():
-        found.open()  # raises, with what is there instead
+        found.open()  # raises an error that says what is there
     with found.open(readonly=False) as opened:
         units = _units(found, metrics.processors(opened), where)
         moves = [_move(opened, unit, tailer, where) for unit in units]
         whole = units[0].partition("/")[0] if len(units) > 1 else units[0]
-        confirm(f"{whole} goes on at another place: {'; '.join(move.words for move in moves)}.", "Move it?", yes)
+        confirm(f"{whole} will continue at another place: {'; '.join(move.words for move in moves)}.", "Move it?", yes)
         for move in moves:
             row = ownership.seek(opened, move.unit, move.positions, again)
             opened.ring(move.mask)
@@ -70,17 +70,17 @@ def seek(
 
 @dataclass(frozen=True)
 class _Move:
-    """Where one unit of a processor is to go on."""
+    """The new positions of one unit of a processor."""
 
     unit: str
     positions: dict[str, int]
     words: str
     mask: int
-    """Of the logs on one of which it may sleep: it shall look where it stands."""
+    """The logs on which it may sleep: a ring lets it read its position again."""
 
 
 def _units(found: targets.StoreTarget, known: list[str], where: places.Place) -> list[str]:
-    """The units that are meant: the one that is named with its partition, else all of the processor."""
+    """The units to move: the one that is named with its partition, else all units of the processor."""
     name = found.name.removesuffix("/0")
     unit = targets.processor_of(replace(found, name=name), known, "cues seek")
     units = [id for id in known if id.partition("/")[0] == unit]
@@ -131,9 +131,9 @@ def _index(store: Store, standing: metrics.TailerMetrics, where: places.Place) -
     with contextlib.ExitStack() as closing:
         if standing.store and standing.lag is None:
             raise StoreNotFound(
-                f"The store of queue {standing.queue!r} is not where it was ({targets.shown(standing.store)}), or is"
+                f"The store of queue {standing.queue!r} is not at its path ({targets.shown(standing.store)}), or is"
                 " another one.",
-                "put the store back to that path.",
+                "put the store back at that path.",
                 path=standing.store,
             )
         other = closing.enter_context(Store(standing.store, readonly=True)) if standing.store else store
@@ -143,7 +143,7 @@ def _index(store: Store, standing: metrics.TailerMetrics, where: places.Place) -
 
 
 def _masks(queues: list[str]) -> int:
-    """Who sleeps on one of the processor's queues shall look where it stands."""
+    """The mask of the processor's queues, to wake readers that sleep on them."""
     mask = 0
     for queue in queues:
         mask |= wakeup.mask_of(*names.log_parts(queue))

@@ -1,4 +1,4 @@
-"""``cues send``: messages from outside, as arguments or as JSON lines."""
+"""``cues send``: append messages, given as arguments or as JSON lines."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from cues.queues.queue import Queue
 from cues.queues.store import Store
 
 _READ_BYTES: Final = 1 << 20
-"""What is there on stdin, up to this, is one commit: a slow writer's line is not kept waiting for others."""
+"""Most bytes of stdin in one commit. Only available bytes are read, so the line of a slow writer does not wait."""
 
 
 @command()
@@ -37,8 +37,8 @@ _READ_BYTES: Final = 1 << 20
 def send(target: str, messages: tuple[str, ...], store: str | None, create: bool, output: str | None) -> int:
     """Append messages to a queue, and wake up its readers.
 
-    A message is a JSON object, or key=value pairs, whose values are JSON where they can be read as such and
-    text otherwise. Without arguments the messages are JSON lines on stdin: whatever is there at once is
+    A message is a JSON object, or key=value pairs, whose values are JSON if they can be read as JSON, and
+    text otherwise. Without arguments the messages are JSON lines on stdin: all lines that are ready are
     one commit.
 
     \b
@@ -47,8 +47,8 @@ def send(target: str, messages: tuple[str, ...], store: str | None, create: bool
       cues send data/shop#orders < orders.jsonl
       cues tail old#orders -n all | cues send new#orders --create
 
-    A graph file without #queue means its source. A line that is no JSON object ends the command with
-    its number: the lines before it are sent, nothing of what follows is. Exit code 1 then.
+    A graph file without #queue means its source. A line that is not a JSON object ends the command with
+    exit code 1 and the number of the line: the lines before it are sent, this and the following ones are not.
     """
     found = targets.resolve(target, store)
     given = _arguments(messages)
@@ -68,7 +68,7 @@ def send(target: str, messages: tuple[str, ...], store: str | None, create: bool
 def opened_queue(
     found: targets.StoreTarget, create: bool, store: str | None = None, command: str = "cues send"
 ) -> Iterator[Queue]:
-    """The queue that messages from outside are for, in its store; a graph file without a name means its source."""
+    """The queue for the messages, in its store; for a graph file without a queue, the graph's source."""
     if found.file is not None and not found.name:
         source = found.file.graph.plan().source or ""
         found = replace(found, path=targets.store_of_queue(found.file, source, store))
@@ -86,7 +86,7 @@ def _arguments(messages: tuple[str, ...]) -> list[dict[str, Any]]:
                 found.append(_message(text))
             except ValueError as error:
                 raise WrongUsage(
-                    f"Message {number} is not a JSON object: {error}.", """write it like this: '{"key": 1}'"""
+                    f"Message {number} is not a JSON object: {error}.", """write a JSON object, such as '{"key": 1}'"""
                 ) from None
         return found
     pairs: dict[str, Any] = {}
@@ -107,7 +107,7 @@ def _arguments(messages: tuple[str, ...]) -> list[dict[str, Any]]:
 
 
 def _message(text: str | bytes) -> dict[str, Any]:
-    """One JSON object; raises ValueError with the reason."""
+    """Decode one JSON object; raises ValueError with the reason."""
     try:
         value = from_json(json.loads(text))
     except json.JSONDecodeError as error:
@@ -124,12 +124,12 @@ def _open(found: targets.StoreTarget, create: bool) -> Store:
         _refuse_lost(found, create)
         return found.open(readonly=False, durability=None if _there(found) else found.file.graph.durability)
     if not create and not _there(found):
-        found.open()  # raises, with what is there instead
+        found.open()  # raises an error that says what is there
     return found.open(readonly=False)
 
 
 def _refuse_lost(found: targets.StoreTarget, create: bool) -> None:
-    """A store of a queue that the graph has used, and that is gone, is not made anew behind its back."""
+    """Refuse to make a missing store anew if the graph has used it."""
     assert found.file is not None
     home = targets.store_of(found.file, None)
     if create or _there(found) or home == found.path or not (home / "data.mdb").exists():
@@ -138,7 +138,7 @@ def _refuse_lost(found: targets.StoreTarget, create: bool) -> None:
         known = {place.resolve() for places in other_stores.places(store).values() for place in places}
     if found.path.resolve() in known:
         raise StoreNotFound(
-            f"The store {targets.shown(found.path)}, which the graph has used, is gone.",
+            f"The store {targets.shown(found.path)}, which the graph has used, is missing.",
             "put the store back, or make another with --create.",
             path=str(found.path),
         )
@@ -151,7 +151,8 @@ def _there(found: targets.StoreTarget) -> bool:
 def _queue(found: targets.StoreTarget, store: Store, create: bool, command: str) -> Queue:
     if "." in found.name:
         raise WrongUsage(
-            f"{found.name} is a try log, which only its processor writes.", f"{command} {found.text}#queue"
+            f"{found.name} is a try log, which only its processor writes.",
+            f"{command} {found.text}#queue",
         )
     there = store.queues()
     if found.file is not None:
@@ -172,12 +173,12 @@ def _queue(found: targets.StoreTarget, store: Store, create: bool, command: str)
         return store.queue(targets.queue_of(found, there, command))
     except QueueNotFound as error:
         if found.name.partition("/")[0] in there:
-            raise  # a partition that is missing: nobody makes one alone
-        raise QueueNotFound(error.message, f"{error.hint.rstrip('.')}, or --create.", queue=found.name) from None
+            raise  # a missing partition: one partition cannot be made alone
+        raise QueueNotFound(error.message, f"{error.hint.rstrip('.')}, or add --create.", queue=found.name) from None
 
 
 class _Sender:
-    """Appends and counts."""
+    """Appends messages, and counts them."""
 
     def __init__(self, appender: Appender) -> None:
         self._appender = appender
@@ -185,10 +186,10 @@ class _Sender:
         self.first: int | None = None
         self.last: int | None = None
         self._partitions: set[int] = set()
-        """Of a queue with several, where messages went."""
+        """For a queue with several partitions, those that were written to."""
 
     def send(self, messages: list[dict[str, Any]], noun: str, before: int = 0, lines: list[int] | None = None) -> None:
-        """One commit. At a message that cannot be written those before it are sent, and nothing more."""
+        """Send messages in one commit. If one cannot be written, send only those before it."""
         if not messages:
             return
         try:
@@ -233,7 +234,7 @@ class _Sender:
 
 def _send_stdin(sender: _Sender) -> None:
     if sys.stdin.isatty():
-        options.note("JSON objects, one a line; Ctrl-D ends.")
+        options.note("Type JSON objects, one a line; Ctrl-D ends.")
     number = 0
     for lines in _lines():
         messages: list[dict[str, Any]] = []
@@ -256,7 +257,7 @@ def _send_stdin(sender: _Sender) -> None:
 
 
 def _lines() -> Iterator[list[bytes]]:
-    """The whole lines that are there, again and again until the end; the last may lack its line feed."""
+    """Yield the available whole lines until the end; the last one may lack its line feed."""
     rest = b""
     while chunk := os.read(sys.stdin.fileno(), _READ_BYTES):
         whole, feed, after = chunk.rpartition(b"\n")

@@ -26,7 +26,7 @@ from cues.graphs.plan import Plan
 def show(graph: str, format: str, engine: str, queues: str | None, output: str | None) -> None:
     """Draw a graph: the inputs, the outputs and the guarantee of each processor.
 
-    Nothing is opened or run; the graph is checked as a run would check it.
+    No store is opened and no function is run; the graph is checked as by a run.
 
     \b
       cues show graph.py
@@ -36,7 +36,10 @@ def show(graph: str, format: str, engine: str, queues: str | None, output: str |
       cues show graph.py --engine spark --queues hdfs:///flights
     """
     if not graphfile.is_file(graph):
-        raise WrongUsage(f"{graph} is not a graph file; a store does not hold the graph.", "cues show graph.py")
+        raise WrongUsage(
+            f"{graph} is not a graph file, and a store does not contain the graph.",
+            "cues show graph.py",
+        )
     plan = graphfile.load(graph).graph.plan()
     if queues is not None and engine != "spark":
         raise WrongUsage(f"--queues {queues} is an option of Spark.", "add --engine spark.")
@@ -47,7 +50,7 @@ def show(graph: str, format: str, engine: str, queues: str | None, output: str |
             row |= {"place": places[row["processor"]]} if row["processor"] in places else {}
         CommandOutput(output).rows(rows, ())
     else:
-        # A picture is a picture, in a pipe too.
+        # A picture is printed as text, also in a pipe.
         print(draw.mermaid(plan) if format == "mermaid" else draw.text(plan))
         if places:
             print("\nOn Spark:")
@@ -56,7 +59,7 @@ def show(graph: str, format: str, engine: str, queues: str | None, output: str |
 
 
 def _places(plan: Plan, shared: bool) -> dict[str, str]:
-    """Where Spark would call each processor's function; refuses what it cannot run."""
+    """The place where Spark would call each processor's function; refuses processors that it cannot run."""
     from cues.spark import running
 
     running.check(plan)

@@ -47,17 +47,17 @@ def status(target: str | None, store: str | None, output: str | None) -> int:
 
     A position is the index that is taken next. The lag is the number of messages that are not taken yet. Rates
     are over the last ten seconds. FAILED counts the processor's failed messages that are on error queues now.
-    Calls are those of a slow
-    function, since its graph was started: done, in flight, and what one costs (some two seconds old).
+    Calls are shown for a slow function: calls done and in flight since the start of its graph, and the mean
+    time of one (about two seconds old).
 
     \b
       cues status graph.py
       cues status data/flights
       cues status data/flights --json | jq 'select(.lag > 0)'
 
-    The store is opened read-only; its graph may run meanwhile, or not. A processor over partitions is one
-    line, the sum of its units. In JSON the first line is the store, each other line a processor, or one unit of
-    it (its id has the partition: flights.enrich/3), or a consumer group.
+    The store is opened read-only, whether its graph runs or not. A processor over partitions is one line, the
+    sum of its units. In JSON the first line is the store; each other line is a processor, or one unit of it
+    (its id has the partition: flights.enrich/3), or a consumer group.
     """
     found = targets.resolve(target, store)
     with found.open() as opened:
@@ -86,7 +86,7 @@ def status(target: str | None, store: str | None, output: str | None) -> int:
             groups.setdefault(_whole(processor), []).append(processor)
         out.rows([row for units in groups.values() for row in _rows(units)], _COLUMNS)
     elif not seen.groups:
-        print("No graph has run on it.")
+        print("No graph has run on this store.")
     if seen.groups:
         print()
         out.rows([row for group in seen.groups for row in _members(group)], _GROUP_COLUMNS)
@@ -112,7 +112,7 @@ def status(target: str | None, store: str | None, output: str | None) -> int:
 
 
 def _failures(supervisor: SupervisorMetrics) -> list[str]:
-    """What went wrong with a graph's workers: the last death of each, and what was stopped alone."""
+    """The failures of a graph's workers: the last death of each, and the processors that were stopped."""
     lines = []
     for worker in supervisor.record.workers.values():
         if worker.last_failure is not None:
@@ -127,9 +127,9 @@ def _failures(supervisor: SupervisorMetrics) -> list[str]:
 
 
 def _forward(forward: ForwardMetrics) -> str:
-    """What a processor writes for another store, if there is anything to say."""
+    """A line about the messages of a processor for another store; empty if none wait."""
     if forward.waiting is None:
-        return f"{forward.processor} writes for {targets.shown(forward.store)}, which is not there, or is another one"
+        return f"{forward.processor} writes for {targets.shown(forward.store)}, which is missing, or is another one"
     if forward.waiting:
         return (
             f"{forward.processor} writes for {targets.shown(forward.store)}: {count(forward.waiting, 'message')} wait"
@@ -160,12 +160,12 @@ def _headline(seen: StoreMetrics) -> str:
 
 
 def _whole(unit: ProcessorMetrics) -> str:
-    """The id of the processor that this is, or is a unit of."""
+    """The id of the processor, without the partition of a unit."""
     return unit.processor.partition("/")[0]
 
 
 def _rows(units: list[ProcessorMetrics]) -> list[dict[str, Any]]:
-    """A row for each input of a processor, the first with what is its own; of several units the sums."""
+    """A row for each input of a processor, the first with its own figures; for several units the sums."""
     rates = [unit.rate for unit in units if unit.rate is not None]
     calls = sum(unit.calls or 0 for unit in units)
     spent = sum((unit.calls or 0) * (unit.call_s or 0.0) for unit in units)
@@ -194,7 +194,7 @@ def _rows(units: list[ProcessorMetrics]) -> list[dict[str, Any]]:
 
 
 def _members(group: GroupMetrics) -> list[dict[str, Any]]:
-    """A row for each member of a group, and one for partitions that nobody reads."""
+    """A row for each member of a group, and one for partitions without a reader."""
     rows: list[dict[str, Any]] = []
     for member in (*group.members, None):
         name = member.member if member else None

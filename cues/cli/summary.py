@@ -34,22 +34,22 @@ _COLUMNS = (
 
 @dataclass
 class Before:
-    """What a store held before the run."""
+    """The content of a store before the run."""
 
     ends: dict[str, int] = field(default_factory=dict)
-    """Last index by queue."""
+    """The last index, by queue."""
     positions: dict[str, int] = field(default_factory=dict)
-    """By tailer id."""
+    """The position, by tailer id."""
 
     @staticmethod
     def of(path: Path, elsewhere: Mapping[str, Path]) -> Before:
-        """Of the store at ``path``, and of queues in other stores; of what is not there, or cannot be read, nothing."""
+        """Read the store at ``path``, and queues in other stores; skip those that are missing or cannot be read."""
         ends: dict[str, int] = {}
         positions: dict[str, int] = {}
         for place in {path, *elsewhere.values()}:
             if not (place / "data.mdb").exists():
                 continue
-            with contextlib.suppress(CuesError), Store(place, readonly=True) as store:  # the start will say why
+            with contextlib.suppress(CuesError), Store(place, readonly=True) as store:  # the start reports the reason
                 here = [name for name in store.queues() if elsewhere.get(name, path) == place]
                 ends |= {name: _end(store.queue(name)) for name in here}
                 if place == path:
@@ -58,7 +58,7 @@ class Before:
 
 
 def _end(queue: Queue) -> int:
-    """How many messages have ever been on a queue, on all its partitions."""
+    """The number of messages that were ever on a queue, on all its partitions."""
     return sum(row.next - 1 for row in queue.rows())
 
 
@@ -86,10 +86,10 @@ class Summary:
         self.unresolved: dict[str, int] = {}
         """Failed messages by error queue, of this run and earlier ones, that no processor of the graph has taken."""
         self._earlier: dict[str, int] = {}
-        """Those of earlier runs."""
+        """The same, of earlier runs only."""
 
     def finish(self) -> None:
-        """Take the figures."""
+        """Read the figures at the end of the run."""
         self.seconds = time.monotonic() - self._started_at
         if not self._running.store.closed:
             queues = self._running.queues
@@ -108,17 +108,17 @@ class Summary:
 
     @property
     def new(self) -> dict[str, int]:
-        """Messages that came onto each queue."""
+        """The number of messages appended to each queue."""
         return {name: end - self._before.ends.get(name, 0) for name, end in self._ends_after.items()}
 
     @property
     def came(self) -> dict[str, int]:
-        """Messages that came in: what sources wrote, and what was taken of queues that are fed from outside."""
+        """The number of new input messages: written by sources, or taken from queues that are fed from outside."""
         found: dict[str, int] = {}
         for name in self.sources:
             taken = [0]
             for node in self._running.plan.running:
-                # Of every partition; what a processor has not read before begins at 1.
+                # For every partition; a queue that a processor has not read before begins at 1.
                 prefix = names.tailer_id(node.id, name)
                 mine = [tailer for tailer in self._positions if tailer.partition("/")[0] == prefix]
                 taken.append(sum(self._positions[t] - self._before.positions.get(t, 1) for t in mine))
@@ -128,14 +128,14 @@ class Summary:
 
     @property
     def sources(self) -> list[str]:
-        """The queues by which messages come in."""
+        """The queues that bring messages into the graph."""
         plan = self._running.plan
         found = [node.outputs[0].queue for node in plan.nodes if node.kind == "source"]
         return list(dict.fromkeys([*found, *plan.fed]))
 
     @property
     def failed(self) -> int:
-        """Messages that failed for good in this run."""
+        """The number of messages that failed for good in this run."""
         return sum(counter.failed for counter in self._running.counters().values())
 
     def _failed_on(self, queue: str, records: int) -> int:
@@ -160,7 +160,7 @@ class Summary:
         return found
 
     def show(self, output: CommandOutput, ending: Ending, say: Callable[[str], None]) -> None:
-        """Print it; its one sentence is also said on stderr, when stdout is for programs."""
+        """Print the summary; also print its sentence on stderr if stdout is for programs."""
         counters = self._running.counters()
         nothing_new = not any(counter.steps for counter in counters.values())
         sentence = self._sentence(ending, nothing_new)
@@ -230,9 +230,9 @@ class Summary:
             if not there:
                 if not self._running.pulls:
                     return f"{graph}: its queues are empty, and a backfill runs no source; nothing to do."
-                return f"{graph}: no source gave a message; nothing to do."
+                return f"{graph}: no source yielded a message; nothing to do."
             anew = "--fresh" if self._running.shared is None else "another --queues DIR"
-            with contextlib.suppress(CuesError):  # a target that is away is told of by the run that needs it
+            with contextlib.suppress(CuesError):  # an unreachable target is reported by the run that needs it
                 if targets := fresh.filled(self._running.plan):
                     anew = f"Without {_and(list(targets))}, {anew}"
             return f"{_and(there)} already processed; nothing new. {anew} starts over"
@@ -240,21 +240,19 @@ class Summary:
         shared = self._running.shared
         place = shown(self._running.store.path) if shared is None else shared.place
         came = _counted(self.came)
-        what = _and(came) or "what was left"
+        what = _and(came) or "the remaining messages"
         if ending in ("done", "idle"):
             return f"{graph}: {what} processed in {took}, kept in {place}"
         again = f"cues run {self._target} continues"
         if ending == "drained":
-            return (
-                f"{graph}: interrupted after {took}; what had come in ({_and(came) or 'nothing'}) is processed. {again}"
-            )
+            return f"{graph}: interrupted after {took}; all input ({_and(came) or 'no message'}) is processed. {again}"
         if ending == "aborted":
-            return f"{graph}: interrupted after {took}; the messages that are left wait on their queues. {again}"
+            return f"{graph}: interrupted after {took}; the remaining messages wait on their queues. {again}"
         return f"{graph}: stopped by an error after {took}; nothing is lost"
 
 
 def _counted(numbers: dict[str, int]) -> list[str]:
-    """``27,004 flights``: a queue's name is what its messages are called."""
+    """Counts such as ``27,004 flights``: messages are named after their queue."""
     return [f"{n:,} {name}" if n > 1 else f"1 message of {name}" for name, n in numbers.items() if n]
 
 

@@ -23,7 +23,7 @@ from cues.queues.queue import Queue
 from cues.queues.tailer import Tailer
 
 LAST = 10
-"""Messages that are printed when nobody says how many."""
+"""Number of messages that are printed by default."""
 
 
 class Count(click.ParamType):  # type: ignore[type-arg]
@@ -46,12 +46,18 @@ class Count(click.ParamType):  # type: ignore[type-arg]
 @command()
 @click.argument("target", metavar="GRAPH#QUEUE | STORE#QUEUE", shell_complete=completion.names)
 @store_option
-@option("--follow", "-f", is_flag=True, help="Go on with what comes, until Ctrl-C.")
-@option("--count", "-n", "count", type=Count(), help="The last so many, or with --from the first.  [default: 10]")
+@option("--follow", "-f", is_flag=True, help="Continue with new messages, until Ctrl-C.")
+@option(
+    "--count",
+    "-n",
+    "count",
+    type=Count(),
+    help="The number of last messages; with --from, of the first ones.  [default: 10]",
+)
 @option("--from", "start", metavar="PLACE", help=f"Begin at {place.HELP}.")
 @option("--where", metavar="EXPRESSION", help="Only messages for which it is true: 'x > 3 and name == \"a\"'.")
 @option("--json", "as_json", is_flag=True, help="One JSON object a line, as without it: messages have no other form.")
-@option("--meta", is_flag=True, help="With index, time and hash, and where the message came from, as q/meta.")
+@option("--meta", is_flag=True, help="Add q/meta: index, time, hash and provenance of the message.")
 def tail(
     target: str,
     store: str | None,
@@ -62,26 +68,26 @@ def tail(
     as_json: bool,
     meta: bool,
 ) -> int:
-    """Print messages of a queue, one JSON object a line; the last ten, if nothing else is said.
+    """Print messages of a queue, one JSON object a line; by default the last ten.
 
     \b
       cues tail graph.py#priced                      the last 10
-      cues tail data/shop#priced -n all              all that are there
-      cues tail data/shop#priced -f                  the last 10, and what comes
+      cues tail data/shop#priced -n all              all messages
+      cues tail data/shop#priced -f                  the last 10, and each new message
       cues tail data/shop#priced -f --from end -n 1  wait for one message
       cues tail data/shop#priced --from 1h --where 'total > 100 and country in ("DE", "FR")'
       cues tail data/shop#errors --meta | jq .
       cues tail data/shop#orders/3                   one partition of a queue that has several
-      cues tail /mnt/flights#enriched                a queue that lies in files (cues run --queues)
+      cues tail /mnt/flights#enriched                a queue in files (cues run --queues)
 
-    Several partitions are printed as one queue, in the order of their appends; an index of --from is of one of
-    them.
+    Several partitions are printed as one queue, in the order of append times; an index after --from needs one
+    partition.
 
-    In --where a name is a field of the message (a missing one is None), a.b a field of a field; there are
-    comparisons, in, and, or, not, arithmetic, get("q/type"), has("x"), len, match(text, pattern) and the
-    like. Dates come as ISO 8601 text, bytes as {"$bytes": base64}.
+    In --where a name is a field of the message (a missing one is None), a.b a field of a field. It may use
+    comparisons, in, and, or, not, arithmetic, get("q/type"), has("x"), len, match(text, pattern) and similar
+    functions. Dates are printed as ISO 8601 text, bytes as {"$bytes": base64}.
 
-    A record batch that is damaged is named, and reading goes on behind it; the exit code is 1 then.
+    A damaged record batch is named, and reading continues after it; the exit code is then 1.
     """
     condition = Where(where) if where else None
     begin = place.parse(start, "--from") if start else None
@@ -106,18 +112,18 @@ def tail(
 
 
 def _is_shared(target: str) -> bool:
-    """Whether it is a queue of a directory that ``cues run --queues`` keeps."""
+    """Whether the target is a queue in a directory of ``cues run --queues``."""
     return Path(target.rpartition("#")[0] or target, "_cues", "id.json").exists()
 
 
 def _print_shared(target: str, condition: Where | None, count: int | str | None, meta: bool) -> int:
-    """The last messages of such a queue."""
+    """Print the last messages of such a queue."""
     from cues.spark.cluster import inspection
 
     folder, hash, queue = target.rpartition("#")
     known = inspection.queues_of(Path(folder or target))
     if not hash:
-        raise options.WrongUsage(f"{target} holds the queues {', '.join(known)}.", f"cues tail {target}#{known[-1]}")
+        raise options.WrongUsage(f"{target} has the queues {', '.join(known)}.", f"cues tail {target}#{known[-1]}")
     if queue not in known:
         raise QueueNotFound(
             f"{folder} has no queue {queue!r}; it has {', '.join(known)}.", "name one of those queues.", queue=queue
@@ -132,7 +138,7 @@ def _print_shared(target: str, condition: Where | None, count: int | str | None,
 
 
 class _Reader:
-    """Prints messages of one queue, past what is damaged."""
+    """Prints messages of one queue, and continues after damage."""
 
     def __init__(self, queue: Queue, condition: Where | None, meta: bool) -> None:
         self.queue = queue
@@ -154,7 +160,7 @@ class _Reader:
                 break
 
     def _begin(self, tailer: MergedTailer, begin: place.Place | None, count: int | str | None) -> int | None:
-        """Go to where printing begins, of several partitions; how many messages are printed at most."""
+        """Move to the first message to print, on several partitions; return the largest number to print."""
         if isinstance(begin, int):
             raise WrongUsage(
                 f"{self.queue.id} has {self.queue.partitions} partitions, and an index belongs to one.",
@@ -174,14 +180,14 @@ class _Reader:
         return None
 
     def _back(self, tailer: MergedTailer, count: int) -> None:
-        """Go to where the last ``count`` messages begin, of those that match."""
+        """Move to the first of the last ``count`` matching messages."""
         tailer.to_end()
         tailer.direction = "backward"
         found = 0
         while found < count:
             try:
                 message = tailer.read()
-            except BatchDamaged as error:  # it is said when it is read forward
+            except BatchDamaged as error:  # it is reported when it is read forward
                 tailer.to_index({names.log_parts(error.queue)[1]: error.first})
                 continue
             if message is None:
@@ -190,7 +196,7 @@ class _Reader:
         tailer.direction = "forward"
 
     def _begin_alone(self, tailer: Tailer, begin: place.Place | None, count: int | str | None) -> int | None:
-        """As :meth:`_begin`, of one log."""
+        """The same as :meth:`_begin`, for one log."""
         limit: int | None = None
         if begin is not None:
             with self.queue.store.view() as txn:
@@ -205,7 +211,7 @@ class _Reader:
         return limit
 
     def _last(self, count: int) -> int:
-        """The index from which the last ``count`` messages follow, of those that match."""
+        """The index of the first of the last ``count`` matching messages."""
         row = self.queue.row()
         if self.condition is None or not count:
             return max(row.first, row.next - count)
@@ -243,7 +249,7 @@ class _Reader:
                         return
                     message = tailer.read(block=True)
             except BatchDamaged as error:
-                options.report(error.message, f"cues check {self.queue.store.path}.")
+                options.report(error.message, f"run cues check {self.queue.store.path}.")
                 self.damaged = True
                 if isinstance(tailer, MergedTailer):
                     tailer.to_index({names.log_parts(error.queue)[1]: error.last + 1})
@@ -255,7 +261,7 @@ class _Reader:
             yield to_json({**message, names.META: self._meta(tailer)} if self.meta else message)
 
     def _meta(self, tailer: Tailer) -> dict[str, Any]:
-        """The metadata that the queue keeps, and this queue's index and time in any case."""
+        """The metadata that the queue keeps, and always the index and time on this queue."""
         envelope = tailer.envelope
         assert envelope is not None
         found = dict(envelope.metadata)

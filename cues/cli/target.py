@@ -1,6 +1,6 @@
-"""What a command is pointed at: a graph file, a store, or either with a queue behind ``#``.
+"""The target of a command: a graph file, a store, or either with a queue after ``#``.
 
-graph.py          the store of its graph: --store, what the graph says, CUES_STORE, data/<id>
+graph.py          the store of its graph: --store, else Graph(store=…), else CUES_STORE, else data/<id>
 data/example      the store
 data/example#orders/3   a partition of its queue orders
 graph.py#orders   a queue of it
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class StoreTarget:
-    """A store that need not be there yet, the graph file it was found by, and a name behind ``#``."""
+    """A store, which may not exist yet, the graph file that names it, and the name after ``#``."""
 
     path: Path
     file: GraphFile | None
@@ -36,15 +36,17 @@ class StoreTarget:
     """The part before ``#``, as the user wrote it."""
 
     def open(self, readonly: bool = True, durability: str | None = None) -> Store:
-        """The store. Read-only by default, which never disturbs who writes."""
+        """Open the store; read-only by default, which does not disturb writers."""
         if readonly and not (self.path / "data.mdb").exists():
             raise self._missing()
         return Store(self.path, durability=durability, readonly=readonly)
 
     def _missing(self) -> StoreNotFound:
         if self.file is not None and self.name and self.path != store_of(self.file, None):
-            message = f"There is no store at {shown(self.path)}, in which queue {self.name!r} of the graph lies."
-            return StoreNotFound(message, f"cues run {self.text}, or the store that was there.", path=str(self.path))
+            message = f"There is no store at {shown(self.path)}, which has queue {self.name!r} of the graph."
+            return StoreNotFound(
+                message, f"cues run {self.text}, or put the store back at its path.", path=str(self.path)
+            )
         if self.file is not None:
             hint = f"cues run {self.text}."
             message = f"The graph {self.file.graph.id!r} has not run yet: there is no store at {shown(self.path)}."
@@ -55,7 +57,9 @@ class StoreTarget:
             beside += [p.name for p in self.path.parent.glob("*.py")]
             stores = [self.path.parent / name for name in difflib.get_close_matches(self.path.name, beside, 3)]
         hint = (
-            " or ".join(str(p) for p in stores) + "." if stores else "give the directory of a store, or a graph file."
+            f"give {' or '.join(str(p) for p in stores)}."
+            if stores
+            else "give the directory of a store, or a graph file."
         )
         message = f"There is no store at {shown(self.path)}."
         if self.path.is_file():
@@ -64,7 +68,7 @@ class StoreTarget:
 
 
 def resolve(target: str | None, store: str | None = None) -> StoreTarget:
-    """Take a target apart; imports the graph file, opens nothing."""
+    """Parse a target. Imports the graph file, but opens no store."""
     text, name = _split(target or "")
     if not text:
         chosen = store or os.environ.get("CUES_STORE")
@@ -78,7 +82,7 @@ def resolve(target: str | None, store: str | None = None) -> StoreTarget:
 
 
 def store_of_queue(file: GraphFile, queue: str, store: str | None) -> Path:
-    """Where a queue of a graph lies: in the graph's store, unless its options have a path."""
+    """The store of a graph's queue: the graph's own, unless the options of the queue have a path."""
     graph = file.graph
     options = graph.plan().queues.get(queue.partition("/")[0]) if queue else None
     if options is not None and options.path is not None:
@@ -87,7 +91,7 @@ def store_of_queue(file: GraphFile, queue: str, store: str | None) -> Path:
 
 
 def store_of(file: GraphFile, store: str | None) -> Path:
-    """Where the store of a graph file's graph lies; ``store`` is what ``--store`` says."""
+    """The path of the store of a graph file's graph; ``store`` is the value of ``--store``."""
     if store:
         return Path(store)
     return file.graph.store_path(beside=file.path.parent)
@@ -101,7 +105,7 @@ def _split(target: str) -> tuple[str, str]:
 
 
 def shown(path: Path | str) -> str:
-    """A path as short as it can be said."""
+    """A path in its shortest form."""
     try:
         return str(Path(path).resolve().relative_to(Path.cwd()))
     except ValueError:
@@ -109,13 +113,13 @@ def shown(path: Path | str) -> str:
 
 
 def nearest(name: str, known: Sequence[str]) -> str:
-    """The known name that is most like ``name``, or the first."""
+    """The known name that is most similar to ``name``, or the first one."""
     near = difflib.get_close_matches(name, known, 1, 0.5)
     return near[0] if near else next(iter(known), "")
 
 
 def queue_of(target: StoreTarget, known: Sequence[str], command: str) -> str:
-    """The queue that a target names, which must be one of ``known``; the only one where it names none.
+    """The queue that a target names, which must be one of ``known``; the only one if it names none.
 
     ``orders/3`` is a partition of one of them.
     """

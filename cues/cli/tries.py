@@ -1,4 +1,4 @@
-"""``cues tries``: the steps of a processor, as its try log holds them."""
+"""``cues tries``: the steps of a processor, from its try log."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ _OUTCOMES = {names.ATTEMPT: "whole", names.NIL_ATTEMPT: "whole, nothing to write
 @command()
 @click.argument("target", metavar="GRAPH#PROCESSOR | STORE#GRAPH.PROCESSOR", shell_complete=completion.names)
 @store_option
-@option("--count", "-n", "count", type=Count(), default=LAST, help="The last so many steps.  [default: 10]")
+@option("--count", "-n", "count", type=Count(), default=LAST, help="The number of last steps.  [default: 10]")
 @output_options
 def tries(target: str, store: str | None, count: int | str, output: str | None) -> None:
-    """The last steps of a processor: what each took, under which hash, and what it wrote.
+    """List the last steps of a processor: the messages that each took, its hash, and its outputs.
 
     A step is a snapshot and an attempt with the same hash. A snapshot without its attempt did not commit: the
-    next start takes exactly its messages again.
+    next start takes exactly the same messages again.
 
     \b
       cues tries graph.py#enrich

@@ -1,15 +1,15 @@
-"""The expressions of ``--where``: Python's, over a message's fields, and nothing that can do harm.
+"""The expressions of ``--where``: Python's syntax over the fields of a message, without side effects.
 
     dep_delay > 60 and carrier in ("UA", "B6")
     weather.wind_speed >= 30 or not has("weather")
     name.startswith("A") and len(tags) > 2
     get("q/type") == "order"
 
-A name is a field, ``a.b`` and ``a["b"]`` the field of a field; one that is missing is None. There are
+A name is a field, ``a.b`` and ``a["b"]`` the field of a field; a missing one is None. An expression may use
 numbers, text, True, False, None, tuples and lists; comparisons, ``in``, and, or, not, if-else,
-arithmetic; the functions below, and the methods of text in :data:`_METHODS`. What makes no sense for a
-message (``None > 3``) does not match it. Nothing else of Python is there: no calls of other
-functions, no attributes of objects, no powers.
+arithmetic; the functions below, and the methods of text in :data:`_METHODS`. If a comparison is not
+possible for a message (``None > 3``), the message does not match. Other parts of Python are not allowed:
+calls of other functions, attributes of objects, powers.
 """
 
 from __future__ import annotations
@@ -73,9 +73,9 @@ class Where:
     def __init__(self, text: str) -> None:
         self.text = text
         self.missing: set[str] = set()
-        """Fields that were asked for and never there."""
+        """Fields of the expression that no message had."""
         self.fields: set[str] = set()
-        """Fields that messages had, of the first that did not match for want of one."""
+        """The fields of the first message that lacked a field of the expression."""
         self._names: set[str] = set()
         try:
             tree = ast.parse(text, mode="eval")
@@ -93,11 +93,11 @@ class Where:
                 self.fields |= {key for key in message if isinstance(key, str)}
         try:
             return bool(self._value(message))
-        except Exception:  # a comparison that makes no sense for this message
+        except Exception:  # a comparison that is not possible for this message
             return False
 
     def explain(self) -> str:
-        """What to say when nothing matched: fields that no message had; ``""`` when all were there."""
+        """A hint for an empty result: a field that no message had; ``""`` if all fields were found."""
         if not self.missing or not self.fields:
             return ""
         name = min(self.missing)
@@ -157,7 +157,7 @@ class Where:
             near = difflib.get_close_matches(name, (*_FUNCTIONS, *_OF_THE_MESSAGE), 1)
             raise WrongUsage(
                 f"--where {self.text!r}: there is no function {name!r}.",
-                f"{near[0]}()." if near else ", ".join((*_OF_THE_MESSAGE, *_FUNCTIONS)) + ".",
+                f"use {near[0]}()." if near else f"use one of {', '.join((*_OF_THE_MESSAGE, *_FUNCTIONS))}.",
             )
         return lambda message: function(*[argument(message) for argument in arguments])
 
@@ -175,7 +175,7 @@ def _item(inner: Value, place: Value) -> Value:
 
 
 def _any(values: list[Value], message: dict[str, Any]) -> bool:
-    """One side of an ``or`` that makes no sense must not hide the other."""
+    """Evaluate an ``or``: an error on one side must not hide the other."""
     for value in values:
         try:
             if value(message):
@@ -189,7 +189,7 @@ def _arithmetic(operation: Callable[[Any, Any], Any], left: Value, right: Value)
     def value(message: dict[str, Any]) -> Any:
         a, b = left(message), right(message)
         if operation is operator.mul and not (isinstance(a, (int, float)) and isinstance(b, (int, float))):
-            raise TypeError  # "a" * 10**9 is no question about a message
+            raise TypeError  # such as "a" * 10**9, which is not a test of a message
         if operation is operator.mod and isinstance(a, (str, bytes)):
             raise TypeError
         return operation(a, b)

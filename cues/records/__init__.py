@@ -1,1 +1,1 @@
-"""Record batches as bytes: headers, provenance, identities. Nothing here opens a file."""
+"""Record batches as bytes: headers, provenance, identities. No module here opens a file."""

@@ -1,4 +1,4 @@
-"""Record batches: the one form in which messages are stored.
+"""Record batches: the form in which messages are stored.
 
     offset  bytes
     0       8       checksum: xxh3-64 of everything after it, seeded with the record's index
@@ -12,14 +12,14 @@
             4       length of the whole body   when flagged CONTINUED
             rest    body: one msgpack array of the messages
 
-All integers are big-endian. A value is at most one LMDB page: multi-page values find no room once
-pages of other queues were freed between them, and then cost 4 ms instead of 20 µs each. A message
-that does not fit is cut: the first record, flagged CONTINUED, holds the beginning of the body and
-the length of the whole; each piece that follows is keyed by the index and a number, and is a
-checksum of its own (seeded with the number) before up to 4,072 bytes.
+All integers are big-endian. A value is at most one LMDB page. Values of several pages need free pages in
+a row, which are rare when other queues free pages too; then each costs 4 ms instead of 20 µs. So a message
+that does not fit is cut. The first record, flagged CONTINUED, has the beginning of the body and the length
+of the whole body. Pieces follow; the key of a piece is the index and a number, its value is a checksum
+(seeded with the number) and up to 4,072 bytes.
 
-A batch is made in two moves. :func:`build` packs messages into :class:`Page` objects outside any
-transaction; :func:`seal` adds, inside it, what only the transaction knows: index and time.
+A batch is made in two steps. :func:`build` packs messages into :class:`Page` objects outside any
+transaction. Inside the transaction :func:`seal` adds the index and the time, which are known only there.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ VALUE_BYTES_MAX: Final = 4080
 """An LMDB page of 4,096 bytes less its header: a value above this takes a second page."""
 
 OWN_BYTES_MAX: Final = 1 << 31
-"""The limit for what Cues writes itself, error messages and tries: those are not refused for their size."""
+"""The limit for messages that Cues writes itself (errors, tries): they are not refused for their size."""
 
 HASH: Final = 0x01
 PRODUCER: Final = 0x02
 PROVENANCE: Final = 0x04
 CONTINUED: Final = 0x08
 CLOCKS: Final = 0x10
-"""Only with PRODUCER: the clocks are not ticks apart, and are stored one by one."""
+"""Only with PRODUCER: the distances of the clocks are not one tick, so each clock is stored."""
 KNOWN_FLAGS: Final = HASH | PRODUCER | PROVENANCE | CONTINUED | CLOCKS
 """Flags that this version can read."""
 
@@ -97,9 +97,9 @@ class Header:
     """Bytes of the whole body when CONTINUED, else 0."""
     body_at: int
     stamps_at: int = 0
-    """Where the stamps begin; 0 when there are none."""
+    """The offset of the stamps; 0 if there are none."""
     acknowledges: bool = False
-    """Whether it is an acknowledgement of other messages, and none itself."""
+    """Whether the record is an acknowledgement, and not a message."""
 
 
 def seal(page: Page, index: int, time_ns: int) -> bytes:
@@ -109,7 +109,7 @@ def seal(page: Page, index: int, time_ns: int) -> bytes:
 
 
 def page_of(batch: Batch, pieces: Sequence[bytes]) -> Page:
-    """The page that a record was made of, to be sealed for another log; ``pieces`` as they are stored."""
+    """The page of a record, to be sealed for another log; ``pieces`` as they are stored."""
     return Page(batch.head.flags, batch.head.count, batch.value[PREFIX_BYTES:], tuple(piece[8:] for piece in pieces))
 
 
@@ -118,17 +118,17 @@ def seal_piece(piece: bytes, number: int) -> bytes:
 
 
 def intact(value: bytes, index: int) -> bool:
-    """Whether the record is at the index at which it was written, and no bit of it changed."""
+    """Whether the record is unchanged, and at the index for which it was written."""
     return checksum(memoryview(value)[8:], seed=index) == value[:8]
 
 
 def count_of(value: bytes) -> int:
-    """How many messages an intact record holds."""
+    """The number of messages in an intact record."""
     return int(HEAD.unpack_from(value, 8)[2])
 
 
 def acknowledges(value: bytes) -> bool:
-    """Whether a record is an acknowledgement and holds no message; the record may be damaged."""
+    """Whether a record is an acknowledgement and has no message; the record may be damaged."""
     if len(value) < PREFIX_BYTES:
         return False
     version, flags, _, _ = HEAD.unpack_from(value, 8)
@@ -137,7 +137,7 @@ def acknowledges(value: bytes) -> bool:
 
 
 def header(value: bytes) -> Header:
-    """Take the header of an intact record apart."""
+    """Decode the header of an intact record."""
     version, flags, count, time_ns = HEAD.unpack_from(value, 8)
     if version != VERSION or flags & ~KNOWN_FLAGS:
         raise CodecError(
@@ -183,14 +183,13 @@ def build(
     reserved: bool = False,
     stamps: Stamps | None = None,
 ) -> list[Page]:
-    """Pack ``messages`` into as few pages as hold them.
+    """Pack ``messages`` into as few pages as possible.
 
-    ``encoded`` gives their bytes when they were packed before. ``provenance`` is of as many
-    messages; ``strips`` drops it, and what users wrote as ``q/meta``; ``reserved`` lets reserved keys
-    pass, for messages that Cues writes itself. ``stamps`` are of as many messages; without them those are
-    used that messages carry as ``q/uuid``. Raises :class:`CodecError`, :class:`ReservedKey`,
-    :class:`MessageTooLarge` or :class:`InvalidArgument` (not a dict) with ``offset``, the place of
-    the message that is at fault, as an attribute. Nothing is half-built.
+    ``encoded`` gives their bytes if they were packed before. ``provenance`` and ``stamps`` have an entry for
+    each message; without ``stamps`` the ``q/uuid`` of the messages are used. ``strips`` drops the provenance
+    and the ``q/meta`` of users. ``reserved`` permits reserved keys, for messages that Cues writes itself.
+    Raises :class:`CodecError`, :class:`ReservedKey`, :class:`MessageTooLarge` or :class:`InvalidArgument`
+    (not a dict); the attribute ``offset`` is the place of the bad message. Nothing is half-built.
     """
     pages: list[Page] = []
     total = len(messages) if encoded is None else len(encoded)
@@ -227,7 +226,7 @@ def build(
             except CodecError as error:
                 raise _at(start, error) from None
             flags |= PROVENANCE
-            optional += _U16.pack(min(len(packed), 0xFFFF)) + packed  # what is longer fits no page
+            optional += _U16.pack(min(len(packed), 0xFFFF)) + packed  # longer provenance fits no page
         size = PREFIX_BYTES + len(optional) + len(body)
         count = stop - start
         if size <= VALUE_BYTES_MAX:
@@ -277,9 +276,9 @@ def _build_runs(
 
 
 def plain(message: dict[str, Any]) -> bytes | None:
-    """The body of a record that holds this one message and needs nothing else; None when it does not fit.
+    """The body of a record with only this message; None when the message needs :func:`build`.
 
-    What most appends are: no hash, no provenance, no reserved key. The rest is :func:`build`'s.
+    Most appends are of this kind: no hash, no provenance, no reserved key.
     """
     if type(message) is dict:
         try:
@@ -300,12 +299,12 @@ def seal_plain(body: bytes, index: int, time_ns: int) -> bytes:
 def pack_one(message: dict[str, Any], limit_bytes: int, strips: bool) -> bytes | dict[str, Any]:
     """Check and encode one message for ``build(encoded=...)``; raises what :func:`build` would.
 
-    A message with ``q/meta`` or ``q/uuid`` comes back as it is: those are not part of its body.
+    A message with ``q/meta`` or ``q/uuid`` is returned as it is, because these are not part of its body.
     """
     if not isinstance(message, dict):
         raise _at(0, _not_a_dict(message))
     try:
-        body = codec.pack([message])[1:]  # as deep as in the array that it will be part of
+        body = codec.pack([message])[1:]  # at the same depth as in the array of its record
     except CodecError as error:
         raise _at(0, error) from None
     if b"q/" in body and _extract([message], 0, 1, None) is not None:
@@ -322,7 +321,9 @@ def split_meta(message: dict[str, Any], provenance: Provenance) -> tuple[dict[st
         return message, provenance
     (plain, *_), came, uuids = found
     if uuids is not None:
-        raise InvalidArgument(f"The message has a {names.UUID!r}, which queues off this machine do not keep.", "none.")
+        raise InvalidArgument(
+            f"The message has a {names.UUID!r}, which queues in a shared directory do not keep.", "leave it out."
+        )
     return plain, came or provenance
 
 
@@ -337,7 +338,7 @@ def _check_size(size_bytes: int, offset: int, limit_bytes: int) -> None:
             offset,
             MessageTooLarge(
                 f"The message has {size_bytes:,} bytes, the queue's limit is {limit_bytes:,}.",
-                "send a smaller message, put the large part into a file, or raise max_message_bytes=.",
+                "send a smaller message, put the large part into a file, or set a larger max_message_bytes=.",
                 size_bytes=size_bytes,
                 limit_bytes=limit_bytes,
             ),
@@ -382,10 +383,10 @@ def _cut(flags: int, optional: bytes, body: bytes, offset: int) -> Page:
 def _extract(
     messages: Sequence[dict[str, Any]], start: int, stop: int, provenance: Provenance | None
 ) -> tuple[list[dict[str, Any]], Provenance | None, list[Any] | None] | None:
-    """Look at reserved keys: refuse those that are not the user's; take ``q/meta`` and ``q/uuid`` out of messages.
+    """Take ``q/meta`` and ``q/uuid`` out of messages, and refuse reserved keys that users may not write.
 
-    Returns the messages without them, the provenance with what ``q/meta`` said, and the UUIDs, if any
-    message has one; None when no message had either.
+    Returns the messages without them, the provenance with the content of ``q/meta``, and the UUIDs, if any
+    message has one. Returns None if no message has either key.
     """
     clean: list[dict[str, Any]] | None = None
     extras: list[dict[str, Any] | None] | None = None
@@ -427,17 +428,16 @@ def _extract(
 
 def _meta(meta: object, offset: int) -> dict[str, Any]:
     if not isinstance(meta, dict):
-        raise _at(
-            offset, InvalidArgument(f"q/meta must be a dict, found {type(meta).__name__}.", "{'q/meta': {'tx/t': 7}}.")
-        )
+        found = f"q/meta must be a dict, found {type(meta).__name__}."
+        raise _at(offset, InvalidArgument(found, "write a dict, such as {'q/meta': {'tx/t': 7}}."))
     return {k: v for k, v in meta.items() if k != names.HASH}
 
 
 def _reserved(key: str) -> ReservedKey:
     return ReservedKey(
-        f"The key {key!r} is reserved: of the keys that begin with 'q/', users write q/type, q/topics,"
+        f"The key {key!r} is reserved: of the keys that begin with 'q/', users may write only q/type, q/topics,"
         " q/meta and q/uuid.",
-        f"another name, such as {key[2:]!r}.",
+        f"use another name, such as {key[2:]!r}.",
         key=key,
     )
 
@@ -445,7 +445,7 @@ def _reserved(key: str) -> ReservedKey:
 def _not_a_dict(message: object) -> InvalidArgument:
     return InvalidArgument(
         f"A message is a dict, found {type(message).__name__} ({str(message)[:60]!r}).",
-        "{'value': …}.",
+        "write a dict, such as {'value': …}.",
     )
 
 
@@ -458,7 +458,7 @@ def _at(offset: int, error: Any) -> Any:
 
 
 ACKNOWLEDGEMENT: Final[dict[str, Any]] = {}
-"""The placeholder of an acknowledgement among messages. It is never returned to a user, and is compared with ``is``."""
+"""The placeholder of an acknowledgement among messages. Users never get it; compare it with ``is``."""
 
 
 class Batch:
@@ -479,7 +479,7 @@ class Batch:
             self._body = value[self.head.body_at :] + b"".join(piece[8:] for piece in pieces)
 
     def messages(self) -> list[dict[str, Any]]:
-        """Decode the body; a new list of new dicts at every call. Of an acknowledgement :data:`ACKNOWLEDGEMENT`."""
+        """Decode the body into a new list of new dicts; for an acknowledgement, :data:`ACKNOWLEDGEMENT`."""
         if self.head.acknowledges:
             return [ACKNOWLEDGEMENT]
         if self._body is not None:
@@ -492,16 +492,16 @@ class Batch:
 
     @property
     def stamps(self) -> Stamps | None:
-        """The identities of the messages, where they have some."""
+        """The identities of the messages, or None."""
         head = self.head
         if not head.stamps_at:
             return None
         return stamping.decode(self.value, head.stamps_at, head.count, bool(head.flags & CLOCKS))
 
     def cuts(self) -> list[int]:
-        """Where each message begins in :meth:`body`, and where the last ends: one more than there are messages.
+        """The offsets in :meth:`body` at which each message begins, and the offset at which the last one ends.
 
-        Nothing is decoded; msgpack steps over a message five times faster than it makes one.
+        Nothing is decoded: msgpack skips a message five times faster than it decodes one.
         """
         walker = msgpack.Unpacker(max_buffer_size=0)
         walker.feed(self.body())
@@ -514,13 +514,13 @@ class Batch:
         return found
 
     def provenance(self, queue: str, kept: frozenset[str], start: int = 0, stop: int | None = None) -> Provenance:
-        """Where the messages came from, with the step onto ``queue``, which keeps ``kept`` of it.
+        """The provenance of the messages, with their places on ``queue``, whose option ``metadata`` is ``kept``.
 
-        ``start`` and ``stop`` are offsets: of a part of the messages.
+        ``start`` and ``stop`` are the offsets of a part of the messages.
         """
         if stop is None:
             stop = self.head.count
-        if self.head.provenance is None and "tx" not in kept:  # most messages: only their positions
+        if self.head.provenance is None and "tx" not in kept:  # the usual case: only their positions
             t = range(self.first + start, self.first + stop) if "t" in kept else None
             time = self.head.time_ns if "time" in kept else None
             return Provenance(stop - start, {queue: (t, time)} if kept else {})

@@ -7,10 +7,10 @@
     8–9     0x8000 (the variant), 4 bits of a counter, 10 bits of flags
     10–15   producer
 
-A clock is 64 bits: 60 bits of timestamp (100 ns since 1582-10-15) and the counter. It grows with
-every message of its producer, so that whoever reads a message at or below one that it has read
-of that producer knows it for a repetition. There is no set of seen ids anywhere. Clocks compare as
-integers; the bytes of UUIDs do not.
+A clock is 64 bits: 60 bits of timestamp (100 ns since 1582-10-15) and the counter. It increases
+with every message of its producer. So a message whose clock is not above the last one that was read of
+the producer is a repetition, and readers need no set of ids. Clocks are compared as integers; the bytes
+of UUIDs have another order.
 
 The layout is Gazette's, bit for bit (gazette/core, ``message/uuid.go``).
 
@@ -36,17 +36,17 @@ TICK: Final = 160
 """Step of a tick: 10 units of 100 ns, so one microsecond, with the counter at 0."""
 
 _EPOCH_SHIFT: Final = 122_192_928_000_000_000
-"""Units of 100 ns from the beginning of UUID time (1582) to that of Unix time."""
+"""Units of 100 ns from the beginning of UUID time (1582) to the beginning of Unix time."""
 
 ZERO_UUID: Final = uuid.UUID(int=0)
-"""The UUID of a message that has none: it is delivered at least once, and never known for a repetition."""
+"""The UUID of a message without identity: it is delivered at least once, and never recognised as a repetition."""
 
 
 class ProducerID(bytes):
-    """Six bytes that name one publisher: drawn at random, or those that are given.
+    """Six bytes that name one publisher: drawn at random, or given.
 
-    Drawn ids have the multicast bit, so they are not a network address, and 47 random bits. Every reader
-    keeps a few words for every producer it met: a producer should live as long as a process, not a request.
+    Drawn ids have the multicast bit, so they are not network addresses, and 47 random bits. Readers keep
+    a few words for each producer, so use one producer for each process, not for each request.
     """
 
     def __new__(cls, raw: bytes | None = None) -> ProducerID:
@@ -65,18 +65,18 @@ class ProducerID(bytes):
 
 
 class Flags(enum.IntFlag):
-    """The role of a message in its producer's transaction; ten bits, of which unknown ones are kept."""
+    """The role of a message in its producer's transaction: ten bits; unknown bits are kept."""
 
     OUTSIDE_TXN = 0
     """Committed at once, without an acknowledgement."""
     CONTINUE_TXN = 1
-    """Pending until an acknowledgement with a clock that is not smaller."""
+    """Pending until an acknowledgement with an equal or larger clock."""
     ACK_TXN = 2
-    """Commits what is pending up to its clock, and drops what is pending beyond."""
+    """Commits the pending messages up to its clock, and drops those after it."""
 
 
 class Clock:
-    """A clock that only moves forward; safe to share by threads and by publishers."""
+    """A clock that only moves forward; threads and publishers may share it."""
 
     __slots__ = ("_lock", "_value")
 
@@ -90,18 +90,18 @@ class Clock:
     def update(self, time_ns: int) -> None:
         """Move to a Unix time in nanoseconds, with the counter at 0. A time that is not later changes nothing."""
         if not isinstance(time_ns, int):
-            raise InvalidArgument(f"A time is in whole nanoseconds, found {time_ns!r}.", "pass time.time_ns().")
+            raise InvalidArgument(f"A time must be in whole nanoseconds, found {time_ns!r}.", "pass time.time_ns().")
         value = clock_at(time_ns)
         with self._lock:
             if value > self._value:
                 self._value = _clock_bits(value)
 
     def tick(self) -> int:
-        """Move on by a microsecond; returns the new value. No two ticks return the same."""
+        """Move forward by a microsecond; returns the new value. No two ticks return the same."""
         return self.advance(1)
 
     def advance(self, ticks: int) -> int:
-        """:meth:`tick` so many times at once; returns the value after the first, the others follow at steps of 160."""
+        """Make several ticks at once; returns the value after the first. The others follow at steps of 160."""
         with self._lock:
             first = self._value + TICK
             self._value = _clock_bits(self._value + ticks * TICK)
@@ -117,19 +117,19 @@ def clock_at(time_ns: int) -> int:
 
 
 def build_uuid(producer: bytes, clock: int | Clock, flags: int) -> uuid.UUID:
-    """The UUID of a message. Raises :class:`InvalidArgument` for what does not fit its field."""
+    """The UUID of a message. Raises :class:`InvalidArgument` for a value that does not fit its field."""
     clock = _clock_bits(int(clock) if isinstance(clock, Clock) else clock)
     if not isinstance(producer, (bytes, bytearray, memoryview)) or len(producer) != PRODUCER_BYTES:
         raise InvalidArgument(f"A producer id has {PRODUCER_BYTES} bytes, found {producer!r}.", "pass a ProducerID.")
     if not isinstance(flags, int):
         raise InvalidArgument(f"Flags are an integer, found {flags!r}.", "pass Flags, such as Flags.OUTSIDE_TXN.")
     if not 0 <= flags <= FLAGS_MAX:
-        raise InvalidArgument(f"Flags have ten bits, found {int(flags):#x}.", f"0 to {FLAGS_MAX:#x}.")
+        raise InvalidArgument(f"Flags have ten bits, found {int(flags):#x}.", f"pass 0 to {FLAGS_MAX:#x}.")
     return assemble(int.from_bytes(producer, "big"), clock, flags)
 
 
 def assemble(producer: int, clock: int, flags: int) -> uuid.UUID:
-    """:func:`build_uuid` of what is known to fit; the producer as an integer."""
+    """:func:`build_uuid` for values that are known to fit; the producer is an integer."""
     value = (
         (clock >> 4 & 0xFFFF_FFFF) << 96
         | (clock >> 36 & 0xFFFF) << 80
@@ -145,7 +145,7 @@ def assemble(producer: int, clock: int, flags: int) -> uuid.UUID:
 
 
 def parse_uuid(value: uuid.UUID) -> tuple[ProducerID, int, Flags]:
-    """Producer, clock and flags of a message. Version and variant are not looked at.
+    """Producer, clock and flags of a message. Version and variant are not checked.
 
     Raises :class:`InvalidArgument` for a value that is not a ``uuid.UUID``.
     """
@@ -154,12 +154,12 @@ def parse_uuid(value: uuid.UUID) -> tuple[ProducerID, int, Flags]:
 
 
 def split(value: uuid.UUID) -> tuple[int, int, int]:
-    """:func:`parse_uuid` as integers, for those who do it for every message."""
+    """:func:`parse_uuid` with integers as results: faster, for code that calls it for each message."""
     try:
         bits = value.int
     except AttributeError:
         raise InvalidArgument(
-            f"A UUID is a uuid.UUID, found {value!r}.", "pass uuid.UUID(text), or ZERO_UUID."
+            f"Expected a uuid.UUID, found {value!r}.", "pass uuid.UUID(text), or ZERO_UUID."
         ) from None
     timestamp = bits >> 96 | (bits >> 80 & 0xFFFF) << 32 | (bits >> 64 & 0xFFF) << 48
     rest = bits >> 48 & 0xFFFF
@@ -167,7 +167,7 @@ def split(value: uuid.UUID) -> tuple[int, int, int]:
 
 
 def as_uuid(value: Any) -> uuid.UUID:
-    """Return the UUID that a message carries as a UUID or as its text. None is the zero UUID."""
+    """Return the UUID of a message, given as a UUID or as its text. None gives the zero UUID."""
     if value is None:
         return ZERO_UUID
     if isinstance(value, uuid.UUID):
@@ -179,12 +179,12 @@ def as_uuid(value: Any) -> uuid.UUID:
             raise InvalidArgument(
                 f"Invalid UUID {value[:60]!r} (length {len(value)}).", "pass the 36 characters of a UUID."
             ) from None
-    raise InvalidArgument(f"A message's UUID is a {type(value).__name__}.", "pass a uuid.UUID, or its text.")
+    raise InvalidArgument(f"The UUID of a message is of type {type(value).__name__}.", "pass a uuid.UUID, or its text.")
 
 
 def _clock_bits(value: int) -> int:
     if not isinstance(value, int):
         raise InvalidArgument(f"A clock is an integer, found {value!r}.", "pass int(clock).")
     if not 0 <= value <= CLOCK_MAX:
-        raise InvalidArgument(f"A clock has 64 bits, found {value:#x}.", "Clock(), then update(time.time_ns()).")
+        raise InvalidArgument(f"A clock has 64 bits, found {value:#x}.", "use a Clock() and its update(time_ns).")
     return value

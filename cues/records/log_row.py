@@ -18,7 +18,7 @@ class LogRow(NamedTuple):
     next: int
     time_ns: int
     version: int
-    """Grows when the queue's options change, so that every process follows the new ones."""
+    """Increases when the queue's options change, so that every process reads the new ones."""
 
 
 def pack_row(row: LogRow) -> bytes:
@@ -26,5 +26,5 @@ def pack_row(row: LogRow) -> bytes:
 
 
 def unpack_row(raw: bytes, log: str = "(unnamed)") -> LogRow:
-    """Raises :class:`StoreDamaged`, which names the log."""
+    """Decode the row of a log. Raises :class:`StoreDamaged`, which names the log."""
     return LogRow._make(ROW.unpack(sealed.unseal(raw, f"row of the queue {log}")))

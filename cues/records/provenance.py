@@ -1,19 +1,19 @@
-"""Where messages came from: for a run of messages, one column a queue of indices and times.
+"""The provenance of a run of messages: for each queue that they were on, a column of indices and times.
 
-A message's metadata is a map, but writing one per message costs three times what the message does.
-Messages of one batch come from neighbours on their input, so a run of n messages keeps columns:
+The metadata of a message is a map, but to write one for each message costs three times as much as the
+message. Messages of one batch are made from neighbours on their input, so a run of n messages keeps columns:
 
-    t       range            message j came from index t[j]; stored as one integer
+    t       range            message j was made from index t[j]; stored as one integer
             list             the same when functions drop or multiply messages; stored as small deltas
             int              all from one index (the outputs of a batch function)
             None             the queue does not keep "t"
     time    int | list | None     nanoseconds; one append has one time, so mostly one integer
 
-A 0 in a list says that this message did not come by that queue: a batch that was read may hold what
-several processors wrote.
+A 0 in a list means that this message was not on that queue: a batch may have messages of several
+processors.
 
-``tx`` is one more column of indices, under the key ``tx/t`` (no queue can be called that). ``extra``
-is what users wrote themselves as ``q/meta``: None, one map for all, or one a message.
+``tx`` is one more column of indices, under the key ``tx/t``, which cannot be the name of a queue. ``extra``
+is the ``q/meta`` that users wrote: None, one map for all, or one for each message.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _WIDTHS: Final = ((1, "B"), (2, "H"), (4, "I"), (8, "Q"))
 
 
 class Provenance:
-    """Columns for ``count`` messages. Never changed after it is made; every operation gives a new one."""
+    """Columns for ``count`` messages. It never changes; every operation returns a new object."""
 
     __slots__ = ("columns", "count", "extra")
 
@@ -46,7 +46,7 @@ class Provenance:
         return bool(self.columns) or self.extra is not None
 
     def slice(self, start: int, stop: int) -> Provenance:
-        """The messages ``start`` to ``stop`` (exclusive)."""
+        """The columns of the messages ``start`` to ``stop`` (exclusive)."""
         if start == 0 and stop == self.count:
             return self
         columns: dict[str, tuple[Indices, Times]] = {}
@@ -58,12 +58,12 @@ class Provenance:
         return Provenance(stop - start, columns, _slice(self.extra, start, stop))
 
     def select(self, offsets: Sequence[int]) -> Provenance:
-        """Message j of the result is message ``offsets[j]`` of this one."""
+        """The columns of chosen messages: message j of the result is message ``offsets[j]`` of this object."""
         columns = {queue: (_select(t, offsets), _select(time, offsets)) for queue, (t, time) in self.columns.items()}
         return Provenance(len(offsets), columns, _select(self.extra, offsets))
 
     def spread(self, count: int) -> Provenance:
-        """All of ``count`` messages have the provenance of the last message here (batch functions)."""
+        """The columns of ``count`` messages that all have the provenance of the last one here (batch functions)."""
         last = self.count - 1
         columns: dict[str, tuple[Indices, Times]] = {
             queue: (_one(t, last), _one(time, last)) for queue, (t, time) in self.columns.items()
@@ -111,7 +111,7 @@ def decode(data: bytes | memoryview, count: int) -> Provenance:
 
 
 def concat(parts: Sequence[Provenance]) -> Provenance:
-    """One run after the other."""
+    """The columns of several runs, one after the other."""
     if len(parts) == 1:
         return parts[0]
     count = sum(part.count for part in parts)
@@ -132,9 +132,9 @@ def concat(parts: Sequence[Provenance]) -> Provenance:
 
 
 def merge(parts: Sequence[Provenance]) -> Provenance:
-    """Runs of one length side by side: message j has the metadata of message j of every part (a join).
+    """The columns of a join: message j has the metadata of message j of every part.
 
-    Where two parts know the same queue of a message, the first says.
+    If two parts have the same queue for a message, the first part is used.
     """
     if len(parts) == 1:
         return parts[0]
@@ -151,7 +151,7 @@ def merge(parts: Sequence[Provenance]) -> Provenance:
 
 
 def _merged(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
-    """``over`` laid on ``base``, maps inside maps merged as well."""
+    """``base`` with the entries of ``over``; maps inside maps are merged too."""
     result = dict(base)
     for key, value in over.items():
         old = result.get(key)
@@ -172,7 +172,7 @@ def _at(column: Any, offset: int) -> Any:
 
 
 def _filled(count: int, first: tuple[Indices, Times], second: tuple[Indices, Times]) -> tuple[Indices, Times]:
-    """The first column, with the second's for messages that did not come by that queue there."""
+    """The first column; for messages that it does not have, the entries of the second."""
     if not any(isinstance(column, list) and 0 in column for column in first):
         return first
     known = [any(_one(column, j) is not None for column in first) for j in range(count)]
@@ -185,14 +185,14 @@ def _filled(count: int, first: tuple[Indices, Times], second: tuple[Indices, Tim
 
 
 def _one(column: Indices | Times, offset: int) -> int | None:
-    """The index or time of one message; None where it did not come by that queue."""
+    """The index or time of one message; None if it was not on that queue."""
     if isinstance(column, list):
         return column[offset] or None
     return column[offset] if isinstance(column, range) else column
 
 
 def _join(parts: list[tuple[int, Any]]) -> Any:
-    """One column from the columns of consecutive runs, in the most compact form that is the same."""
+    """One column from the columns of consecutive runs, in the most compact form."""
     first = parts[0][1]
     if all(type(column) is int or column is None for _, column in parts) and all(
         column == first for _, column in parts
@@ -219,7 +219,7 @@ def _unpack_t(found: Any, count: int) -> Indices:
 
 
 def _pack_ints(values: list[int] | int | None) -> Any:
-    """None, one integer for all, or [smallest, width, bytes] with each as an offset of that width."""
+    """Encode a column: None, one integer for all, or [smallest, width, bytes] with an offset of that width for each."""
     if not isinstance(values, list):
         return values
     low, high = min(values), max(values)
@@ -228,7 +228,7 @@ def _pack_ints(values: list[int] | int | None) -> Any:
     for width, letter in _WIDTHS:
         if high - low < 1 << (8 * width):
             return [low, width, struct.pack(f">{len(values)}{letter}", *[v - low for v in values])]
-    raise AssertionError("a column beyond 64 bits")
+    raise AssertionError("a column with a value beyond 64 bits")
 
 
 def _unpack_ints(found: Any, count: int) -> list[int] | int | None:

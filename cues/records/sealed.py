@@ -1,10 +1,10 @@
-"""Rows with a checksum: everything that a store keeps besides messages.
+"""Rows with a checksum: all data of a store except messages.
 
     row      body, checksum of the body (8 bytes, xxh3-64)
 
-:func:`seal` writes one, :func:`unseal` reads it and raises :class:`StoreDamaged` where the checksum fails,
-:func:`intact` only says whether it holds. A row that differs from what was written is never used: one flipped bit
-in a position would lose messages or repeat them.
+:func:`seal` makes a row. :func:`unseal` reads it, and raises :class:`StoreDamaged` if the checksum is wrong.
+:func:`intact` tests the checksum. A row with a wrong checksum is never used: one wrong bit in a position would lose
+messages or repeat them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def intact(row: bytes) -> bool:
 
 
 def unseal(row: bytes, what: str) -> bytes:
-    """Return the body of a row; ``what`` names the row in the :class:`StoreDamaged` of one whose checksum fails."""
+    """Return the body of a row. If its checksum is wrong, raise :class:`StoreDamaged`; ``what`` names the row."""
     if not intact(row):
         raise damaged(what, "its checksum fails")
     return row[:-CHECKSUM_BYTES]

@@ -3,11 +3,11 @@
     6       producer
     8       clock of the first message
     2       flags of their UUIDs
-    1       width w of what follows: 1, 2, 4 or 8      when the clocks are not ticks apart (batch.CLOCKS)
-    n · w   how far each clock is above the first
+    1       width w of the differences: 1, 2, 4 or 8      when the clocks are not one tick apart (batch.CLOCKS)
+    n · w   the difference of each clock from the first
 
-What a publisher writes has clocks one tick apart, so sixteen bytes a record batch name all of its messages.
-Messages that were stamped elsewhere have any clocks.
+The clocks of a publisher's messages are one tick apart, so sixteen bytes name all messages of a record batch.
+Messages that were stamped elsewhere may have any clocks.
 """
 
 from __future__ import annotations
@@ -30,23 +30,23 @@ _VARIANT: Final = 0b10
 
 
 class Stamps:
-    """Producer, flags and clocks of as many messages; never changed after it is made."""
+    """Producer, flags and clocks of a run of messages. It never changes."""
 
     __slots__ = ("clocks", "flags", "producer")
 
     def __init__(self, producer: int, flags: int, clocks: Sequence[int]) -> None:
-        """``clocks`` rise; they are a range where they are ticks apart."""
+        """``clocks`` are in rising order; they are a range if they are one tick apart."""
         self.producer = producer
         self.flags = flags
         self.clocks = clocks
 
     @property
     def regular(self) -> bool:
-        """Whether the clocks are ticks apart."""
+        """Whether the clocks are one tick apart."""
         return isinstance(self.clocks, range)
 
     def slice(self, start: int, stop: int) -> Stamps:
-        """Those of the messages ``start`` to ``stop`` (exclusive)."""
+        """The stamps of the messages ``start`` to ``stop`` (exclusive)."""
         return self if start == 0 and stop == len(self.clocks) else Stamps(
             self.producer, self.flags, self.clocks[start:stop]
         )  # fmt: skip
@@ -87,7 +87,7 @@ def decode(value: bytes, at: int, count: int, irregular: bool) -> Stamps:
 
 
 def size(value: bytes, at: int, count: int, irregular: bool) -> int:
-    """How many bytes of the record :func:`decode` reads."""
+    """The number of bytes that :func:`decode` reads."""
     return HEAD.size + (1 + count * value[at + HEAD.size] if irregular else 0)
 
 
@@ -97,22 +97,22 @@ def acknowledges(value: bytes, at: int) -> bool:
 
 
 def restamped(tail: bytes, clock: int) -> bytes:
-    """Regular stamps at the beginning of ``tail``, with all clocks moved up by ``clock``."""
+    """``tail``, which begins with regular stamps, with ``clock`` added to all clocks."""
     (first,) = _CLOCK.unpack_from(tail, PRODUCER_BYTES)
     return tail[:PRODUCER_BYTES] + _CLOCK.pack(first + clock) + tail[PRODUCER_BYTES + _CLOCK.size :]
 
 
 def ticks(first: int, count: int) -> range:
-    """Clocks that are ticks apart."""
+    """``count`` clocks that are one tick apart."""
     return range(first, first + count * TICK, TICK)
 
 
 def checked(one: uuid.UUID) -> tuple[int, int, int]:
-    """Producer, clock and flags of a UUID; raises :class:`InvalidArgument` where it is of another layout."""
+    """Producer, clock and flags of a UUID; raises :class:`InvalidArgument` if it has another layout."""
     producer, clock, flags = split(one)
     if not clock or one.int >> 76 & 0xF != _VERSION or one.int >> 62 & 0x3 != _VARIANT:
         raise InvalidArgument(
-            f"The UUID {one} is no producer's, clock's and flags' (version 1, with a clock above 0).",
+            f"The UUID {one} does not consist of producer, clock and flags (version 1, with a clock above 0).",
             "make it with cues.txn.build_uuid(...), or leave q/uuid out.",
         )
     return producer, clock, flags
@@ -121,8 +121,8 @@ def checked(one: uuid.UUID) -> tuple[int, int, int]:
 def runs(uuids: Sequence[uuid.UUID | None]) -> Iterator[tuple[int, int, Stamps | None]]:
     """Cut messages with these UUIDs into runs that share stamps: start, stop, stamps (None for those without).
 
-    The zero UUID is none. Raises :class:`InvalidArgument` for one that is not of this layout, with the
-    message's place as ``offset``.
+    The zero UUID counts as none. Raises :class:`InvalidArgument` for a UUID of another layout; its ``offset`` is
+    the place of the message.
     """
     start = 0
     clocks: list[int] = []
@@ -136,7 +136,7 @@ def runs(uuids: Sequence[uuid.UUID | None]) -> Iterator[tuple[int, int, Stamps |
                 error.__dict__["offset"] = offset
                 raise
             key = producer, flags
-        # An acknowledgement is a record of its own, so that readers of messages can pass it over.
+        # An acknowledgement is a record of its own, so that readers of messages can skip it.
         alone = key is not None and key[1] == _ACK
         if offset > start and (key != before or alone or (clocks and clock <= clocks[-1])):
             yield start, offset, _stamps(before, clocks)

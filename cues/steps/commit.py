@@ -1,10 +1,10 @@
 """Steps 2, 4 and 5 of the protocol: the two commits of a step, and the wake-up after them.
 
-    2. snapshot   where the function has side effects: write the ranges that were taken
+    2. snapshot   if the function has side effects: write the ranges that were taken
     4. commit     one write transaction: the fence, outputs, state, attempt, positions
     5. ring       wake the readers of the queues that were written
 
-Each commit compares the row of the processor first (the fence) and writes nothing where another process changed it.
+Each commit compares the row of the processor first (the fence) and writes nothing if another process changed it.
 """
 
 from __future__ import annotations
@@ -104,8 +104,8 @@ class Committer(PartBuilder):
             indices: dict[str, int] = {}
             for queue, pages in part.appends:
                 index = queue.append_pages(txn, pages)
-                rings |= queue.log.mask  # also of partitions that came since the start
-                indices.setdefault(queue.log.id, index)  # of the first, where two bindings lead to one queue
+                rings |= queue.log.mask  # also of partitions that were added since the start
+                indices.setdefault(queue.log.id, index)  # the index of the first, if two bindings have one queue
             records += self._tries.step(part.taking, part.digest, indices, part.failure is not None, part.pending)
         self._written = rings
         if faults.active:
@@ -142,7 +142,7 @@ class Committer(PartBuilder):
         )
 
     def _standing(self, taken: Taken) -> ProcessorRow:
-        """Return the row with the positions where the step begins: later than stored, where messages were purged."""
+        """Return the row with the positions where the step begins: later than stored, if messages were purged."""
         starts = {s.tailer: s.start for s in taken.slices}
         positions = []
         for tailer, position in zip(self._order, self._row.positions):

@@ -1,16 +1,16 @@
-"""Calls that run at once: in which order they may start, and what they run in.
+"""Concurrent calls: the order in which they start, and the threads that run them.
 
-    Schedule    hands out the messages of a step, in order, to as many callers as ask
-    Threads     a pool for plain functions, and for whoever has to wait beside an event loop
+    Schedule    hands out the messages of a step, in order, to any number of callers
+    Threads     a pool for plain functions, and for calls that block beside an event loop
 
 The event loop of `async def` is in :mod:`cues.steps.eventloop`.
 
-A caller takes a message, runs it to its end, retries included, and comes back for the next. So n
-callers are at most n calls at once, and when all of them wait before a retry (a server is down) no
-further message is tried: that is the back-pressure that one would want then.
+A caller takes a message, runs it to its end, with all retries, and then takes the next. So n callers
+make at most n calls at once. When all of them wait before a retry (a server is down), no further
+message is tried; this is the wanted back-pressure.
 
-Threads here are daemons that nobody waits for at the end of the process: a call that never returns
-must not keep a Ctrl-C, a halt or the interpreter's exit from coming through.
+The threads are daemons, and the end of the process does not wait for them: a call that never returns
+must not block a Ctrl-C, a halt or the interpreter's exit.
 """
 
 from __future__ import annotations
@@ -26,26 +26,26 @@ T = TypeVar("T")
 
 
 class Closed(Exception):
-    """The threads, or the loop, were closed before or while somebody waited for them."""
+    """The threads, or the loop, were closed before or during a wait for them."""
 
 
 def is_async(fn: Callable[..., Any]) -> bool:
-    """Whether calling ``fn`` gives a coroutine: `async def`, or an object whose ``__call__`` is."""
+    """Whether a call of ``fn`` returns a coroutine: `async def`, or an object with such a ``__call__``."""
     return inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(getattr(fn, "__call__", None))  # noqa: B004
 
 
 class Schedule:
     """The messages of one step, to be called in order; those of one lane one after another.
 
-    Safe from any thread. A caller that ends a message is the first to be offered its successor of
-    the same lane, so callers that find nothing may leave: there will never be more to do at once.
+    Safe from any thread. A caller that ends a message is offered the next message of the same lane first.
+    So a caller that gets no message may end: the remaining callers suffice for all later messages.
     """
 
     def __init__(self, lanes: Sequence[Hashable], over: Callable[[], bool] = lambda: False) -> None:
-        """``lanes`` names the lane of each message; ``over`` says whether the step is to be closed."""
+        """``lanes`` has the lane of each message; ``over`` returns whether to close the step."""
         followers: dict[Hashable, int] = {}
         self._next: dict[int, int] = {}
-        """Offset by the offset of the message before it in its lane."""
+        """The offset of the next message of a lane, by the offset of the message before it."""
         self._ready: list[int] = []
         for offset, lane in enumerate(lanes):
             before = followers.get(lane)
@@ -59,23 +59,23 @@ class Schedule:
         """One more than the highest offset that was handed out."""
         self._over = over
         self.closed: int | None = None
-        """The first offset of those that the next step is to take."""
+        """The first offset that is left to the next step."""
         self._lock = threading.Lock()
         self.fatal: BaseException | None = None
-        """The first error that was no failure of a message."""
+        """The first error that was not a failure of a message."""
 
     @property
     def width(self) -> int:
-        """How many messages could be called at once now."""
+        """The number of messages that could be called at once now."""
         return len(self._ready)
 
     def take(self, done: int | None) -> int | None:
-        """The offset of the message to be called next, None when there is none; ``done`` was called before."""
+        """The offset of the message to call next, or None; ``done`` is the offset of the caller's last message."""
         with self._lock:
             if done is not None and done in self._next:
                 heapq.heappush(self._ready, self._next[done])
             if self.closed is None and 0 < self._begun < self._count and self._over():
-                # A message before one that was called for belongs to the same step.
+                # A message before one whose call was made belongs to the same step.
                 self.closed = self._begun
                 self._end = min(self._end, self.closed)
             if not self._ready or self._ready[0] >= self._end:
@@ -85,12 +85,12 @@ class Schedule:
             return offset
 
     def cut(self, offset: int) -> None:
-        """Begin no call of ``offset`` or behind it any more."""
+        """Begin no further call for ``offset`` and the messages after it."""
         with self._lock:
             self._end = min(self._end, offset)
 
     def stop(self, error: BaseException) -> None:
-        """Begin no call any more; whoever waits for the step gets ``error``."""
+        """Begin no further call; ``error`` is raised where the step is awaited."""
         with self._lock:
             self._end = 0
             if self.fatal is None:
@@ -116,11 +116,11 @@ class PooledCall(Generic[T]):
         self._ended.set()
 
     def wait(self, limit_s: float) -> bool:
-        """Wait for its end, so long at most; whether it has ended."""
+        """Wait for its end, at most ``limit_s``; return whether it has ended."""
         return self._ended.wait(limit_s)
 
     def result(self) -> T:
-        """Wait for what it returned; raises what it raised."""
+        """Wait for its end; return its result, or raise its error."""
         self._ended.wait()
         if self._error is not None:
             raise self._error
@@ -136,7 +136,7 @@ class Threads:
         self._jobs: queue.SimpleQueue[PooledCall[Any] | None] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
         self._open = 0
-        """Jobs that were given and have not ended."""
+        """The number of jobs that were submitted and have not ended."""
         self._closed = False
         self._lock = threading.Lock()
 
@@ -161,10 +161,10 @@ class Threads:
     def _serve(self) -> None:
         while (job := self._jobs.get()) is not None:
             job.run()
-            del job  # or what the last call held would live until the next
+            del job  # otherwise the objects of the last call would live until the next
 
     def close(self) -> None:
-        """Let every thread go behind its job; waits for none."""
+        """Let every thread end after its job; do not wait for them."""
         with self._lock:
             self._closed = True
             for _ in self._threads:
@@ -172,21 +172,21 @@ class Threads:
 
 
 class TimedOut(Exception):
-    """A call was not waited for any longer."""
+    """A call took longer than its limit."""
 
 
 class Limited:
-    """Calls that are waited for so long. One that takes longer goes on in its thread, and its result is dropped."""
+    """Calls with a time limit. One that takes longer continues in its thread, and its result is dropped."""
 
     def __init__(self, name: str, limit_s: float) -> None:
         self.abandoned = 0
-        """Calls that were not waited for to their end."""
+        """The number of calls that took longer than the limit."""
         self._name = name
         self._limit_s = limit_s
         self._idle: list[Threads] = []
 
     def call(self, call: Callable[[], T]) -> T:
-        """What ``call`` returns or raises; raises :class:`TimedOut`. Safe from any thread."""
+        """Return the result of ``call``, or raise its error, or :class:`TimedOut`. Safe from any thread."""
         try:
             thread = self._idle.pop()
         except IndexError:
@@ -200,15 +200,15 @@ class Limited:
         return job.result()
 
     def close(self) -> None:
-        """Let the threads go that no call is in."""
+        """End the threads that run no call."""
         while self._idle:
             self._idle.pop().close()
 
 
 def step_through(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine that awaits nothing which waits, without a loop.
+    """Run a coroutine that never suspends, without a loop.
 
-    So that one text serves plain functions in threads and `async def` on a loop.
+    So the same code serves plain functions in threads and `async def` on a loop.
     """
     try:
         coroutine.send(None)

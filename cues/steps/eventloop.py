@@ -1,6 +1,6 @@
 """An event loop in a thread of its own, for `async def`.
 
-A module of its own, loaded when there is such a function: asyncio takes as long to import as the rest.
+This module is loaded only for such functions, because the import of asyncio takes as long as all other imports.
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ from cues.steps.concurrency import Closed, Threads, TimedOut
 T = TypeVar("T")
 
 CLOSE_S: Final = 2.0
-"""How long closing a loop waits for cancelled calls to end; they are left alone then."""
+"""Seconds for which the close of a loop waits for cancelled calls; then it leaves them running."""
 
 
 class Loop:
     """An event loop that runs as long as its processor, in a thread of its own.
 
-    One for all steps, and it runs in between: what a function keeps (a client and its connections)
-    belongs to one loop, and background tasks go on.
+    One loop serves all steps, and it also runs between them: objects that a function keeps (a client and its
+    connections) belong to one loop, and background tasks continue.
     """
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._lock = threading.Lock()
-        """Whoever gives the loop something does so before it is closed, or hears that it is."""
+        """Held while a call is given to the loop, or the loop is closed. A call after the close is refused."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._closed = False
 
     def run(self, waiting: Awaitable[T]) -> T:
-        """Await it there and return the result, or raise what it raised; :class:`Closed` when closed meanwhile."""
+        """Await it on the loop; return its result or raise its error, or :class:`Closed` if the loop was closed."""
         outcome = _outcome(waiting)
         with self._lock:
             if self._closed:
@@ -49,7 +49,7 @@ class Loop:
             result, error = future.result()
         except concurrent.futures.CancelledError:
             raise Closed from None
-        except BaseException:  # a Ctrl-C that reached the thread that waits
+        except BaseException:  # a Ctrl-C in the waiting thread
             future.cancel()
             raise
         if error is not None:
@@ -76,7 +76,7 @@ class Loop:
             loop.close()
 
     def close(self) -> None:
-        """Cancel what runs, and end the loop; waits :data:`CLOSE_S` at most."""
+        """Cancel the running calls, and end the loop; waits at most :data:`CLOSE_S`."""
         with self._lock:
             if self._loop is not None and not self._closed:
                 self._loop.call_soon_threadsafe(self._loop.stop)
@@ -88,9 +88,9 @@ class Loop:
 
     @staticmethod
     async def awaited(waiting: Awaitable[T]) -> T:
-        """What it returns or raises; a CancelledError only where this task is told to stop.
+        """Return its result or raise its error; a CancelledError only if this task is cancelled.
 
-        One that something else raises, a task of the user's that was cancelled, is an error as any other.
+        A CancelledError from elsewhere, such as a cancelled task of the user, is an error like any other.
         """
         try:
             return await waiting
@@ -98,11 +98,11 @@ class Loop:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
                 raise
-            raise RuntimeError("what the function awaited was cancelled") from error
+            raise RuntimeError("the function awaited a task that was cancelled") from error
 
     @staticmethod
     async def within(waiting: Awaitable[T], limit_s: float) -> T:
-        """What it returns or raises; after ``limit_s`` it is cancelled, and :class:`TimedOut` raised."""
+        """Return its result or raise its error; after ``limit_s`` cancel it, and raise :class:`TimedOut`."""
         task = asyncio.ensure_future(waiting)
         try:
             await asyncio.wait({task}, timeout=limit_s)
@@ -114,7 +114,7 @@ class Loop:
 
     @staticmethod
     async def all_of(coroutines: Iterable[Coroutine[Any, Any, None]], dropped: Callable[[], bool]) -> None:
-        """Run all at once to their end; once ``dropped()`` when one has ended, those that still wait are cancelled."""
+        """Run all at once to their end. If ``dropped()`` is true when one has ended, cancel those that still wait."""
         pending = {asyncio.create_task(coroutine) for coroutine in coroutines}
         try:
             while pending and not dropped():
@@ -126,7 +126,7 @@ class Loop:
 
     @staticmethod
     async def in_thread(threads: Threads, call: Callable[[], T]) -> T:
-        """Run ``call``, which blocks, in one of ``threads``. Who is cancelled meanwhile does not stop it."""
+        """Run ``call``, which blocks, in one of ``threads``. A cancellation of the caller does not stop it."""
         loop = asyncio.get_running_loop()
         ended = asyncio.Event()
 
@@ -134,7 +134,7 @@ class Loop:
             try:
                 return call()
             finally:
-                with contextlib.suppress(RuntimeError):  # the loop is closed, nobody waits
+                with contextlib.suppress(RuntimeError):  # the loop is closed, and no task waits
                     loop.call_soon_threadsafe(ended.set)
 
         job = threads.submit(run)
@@ -143,7 +143,7 @@ class Loop:
 
 
 async def _outcome(waiting: Awaitable[T]) -> tuple[T | None, BaseException | None]:
-    """What came of it, as a value: errors that an event loop takes for its own must not reach it."""
+    """Return its result and its error as values: some errors would end the event loop if they were raised."""
     try:
         return await Loop.awaited(waiting), None
     except asyncio.CancelledError:

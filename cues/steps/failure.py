@@ -3,7 +3,7 @@
     {"q/type": "q.type.err/processor", "err.proc/config": …, "err.proc/messages": {binding: [message]},
      "err/cause": [{"type", "message", "trace"}], "err/context": …}
 
-An error message is always plain data that can be encoded, also when the user's exception raises in ``str()`` or holds
+An error message is always plain data that can be encoded, also when the user's exception raises in ``str()`` or has
 other objects.
 """
 
@@ -32,11 +32,11 @@ TRACE_CHARACTERS_MAX: Final = 20_000
 
 @contextlib.contextmanager
 def error_context(**facts: Any) -> Iterator[None]:
-    """Add ``facts`` to the error message of whatever fails inside the block."""
+    """Add ``facts`` to the error message of every failure inside the block."""
     try:
         yield
     except Exception as error:
-        known = getattr(error, "__cues_context__", {})  # of a block inside this one
+        known = getattr(error, "__cues_context__", {})  # from a block inside this one
         with contextlib.suppress(AttributeError):
             error.__cues_context__ = {**facts, **known}  # type: ignore[attr-defined]
         raise
@@ -49,11 +49,11 @@ class Failure:
     error: BaseException
     attempts: int
     told: dict[str, Any] | None = None
-    """Causes and context as plain data, where the function ran elsewhere: a traceback does not travel."""
+    """Causes and context as plain data, if the function ran in another process: tracebacks cannot be pickled."""
 
     @property
     def stops(self) -> bool:
-        """Whether the target failed and not the message. The processor then stops, also with an error queue."""
+        """Whether the target failed and not the message. If so, the processor stops, also with an error queue."""
         return isinstance(self.error, CheckpointError)
 
     def account(self) -> dict[str, Any]:
@@ -74,13 +74,13 @@ class Verdict:
     """A step of one message, or of one batch, in which the worker died at each attempt."""
 
     chosen: int
-    """The input that the step took from; 0 where it takes from all."""
+    """The input that the step took from; 0 if it takes from all."""
     start: int
-    """Index of its first message there."""
+    """The index of its first message on that input."""
     count: int
     deaths: int
     text: str
-    """How the worker died."""
+    """The last death of the worker, as text."""
 
     def failure(self) -> Failure:
         """Return the failure that replaces the results of the step."""
@@ -104,13 +104,13 @@ def error_message(node: Node, messages: dict[str, list[dict[str, Any]]], failure
     }
     try:
         codec.pack([record])  # a batch adds a level
-    except CodecError:  # the record adds levels around a message that was as deep as can be written
+    except CodecError:  # the record adds levels around a message that has the largest depth
         record[names.ERR_MESSAGES] = {binding: [_shallow(m) for m in inputs] for binding, inputs in messages.items()}
     return record
 
 
 def _shallow(message: dict[str, Any]) -> dict[str, Any]:
-    """The message, or its abridged text where the error record would be nested too deeply with it."""
+    """The message, or its abridged text if the error record would be nested too deeply with it."""
     try:
         codec.pack([{names.ERR_MESSAGES: {"": [message]}}])
     except CodecError:
@@ -120,11 +120,11 @@ def _shallow(message: dict[str, Any]) -> dict[str, Any]:
 
 def stopped_at(node: Node, failure: Failure) -> ProcessorStopped:
     """Return the error of a processor that stops because no queue takes its failures."""
-    where = "behind what its last step took: at-most-once" if node.at_most_once else "at this message"
+    where = "after the messages of its last step: at-most-once" if node.at_most_once else "at this message"
     error = ProcessorStopped(
         f"{node.id} stopped after {failure.attempts} attempt{'s' if failure.attempts > 1 else ''}:"
         f" {type(failure.error).__name__}: {line(failure.error)}",
-        f"mend the function and start again (it goes on {where}), or give the graph an error"
+        f"correct the function and start again (it continues {where}), or give the graph an error"
         " queue: cues.Graph(…, errors='errors').",
         processor=node.id,
     )
@@ -148,7 +148,7 @@ def stopped_by(id: str, error: BaseException) -> ProcessorStopped | Fenced:
         return error
     stopped = ProcessorStopped(
         f"{id} stopped: {type(error).__name__}: {line(error)}",
-        "start again when the cause is gone; it goes on where it stands.",
+        "remove the cause, then start again; it continues at the same position.",
         processor=id,
     )
     stopped.__cause__ = error
@@ -182,7 +182,7 @@ def causes(error: BaseException | None) -> list[dict[str, str]]:
     for one in chain(error):
         trace = one.__traceback__
         while trace is not None and trace.tb_next is not None and trace.tb_frame.f_globals["__name__"] in _OURS:
-            trace = trace.tb_next  # our own frames say nothing about the failure
+            trace = trace.tb_next  # our own frames do not help to find the failure
         lines = traceback.format_exception(type(one), one, trace, chain=False)
         found.append(
             {
@@ -204,7 +204,7 @@ def chain(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def words(error: BaseException) -> str:
-    """Return ``str(error)``, also where the user's exception raises in it."""
+    """Return ``str(error)``, also if the user's exception raises in it."""
     try:
         return str(error)
     except Exception as another:

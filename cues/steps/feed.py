@@ -1,6 +1,6 @@
 """Sources: a thread pulls the user's generator, and steps commit the messages that it yields.
 
-The generator runs in its own thread (:meth:`Feed.run`), because the next ``yield`` may come at once or in an hour. The
+The generator runs in its own thread (:meth:`Feed.run`), because the next ``yield`` may be at once or in an hour. The
 thread of the processor commits yielded messages as soon as it can: many at a time from a fast generator, one at a time
 from a slow one. A fast generator waits when :data:`AHEAD_MAX` messages are not committed. An async generator runs on
 its own event loop, which continues between its yields.
@@ -36,13 +36,13 @@ if TYPE_CHECKING:
     from cues.steps.eventloop import Loop
 
 AHEAD_MAX: Final = 2_000
-"""Messages that a generator may be ahead of the commits."""
+"""Number of messages that a generator may be ahead of the commits."""
 REPR_CHARACTERS_MAX: Final = 100_000
-"""Of a message that cannot be written; what an error message holds of it."""
+"""Characters of a message that cannot be written, in its error message."""
 
 
 class MessageCount(int):
-    """How many bare messages there were: no position, which may be an integer as well."""
+    """The number of bare messages so far. It differs by its type from a position that is an integer."""
 
 
 class Refused(NamedTuple):
@@ -54,15 +54,15 @@ class Refused(NamedTuple):
 
 
 class Item(NamedTuple):
-    """What was yielded, as it was at that moment: the generator may go on changing it."""
+    """A yielded message, packed at once, because the generator may change it later."""
 
     after: bytes | MessageCount | Refused
-    """The position after the message, packed; of bare messages the count so far."""
+    """The position after the message, packed; for bare messages the count so far."""
     message: bytes | Refused
 
 
 class Feed:
-    """Pulls one generator, and hands over what it yielded."""
+    """Pulls one generator, and hands over the yielded messages."""
 
     def __init__(self, source: SourceStepper) -> None:
         self._source = source
@@ -75,7 +75,7 @@ class Feed:
         self.error: BaseException | None = None
         self.closed = False
         self.pulled_at = time.monotonic()
-        """When the generator yielded last, or was started."""
+        """The time at which the generator yielded last, or was started."""
 
     # --- the generator's side ---
 
@@ -114,7 +114,7 @@ class Feed:
             self.error, self.ended = error, True
 
     def _pulls(self) -> Iterator[Item]:
-        """Call the function and give (position, message) for all that it yields anew."""
+        """Call the function, and give an item for each new message."""
         source = self._source
         position, count = source.position
         before = codec.pack(position)
@@ -131,7 +131,7 @@ class Feed:
         except TypeError:
             raise ReturnError(
                 f"The source {source.node.name!r} returned {type(yielded).__name__}, which cannot be iterated.",
-                "yield position, message.",
+                "yield pairs of a position and a message.",
             ) from None
         for item in iterator:
             self.pulled_at = time.monotonic()
@@ -140,7 +140,7 @@ class Feed:
                     raise PositionRequired(
                         f"The source {source.node.name!r} yielded the position {str(item[0])[:60]!r} and takes none,"
                         " so the next start would yield the same messages again.",
-                        f"def {getattr(fn, '__name__', 'f')}(position): …, which goes on after that position; or yield"
+                        f"declare def {getattr(fn, '__name__', 'f')}(position): …, which continues after it; or yield"
                         f" bare messages, as resume={resume!r} says.",
                     )
                 after, message = item
@@ -153,7 +153,7 @@ class Feed:
                     raise ReturnError(
                         f"The source {source.node.name!r} yielded the position {after!r:.60} twice in a row: a restart"
                         " could not tell the messages apart, and they would have one delivery hash.",
-                        "a position that changes with every message, such as (page, row).",
+                        "yield a position that changes with every message, such as (page, row).",
                     )
                 before = packed
                 yield Item(packed, self._packed(packer, message))
@@ -161,7 +161,7 @@ class Feed:
             if not isinstance(item, dict):
                 raise ReturnError(
                     f"The source {source.node.name!r} yielded {type(item).__name__} ({str(item)[:60]!r}).",
-                    "yield position, message, where the message is a dict.",
+                    "yield pairs of a position and a message, which is a dict.",
                 )
             if resume is None:
                 raise PositionRequired(
@@ -179,7 +179,7 @@ class Feed:
     def _packed(self, packer: Packer, message: Any) -> bytes | Refused:
         try:
             return packer.renew().pack(message)
-        except Exception as error:  # CuesError, or what the function that gives the key has raised
+        except Exception as error:  # CuesError, or an error of the key function
             return Refused(error, repr(message).encode("utf-8", "replace").decode()[:REPR_CHARACTERS_MAX])
 
     def _from_loop(self, yielded: AsyncIterable[Any]) -> Iterator[Any]:
@@ -198,7 +198,7 @@ class Feed:
     # --- the processor's side ---
 
     def take(self, count: int) -> list[Item]:
-        """Up to ``count`` messages that were yielded; never waits."""
+        """Return up to ``count`` yielded messages; never waits."""
         items = self._items
         taken: list[Item] = []
         for _ in range(min(count, len(items))):
@@ -209,7 +209,7 @@ class Feed:
         return taken
 
     def wait(self, timeout_s: float) -> None:
-        """Until there is something to take, or the generator ended."""
+        """Wait until there is a message to take, or the generator has ended."""
         with self._changed:
             self._waiting = True
             try:
@@ -223,13 +223,13 @@ class Feed:
         return not self._items
 
     def close(self) -> None:
-        """Stop pulling at the next yield; what was yielded can still be taken."""
+        """Stop pulling at the next yield; yielded messages can still be taken."""
         with self._changed:
             self.closed = True
             self._changed.notify_all()
 
     def abandon(self) -> None:
-        """Let go of a generator that may never yield again; an async one is cancelled."""
+        """Abandon a generator that may never yield again; an async one is cancelled."""
         self.close()
         if self._loop is not None:
             self._loop.close()
@@ -263,14 +263,14 @@ class SourceStepper(Stepper):
 
     @property
     def ended(self) -> bool:
-        """Whether the generator ended and all of it is committed."""
+        """Whether the generator has ended, and all its messages are committed."""
         return self.feed.ended and self.feed.empty and self.feed.error is None
 
     def step(self) -> Outcome:
-        """Commit what was yielded. Raises :class:`ProcessorStopped` when the generator failed."""
+        """Commit the yielded messages. Raises :class:`ProcessorStopped` when the generator failed."""
         if self._stop is not None:
             raise stopped_at(self.node, self._stop)
-        error = self.feed.error  # first: what was yielded before it is there by now, and is committed
+        error = self.feed.error  # read first: then all messages yielded before the error are there, and are committed
         items = self.feed.take(self.node.options.batch_size)
         if items:
             if faults.active:
@@ -290,9 +290,9 @@ class SourceStepper(Stepper):
         return "idle"
 
     def again(self) -> float | None:
-        """After a failure: seconds to wait before the function is called again, None when it is not.
+        """After a failure: seconds until the function is called again, or None if it is not.
 
-        It is called with the position that is committed.
+        It is called with the committed position.
         """
         error, retry = self.feed.error, self.node.options.retry
         if (
@@ -312,7 +312,7 @@ class SourceStepper(Stepper):
         return wait_s
 
     def _source_parts(self, items: list[Item]) -> tuple[list[Part], ProcessorRow, Failure | None]:
-        """The step, cut at messages that cannot be written; what commits, the row, and why the source stops then."""
+        """Cut the step at messages that cannot be written: parts, the row, and the failure that stops the source."""
         parts: list[Part] = []
         position, count = self.position
         while items:
@@ -362,14 +362,14 @@ class SourceStepper(Stepper):
         ]
 
     def _refused(self, refused: Refused, failure: Failure, digest: bytes) -> tuple[Queue, list[Page]]:
-        """A message that cannot be written goes to the error queue as its ``repr``."""
+        """The error message for a message that cannot be written, with its ``repr``."""
         assert self.errors is not None
         record = error_message(self.node, {self.node.name: [{"repr": refused.shown}]}, failure)
         return self.errors, batches.build([record], batches.OWN_BYTES_MAX, digest, reserved=True)
 
 
 def _follows(item: Item, bare: bool) -> bool:
-    """Whether an item can be of the same step as those before it."""
+    """Whether an item can be in the same step as those before it."""
     if isinstance(item.after, Refused) or isinstance(item.message, Refused):
         return False
     return (type(item.after) is MessageCount) is bare

@@ -4,8 +4,9 @@
     [1, processor id, generation, [[tailer id, queue identity, from, to], …], extra]
 
 with the ranges [from, to) sorted by tailer id, and extra nil, ``["source", before, after]`` or
-``["timer", time]``. The same on every retry of the same messages, never the same for others: a
-queue that was created again has another identity, and a seek that asks for delivery again raises the generation.
+``["timer", time]``. The hash is the same on every retry of the same messages, and never the same for
+others: a queue that was created again has another identity, and a seek that asks for delivery again raises
+the generation.
 """
 
 from __future__ import annotations

@@ -37,10 +37,10 @@ T = TypeVar("T")
 
 
 class ProcessTailer(Tailer):
-    """``process.tailers[binding]``: a :class:`~cues.Tailer` whose position is the processor's.
+    """``process.tailers[binding]``: a :class:`~cues.Tailer` whose position belongs to the processor.
 
-    It never waits (a step that waits keeps its messages from everybody), reads forward at the
-    beginning of every call, and knows of no message that another call has read last.
+    It never waits, because the step and all its messages would wait with it. At the beginning of each call its
+    direction is forward, and it has no last message.
     """
 
     def __init__(self, queue: Queue, id: str) -> None:
@@ -52,39 +52,39 @@ class ProcessTailer(Tailer):
         self._step = self._index
 
     def read(self, block: bool = False, timeout: float | None = None) -> dict[str, Any] | None:
-        """The next message, or None at the end of the queue. Waiting is refused: :class:`InvalidArgument`."""
+        """Return the next message, or None at the end of the queue. Raises :class:`InvalidArgument` for ``block``."""
         if block:
             raise InvalidArgument(
-                f"The tailers of {self.tailer.rpartition('.')[0]} do not wait: its step, and all that it took, would"
+                f"The tailers of {self.tailer.rpartition('.')[0]} do not wait: its step and all its messages would"
                 " wait with them.",
-                f"read(), which gives None at the end, or {self.queue.id!r} as an input.",
+                f"use read(), which returns None at the end, or declare {self.queue.id!r} as an input.",
             )
         return super().read()
 
     def close(self) -> None:
-        """Does nothing: the tailer is the processor's, and open for the next call."""
+        """Do nothing: the tailer belongs to the processor, and stays open for the next call."""
 
     # --- for the stepper ---
 
     def stand(self, position: Position) -> None:
-        """Go to a committed position."""
+        """Move to a committed position."""
         self._committed = position
         self._identity = position.identity
         self._step = position.next
         self.discard()
 
     def committed(self, position: Position) -> None:
-        """The step's commit is done."""
+        """Note that the commit of the step is done."""
         self._committed = position
 
     def settle(self) -> None:
-        """The call returned: the next one goes on from here."""
+        """After a call that returned: the next call continues here."""
         self._step = self._index
         self._last = None
         self._direction = "forward"
 
     def discard(self) -> None:
-        """The call failed, or begins anew: go back to where it found the tailer."""
+        """After a call that failed: move back to the position at its beginning."""
         self._go_back(self._step, None)
         self._direction = "forward"
 
@@ -100,8 +100,8 @@ class ProcessTailer(Tailer):
 class ProcessAppender:
     """``process.appenders[binding]``: writes to a queue with the step's commit.
 
-    Nothing is returned, since indices are known only then. A message is checked and encoded at once,
-    so what is wrong with it is the error of this call, and changing it afterwards changes nothing.
+    Nothing is returned, because indices are known only at the commit. A message is checked and encoded at
+    once, so a wrong message is an error of this call, and later changes of the dict have no effect.
     """
 
     def __init__(self, queue: Queue) -> None:
@@ -112,31 +112,31 @@ class ProcessAppender:
         self._origins: list[int] = []
 
     def write(self, message: dict[str, Any]) -> None:
-        """Append one message. Raises as :meth:`cues.Appender.write` does; then it is not written."""
+        """Append one message. Raises the errors of :meth:`cues.Appender.write`; then it is not written."""
         self._call.append(self._packer.renew().pack(message))
 
     def write_many(self, messages: Iterable[dict[str, Any]]) -> None:
-        """Append messages; all or, with an error, none."""
+        """Append messages; after an error, none of them."""
         packer = self._packer.renew()
         self._call += [packer.pack(message) for message in messages]
 
     def check(self, came: Provenance) -> None:
-        """Raise what the call's messages would raise at the commit, with the provenance that they get."""
+        """Raise the errors that the call's messages would raise at the commit with this provenance."""
         for packed in self._call:
             self._packer.check(packed, came)
 
     def settle(self, offset: int) -> None:
-        """The call for the message at ``offset`` returned: keep what it wrote."""
+        """After the call for the message at ``offset`` returned: keep its messages."""
         self._items += self._call
         self._origins += [offset] * len(self._call)
         self._call.clear()
 
     def discard(self) -> None:
-        """The call failed: drop what it wrote."""
+        """After a call that failed: drop its messages."""
         self._call.clear()
 
     def taken(self) -> tuple[list[bytes], list[int]]:
-        """What the step has written, with the offset of the message that each came from; nothing is left."""
+        """Take the messages of the step, with the offset of the input message of each."""
         found = self._items, self._origins
         self._items, self._origins = [], []
         return found
@@ -146,7 +146,7 @@ class ProcessAppender:
 
 
 class ByBinding(dict[str, T]):
-    """Tailers or appenders by binding; an unknown one is said with those that there are."""
+    """Tailers or appenders by binding; the error for an unknown binding lists the known ones."""
 
     def __init__(self, processor: str, what: str, found: Mapping[str, T]) -> None:
         super().__init__(found)
@@ -157,12 +157,12 @@ class ByBinding(dict[str, T]):
         near = difflib.get_close_matches(str(binding), self, 1)
         raise InvalidArgument(
             f"{self._processor} has no {self._what} {binding!r}; it has {', '.join(map(repr, self)) or 'none'}.",
-            f"{near[0]!r}." if near else f"{self._what}s={{{str(binding)!r}: queue}} where it is declared.",
+            f"use {near[0]!r}." if near else f"declare it with {self._what}s={{{str(binding)!r}: queue}}.",
         )
 
 
 class Imperative:
-    """The tailers and appenders of one processor. It has none where the function is not imperative."""
+    """The tailers and appenders of one processor; none if the function is not imperative."""
 
     def __init__(
         self, processor: str, tailers: Mapping[str, ProcessTailer], appenders: Mapping[str, ProcessAppender]
@@ -173,26 +173,26 @@ class Imperative:
         self._appenders: Sequence[ProcessAppender] = tuple(appenders.values())
 
     def check(self, came: Provenance) -> None:
-        """Raise what the call's messages would raise at the commit, with the provenance that they get."""
+        """Raise the errors that the call's messages would raise at the commit with this provenance."""
         for appender in self._appenders:
             appender.check(came)
 
     def settle(self, offset: int) -> None:
-        """The call for the message at ``offset`` (batch function: the last) returned."""
+        """Keep the reads and writes of the call for the message at ``offset`` (batch function: the last)."""
         for tailer in self._tailers:
             tailer.settle()
         for appender in self._appenders:
             appender.settle(offset)
 
     def discard(self) -> None:
-        """The call failed."""
+        """Drop the reads and writes of a call that failed."""
         for tailer in self._tailers:
             tailer.discard()
         for appender in self._appenders:
             appender.discard()
 
     def forget(self) -> None:
-        """The step is void: go back to the committed positions, and drop what was written."""
+        """Drop the step: move back to the committed positions, and drop all written messages."""
         for tailer in self._tailers:
             tailer.stand(tailer._committed)
         for appender in self._appenders:
@@ -200,7 +200,7 @@ class Imperative:
             appender.taken()
 
     def written(self) -> dict[str, tuple[list[bytes], list[int]]]:
-        """What the step has written, by binding: messages, and the offset of the message that each came from."""
+        """The written messages of the step, by binding, with the offset of the input message of each."""
         return {binding: appender.taken() for binding, appender in self.appenders.items()}
 
     def moved(self) -> dict[str, Position]:

@@ -1,7 +1,7 @@
 """One call of a user's function: its arguments, and the transaction of ``checkpoint=`` around it.
 
 :func:`invocation` returns a function of three arguments: the step's messages, the columns or messages to give to
-the user's function, and the process. It knows the kind of the user's function, so a call decides nothing again:
+the user's function, and the process. It knows the kind of the user's function, so it is decided only once:
 
     one input                 fn(message)             or fn(message, process=process)
     a join                    fn(a=message, ...)      or fn(a=message, ..., process=process)
@@ -79,7 +79,7 @@ def _plainly(node: Node, fn: Function) -> Invocation:
 
 
 def waiting(fn: Function, loop: Loop, limit_s: float | None) -> Function:
-    """Return a plain function that runs an `async def` on the loop and waits for it, ``limit_s`` at most."""
+    """Return a plain function that runs an `async def` on the loop and waits for it, at most ``limit_s``."""
     if limit_s is not None:
         return lambda *arguments, **keywords: loop.run(loop.within(fn(*arguments, **keywords), limit_s))
     return lambda *arguments, **keywords: loop.run(fn(*arguments, **keywords))

@@ -1,12 +1,12 @@
 """Outgoing messages: checked, placed and packed at the moment they are handed over.
 
-    Packer    packs messages for one queue: what a call returned, what it wrote, what a source yielded
-    Packed    a packed message with the facts that its bytes do not say
+    Packer    packs messages for one queue: returned, written, or yielded by a source
+    Packed    a packed message with facts that are not in its bytes
     build     packed messages as pages, under the hash of their step
 
-A function may go on changing what it returned, yielded or wrote. So the queue holds the message as it was
-handed over, whatever the size of the step that commits it. And everything that can be wrong with a message
-is found here, while its call can still fail alone: nothing of this can fail when the step commits.
+A function may change a message after it has returned, yielded or written it. The queue gets the message as
+it was handed over, whatever the size of the step that commits it. Every fault of a message is found here,
+while its call can still fail alone, so a message cannot make the commit of the step fail.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from cues.records.stamps import Stamps
 
 _ANY_HASH: Final = bytes(16)
 _ANY_STAMP: Final = Stamps(1, 0, stamping.ticks(0, 1))
-"""A hash and an identity in the sizes that they have."""
+"""A hash and an identity of the right sizes, to test the size of a record."""
 
 
 class Packed(bytes):
-    """A packed message with the facts that its bytes do not say."""
+    """A packed message with facts that are not in its bytes."""
 
     place: int | None = None
-    """The partition chosen by its key or by a function; None where the append chooses."""
+    """The partition chosen by its key or by a function; None if the append chooses."""
     marked = False
-    """Whether it holds ``q/meta`` or ``q/uuid``, which its record's header takes."""
+    """Whether it has ``q/meta`` or ``q/uuid``, which are stored in the header of its record."""
 
 
 class Packer:
@@ -49,7 +49,7 @@ class Packer:
         """Whether the message decides its partition."""
 
     def renew(self) -> Packer:
-        """Follow the options that are in force now."""
+        """Return a packer with the present options of the queue."""
         options = self._options_of()
         if options is not self._options:
             self.limit_bytes = options.max_message_bytes
@@ -60,9 +60,9 @@ class Packer:
         return self
 
     def pack(self, message: Any, came: Provenance | None = None) -> bytes:
-        """Check, place and pack one message; raises what :func:`cues.records.batch.build` and the user's key would.
+        """Check, place and pack one message; raises the errors of :func:`cues.records.batch.build` and of the key.
 
-        ``came`` is its provenance, where that may be too large for a page.
+        ``came`` is its provenance, if that may be too large for a page.
         """
         options = self._options
         assert options is not None
@@ -78,7 +78,7 @@ class Packer:
         return packed
 
     def check(self, packed: bytes, came: Provenance) -> None:
-        """Raise what a packed message with this provenance would raise at its commit."""
+        """Raise the error that a packed message with this provenance would raise at its commit."""
         options = self._options
         if options is not None and not options.strips:
             self._build_one(codec.unpack_known(packed), came)
@@ -90,7 +90,7 @@ class Packer:
 def build(
     items: Sequence[bytes], strips: bool, digest: bytes, came: Provenance | None, stamps: Stamps | None = None
 ) -> list[Page]:
-    """Packed messages as pages; ``came`` and ``stamps`` are of as many."""
+    """Build pages of packed messages; ``came`` and ``stamps`` have an entry for each message."""
     limit_bytes = batches.OWN_BYTES_MAX  # sizes were checked when the messages were packed
     if Packed in set(map(type, items)) and any(type(item) is Packed and item.marked for item in items):
         messages = [codec.unpack_known(item) for item in items]
@@ -99,7 +99,7 @@ def build(
 
 
 def placed(items: Sequence[bytes]) -> dict[int, list[int]] | None:
-    """The offsets of the items by partition; None where the append chooses, for some at least."""
+    """The offsets of the items by partition; None if the append chooses, for any of them."""
     found: dict[int, list[int]] = {}
     for offset, item in enumerate(items):
         partition = item.place if type(item) is Packed else None

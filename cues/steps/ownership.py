@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from cues.storage.transaction import StoreTransaction
 
 LEASE_S: Final = 10.0
-"""How long after the last beat another process may take over although the lock is held."""
+"""Seconds after the last beat until another process may take over although the lock is held."""
 LEASE_BEAT_S: Final = 2.0
 
 
@@ -103,24 +103,24 @@ class Ownership:
         if here:
             pid = os.getpid()
         elif row is not None and left > 0 and locks.process_state(row.pid) != "gone":
-            pid = row.pid  # whoever has the lock: an owner that was taken over keeps it until it ends
+            pid = row.pid  # the holder of the lock: an owner that was replaced keeps it until it ends
         else:
             pid = self.store.locks.holder(offset) or (row.pid if row else 0)
         if here or not take_over:
             where = "in this process" if here else f"by process {pid} ({locks.process_state(pid)})"
             supervisor = self.store.locks.holder(supervisor_lock(processor.partition(".")[0]))
-            if supervisor is not None:  # who would start a worker that is killed again
+            if supervisor is not None:  # it would start a killed worker again
                 where, pid = f"by process {pid}, a worker of process {supervisor}", supervisor
             raise AlreadyRunning(
                 f"{processor} is already run {where}, on the store {self.store.path}.",
-                "stop that one first" + ("." if here else f" (kill {pid}), or --take-over if it does not answer."),
+                "stop that process first" + ("." if here else f" (kill {pid}), or --take-over if it does not answer."),
                 pid=pid,
             )
         if left > 0:
             raise AlreadyRunning(
                 f"{processor} is run by process {pid} ({locks.process_state(pid)}), whose lease runs"
                 f" for another {left:.0f} s.",
-                f"start again in {left:.0f} s: only a process that does not answer is taken over.",
+                f"start again in {left:.0f} s: only a process that does not answer can be replaced.",
                 pid=pid,
             )
         self._missing.append(offset)
@@ -163,13 +163,13 @@ class Ownership:
     def claim(
         self, accept_topology: bool = False, above: int = 0, only: Sequence[Claimant] | None = None
     ) -> dict[str, ProcessorRow]:
-        """Raise the epoch of every processor, or ``only`` of some, in one transaction; older owners are fenced then.
+        """Raise the epoch of every processor, or ``only`` of some, in one transaction, which fences older owners.
 
-        Epochs are higher than ``above`` as well: what other stores know of these processors' owners.
+        Epochs are also higher than ``above``: the epochs of these processors that other stores have.
 
-        Raises :class:`TopologyChanged` where the inputs are not those that have positions.
+        Raises :class:`TopologyChanged` if the inputs are not those that have positions.
         """
-        # Where the queues begin, read before: no transaction of one store is opened inside one of another.
+        # The beginnings of the queues are read first: no transaction of one store is opened inside one of another.
         claimants = self.claimants if only is None else only
         starts: dict[str, Position] = {}
         for claimant in claimants:
@@ -242,7 +242,7 @@ class Ownership:
     def release(self) -> None:
         """Release the locks. The rows stay; the next owner raises their epochs."""
         with self._guard:
-            while self._locked:  # one that is taken out last is given back by the next call, where this one ends early
+            while self._locked:  # one at a time: if this call is interrupted, the next call releases the rest
                 self.store.locks.unlock(self._locked[-1])
                 self._locked.pop()
             self._missing.clear()
@@ -266,7 +266,7 @@ def _changed(processor: str, before: ProcessorInputs, now: ProcessorInputs) -> T
         what.append(f"on a queue of another store: {', '.join(moved)}")
     return TopologyChanged(
         f"The inputs of {processor} have changed since the store was written ({'; '.join(what)}).",
-        "--accept-topology (graph.start(accept_topology=True)): new inputs begin at the start of their"
+        "use --accept-topology (graph.start(accept_topology=True)), and new inputs begin at the start of their"
         " queue; or --fresh to start over.",
         processor=processor,
     )
@@ -282,32 +282,32 @@ def fenced(processor: str, expected: bytes, found: bytes | None) -> Fenced:
     if other is not None and other.owner == mine.owner:
         return Fenced(
             f"The positions of {processor} were moved while a step was under way; the step was dropped.",
-            "nothing: it goes on from the new positions.",
+            "do nothing: the processor continues at the new positions.",
             processor=processor,
             reason="seek",
         )
-    who = "nobody" if other is None else f"process {other.pid} (epoch {other.epoch})"
+    who = "no process" if other is None else f"process {other.pid} (epoch {other.epoch})"
     return Fenced(
         f"{processor} was taken over by {who}; this process (epoch {mine.epoch}) stops and wrote nothing.",
-        "nothing here; two processes ran the same graph.",
+        "do nothing here; but find out why two processes ran the same graph.",
         processor=processor,
         reason="takeover",
     )
 
 
 def seek(store: Store, processor: str, positions: dict[str, int], again: bool = False) -> ProcessorRow:
-    """Move positions (indices by tailer id) of a processor, running or not; raises its epoch.
+    """Move positions (indices by tailer id) of a processor, whether it runs or not, and raise its epoch.
 
-    With ``again`` the generation rises too, so that transactional sinks accept the messages anew.
+    ``again`` also raises the generation, so that transactional sinks accept the messages again.
     """
     with store.view() as txn:
         topology = read_topology(txn, processor)
     if topology is None:
-        raise InvalidArgument(f"The store {store.path} has no processor {processor!r}.", "cues status lists them.")
+        raise InvalidArgument(f"The store {store.path} has no processor {processor!r}.", "run cues status.")
     unknown = set(positions) - set(topology.tailers)
     if unknown:
         raise InvalidArgument(
-            f"{processor} has no tailer {', '.join(sorted(unknown))}.", f"one of {', '.join(topology.tailers)}."
+            f"{processor} has no tailer {', '.join(sorted(unknown))}.", f"pass one of {', '.join(topology.tailers)}."
         )
     with store.view() as txn:
         before = read_row(txn, processor)
@@ -320,7 +320,7 @@ def seek(store: Store, processor: str, positions: dict[str, int], again: bool = 
             other = opened.enter_context(other_stores.opened(store, where, readonly=False)) if where else store
             targets[at] = _target(Log(other, topology.queues[at]), tailer, index)
             if where and index < before.positions[at].next:
-                # First, so that what is sought is kept there: a mark that is too low costs only room.
+                # First, so that the messages there are kept: a mark that is too low costs only space.
                 reader = marks.ForeignReader(store.id, processor, before.epoch + 1)
                 low_water.lower_mark(other, topology.queues[at], reader, targets[at].next)
 
@@ -340,11 +340,11 @@ def seek(store: Store, processor: str, positions: dict[str, int], again: bool = 
 
 
 def _target(log: Log, tailer: str, index: int) -> Position:
-    """The position at an index of a log; raises :class:`InvalidArgument` where there is none."""
+    """The position at an index of a log; raises :class:`InvalidArgument` if there is none."""
     with log.store.view() as txn:
         row = log.row(txn)
         if not 1 <= index <= row.next:
             raise InvalidArgument(
-                f"{tailer} cannot go to {index}.", f"an index from 1 to {row.next} (the next to be written)."
+                f"{tailer} cannot move to {index}.", f"pass an index from 1 to {row.next} (the next to be written)."
             )
         return Position(row.identity, index, log.seal_before(txn, row, index))

@@ -1,7 +1,7 @@
 """The parts of a step: messages that commit under one hash.
 
 A step without failures is one part. A message that fails for good becomes a part of its own, and its error message
-goes to the error queue. So a step of n messages has at most 2n + 1 parts, and they all commit in one transaction.
+is written to the error queue. So a step of n messages has at most 2n + 1 parts, and they all commit in one transaction.
 
     messages     1 2 3 4 5        3 fails
     parts        [1 2] [3] [4 5]  each with the hash of its own ranges
@@ -49,7 +49,7 @@ class Part:
     """The index of its first pending message in each log of another store (pending.py)."""
 
     def values(self) -> int:
-        """Return how many LMDB values it appends at most: the disk must have room for them."""
+        """Return the largest number of LMDB values that it appends, for which the disk must have room."""
         count = 0
         for _, pages in self.appends:
             for page in pages:
@@ -124,13 +124,13 @@ class PartBuilder(StepperBase):
         stamps = self._stamps(self.errors, 1)
         try:
             pages = batches.build([record], batches.OWN_BYTES_MAX, digest, came, reserved=True, stamps=stamps)
-        except CuesError:  # several inputs' q/meta together may fit no page, which may be what failed
+        except CuesError:  # q/meta of several inputs together may fit no page; this may be the failure itself
             pages = batches.build([record], batches.OWN_BYTES_MAX, digest, reserved=True, stamps=stamps)
         appends = self._at_home([(self.errors, pages)], digest)
         return Part(start, stop, digest, self._taking(taken, start, stop), failure, appends, 1)
 
     def _stamps(self, queue: Queue, count: int) -> Stamps | None:
-        """Return the identities of ``count`` messages for a queue; most queues have none."""
+        """Return the identities of ``count`` messages for a queue; most messages have none."""
         return None
 
     def _at_home(self, appends: list[tuple[Queue, list[Page]]], digest: bytes) -> list[tuple[Queue, list[Page]]]:
@@ -162,7 +162,7 @@ class PartBuilder(StepperBase):
 def divided(queue: Queue, output: Output, start: int) -> list[tuple[Queue, list[bytes], list[int] | None]]:
     """Return the items of an output for each log of its queue, and the offsets of the messages that they came from.
 
-    ``start`` is the offset of the message of the first item, where each item came from one message.
+    ``start`` is the offset of the message of the first item, if each item was made from one message.
     """
     if not queue.is_partitioned:
         return [(queue, output.items, output.origins)]

@@ -3,38 +3,36 @@
 The numbers are those of docs/transactions.md, "A stream that writes to several stores".
 
     start
-    1. settle        what the last home commit says was written there: its acknowledgements are appended (again), and
-                     what a step that did not commit left pending is dropped
-    2. name          a producer id of this owner's own is committed at home, before it writes anything
+    1. settle        append (again) the acknowledgements of the last home commit in the other stores, and drop the
+                     pending messages of a step that did not commit
+    2. name          commit a producer id of this owner in the home store, before it writes any message
 
-    a step, in the place of step 4 of stepper.py
-    3. write         its messages, pending, into the other stores: one transaction each, synced
-    4. commit        at home, what a step always commits; and in the same transaction for each queue of 3 the
-                     acknowledgement that is due
-    5. sync          the home store, unless its commits are durable by themselves
-    6. acknowledge   append what 4 holds; now readers of what is committed see the step
+    a step, instead of step 4 of stepper.py
+    3. write         write its messages, pending, into the other stores: one transaction each, synced
+    4. commit        commit the step in the home store, and in the same transaction the due acknowledgement for
+                     each queue of 3
+    5. sync          sync the home store, unless its commits are durable by themselves
+    6. acknowledge   append the acknowledgements of 4; now readers of committed messages see the step
 
 Why each step is seen once:
 
-    a. Whether it took place is decided by 4 alone. Nothing is acknowledged before it (6), and nothing that it counts
-       can be missing behind it (3).
-    b. Who dies before 4 leaves pending messages that no acknowledgement reaches: 1 drops them, and the step that
-       is run again writes under a clock behind that, or under another producer.
-    c. Who dies between 4 and 6 is finished by 1 of whoever comes next. To append an acknowledgement again does no harm.
-    d. An acknowledgement names a producer and a clock, so it must not find messages of a later step in front of it:
-       6 is done before 3 of the next step, and where it was not, 1 is done first.
-    e. An owner that is stopped, taken over and continued has a producer of its own (2), so no acknowledgement of its
-       successor's commits what it wrote; and its own is never appended, since its 4 is refused. It acknowledges
-       nothing but what it read under its own epoch, and so nothing of a successor's, which would drop what
-       that one has pending.
-    f. A power cut takes nothing back in another store that home counts (3), nor at home what another store has
-       acknowledged (5). What it takes back of 6 is done by 1: home keeps for each queue the last acknowledgement, and
-       those before it were synced with the messages behind them.
+    a. Only 4 decides whether the step took place. Nothing is acknowledged before it (6), and all messages that it
+       counts are durable before it (3).
+    b. A death before 4 leaves pending messages that no acknowledgement covers. 1 drops them, and the repeated step
+       writes with later clocks, or with another producer.
+    c. After a death between 4 and 6, 1 of the next owner finishes the step. A repeated acknowledgement is harmless.
+    d. An acknowledgement names a producer and a clock, so messages of a later step must not be before it in the
+       queue: 6 is done before 3 of the next step; if it was not, 1 is done first.
+    e. An owner that is stopped, replaced and continued has its own producer (2). So no acknowledgement of its
+       successor commits its messages, and its own acknowledgement is never appended, because its 4 is refused. It
+       acknowledges only rows that it read under its own epoch, so it never drops the pending messages of a successor.
+    f. A power cut removes nothing in another store that the home store counts (3), and nothing in the home store that
+       another store has acknowledged (5). If it removes a part of 6, 1 repeats it: the home store keeps the last
+       acknowledgement for each queue, and earlier ones were synced with the messages after them.
 
-Not guaranteed: that all stores show a step at one moment; that readers of everything (plain tailers, graphs) wait;
-that what an owner wrote after it was taken over is dropped, if it is killed before it hears of that: it stays
-pending. A home store that was put back to an old copy is found out (:class:`Diverged`) only where no other owner
-has written since.
+Not guaranteed: that all stores show a step at one moment; that readers of all messages (plain tailers, graphs) wait;
+that the messages of a replaced owner are dropped if it is killed before it notices: they stay pending. If a home
+store was put back to an old copy, this is noticed (:class:`Diverged`) only if no other owner has written since.
 """
 
 from __future__ import annotations
@@ -80,7 +78,7 @@ Target = tuple[bytes, str]
 """A log of another store: the store's id, and the log's."""
 
 
-# --- the row at home ----------------------------------------------------------------------------
+# --- the row in the home store ------------------------------------------------------------------
 
 
 class Due(NamedTuple):
@@ -88,16 +86,16 @@ class Due(NamedTuple):
 
     producer: int
     last: int
-    """Clock of the last message that it acknowledges."""
+    """The clock of the last message that it acknowledges."""
     ack: int
-    """Its own clock."""
+    """The clock of the acknowledgement itself."""
 
 
 class PendingRow(NamedTuple):
-    """What a processor's last commit says of its messages in other stores."""
+    """The row of the last commit about a processor's messages in other stores."""
 
     producer: int
-    """Under which its owner writes."""
+    """The producer id of its owner."""
     due: dict[Target, Due]
 
     def pack(self) -> bytes:
@@ -106,13 +104,13 @@ class PendingRow(NamedTuple):
 
     @staticmethod
     def unpack(raw: bytes, processor: str = "(unnamed)") -> PendingRow:
-        """Raises :class:`StoreDamaged`, which names the processor."""
-        producer, due = codec.unpack(sealed.unseal(raw, f"row of what {processor} has pending in other stores"))
+        """Decode the row. Raises :class:`StoreDamaged`, which names the processor."""
+        producer, due = codec.unpack(sealed.unseal(raw, f"row of the pending messages of {processor} in other stores"))
         return PendingRow(producer, {(store, log): Due(*one) for store, log, *one in due})
 
 
 def read_row(txn: StoreTransaction, processor: str) -> PendingRow | None:
-    """What a processor's last commit says, in a transaction of the home store; None where it never wrote so."""
+    """Read the row in a transaction of the home store; None if the processor never wrote pending messages."""
     raw = txn.get(names.pending_key(processor))
     return None if raw is None else PendingRow.unpack(raw, processor)
 
@@ -121,9 +119,10 @@ def read_row(txn: StoreTransaction, processor: str) -> PendingRow | None:
 
 
 class Settling:
-    """Brings what one processor wrote in other stores to what its last home commit says.
+    """Settles the messages of one processor in other stores, by its last home commit.
 
-    ``queues`` are handles on those that it may have written to; the stores of others are opened where they were.
+    ``queues`` are handles on queues that it may have written to; the stores of other queues are opened at their
+    known paths.
     """
 
     def __init__(self, home: Store, processor: str, queues: Iterable[Queue]) -> None:
@@ -132,10 +131,10 @@ class Settling:
         self._queues = tuple(queues)
 
     def settle(self, row: PendingRow, give_up: bool = False) -> dict[Target, str]:
-        """Append what is due, and drop what is pending besides. May be repeated.
+        """Append the due acknowledgements, and drop all other pending messages. May be repeated.
 
-        Raises :class:`Diverged` where a log does not have what the row says, and :class:`StoreNotFound`; with
-        ``give_up`` it returns such logs, and why.
+        Raises :class:`Diverged` if a log contradicts the row, and :class:`StoreNotFound`; with ``give_up`` it
+        returns such logs with the reasons.
         """
         given_up: dict[Target, str] = {}
         with contextlib.ExitStack() as opened:
@@ -163,16 +162,16 @@ class Settling:
             stamped.append_all(store, bound)
 
     def roll_back(self, log: Queue, producer: int) -> None:
-        """Drop what a producer has pending in a log, if anything."""
+        """Drop the pending messages of a producer in a log, if there are any."""
         with log.store.view() as txn:
             written = producers.read(txn, log.log.id, producer)
         if written is not None and written.begin:
             stamped.append_all(log.store, [(_one(log), [(assemble(producer, written.acked, _ACK), {})])])
             if log.store.durability != "disk":
-                log.store.sync()  # nobody may come back to it
+                log.store.sync()  # no later call may sync it
 
     def _logs(self) -> dict[Target, Queue]:
-        """All logs that there are now: a queue may get more partitions."""
+        """All present logs: a queue may get more partitions."""
         return {(view.store.id, view.log.id): view for queue in self._queues for view in queue.views}
 
     def _log(self, target: Target, opened: contextlib.ExitStack) -> Queue:
@@ -182,7 +181,7 @@ class Settling:
             other = opened.enter_context(other_stores.opened(self.home, store, readonly=False))
             queue, partition = names.log_parts(id)
             if queue not in other.queues():
-                raise self._diverged(f"queue {queue!r} of {other.path} is gone")
+                raise self._diverged(f"queue {queue!r} of {other.path} is missing")
             return open_queue(other, queue).view(partition)
         return found
 
@@ -191,30 +190,30 @@ class Settling:
             written = producers.read(txn, log.log.id, due.producer)
         where = f"queue {log.id!r} of {log.store.path}"
         if written is None or written.last < due.last:
-            raise self._diverged(f"{where} does not have all that was committed")
+            raise self._diverged(f"{where} lacks committed messages")
         if written.acked > due.ack:
-            raise self._diverged(f"{where} has steps that {self.home.path} knows nothing of")
+            raise self._diverged(f"{where} has steps that {self.home.path} does not have")
 
     def _diverged(self, what: str) -> Diverged:
         return Diverged(
             f"{self.processor} writes there by pending messages, and {what}: the stores are not of the same moment.",
-            "copies of both stores of the same moment; or --accept-topology to go on with what is there.",
+            "put back copies of both stores of the same moment; or use --accept-topology to continue.",
             processor=self.processor,
         )
 
 
 def _one(log: Queue) -> Queue:
-    """The handle on one log, also of a queue that had one and got more since."""
+    """The handle on one log, also of a queue that had one partition and got more since."""
     return log.view(log.log.partition)
 
 
 def finish(
     home: Store, processor: str, owner: ProcessorRow, queues: Sequence[Queue], give_up: bool = False
 ) -> dict[Target, str]:
-    """Settle what a processor wrote by pending messages before it was declared otherwise, and forget that it did.
+    """Settle the pending messages of a processor that is now declared without ``across="pending"``; delete the row.
 
-    ``owner`` is the caller's row of the processor: raises :class:`Fenced` where it is not that any more, and
-    otherwise as :meth:`Settling.settle`, whose result it returns.
+    ``owner`` is the caller's row of the processor. Raises :class:`Fenced` if the row has changed, and the errors of
+    :meth:`Settling.settle`, whose result it returns.
     """
     expected = owner.pack()
 
@@ -237,7 +236,7 @@ def finish(
         fence(txn)
         txn.delete(names.pending_key(processor))
 
-    # What was appended must outlive the row that would append it again.
+    # The acknowledgements must be durable before the row that repeats them is deleted.
     for store in {queue.store.id: queue.store for queue in queues}.values():
         if store.durability != "disk":
             store.sync()
@@ -252,7 +251,7 @@ class PendingStepper(Stepper):
     """The stepper of a stream with ``across="pending"``."""
 
     def __init__(self, store: Store, node: Node, row: ProcessorRow, *, give_up: bool = False, **keywords: Any) -> None:
-        """``give_up``: go on where the other stores do not have what home says (``--accept-topology``)."""
+        """``give_up``: continue if the other stores contradict the home store (``--accept-topology``)."""
         super().__init__(store, node, row, **keywords)
         written = [queue for _, queue, _ in self._targets] + ([self.errors] if self.errors else [])
         away = [queue for queue in written if queue.store.id != store.id]
@@ -260,27 +259,27 @@ class PendingStepper(Stepper):
         self._clock = Clock()
         self._producer = _producer(row.owner, node.id)
         self._due: dict[Target, Due] = {}
-        """As committed at home."""
+        """The row as committed in the home store."""
         self._next = self._due
-        """As the step under way commits it."""
+        """The row that the step under way commits."""
         self._give_up = give_up
         self._settled = False
-        """Whether nothing of a step before is pending, or due, in another store."""
+        """Whether no message of an earlier step is pending in another store, and no acknowledgement is due."""
 
     # --- start --------------------------------------------------------------------------------
 
     def recover(self) -> Decision:
-        """Settle, then recover as every stepper. Raises :class:`Diverged`."""
+        """Settle, then recover like other steppers. Raises :class:`Diverged`."""
         self._settle()
         return super().recover()
 
     def _settle(self) -> None:
-        # 1. Settle. The row is read under this owner's epoch: what it names is of this owner or of one before.
+        # 1. Settle. The row is read under this owner's epoch, so it was written by this owner or an earlier one.
         with self.store.view() as txn:
             self._fence(txn)
             row = read_row(txn, self.node.id)
         self._sync(self.store)
-        give_up, self._give_up = self._give_up, False  # a start's permission
+        give_up, self._give_up = self._give_up, False  # the permission holds for one start
         given_up = {} if row is None else self._patiently(self._settling.settle, row, give_up)
         for what in given_up.values():
             self._emit(events.Event(self.node.id, f"given up: {what}", logging.WARNING))
@@ -306,7 +305,7 @@ class PendingStepper(Stepper):
     # --- a step -------------------------------------------------------------------------------
 
     def _stamps(self, queue: Queue, count: int) -> Stamps | None:
-        """Messages for another store have identities; their clocks are taken when they are appended."""
+        """Return identities for messages to another store; their clocks are taken when they are appended."""
         if queue.store.id == self.store.id:
             return None
         return Stamps(self._producer, _CONTINUE, stamping.ticks(0, count))
@@ -328,7 +327,7 @@ class PendingStepper(Stepper):
             # 4. Commit.
             super()._commit_parts(parts, row)
         except Fenced:
-            with contextlib.suppress(CuesError):  # who is fenced hears of that, and nobody sees what stays
+            with contextlib.suppress(CuesError):  # the caller raises Fenced, and no reader sees messages that stay
                 for log, _ in found:
                     self._settling.roll_back(log, self._producer)
             raise
@@ -342,7 +341,7 @@ class PendingStepper(Stepper):
         self._settled = True
 
     def _take_away(self, parts: list[Part]) -> list[tuple[Part, Queue, list[Page]]]:
-        """What the parts append in other stores, which is not theirs to append any more."""
+        """Remove from the parts the messages for other stores, and return them."""
         found: list[tuple[Part, Queue, list[Page]]] = []
         for part in parts:
             appends = list(part.appends)
@@ -351,7 +350,7 @@ class PendingStepper(Stepper):
         return found
 
     def _write(self, store: BaseStore, away: list[tuple[Part, Queue, list[Page]]]) -> list[tuple[Queue, Due]]:
-        """Append pending messages to one other store, durably; what will acknowledge them."""
+        """Append pending messages to one other store, durably; return their acknowledgements."""
         store.check_file()
         size = sum(1 + len(page.pieces) for _, _, pages in away for page in pages)
         last: dict[str, int] = self._patiently(store.commit, self._write_pending, away, pages=size + len(away))
@@ -366,7 +365,7 @@ class PendingStepper(Stepper):
         return [(logs[id], Due(self._producer, clock, self._clock.tick())) for id, clock in last.items()]
 
     def _write_pending(self, txn: StoreTransaction, away: list[tuple[Part, Queue, list[Page]]]) -> dict[str, int]:
-        """Append, with clocks from now on; the last clock by log."""
+        """Append messages with clocks from now on; return the last clock by log."""
         last: dict[str, int] = {}
         self._clock.update(clock.now_ns())
         for part, log, pages in away:
@@ -390,13 +389,13 @@ class PendingStepper(Stepper):
 
 
 def _producer(owner: bytes, processor: str) -> int:
-    """The id under which one owner's unit writes: no other owner's, and no other unit's."""
+    """The producer id of one owner's unit. No other owner and no other unit has it."""
     drawn = bytearray(xxhash.xxh3_64_digest(owner + processor.encode())[:PRODUCER_BYTES])
     drawn[0] |= _MULTICAST
     return int.from_bytes(ProducerID(bytes(drawn)), "big")
 
 
 def _clocked(page: Page, first: int) -> Page:
-    """A page whose clocks count from 0, with clocks that begin at ``first``; behind the hash."""
+    """A copy of a page with clocks from 0, with clocks from ``first`` on; they are after the hash."""
     tail = page.tail[:_HASH_BYTES] + stamping.restamped(page.tail[_HASH_BYTES:], first)
     return Page(page.flags, page.count, tail, page.pieces)

@@ -17,7 +17,7 @@ from cues.steps.taking import Slice, Taken
 
 
 class Delivery:
-    """The delivery of a call: a sink uses it to ignore repeats. In a message function it covers one message.
+    """The delivery of a call: a sink uses it to ignore repetitions. In a message function it covers one message.
 
     hash          32 hex digits: the same on every retry of the same messages, never the same for others
     generation    raised by a seek that asks for delivery again
@@ -26,8 +26,8 @@ class Delivery:
     store         16 hex digits: the id of the store of the positions; indices and epochs of different
                   stores cannot be compared
     seal(t, i)    checksum of the record batch before index i of tailer t, in hex: a target that keeps it with
-                  its position notices that a store was replaced by an older copy. Empty where it is not
-                  known (purged), None where the queue ends before i
+                  its position notices that a store was replaced by an older copy. Empty if it is not known
+                  (purged), None if the queue ends before i
     """
 
     __slots__ = ("_digest", "_seals", "end", "epoch", "generation", "start", "store")
@@ -63,7 +63,7 @@ class Delivery:
 
 
 def key_of(node: Node, message: dict[str, Any]) -> Any:
-    """Return the key of a message by ``key=``. Raises :class:`InvalidArgument` where the field is missing or None."""
+    """Return the key of a message by ``key=``. Raises :class:`InvalidArgument` if the field is missing or None."""
     key = node.options.key
     if not isinstance(key, str):
         return None if key is None else key(message)
@@ -73,7 +73,9 @@ def key_of(node: Node, message: dict[str, Any]) -> Any:
         near = [] if key in message else difflib.get_close_matches(key, map(str, message), 1)
         raise InvalidArgument(
             f"The message has no {key!r}, the key= of {node.id}; {there}.",
-            f"key={near[0]!r}." if near else f"{key!r} in every message; or key=lambda message: message.get({key!r}).",
+            f"use key={near[0]!r}."
+            if near
+            else f"add {key!r} to every message; or use key=lambda message: message.get({key!r}).",
         )
     return found
 
@@ -82,7 +84,7 @@ class Process:
     """The argument ``process`` of a function.
 
     id                    ``graph.processor``; of its unit on partition 3 ``graph.processor/3``
-    partition             of the inputs that this unit reads; 0 where they have but one
+    partition             of the inputs that this unit reads; 0 if they have only one
     opts, system          as the graph was declared
     binding               the input that the message came from (with AnyOf)
     index, indices        index of the message, or of each message of a batch, on its queue
@@ -181,7 +183,8 @@ class Process:
             return self._states().view(None)
         if self._node.options.batch:
             raise CuesError(
-                f"{self.id} is a batch function with key=, so its messages have many keys.", "process.state_of(key)."
+                f"{self.id} is a batch function with key=, so its messages have many keys.",
+                "call process.state_of(key).",
             )
         return self._states().view(self.key(self._offset))
 
@@ -246,9 +249,9 @@ class Process:
     def _states(self) -> Layer:
         if self._node.options.checkpoint is not None:
             raise CuesError(
-                f"{self.id} has checkpoint=: what is in the target already is not presented again, so state in the"
-                " store would miss it.",
-                "process.connection: keep it in the target, in the same transaction.",
+                f"{self.id} has checkpoint=: messages that the target has are not delivered again, so state in the"
+                " store would miss them.",
+                "keep the state in the target, in the same transaction: use process.connection.",
             )
         if self._layer is None:
             if self._node.kind == "source":
@@ -256,7 +259,7 @@ class Process:
             raise CuesError(
                 f"{self.id} runs up to {self._node.options.concurrency} calls at once; they would race for the"
                 " processor's state.",
-                "key=… (calls of one key run one after another), or concurrency=1.",
+                "declare key=… (calls of one key run one after another), or concurrency=1.",
             )
         return self._layer
 

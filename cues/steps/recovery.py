@@ -1,6 +1,6 @@
 """The decision of a start: whether the last step committed, and the messages that the next step takes.
 
-The try log holds a snapshot (the ranges that a step took) and an attempt (the step committed), both with the
+The try log has a snapshot (the ranges that a step took) and an attempt (the step committed), both with the
 hash of the step. :meth:`Recovery.recover` reads the last two records and decides by the start table of
 docs/guarantees.md:
 
@@ -119,7 +119,7 @@ class Recovery(Committer):
         return self._row.pending or self.node.at_most_once
 
     def _takes(self) -> list[set[str]]:
-        """Return the sets of tailers that a step can read from: all together; of alts any single one."""
+        """Return the sets of tailers that a step can read from: all together; for AnyOf any single one."""
         tailers = {one.tailer for one in self.inputs}
         return [{tailer} for tailer in tailers] if self.node.mode == "alts" else [tailers]
 
@@ -166,13 +166,13 @@ class Recovery(Committer):
             return Log(self.store, queue)
         except QueueNotFound:
             raise Diverged(
-                f"The last step of {self.node.id} wrote to queue {queue!r}, which is gone.",
+                f"The last step of {self.node.id} wrote to queue {queue!r}, which is missing.",
                 "run cues check; or --fresh to start again.",
                 processor=self.node.id,
             ) from None
 
     def _compare_outputs(self, txn: StoreTransaction, attempt: tries.Attempt, written: dict[str, Log]) -> None:
-        """Raise :class:`Diverged` unless the message at the attempt's index is purged or carries the step's hash."""
+        """Raise :class:`Diverged` unless the message at the attempt's index is purged or has the step's hash."""
         for queue_id, index in attempt.indices.items():
             log = written[queue_id]
             row = log.row(txn)
@@ -207,6 +207,6 @@ class Recovery(Committer):
                     )
                 )
                 one.go(min(row.first, ends[one.tailer]))
-        # The rest of a purged range is another set of messages and gets another hash, as any new step.
+        # The rest of a purged range is another set of messages and gets another hash, like any new step.
         # An unpurged range is taken exactly as in the snapshot, under its hash.
         self._pending = (snapshot, ends) if whole else None

@@ -13,14 +13,14 @@ from cues.steps.failure import Failure
 
 @dataclass(slots=True)
 class Output:
-    """Packed messages for one binding, with the offset of the taken message that each came from."""
+    """Packed messages for one binding, with the offset of the input message of each."""
 
     items: list[bytes] = field(default_factory=list)
     origins: list[int] | None = None
-    """None: item j came from message j."""
+    """None: item j was made from message j."""
 
     def between(self, start: int, stop: int) -> Output:
-        """The items that came from the messages ``start`` to ``stop``."""
+        """The items that were made from the messages ``start`` to ``stop``."""
         if self.origins is None:
             return Output(self.items[start:stop])
         low, high = bisect_left(self.origins, start), bisect_left(self.origins, stop)
@@ -59,7 +59,7 @@ class Results:
         )
 
     def stop(self, node: Node) -> int | None:
-        """Return the offset of the message before which the processor stops; None where it continues."""
+        """Return the offset of the message before which the processor stops; None if it continues."""
         return min((at for at, failure in self.failures.items() if stops(node, failure)), default=None)
 
     def cuts(self, node: Node, count: int) -> Iterator[Cut]:

@@ -45,7 +45,7 @@ class ReturnedMessages:
         self._bindings = list(packers)
         self._imperative = imperative
         self.provenance: Provenance | None = None
-        """The provenance of the step's messages, where that of one may be too large for a page."""
+        """The provenance of the step's messages, if that of one may be too large for a page."""
 
     def keep_all(self, kept: list[Kept], returned: Iterable[Any]) -> None:
         """Append to ``kept`` what :meth:`keep` makes of each result; an exception leaves the results before it there.
@@ -76,7 +76,7 @@ class ReturnedMessages:
             append(slowly(result))
 
     def keep(self, result: Any, offset: int = 0) -> Kept:
-        """Check, place and pack what the call for the message at ``offset`` returned.
+        """Check, place and pack the result of the call for the message at ``offset``.
 
         The function may change the returned dict afterwards. A wrong result is a failure of this call.
         """
@@ -99,7 +99,7 @@ class ReturnedMessages:
     def collect(self, kept: list[Kept], failures: dict[int, Failure], closed: int | None = None) -> Results:
         """Sort the kept results of the calls by output binding."""
         bindings = self._bindings
-        # Beside state the origins are written one by one, as in the golden store: the same calls, the same bytes.
+        # With state the origins are written one by one, as in the golden store: the same calls give the same bytes.
         if len(bindings) == 1 and set(map(type, kept)) == {bytes} and not self._state.changed:
             return Results({bindings[0]: Output(kept)}, failures, len(kept), closed)
         outputs = {binding: Output([], []) for binding in bindings}
@@ -122,9 +122,9 @@ class ReturnedMessages:
             self.check_ran(result)
         if not self._bindings:
             if self._node.kind == "sink":
-                return {}  # what else a sink returns means nothing
+                return {}  # any other result of a sink is ignored
             raise ReturnError(
-                f"{self._node.id} returned {type(result).__name__} and has no outputs to put it into.",
+                f"{self._node.id} returned {type(result).__name__}, but it has no outputs.",
                 "use process.appenders[…].write(message) and return None; or declare outputs.",
             )
         if self._node.returns_messages:
@@ -154,8 +154,8 @@ class ReturnedMessages:
                 result.close()
             raise ReturnError(
                 f"{self._node.id} returned a {type(result).__name__}, which Cues neither awaits nor iterates,"
-                " since the function is not an `async def`.",
-                "use async def f(message): return await g(message); or do all the work before returning.",
+                " because the function is not an `async def`.",
+                "declare async def f(message): return await g(message); or do all the work before returning.",
             )
 
     def _messages(self, value: Any, where: str) -> list[Any]:

@@ -130,7 +130,7 @@ class Runner:
         if self._limit_s is not None and self._loop is None:
             self._limited = Limited(f"cues {node.id} call", self._limit_s)
         self._invoke = invocation(node, self._fn, self._returned.check_ran)
-        # The columns to map the function over, where a call needs nothing but its messages.
+        # The columns to map the function over, if a call needs only its messages.
         self._order: list[int] | None = None
         if not (wants_process(node.fn) or self._filtered or node.imperative):
             names_in = [port.binding for port in node.inputs]
@@ -141,7 +141,7 @@ class Runner:
         return Pace(
             options.batch_size,
             None if options.batch == FRAME or options.linger_s else options.step_s,
-            # Calls of one key run one after another: those of others may be far ahead when the step is closed.
+            # Calls of one key run one after another: calls of others may be far ahead when the step is closed.
             small=bool(
                 self._node.side_effects
                 or self._node.at_most_once
@@ -241,7 +241,7 @@ class Runner:
                 if isinstance(outcome, Failure):
                     failures[offset] = outcome
                     if stops(self._node, outcome):
-                        break  # so nothing after it is run
+                        break  # so no later message is called
                     outcome = None
                 results.append(outcome)
             over = stride.look()
@@ -259,7 +259,7 @@ class Runner:
                 columns = [column[len(results) : stop] for column in columns]
             self._returned.keep_all(results, map(self._fn, *columns))
             if len(results) < stop:
-                # map() takes a StopIteration of the function for its own end (as generators did before PEP 479).
+                # map() treats a StopIteration of the function as its own end (as generators did before PEP 479).
                 raise RuntimeError(f"{self._node.id} raised StopIteration")
             return
         for offset in range(len(results), stop):
@@ -284,7 +284,7 @@ class Runner:
         return kept
 
     def _passing(self, taken: Taken, messages: list[Any]) -> list[Any]:
-        """Replace the messages that a filter stops by None; return [] when all are stopped."""
+        """Replace the messages that a filter drops by None; return [] when all are dropped."""
         passed = []
         for piece, message in zip(taken.slices, messages):
             passes = self._filters[piece.binding]
@@ -346,7 +346,7 @@ class Runner:
         try:
             for job in running:
                 job.result()
-        except BaseException as error:  # a Ctrl-C that reached the thread that waits
+        except BaseException as error:  # a Ctrl-C in the waiting thread
             calls.schedule.stop(error)
             raise
 
@@ -396,7 +396,7 @@ class Runner:
                     if not messages:
                         return None, {}
                 if isinstance(self._node.options.key, str):
-                    process.key(offset)  # a message without the field has no order among those that have it
+                    process.key(offset)  # a message without the field has no order relative to those with it
                 if faults.active:
                     faults.point("function.before")
                 result = await self._in_time(taken, messages, process)
@@ -427,7 +427,7 @@ class Runner:
         return self._state.layer(lane if isinstance(lane, bytes) else None)
 
     async def _in_time(self, taken: Taken, messages: list[Any], process: Process) -> Any:
-        """Call the function, for ``timeout_s`` at most. Raises :class:`CallTimedOut`."""
+        """Call the function, for at most ``timeout_s``. Raises :class:`CallTimedOut`."""
         try:
             if self._limited is not None:
                 return self._limited.call(lambda: self._invoke(taken, messages, process))

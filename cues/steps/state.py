@@ -7,7 +7,7 @@ fields. A value is looked up in three layers:
 
     call       the values that the running call has read or assigned, as objects
     step       the changes of this step, packed
-    table      the committed values; rows that were read stay in memory, since no other process writes them
+    table      the committed values; rows that were read stay in memory, because no other process writes them
 
 A call that returns moves its changes into the step; a call that fails leaves nothing. Values that were changed in
 place are found by packing them again, so ``state["seen"].append(x)`` is a change.
@@ -51,7 +51,7 @@ _FIXED_VALUES: Final = (int, str, float, bool, bytes, type(None))
 
 
 class _Absent:
-    """The value of a field that is not there."""
+    """The value of a missing field."""
 
 
 _ABSENT: Final = _Absent()
@@ -76,11 +76,11 @@ class StateTable:
         """The layer of calls that run one at a time."""
 
     def layer(self, key: bytes | None) -> Layer:
-        """A layer for a call beside others; it sees the state under ``key`` (see :func:`key_part`), or none."""
+        """A layer for a concurrent call; it sees the state under ``key`` (see :func:`key_part`), or none."""
         return Layer(self._shared, key or b"")
 
     def apart(self) -> Layer:
-        """A layer for a call that may go on when nobody waits for it any more; it sees the whole state."""
+        """A layer for a call that may continue after its timeout; it sees the whole state."""
         return Layer(self._shared)
 
     def view(self, key: Any) -> State:
@@ -90,7 +90,7 @@ class StateTable:
     # --- for layers ---
 
     def packed(self, row: bytes) -> bytes | None:
-        """The value of a row, without what running calls did to it."""
+        """The value of a row, without the changes of running calls."""
         if row in self._step:
             return self._step[row]
         if row in self._cache:
@@ -116,7 +116,7 @@ class StateTable:
         return packed
 
     def rows(self, prefix: bytes) -> dict[bytes, bool]:
-        """The rows under a key, and whether they exist, without what running calls did to them."""
+        """The rows under a key, and whether they exist, without the changes of running calls."""
         found: dict[bytes, bool] = {}
         if self._open():
             with self._store.view() as txn:
@@ -139,7 +139,7 @@ class StateTable:
     # --- for the step ---
 
     def only(self, changes: Iterable[Changes]) -> None:
-        """Keep these changes of the step, in this order, and drop the others: it was cut in front of them."""
+        """Keep these changes of the step, in this order, and drop the others: the step was cut before them."""
         self._step.clear()
         for some in changes:
             self._step.update(some)
@@ -156,11 +156,11 @@ class StateTable:
         return bool(self._step)
 
     def pages(self) -> int:
-        """How many pages the step's changes take at most."""
+        """The largest number of pages that the step's changes take."""
         return sum(1 + len(packed or b"") // _PIECE_BYTES for packed in self._step.values())
 
     def ensure(self) -> None:
-        """Have the table's database; call before a commit that writes to it."""
+        """Make or open the table's database; call it before a commit that writes to it."""
         if not self._open():
             self._store.commit(self._store.create_database, self._name)
             self._missing = False
@@ -178,7 +178,7 @@ class StateTable:
                 txn.delete(row + _HEAD.pack(number), db=self._database)
 
     def committed(self) -> None:
-        """The step's commit is done; what it only read is in memory too, and is bounded here."""
+        """Keep the committed values. Rows that were only read are in memory too, and their number is bounded here."""
         if not self._cache and not self._step:
             return
         for row, packed in self._step.items():
@@ -195,7 +195,7 @@ class StateTable:
             try:
                 self._database = self._store.database(self._name)
             except QueueNotFound:
-                self._missing = True  # until this owner makes it: nobody else does
+                self._missing = True  # until this owner makes it: no other process does
         return self._database is not None
 
     def _remember(self, row: bytes, packed: bytes | None) -> None:
@@ -204,7 +204,7 @@ class StateTable:
 
 
 class _Shared:
-    """The table for the layers of calls that run at once: one of them at a time."""
+    """The table for the layers of concurrent calls, which use it one at a time."""
 
     def __init__(self, table: StateTable) -> None:
         self._table = table
@@ -224,22 +224,22 @@ class _Shared:
 
 
 class Layer:
-    """What one running call has read and assigned, as objects, over what the step has packed."""
+    """The values that one running call has read and assigned, as objects, over the packed changes of the step."""
 
     __slots__ = ("_cells", "_key", "_table", "settled")
 
     def __init__(self, table: StateTable | _Shared, key: bytes | None = None) -> None:
-        """``key``: the only one that may be seen, while other calls run on others."""
+        """``key``: the only visible key, while other calls use other keys."""
         self._table = table
         self._key = key
         self._cells: dict[bytes, list[Any]] = {}
-        """By row: value, what it was packed, and whether it was assigned."""
+        """By row: the value, its former packed form, and whether it was assigned."""
         self.settled: Changes = {}
-        """What the last call that returned had changed."""
+        """The changes of the last call that returned."""
 
     @property
     def touched(self) -> bool:
-        """Whether the call has looked at the state."""
+        """Whether the call has used the state."""
         return bool(self._cells)
 
     def view(self, key: Any) -> State:
@@ -247,15 +247,15 @@ class Layer:
         part = key_part(key)
         if self._key is not None and part != self._key:
             raise CuesError(
-                f"The state of key {key!r} is not that of the message's own key; other calls may be using it now.",
-                "process.state, or concurrency=1.",
+                f"The key {key!r} is not the key of the message; other calls may be using its state now.",
+                "use process.state, or concurrency=1.",
             )
         if type(key) not in _FIXED_VALUES:
             self._adopt(_part(codec.pack(key)), part)
         return State(self, part)
 
     def _adopt(self, former: bytes, part: bytes) -> None:
-        """Move what an older version wrote under a key with the fields of its dicts in another order."""
+        """Move rows of an older version, whose key has the fields of its dicts in another order."""
         if former == part:
             return
         for row in self.rows(former):
@@ -280,7 +280,7 @@ class Layer:
             cell[2] = True
 
     def rows(self, prefix: bytes) -> list[bytes]:
-        """The rows under a key that exist, in the order of the table, whichever call or step wrote them."""
+        """The existing rows under a key, in the order of the table, also those of this call and step."""
         found = self._table.rows(prefix)
         for row, cell in self._cells.items():
             if row.startswith(prefix):
@@ -288,7 +288,7 @@ class Layer:
         return sorted(row for row, exists in found.items() if exists)
 
     def settle(self) -> None:
-        """The call returned: keep what it changed. Raises :class:`CodecError` for what cannot be encoded."""
+        """Keep the changes of a call that returned. Raises :class:`CodecError` for a value that cannot be encoded."""
         changed: Changes = {}
         for row, (value, packed, assigned) in self._cells.items():
             if not assigned and (value is _ABSENT or type(value) in _FIXED_VALUES):
@@ -302,15 +302,15 @@ class Layer:
             self.settled = changed
 
     def discard(self) -> None:
-        """The call failed: drop what it changed."""
+        """After a call that failed: drop its changes."""
         self._cells.clear()
 
 
 class State(MutableMapping[Any, Any]):
     """The state of one key: a mutable mapping from field to value.
 
-    Fields and values are anything that a message may hold. Changes are written with the step, or
-    not at all.
+    Fields and values have the types that messages may have. Changes are written with the step, or not
+    at all.
     """
 
     __slots__ = ("_layer", "_prefix")
@@ -358,7 +358,7 @@ class State(MutableMapping[Any, Any]):
 
 
 def key_part(value: Any) -> bytes:
-    """The part of the rows' keys that stands for a key or a field. Raises :class:`CodecError`."""
+    """The part of a row's key that encodes a key or a field. Raises :class:`CodecError`."""
     if type(value) is str and len(value) <= _PART_BYTES_MAX:
         return _part_of_text(value)
     return _part(codec.pack_key(value))
@@ -366,7 +366,7 @@ def key_part(value: Any) -> bytes:
 
 @functools.lru_cache(10_000)
 def _part_of_text(text: str) -> bytes:
-    """Fields recur with every message, and often so do keys."""
+    """Cached :func:`key_part` of a text: fields, and often keys, recur with every message."""
     return _part(codec.pack(text))
 
 

@@ -3,18 +3,18 @@
 The numbers are those of docs/guarantees.md.
 
     1. take       choose for each tailer a range of messages on its queue; copy them    this module
-    2. snapshot   where the function has side effects, commit the ranges before it runs   commit.py
+    2. snapshot   if the function has side effects, commit the ranges before it runs      commit.py
     3. run        call the function; a message that fails for good becomes a step of its own   runner.py
     4. commit     one write transaction: the fence, outputs, state, attempt, positions    commit.py, parts.py
     5. ring       wake the readers of the queues that were written                        commit.py
 
 A position moves only inside the commit of 4 (at-most-once: of 2) or by a seek. So after a crash at any moment the
-store holds the whole step or nothing of it. A start (recovery.py) reads two records and knows which: either the last
+store has the whole step or nothing of it. A start (recovery.py) reads two records to decide which: either the last
 snapshot has an attempt with its hash, or it has none.
 
 Not guaranteed: that a function is called once. A step that did not commit runs again, with the same ranges and
-hash. Effects of the function outside the store may repeat after a crash; use ``checkpoint=`` or the delivery hash
-(``process.delivery.hash``) to ignore repeats.
+hash. Effects of the function outside the store may happen again after a crash; use ``checkpoint=`` or the delivery hash
+(``process.delivery.hash``) to ignore repetitions.
 """
 
 from __future__ import annotations
@@ -114,14 +114,14 @@ class Stepper(Recovery):
         return None
 
     def _choices(self) -> list[tuple[int, list[Input]]]:
-        """Return the inputs that a step may take from: all together; of alts any single one, in turn."""
+        """Return the inputs that a step may take from: all together; for AnyOf any single one, in turn."""
         if self._together is not None:
             return self._together
         places = [(self._served + turn) % len(self.inputs) for turn in range(len(self.inputs))]
         return [(place, [self.inputs[place]]) for place in places]
 
     def _count(self, inputs: list[Input], size: int) -> int:
-        """Return how many messages a step takes now from each of these inputs, ``size`` at most."""
+        """Return the number of messages that a step takes now from each of these inputs, at most ``size``."""
         count = size
         for one in inputs:
             count = min(count, one.fill(size))
@@ -134,7 +134,7 @@ class Stepper(Recovery):
         return count
 
     def _bounded(self, place: int, size: int) -> int:
-        """Return how many messages a step may take from this choice of inputs."""
+        """Return the largest number of messages that a step may take from this choice of inputs."""
         return 1 if self.inputs[place].index < self._careful.get(place, 0) else size
 
     @property
@@ -179,7 +179,7 @@ class Stepper(Recovery):
             self.watch(0, 0, 0)
 
     def _condemned(self, taken: Taken) -> Results | None:
-        """Return a failure, where the function must not be called for this step again."""
+        """Return a failure, if the function must not be called for this step again."""
         verdict = self._verdict
         if verdict is None or (verdict.chosen, verdict.start, verdict.count) != (
             self._input_of(taken),

@@ -6,8 +6,8 @@
     Recovery        recovery.py: the decision of a start
     Stepper         stepper.py:  steps 1 and 3, and the turn that runs all of them
 
-The classes are one object, divided along the protocol of docs/guarantees.md so that each module holds one part
-of it. Each class derives from the one above it and uses nothing of those below.
+The classes form one object, divided by the protocol of docs/guarantees.md: each module has one part of it. Each
+class derives from the one above it, and does not use those below.
 
 The row is the fence: each commit compares it, byte by byte, with the row that this owner wrote last. Another
 process that takes over or seeks changes the row, and then nothing is written.
@@ -103,7 +103,7 @@ class StepperBase:
         written = [*(queue for _, queue, _ in self._targets), *([self.errors] if self.errors else [])]
         others = {queue.store.id for queue in written} - {store.id}
         self.forks = {} if node.pending else {other: store.queue(names.fork_id(node.id, other)) for other in others}
-        """The fork queues, by the id of their other store; empty where steps write to other stores directly."""
+        """The fork queues, by the id of their other store; empty if steps write to other stores directly."""
         self._tries = tries.Writer(node.id)
         self._tries_from = self.try_log.first_index
         self._served = 0
@@ -150,7 +150,7 @@ class StepperBase:
     def adopt(self, row: ProcessorRow) -> None:
         """Take over the stored row after a seek, which moved the positions under the same owner id.
 
-        Raises :class:`Fenced` (takeover) where another owner has the row now.
+        Raises :class:`Fenced` (takeover) if another owner has the row now.
         """
         if row.owner != self._row.owner:
             raise fenced(self.node.id, self._expected, row.pack())
@@ -161,7 +161,7 @@ class StepperBase:
             mark.renew(row.epoch)
 
     def owns(self, row: ProcessorRow) -> bool:
-        """Return whether a row belongs to this owner, at whatever positions."""
+        """Return whether a row belongs to this owner, at any positions."""
         return row.owner == self._row.owner
 
     def moved(self) -> bool:
@@ -170,7 +170,7 @@ class StepperBase:
             return bool(txn.get(self._row_key) != self._expected)
 
     def check_fence(self) -> None:
-        """Raise :class:`Fenced` where :meth:`moved` is true, as the next commit does."""
+        """Raise :class:`Fenced` if :meth:`moved` is true, as the next commit does."""
         with self.store.view() as txn:
             self._fence(txn)
 
@@ -197,8 +197,8 @@ class StepperBase:
     def _patiently(self, write: Callable[..., R], *arguments: Any, **keywords: Any) -> R:
         """Call ``write``; repeat it while a process that does not respond holds the store's writer lock.
 
-        Nothing was written by a call that fails so, and the fence is inside the transaction. So the results of the
-        function are kept as long as it takes, and then committed or refused.
+        A call that fails in this way writes nothing, and the fence is inside the transaction. So the results of the
+        function are kept until the commit is made or refused.
         """
         while True:
             try:

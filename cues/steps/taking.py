@@ -1,11 +1,11 @@
-"""Taking: what a step works on.
+"""Taking: the messages of a step.
 
-    Input     a tailer of a processor: its position, and what was read ahead of it
-    Slice     what a step took from one input
-    Taken     the slices of one step, all of the same number of messages
+    Input     a tailer of a processor: its position, and the messages that were read ahead
+    Slice     the messages that a step took from one input
+    Taken     the slices of one step, all with the same number of messages
 
-Messages are copied out in a short read transaction, whole record batches at a time; what a step does
-not take stays at hand for the next.
+Messages are copied out in a short read transaction, whole record batches at a time. Messages that a step
+does not take stay in memory for the next.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 
 
 PROVENANCE_BYTES_SAFE: Final = 1_000
-"""A message with less provenance fits a page, whatever a step adds to it."""
+"""A message with less provenance fits a page, also with the provenance that a step adds."""
 PROVENANCE_COLUMN_BYTES: Final = 32
-"""What one queue adds to the provenance of one message at most, beside its name."""
+"""The most bytes that one queue adds to the provenance of one message, besides its name."""
 
 
 class Slice:
-    """What a step took from one input: the messages [start, stop) of its queue."""
+    """The messages that a step took from one input: [start, stop) of its queue."""
 
     __slots__ = ("batches", "messages", "one", "start", "stop")
 
@@ -56,11 +56,11 @@ class Slice:
         return one.tailer, one.identity_at(self.start + stop - 1), self.start + start, self.start + stop
 
     def seal_before(self, index: int) -> str | None:
-        """The seal of the queue before ``index``, in hex; empty where it is not known, None beyond the end."""
+        """The seal of the queue before ``index``, in hex; empty if it is not known, None beyond the end."""
         return self.one.seal_before(index)
 
     def pristine(self, offset: int) -> dict[str, Any]:
-        """The message as it lies on the queue, whatever a function did to the one that was taken."""
+        """The message as it is on the queue, also if a function has changed the taken one."""
         index = self.start + offset
         for batch in self.batches:
             if batch.first <= index < batch.next:
@@ -68,11 +68,11 @@ class Slice:
         raise AssertionError(f"index {index} was not taken")
 
     def seal(self) -> bytes:
-        """Checksum of the batch that holds the last message."""
+        """The checksum of the batch that has the last message."""
         return self.batches[-1].seal
 
     def provenance(self) -> Provenance:
-        """Of all messages, with the step onto this queue."""
+        """The provenance of all messages, with their places on this queue."""
         queue, kept = self.one.log.id, self.one.kept
         if len(self.batches) == 1:
             low = self.start - self.batches[0].first
@@ -84,7 +84,7 @@ class Slice:
         return concat(parts)
 
     def before(self, offset: int) -> Slice:
-        """The messages before one of them."""
+        """The messages before the one at ``offset``."""
         batches = [batch for batch in self.batches if batch.first < self.start + offset]
         return Slice(self.one, self.start, self.messages[:offset], batches)
 
@@ -96,12 +96,12 @@ class Taken:
     slices: list[Slice]
     count: int
     hash: bytes | None = None
-    """The hash of a snapshot that is repeated, to be used rather than computed anew."""
+    """The hash of a repeated snapshot, which is used instead of a new one."""
     _came: Provenance | None = None
 
     @property
     def acknowledged(self) -> bool:
-        """Whether any of it acknowledges messages and is none itself."""
+        """Whether any entry is an acknowledgement, and not a message."""
         for piece in self.slices:
             for batch in piece.batches:
                 if batch.head.acknowledges:
@@ -109,7 +109,7 @@ class Taken:
         return False
 
     def heavy_provenance(self) -> Provenance | None:
-        """The provenance of the messages, where that of one may be too large for a page; most have little."""
+        """The provenance of the messages, if that of one may be too large for a page; else None, as in most steps."""
         size = 0
         for piece in self.slices:
             for batch in piece.batches:
@@ -122,7 +122,7 @@ class Taken:
 
     @property
     def traced(self) -> bool:
-        """Whether there is any provenance to carry on."""
+        """Whether the messages have any provenance to pass on."""
         for piece in self.slices:
             if piece.one.kept:
                 return True
@@ -140,24 +140,24 @@ class Taken:
         return self._came
 
     def before(self, offset: int) -> Taken:
-        """The messages before one of them."""
+        """The messages before the one at ``offset``."""
         return Taken([s.before(offset) for s in self.slices], offset)
 
     def restored(self, offset: int) -> list[dict[str, Any]]:
-        """The messages at ``offset``, put back as they lie on the queues: a call that failed may have changed them."""
+        """The messages at ``offset``, restored as they are on the queues: a call that failed may have changed them."""
         for piece in self.slices:
             piece.messages[offset] = piece.pristine(offset)
         return [piece.messages[offset] for piece in self.slices]
 
     def anew(self) -> Taken:
-        """The same with all messages as they lie on the queues, to run the function once more."""
+        """The same step with all messages as they are on the queues, to run the function again."""
         for offset in range(self.count):
             self.restored(offset)
         return self
 
 
 class Input:
-    """A tailer of a processor: its position, and what was read ahead of it."""
+    """A tailer of a processor: its position, and the messages that were read ahead."""
 
     def __init__(self, binding: str, tailer: str, queue: Queue) -> None:
         self.binding = binding
@@ -175,19 +175,19 @@ class Input:
         self._line: timeline.Line | None = None
 
     def stand(self, position: Position) -> None:
-        """Go to a committed position."""
+        """Move to a committed position."""
         self.identity = position.identity
         self.go(position.next)
 
     def identity_at(self, index: int) -> bytes:
-        """The identity of the queue as delivery hashes have it, for messages that end with the one at ``index``."""
+        """The identity of the queue for the delivery hash, for messages up to the one at ``index``."""
         if self._line is None:
             with self.queue.store.view() as txn:
                 self._line = timeline.read(txn, self.log.id)
         return timeline.identity(self._line, self.identity, index) if self._line else self.identity
 
     def seal_before(self, index: int) -> str | None:
-        """The seal before ``index``, in hex; empty where it is not known, None where the queue ends before."""
+        """The seal before ``index``, in hex; empty if it is not known, None if the queue ends before."""
         with self.queue.store.view() as txn:
             row = self.log.row(txn)
             if index > row.next:
@@ -196,17 +196,17 @@ class Input:
         return seal.hex() if any(seal) else ""
 
     def go(self, index: int) -> None:
-        """Take ``index`` next, and drop what was read ahead."""
+        """Set the next index, and drop the messages that were read ahead."""
         self.index = self._loaded = index
         self._ahead.clear()
 
     @property
     def ahead(self) -> int:
-        """How many messages are at hand."""
+        """The number of messages that were read ahead."""
         return self._loaded - self.index
 
     def fill(self, count: int) -> int:
-        """Have up to ``count`` messages at hand, as far as they exist; returns how many there are."""
+        """Read ahead up to ``count`` messages, if they exist; return the number of messages that are ready."""
         store = self.queue.store
         purges = store.purges()
         if purges != self._purges or purges < 0:
@@ -228,7 +228,7 @@ class Input:
         return self.ahead
 
     def take(self, count: int) -> Slice:
-        """The next ``count`` messages, which are at hand."""
+        """Take the next ``count`` messages, which were read ahead."""
         start, stop = self.index, self.index + count
         taken: list[dict[str, Any]] = []
         found: list[Batch] = []

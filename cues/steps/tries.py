@@ -1,13 +1,13 @@
-"""What a step writes to its processor's try log: a snapshot and an attempt.
+"""The records of a step in its processor's try log: a snapshot and an attempt.
 
-    snapshot        the processor, where each tailer stood and stands afterwards
-    attempt         the hash of what was taken, and the index of the first message written, by queue
-    nil-attempt     there was nothing to write
-    error-attempt   the messages went to the error queue
+    snapshot        the processor, and the index of each tailer before and after the step
+    attempt         the hash of the taken messages, and the index of the first message written, by queue
+    nil-attempt     an attempt without outputs
+    error-attempt   an attempt that wrote an error message
 
 A step without side effects writes both as one record; readers of the log still see two messages.
 A step with side effects commits its snapshot before the function runs. The record of a snapshot
-carries the delivery hash in its header, where recovery reads it.
+has the delivery hash in its header, where recovery reads it.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from cues.records import batch as batches
 from cues.records.batch import Batch, Page
 
 KEEP_MESSAGES: Final = 1024
-"""Messages that a try log keeps at least: two a step, so its last 256 steps with room for retries."""
+"""Least number of messages in a try log: two for each step, so the last 256 steps with room for retries."""
 FORMS_MAX: Final = 256
-"""Steps over several partitions write to any of them, so there is no end of forms."""
+"""Most cached forms: steps over several partitions write to any of them, so forms are many."""
 TRIM_MESSAGES: Final = 512
-"""It is trimmed by so many at a time: a deletion at every step would double a step's cost."""
+"""Messages that are trimmed at a time: a deletion at every step would double a step's cost."""
 
 
 _BODY_BYTES_MAX: Final = batches.VALUE_BYTES_MAX - batches.PREFIX_BYTES - 16
-# Drawn at random: a queue may have any name that does not.
+# Drawn at random, so that names of queues do not contain it.
 _HOLE: Final = 1 << 63 | int.from_bytes(os.urandom(8), "big")
 _HOLE_BYTES: Final = codec.pack(_HOLE)
 _HASH_HOLE: Final = os.urandom(16)
@@ -41,13 +41,13 @@ _U64: Final = 0xCF
 
 
 class Snapshot(NamedTuple):
-    """A snapshot as recovery reads it."""
+    """A snapshot, as recovery reads it."""
 
     start: dict[str, int]
     """Index by tailer id, of the tailers that the step read."""
     end: dict[str, int]
     tailer: str | None
-    """The tailer that an alts step chose."""
+    """The tailer that a step of AnyOf chose."""
     source: tuple[Any, Any] | None
     hash: bytes
 
@@ -62,13 +62,13 @@ class Attempt(NamedTuple):
 
 
 class Taking(NamedTuple):
-    """What a step took, as its snapshot says it."""
+    """The messages that a step took, for its snapshot."""
 
     tailers: tuple[str, ...]
     starts: tuple[int, ...]
     ends: tuple[int, ...]
     chosen: str | None = None
-    """The tailer that an alts step chose."""
+    """The tailer that a step of AnyOf chose."""
     source: tuple[Any, Any] | None = None
     """A source's position before and after."""
 
@@ -92,7 +92,7 @@ class Writer:
         failed: bool,
         pending: dict[str, int] | None = None,
     ) -> list[Page]:
-        """The record of a whole step; ``indices`` is where it wrote first, by queue id, ``pending`` by journal."""
+        """The record of a whole step; ``indices`` has its first written index by queue id, ``pending`` by journal."""
         if taking.source is None and not pending:
             key = (taking.tailers, taking.chosen, *indices, failed)
             form = self._forms.get(key)
@@ -144,8 +144,8 @@ def _attempt(
 class _Form:
     """Snapshot and attempt as msgpack with holes for the numbers and the hash.
 
-    From step to step only these change, and packing the maps anew costs a step of one message more
-    than its message does. Numbers are filled in at a fixed width (msgpack's unsigned 64 bits).
+    Only these change from step to step, and to pack the maps anew costs more than the message of a small
+    step. Numbers are filled in at a fixed width (msgpack's unsigned 64 bits).
     """
 
     def __init__(self, maps: list[dict[str, Any]]) -> None:
@@ -175,7 +175,7 @@ class _Form:
 
 
 def _split(data: bytes) -> list[bytes]:
-    """``data`` cut before and behind each hole."""
+    """``data``, cut before and after each hole."""
     pieces: list[bytes] = []
     while data:
         found = [(at, hole) for hole in (_HOLE_BYTES, _HASH_HOLE_BYTES) if (at := data.find(hole)) >= 0]
@@ -186,7 +186,7 @@ def _split(data: bytes) -> list[bytes]:
 
 
 def last(batches: Sequence[Batch]) -> tuple[Snapshot | None, Attempt | None]:
-    """The last snapshot of a log and the last attempt behind it, from its last records in order."""
+    """The last snapshot of a log and the last attempt after it, from its last records in order."""
     found_snapshot: Snapshot | None = None
     found_attempt: Attempt | None = None
     for batch in batches:

@@ -1,1 +1,1 @@
-"""The LMDB environment of a store, its locks and its doorbells. Nothing here knows what a queue holds."""
+"""The LMDB environment of a store, its locks and its doorbells. No module here knows queues."""

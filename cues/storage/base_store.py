@@ -5,8 +5,7 @@
     store.database(name)                    the handle of a named database, for ``db=`` of the transaction's calls
 
 The handles of one process on one store share an :class:`~cues.storage.environment.Environment`. Errors of LMDB and
-of the operating system leave a transaction as Cues errors. Nothing here knows what a queue holds: :class:`cues.Store`
-adds the queues.
+of the operating system leave a transaction as Cues errors. This module knows no queues: :class:`cues.Store` adds them.
 """
 
 from __future__ import annotations
@@ -46,7 +45,8 @@ S = TypeVar("S", bound="BaseStore")
 
 WRITER_TIMEOUT_S: Final = 10.0
 LOOK_S: Final = 0.1
-"""Interval at which a "process" store checks that its file still exists. Commits of one interval may be lost unseen."""
+"""Interval at which a "process" store checks that its file still exists. A deletion may lose the commits of one
+interval before it is noticed."""
 _PIECE_BYTES: Final = 1 << 20
 """Size of one piece of a copy, and so the memory that a copy takes."""
 
@@ -97,21 +97,21 @@ class BaseStore:
 
     @property
     def durability(self) -> str:
-        """``"disk"`` or ``"process"``, as the store was made."""
+        """The durability with which the store was made: ``"disk"`` or ``"process"``."""
         return self._shared.durability
 
     @property
     def id(self) -> bytes:
-        """64 random bits drawn when the store was made."""
+        """The id of the store: 64 random bits, drawn when it was made."""
         return self._shared.id
 
     @property
     def directory(self) -> str:
-        """The absolute path; :attr:`path` is what the store was opened with, relative to where the process was then."""
+        """The absolute path. :attr:`path` is the path as given, relative to the current directory at the opening."""
         return str(self._shared.path)
 
     def same_as(self, other: BaseStore) -> bool:
-        """Whether this is another handle on the same files; a copy has the same id and is not."""
+        """Whether ``other`` is a handle on the same files. A copy has the same id, but other files."""
         return self._shared is other._shared
 
     @staticmethod
@@ -139,19 +139,19 @@ class BaseStore:
         return [name for name in found if all or "." not in name]
 
     def check(self) -> list[str]:
-        """Walk the whole store and return its problems, one sentence each. A handle on bare rows finds none."""
+        """Check the whole store and return its problems, one sentence each. A handle without queues finds none."""
         return []
 
     # --- transactions ---
 
     def view(self) -> View:
-        """Return a read transaction as a context manager. Keep it short: it pins every page freed meanwhile."""
+        """Return a read transaction as a context manager. Keep it short: it holds pages that are freed meanwhile."""
         return View(self)
 
     def commit(self, work: Callable[..., R], *args: Any, pages: int = 0) -> R:
-        """Run ``work(txn, …)`` in a write transaction and commit it; durable as the store is.
+        """Run ``work(txn, …)`` in a write transaction and commit it with the durability of the store.
 
-        ``work`` checks before it writes, and raises to refuse; after any exception nothing of it is written. It may
+        ``work`` checks before it writes, and raises to refuse; after any exception nothing is written. It may
         run in another thread: on a "disk" store, commits that wait for the disk at the same time share a transaction
         (group_commit.py). ``pages`` is the largest number of pages of values that it writes.
         """
@@ -176,19 +176,19 @@ class BaseStore:
                     call()
 
     def afterwards(self, call: Callable[[], None]) -> None:
-        """Call ``call`` after the current transaction: for the code of others, such as the handler of a logger.
+        """Call ``call`` after the current transaction: for code of users, such as the handler of a logger.
 
-        Such code may write to the store, and inside the transaction it would wait for itself.
+        Such code may write to the store; inside the transaction it would wait for itself.
         """
         self._afterwards.append(call)
 
     def look(self) -> None:
-        """:meth:`check_file`; on a ``"process"`` store ten times a second at most, as it costs half a commit there."""
+        """Call :meth:`check_file`, on a ``"process"`` store at most ten times a second (it costs half a commit)."""
         if self.lost():
             self.check_file()
 
     def lost(self) -> bool:
-        """Whether the files were deleted or exchanged since the store was opened; looks as often as :meth:`look`."""
+        """Whether the files were deleted or exchanged since the opening; checked as often as by :meth:`look`."""
         shared = self._shared
         now = time.monotonic()
         if now < shared.look_at:
@@ -200,7 +200,7 @@ class BaseStore:
     def check_file(self) -> None:
         """Raise :class:`StoreNotFound` when the files were deleted or exchanged since the store was opened.
 
-        Later writes would go to a file that has no name any more.
+        Later writes would be made to a file without a name, and be lost.
         """
         self._check()
         if environment.file_key(self._shared.path) != self._shared.file:
@@ -211,7 +211,7 @@ class BaseStore:
             )
 
     def _refuse(self, *_: Any) -> Any:
-        """Raise, in the place of a write transaction, where the store is closed or read-only."""
+        """Raise, instead of a write transaction, if the store is closed or read-only."""
         self._check()
         raise StoreReadOnly(
             f"The store {self.path} was opened read-only.", "open it without readonly=True.", path=self.path
@@ -239,7 +239,7 @@ class BaseStore:
         return found
 
     def purges(self) -> int:
-        """A number that changes with every purge; -1 where it cannot be known."""
+        """A number that changes with every purge; -1 if it is unknown."""
         doorbells = self._shared.doorbells
         try:
             return -1 if doorbells is None else doorbells.words[wakeup.PURGES]
@@ -248,7 +248,7 @@ class BaseStore:
             raise
 
     def purged(self) -> None:
-        """Tell tailers to drop what they read ahead; call inside the purging transaction."""
+        """Tell tailers to drop the messages that they read ahead; call it inside the purging transaction."""
         if self._shared.doorbells is not None:
             words = self._shared.doorbells.words
             words[wakeup.PURGES] = (words[wakeup.PURGES] + 1) & 0xFFFF_FFFF
@@ -256,10 +256,10 @@ class BaseStore:
     # --- databases and rows ---
 
     def database(self, name: bytes) -> Any:
-        """The handle of a named database; opened on first use, since every open one costs every transaction.
+        """The handle of a named database. It is opened on first use, because each open one slows every transaction.
 
-        Not to be called for the first time inside a write transaction: LMDB lets one thread of a
-        process open or make databases at a time, so this waits for the process's writer.
+        Do not call it for the first time inside a write transaction: LMDB lets one thread of a
+        process open or make databases at a time, so the call waits for the process's writer.
         """
         self._check()
         shared = self._shared
@@ -282,8 +282,8 @@ class BaseStore:
         env = self._shared.env
         if writer_lock is None:
             return env.open_db(name, create=False)
-        # py-lmdb ends a read transaction in a way that forgets the handles opened in it, and without
-        # a transaction it takes LMDB's writer lock past the writer_lock; so, an empty write transaction.
+        # The end of a read transaction of py-lmdb drops the handles opened in it, and without a transaction
+        # py-lmdb takes LMDB's writer lock without our writer_lock. So use an empty write transaction.
         return writer_lock.visit(lambda txn: env.open_db(name, txn=txn, create=False))
 
     def create_database(self, txn: StoreTransaction, name: bytes) -> None:
@@ -291,13 +291,13 @@ class BaseStore:
         self._shared.env.open_db(name, txn=txn, create=True)
 
     def drop_database(self, txn: StoreTransaction, name: bytes) -> None:
-        """Remove a named database, opened before; only where no other process has it open (:func:`alone`)."""
+        """Remove a named database that is open here; only while no other process has it open (:func:`alone`)."""
         txn.drop(self._shared.databases.pop(name), delete=True)
 
     rows = staticmethod(transaction.rows)
 
     def entries(self) -> Iterator[tuple[bytes, int]]:
-        """Every named database and its entry count, as LMDB's own structure has them (for checks)."""
+        """Every named database and its number of entries, from LMDB's own structure (for checks)."""
         with self.view() as txn:
             found = [key for key, _ in txn.cursor() if b"\0" not in key]
         for name in found:
@@ -306,7 +306,7 @@ class BaseStore:
                 yield name, int(txn.stat(handle)["entries"])
 
     def live(self) -> int:
-        """Bytes of the pages that hold something now, without the free ones: about what a compacted copy takes."""
+        """Bytes of the used pages, without the free ones: about the size of a compacted copy."""
         found = [self._shared.env.stat()]
         with self.view() as txn:
             databases = [key for key, _ in txn.cursor() if b"\0" not in key]
@@ -329,9 +329,9 @@ class BaseStore:
         }
 
     def dump(self, write: Callable[[bytes], object]) -> int:
-        """Hand a compacted copy of the data file to ``write``, in pieces; returns the number of its last transaction.
+        """Pass a compacted copy of the data file to ``write``, in pieces; returns the number of its last transaction.
 
-        The copy is of one moment. What ``write`` raises ends it and is raised.
+        The copy is of one moment. An error of ``write`` ends it and is raised.
         """
         self._check()
         env = self._shared.env
@@ -353,7 +353,7 @@ class BaseStore:
             while piece := os.read(source, _PIECE_BYTES):
                 write(piece)
         finally:
-            os.close(source)  # the copier then fails, if it is not done
+            os.close(source)  # the copier then fails, if it has not ended
             copier.join()
         if errors:
             raise translate(errors[0], self.path) from errors[0]
@@ -367,7 +367,7 @@ class BaseStore:
         try:
             with self.view() as ours, env.begin() as theirs:
                 pairs = itertools.zip_longest(ours.cursor(), theirs.cursor(), fillvalue=(b"", b""))
-                # The entry of a database says where its pages are, which is elsewhere in the copy.
+                # The entry of a database has its page numbers, which differ in the copy.
                 rows = all(a == b if b"\0" in a[0] else a[0] == b[0] for a, b in pairs)
                 return rows and int(env.info()["last_txnid"]) == txnid
         except lmdb.Error:
@@ -376,7 +376,7 @@ class BaseStore:
             env.close()
 
     def sync(self) -> None:
-        """Make every commit so far durable, whatever the durability of the store."""
+        """Make all commits so far durable, whatever the durability of the store."""
         self._check()
         self._shared.env.sync(True)
 
@@ -420,7 +420,7 @@ class BaseStore:
                     "open it again here, or start processes with multiprocessing's 'spawn'.",
                     pid=self._shared.pid,
                 )
-            raise Closed(f"The store {self.path} is closed.", "use it before close() or inside its with block.")
+            raise Closed(f"The store {self.path} is closed.", "use it before close(), or inside its with block.")
 
 
 class View:

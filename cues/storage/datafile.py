@@ -1,8 +1,8 @@
 """The data file, read without LMDB: checks before it is mapped, and disk space for writes.
 
-LMDB maps its file as the meta pages describe it, and a map has no errors: touching a page that a
-truncated file does not have, or that a full disk cannot give, is a SIGBUS. So both are checked here, with plain reads
-and allocations, and become errors with a hint.
+LMDB maps its file as the meta pages describe it, and a map cannot report errors: access to a page that a truncated
+file does not have, or that a full disk cannot allocate, is a SIGBUS. So this module checks both, with plain reads and
+allocations, and raises errors with a hint.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _MAGIC: Final = 0xBEEFC0DE
 _DATA_VERSION: Final = 1
 
 COMMIT_PAGES: Final = 24
-"""Pages that a small commit may touch besides its values: the branches above a few leaves."""
+"""Pages that a small commit may write besides its values: the branches above a few leaves."""
 _MARGIN_PAGES: Final = 128
 """Allocated beyond every estimate, for LMDB's own list of free pages."""
 _GROW_PAGES_MIN: Final = 256
@@ -42,9 +42,9 @@ _GROW_PAGES_MAX: Final = 16384
 
 
 def used(path: Path) -> int:
-    """Bytes that the data file uses; 0 where there is none. Refuses one that is not LMDB's, or shorter than it says.
+    """Bytes that the data file uses; 0 without a file. Refuses one that is not LMDB's, or is shorter than it should be.
 
-    LMDB maps the file as its meta pages describe it, and touching what is not there is a SIGBUS.
+    LMDB maps the file as its meta pages describe it; access to a missing page is a SIGBUS.
     """
     data = path / "data.mdb"
     try:
@@ -67,7 +67,7 @@ def used(path: Path) -> int:
         raise unknown(path, f"The first pages of {data} are not those of an LMDB file.", f"{data} is not an LMDB file.")
     _, last, version = max(metas)
     if version != _DATA_VERSION:
-        what = f"{data} says that it was written by LMDB data version {version}, and Cues uses {_DATA_VERSION}."
+        what = f"{data} has LMDB data version {version}, and Cues uses {_DATA_VERSION}."
         raise unknown(path, what, what)
     if size < (last + 1) * PAGE_BYTES:
         raise _truncated(path, size, (last + 1) * PAGE_BYTES)
@@ -75,14 +75,14 @@ def used(path: Path) -> int:
 
 
 def unknown(path: Path, damaged: str, foreign: str) -> StoreDamaged | StoreForeign:
-    """The error for a data file that cannot be read as a store: damaged where Cues has opened it before, else foreign.
+    """The error for a data file that is not a readable store: damaged if Cues has opened it before, else foreign.
 
-    The files ``locks`` and ``wake`` are made beside a store by its first opening, and beside nothing else.
+    The first opening of a store makes the files ``locks`` and ``wake``, which show that it is a store.
     """
     if (path / "locks").exists() and (path / "wake").exists():
         return StoreDamaged(
             f"The store {path} is damaged. {damaged}",
-            "put the store back from a backup; nothing of it was changed.",
+            "restore the store from a backup; Cues did not change it.",
             path=str(path),
         )
     return StoreForeign(
@@ -91,11 +91,11 @@ def unknown(path: Path, damaged: str, foreign: str) -> StoreDamaged | StoreForei
 
 
 def carry_on(copy: BinaryIO, txnid: int) -> None:
-    """Number a compacted copy as its original: ``txnid`` in one meta page, and the one before in the other.
+    """Give a compacted copy the numbers of its original: ``txnid`` in one meta page, ``txnid`` - 1 in the other.
 
-    LMDB numbers a copy anew, with an empty tree in the first meta page. A process that is between
-    opening the data file and LMDB's table of readers may carry the original's number into that
-    table; a transaction that begins from it must find the whole store, whichever page the number points at.
+    LMDB numbers a copy anew, with an empty tree in the first meta page. A process that has opened the data
+    file, but not yet LMDB's table of readers, may write the original's number into that table. A transaction
+    that begins from this number must find the whole store, whichever page the number selects.
     """
     copy.seek(0)
     head = copy.read(_PAGE_SIZE_AT + 4)
@@ -113,8 +113,8 @@ def carry_on(copy: BinaryIO, txnid: int) -> None:
 
 def _truncated(path: Path, size: int, expected: int) -> StoreDamaged:
     return StoreDamaged(
-        f"The data file of {path} is truncated: it has {size:,} bytes and says that it uses {expected:,}.",
-        "restore it from a backup; it was not opened and not changed.",
+        f"The data file of {path} is truncated: it has {size:,} bytes, and its meta pages say {expected:,}.",
+        "restore it from a backup; Cues did not open or change it.",
         path=str(path),
     )
 
@@ -122,7 +122,7 @@ def _truncated(path: Path, size: int, expected: int) -> StoreDamaged:
 def check_format(path: Path, raw: bytes) -> dict[str, Any]:
     """The format record, if this version can read the store; :class:`StoreVersion` otherwise.
 
-    It has no checksum, since it must be readable by every version; one that makes no sense is
+    It has no checksum, because every version must be able to read it; an invalid record is
     :class:`StoreDamaged`.
     """
     damaged = StoreDamaged(
@@ -149,25 +149,25 @@ def check_format(path: Path, raw: bytes) -> dict[str, Any]:
 
 
 class Allocation:
-    """Has the file's blocks allocated before they are written, in chunks.
+    """Allocates the blocks of the file, in chunks, before they are written.
 
-    It also keeps the file as long as its meta pages say, which :func:`used` checks. How much room
-    is left is a word that all processes share; each call is made inside a write transaction.
+    It also keeps the file as long as its meta pages say, which :func:`used` checks. All processes share
+    a word with the remaining room; each call is made inside a write transaction.
     """
 
     def __init__(self, path: Path, info: Callable[[], Any], words: Any, free: Callable[[], object]) -> None:
-        """``free`` is called before the file grows: it gives up pages that readers pin which were killed."""
+        """``free`` is called before the file grows: it frees pages that killed readers still hold."""
         self._path = path
         self._info = info
         self._words = words
         self._free = free
 
     def forget(self) -> None:
-        """Look at the file at the next call, whatever the shared word says."""
+        """Check the file at the next call, whatever the value of the shared word."""
         self._words[ROOM] = self._words[ALLOCATED] = 0
 
     def ensure(self, pages: int) -> None:
-        """Allocate room for ``pages`` more; raise :class:`StoreFull` when the disk has none."""
+        """Allocate room for ``pages`` more pages; raise :class:`StoreFull` when the disk is full."""
         room = self._words[ROOM]
         if room >= pages:
             self._words[ROOM] = room - pages
@@ -178,11 +178,11 @@ class Allocation:
         allocated = self._words[ALLOCATED]
         if allocated < needed:
             self._free()
-            # The map's end is no limit here: LMDB may find free pages, or say that the map is full.
+            # The end of the map is not a limit here: LMDB may find free pages, or report that the map is full.
             wanted = needed + min(_GROW_PAGES_MAX, max(_GROW_PAGES_MIN, used // 4))
             wanted = max(used + 1, min(wanted, int(info["map_size"]) // PAGE_BYTES))
-            # On a disk that is nearly full, no more than this commit needs; one without values (a purge,
-            # a position) lives on the margin of the commit before it, so that a full disk can be purged.
+            # On a disk that is nearly full, allocate only what this commit needs. A commit without values (a purge,
+            # a position) uses the margin of the commit before it, so that a full disk can be purged.
             least = used + pages + (_MARGIN_PAGES if pages > COMMIT_PAGES else 0)
             if self._allocate(used, wanted):
                 allocated = wanted
@@ -205,7 +205,7 @@ class Allocation:
                 return False
             if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS):
                 raise
-            # This file system cannot; a full one is then found by LMDB, or not at all.
+            # This file system cannot allocate; LMDB then reports a full disk, or no one does.
         finally:
             os.close(fd)
         return True

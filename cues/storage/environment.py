@@ -49,14 +49,14 @@ class Environment:
         self.key = key
         self.file = (0, 0)
         self.look_at = 0.0
-        """Monotonic time from which on :meth:`Store.look` looks at the file again."""
+        """Monotonic time from which on :meth:`Store.look` checks the file again."""
         self.durability = durability
         self.readonly = readonly
         self.users = 0
         self.lockless = False
         """Whether this user may not write LMDB's table of readers, and so reads only while no process writes."""
         self.quiet = False
-        """At a fork: whether no thread was inside a transaction."""
+        """Set at a fork: whether no thread was inside a transaction."""
         self.state = "open"
         self.pid = os.getpid()
         self.id = b""
@@ -69,7 +69,7 @@ class Environment:
         self.group = GroupCommit()
 
     def close(self, clean: bool) -> None:
-        """Close the environment, after its last handle; ``clean`` says that nothing was left half done."""
+        """Close the environment, after its last handle; ``clean``: no operation was left unfinished."""
         self.state = "closed"
         if self.writer_lock is not None:
             self.writer_lock.leave(self._mark_clean if clean and self.durability == "process" else lambda: None)
@@ -89,7 +89,7 @@ class Environment:
     def join(self, first: bool) -> None:
         """Prepare the first write of this process; ``first`` says that no other process is a writer."""
         if first:
-            self.allocation.forget()  # the shared word may be of another boot
+            self.allocation.forget()  # the shared word may be from another boot
         if self.durability == "process":
             try:
                 open_mark.write(self.path)
@@ -99,21 +99,21 @@ class Environment:
 
 _environments: dict[tuple[int, int], Environment] = {}
 _inherited: list[Environment] = []
-"""In a forked child: the parent's environments that are not closed yet."""
+"""The parent's environments that a forked child has not closed yet."""
 _CLOSE_INHERITED_S: Final = 2.0
 opening_lock = threading.RLock()
 """Held while an environment is opened or closed."""
 
 Check = Callable[[Environment], list[str]]
-"""Returns what is damaged in a store, one sentence each."""
+"""A function that returns the damage of a store, one sentence each."""
 
 
 def acquire(
     path: Path, durability: str | None, map_size: int | None, readonly: bool, timeout_s: float, check: Check
 ) -> Environment:
-    """Return the environment of a store, open, with one user more; make the store where there is none.
+    """Return the open environment of a store, and count one more user; make the store if there is none.
 
-    ``check`` looks for damage where the machine stopped while the store was being written. Raises
+    ``check`` looks for damage if the machine stopped while the store was being written. Raises
     :class:`StoreError` and its subclasses.
     """
     with opening_lock:
@@ -124,14 +124,14 @@ def acquire(
             if shared is not None and shared.file == file_key(path):
                 _same(shared, durability, readonly)
             else:
-                # The directory is known but its data file is another: the store was deleted under an open handle. That
-                # handle keeps its environment, and no other handle may get it.
+                # The directory is known, but it has another data file: the store was deleted while a handle was open.
+                # That handle keeps its environment, and no other handle may get it.
                 try:
                     shared = _open_environment(path.resolve(), key, durability, map_size, readonly, timeout_s, check)
                 except DurabilityMismatch:
                     if durability is not None:
                         raise
-                    # Another process made the store at the same moment, with a durability of its own.
+                    # Another process made the store at the same moment, with another durability.
                     shared = _open_environment(path.resolve(), key, None, map_size, readonly, timeout_s, check)
                 _environments[key] = shared
         except OSError as error:
@@ -167,8 +167,8 @@ def paths_of(id: bytes) -> list[Path]:
 def _close_inherited(path: Path) -> None:
     """In a forked child that opens a store: close the environment of it that the child inherited.
 
-    Only where no thread of the parent was inside a transaction: closing would free the reader slot of the parent.
-    With a deadline: LMDB's binding waits for threads that were inside a call, and the child does not have them.
+    Only if no thread of the parent was inside a transaction: otherwise the close would free the parent's reader slot.
+    There is a deadline: LMDB's binding waits for threads that were inside a call, and the child does not have them.
     """
     for shared in [one for one in _inherited if one.file == file_key(path)]:
         if shared.quiet:
@@ -187,7 +187,7 @@ def _close_inherited(path: Path) -> None:
 
 
 def directory_key(path: Path, readonly: bool) -> tuple[int, int]:
-    """Return device and inode of the store's directory; make it where it is missing, unless ``readonly``."""
+    """Return device and inode of the store's directory; make it if it is missing, unless ``readonly``."""
     if path.exists() and not path.is_dir():
         raise StoreForeign(
             f"{path} is a file; a store is a directory.", "pass another path, such as data/.", path=str(path)
@@ -303,7 +303,7 @@ def _open_environment(
 
 
 def _keep_timeline(shared: Environment, is_new: bool, suspect: bool) -> None:
-    """Begin a timeline where the store may be a copy, or was put back (timeline.py)."""
+    """Begin a timeline if the store may be a copy, or was put back (timeline.py)."""
     assert shared.writer_lock is not None
     assert shared.doorbells is not None
     words = shared.doorbells.words
@@ -313,7 +313,7 @@ def _keep_timeline(shared: Environment, is_new: bool, suspect: bool) -> None:
         return timeline.same(shared.path, int(shared.env.info()["last_txnid"]), counted)
 
     def begin(txn: StoreTransaction) -> None:
-        if suspect or not same():  # once more: another process may have been faster
+        if suspect or not same():  # tested again: another process may have been faster
             timeline.begin(txn, _logs(txn))
 
     if suspect or not same():
@@ -333,7 +333,7 @@ def _logs(txn: StoreTransaction) -> Iterator[tuple[str, LogRow]]:
 
 
 def _open_beside(shared: Environment) -> None:
-    """Open the files beside LMDB's. A reader without permission to write them polls instead."""
+    """Open the files beside those of LMDB. A reader without permission to write them polls instead."""
     try:
         shared.locks = locks.open_locks(shared.path / "locks")
         shared.doorbells = wakeup.Doorbells(shared.path, shared.locks)
@@ -352,14 +352,14 @@ def _check_suspect(check: Check, shared: Environment, readonly: bool) -> None:
         raise StoreDamaged(
             f"The store {shared.path} was being written (durability 'process') when the machine went down, and"
             f" is damaged: {problems[0]}" + (f" ({len(problems) - 1} more)" if len(problems) > 1 else ""),
-            f"run cues check {shared.path}, and restore a backup; a store with durability='disk' survives power loss.",
+            f"run cues check {shared.path}, and restore a backup; durability='disk' survives power loss.",
             path=str(shared.path),
         )
-    log.warning("%s: structure, checksums and positions hold; the last commits may be missing", shared.path)
+    log.warning("%s: structure, checksums and positions are correct; the last commits may be missing", shared.path)
 
 
 def _before_fork() -> None:
-    """Note which environments a child may close: those without a transaction in any thread."""
+    """Note the environments that a child may close: those without a transaction in any thread."""
     pid = str(os.getpid())
     for shared in _environments.values():
         slots = [line.split() for line in shared.env.readers().splitlines()]
@@ -368,7 +368,7 @@ def _before_fork() -> None:
 
 
 def _after_fork_in_child() -> None:
-    """Take the parent's environments away from the child; their handles raise :class:`Forked` from now on."""
+    """Remove the parent's environments in the child; their handles raise :class:`Forked` from now on."""
     global opening_lock
     opening_lock = threading.RLock()
     for shared in _environments.values():

@@ -6,7 +6,7 @@
 2. The byte of LMDB's lock file that every environment holds shared is held exclusively. This also finds the readers
    that have no transaction under way.
 
-LMDB itself does no locking here: the two locks replace its own.
+LMDB does not lock here: the two locks replace its own.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _LMDB_LOCK: Final = 0
 def alone(path: str | os.PathLike[str], kind: type[S]) -> Iterator[S]:
     """Give a handle on a store that no process has open, this process included.
 
-    Raises :class:`AlreadyRunning`, with its pid, where a process has the store open for reading or writing. A process
+    Raises :class:`AlreadyRunning`, with its pid, if a process has the store open for reading or writing. A process
     that opens the store meanwhile waits until the end; so does any opening of a store in this process. Commits are
     durable, whatever the durability of the store.
     """
@@ -47,7 +47,7 @@ def alone(path: str | os.PathLike[str], kind: type[S]) -> Iterator[S]:
         kind(place).close()  # an ordinary opening refuses a foreign data file, and checks a suspect store
         shared = environment.environment_of(key)
         if shared is not None:
-            raise StoreError(f"This process has the store {path} open itself.", "close it first.", path=str(path))
+            raise StoreError(f"This process itself has the store {path} open.", "close it first.", path=str(path))
         with contextlib.ExitStack() as held:
             try:
                 held.enter_context(_held_alone(place, "locks", locks.REGISTER, locks.OPENED, locks.OPENED_END))
@@ -65,7 +65,7 @@ def alone(path: str | os.PathLike[str], kind: type[S]) -> Iterator[S]:
 
 @contextlib.contextmanager
 def _held_alone(path: Path, file: str, offset: int, start: int, stop: int) -> Iterator[None]:
-    """Hold the lock at ``offset``; raise where another process holds one from ``start`` to ``stop``."""
+    """Hold the lock at ``offset``; raise if another process holds one from ``start`` to ``stop``."""
     opened = locks.open_locks(path / file)
     mine = False
     try:
@@ -74,7 +74,7 @@ def _held_alone(path: Path, file: str, offset: int, start: int, stop: int) -> It
         if pid is not None or not mine:
             raise AlreadyRunning(
                 f"The store {path} is open in process {pid or 'unknown'} ({locks.process_state(pid or 0)}).",
-                f"stop that one first (kill {pid})." if pid else "call it again.",
+                f"stop that process first (kill {pid})." if pid else "call it again.",
                 pid=pid or 0,
             )
         yield

@@ -27,7 +27,7 @@ from cues.storage.writer_lock import WriterLock
 
 
 def make_data_file(path: Path) -> None:
-    """Make an empty data file where there is none. It is complete from the moment that it has its name.
+    """Make an empty data file if there is none. It gets its name only when it is complete.
 
     So an empty file of that name was truncated, and must not be used as a new store.
     """
@@ -40,10 +40,10 @@ def make_data_file(path: Path) -> None:
 
 
 def read_format(path: Path, lock: bool = True) -> dict[str, Any] | None:
-    """Read the format record, with no option that the record itself decides; None where the store has none yet."""
+    """Read the format record, without options that the record itself decides; None if the store has none yet."""
     while True:
         try:
-            # With room for the writes of others between this look at the file's size and the transaction.
+            # With room for the writes of others between the check of the file's size and the transaction.
             size = datafile.used(path) + SPARE_BYTES
             env = lmdb.open(
                 os.fsencode(path), map_size=size, readonly=True, max_dbs=0, lib_version=0, create=False, lock=lock
@@ -76,7 +76,7 @@ def format_of(env: Any, path: Path) -> dict[str, Any] | None:
 
 
 def write_format(writer_lock: WriterLock, path: Path, durability: str, size: int) -> dict[str, Any]:
-    """Return the format record, and write it where the store is new. The first process decides."""
+    """Return the format record, and write it if the store is new. The first process decides."""
 
     def read_or_write(txn: StoreTransaction) -> bytes:
         raw = txn.get(names.FORMAT_KEY)
@@ -116,7 +116,7 @@ def write_size(writer_lock: WriterLock, size: int) -> dict[str, Any]:
 def mismatch(path: str, found: str, asked: str) -> DurabilityMismatch:
     return DurabilityMismatch(
         f"The store {path} was made with durability {found!r}, not {asked!r}.",
-        f"pass durability={found!r} or leave it out, or make a new store.",
+        f"pass durability={found!r}, or leave it out, or make a new store.",
         path=path,
         found=found,
         asked=asked,

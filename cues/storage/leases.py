@@ -1,10 +1,10 @@
 """Leases: files with the time at which their owner was last alive.
 
-    lease-<owner>     8 bytes, the monotonic clock in nanoseconds at the last beat; then, of a running graph, what
-                      its processors are doing, as JSON
+    lease-<owner>     8 bytes, the monotonic clock in nanoseconds at the last beat; for a running graph, the
+                      figures of its processors follow, as JSON
 
-A lease says only whether another may take over although the owner's lock is held: a process that is stopped
-keeps its locks. Safety never rests on it. It is a file, and no row, so that a beat costs no commit.
+A lease only tells whether another process may take over while the owner's lock is held, because a stopped process
+keeps its locks. Safety does not depend on it. It is a file, not a row, so that a beat costs no commit.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ if TYPE_CHECKING:
 
 
 Figures = dict[str, float]
-"""Of a processor: ``calls`` that returned, those ``in_flight``, and the mean ``call_s``."""
+"""Figures of a processor: ``calls`` that returned, calls ``in_flight``, and the mean ``call_s``."""
 
 
 class Lease:
-    """The lease of one owner, held open while it beats. Safe from any thread, but for :meth:`close`.
+    """The lease of one owner, open while it beats. Safe from any thread, except :meth:`close`.
 
-    In a forked child it does nothing: the owner is the parent.
+    In a forked child it does nothing, because the owner is the parent.
     """
 
     def __init__(self, store: BaseStore, owner: bytes) -> None:
-        """Make the file; raises OSError where it cannot."""
+        """Make the file. Raises OSError if that fails."""
         self._path = _path(store, owner)
         self._pid = os.getpid()
         self._fd: int | None = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
@@ -56,7 +56,7 @@ class Lease:
 
 
 def left_s(store: BaseStore, owner: bytes, lease_s: float) -> float:
-    """Return the seconds until the lease of an owner of this boot ends; negative after that, 0 without a lease."""
+    """Return the seconds until the lease of an owner of this boot ends; negative after its end, 0 without a lease."""
     try:
         with open(_path(store, owner), "rb") as file:
             beaten = int.from_bytes(file.read(8), "big")
@@ -66,12 +66,12 @@ def left_s(store: BaseStore, owner: bytes, lease_s: float) -> float:
 
 
 def figures(store: BaseStore, owner: bytes) -> dict[str, Figures]:
-    """Return the figures of an owner's processors at its last beat, by id; empty where it noted none."""
+    """Return the figures of an owner's processors at its last beat, by id; empty if it noted none."""
     try:
         with open(_path(store, owner), "rb") as file:
             said = file.read()[8:]
         return json.loads(said) if said else {}
-    except (OSError, ValueError):  # gone, not for this user's eyes, or read in the middle of a beat
+    except (OSError, ValueError):  # deleted, not readable for this user, or read in the middle of a beat
         return {}
 
 

@@ -2,9 +2,9 @@
 
 lmdb.MapFullError, a full disk             StoreFull
 lmdb.ReadonlyError, no permission          StoreReadOnly
-lmdb.CorruptedError, a row that is cut     StoreDamaged
+lmdb.CorruptedError, a truncated row       StoreDamaged
 FileNotFoundError                          StoreNotFound
-any other of LMDB or of the system         StoreError
+other errors of LMDB or of the system      StoreError
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ def translate(error: BaseException, path: str) -> BaseException:
         )
     if isinstance(error, lmdb.MapResizedError):
         return StoreFull(
-            f"The store {path} has grown beyond the map of this process: another one opened it with a larger map_size.",
+            f"The store {path} has grown beyond the map of this process: another process has a larger map_size.",
             "open it again with the same map_size= as that process.",
             path=path,
         )
     if isinstance(error, lmdb.DbsFullError):
         return StoreError(
-            f"This process uses {DATABASES_MAX} queues and states of {path} already, as many as one process may.",
+            f"This process already uses {DATABASES_MAX} queues and states of {path}, the limit for one process.",
             "use fewer queues in a process, or several stores.",
             path=path,
         )
@@ -85,7 +85,7 @@ def translate(error: BaseException, path: str) -> BaseException:
         )
     if isinstance(error, FileNotFoundError):
         return StoreNotFound(
-            f"The files of the store {path} are gone ({text}).", "put the store back at this path.", path=path
+            f"The files of the store {path} were not found ({text}).", "put the store back at this path.", path=path
         )
     if isinstance(error, (lmdb.Error, OSError)):
         return StoreError(f"The store {path} failed: {error}.", f"run cues check {path}.", path=path)
@@ -93,7 +93,7 @@ def translate(error: BaseException, path: str) -> BaseException:
 
 
 def described(error: StoreDamaged | struct.error, path: str) -> StoreDamaged:
-    """Return the error for damage that a transaction met, with the store's path. A row of a wrong length is damage."""
+    """Return the error for damage that a transaction met, with the store's path. A row of a wrong length is damaged."""
     if isinstance(error, StoreDamaged):
         return error if error.path else sealed.placed(error, path)
     return damaged(path, error)

@@ -29,7 +29,7 @@ SPARE_BYTES: Final = 64 << 20
 
 def open_map(path: Path, durability: str, size: int, is_default: bool, readonly: bool, lock: bool) -> Any:
     """Open LMDB; with ``is_default``, halve the size of the map until it fits into the address space."""
-    # Without posix_fallocate a full disk could not be told from a SIGBUS, so no writable map there.
+    # Without posix_fallocate a full disk is a SIGBUS, so there is no writable map then.
     writemap = durability == "process" and hasattr(os, "posix_fallocate") and not readonly
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
     wanted = size
@@ -46,7 +46,7 @@ def open_map(path: Path, durability: str, size: int, is_default: bool, readonly:
                 writemap=writemap,
                 max_dbs=DATABASES_MAX,
                 max_readers=1024,
-                max_spare_txns=0,  # closing them in a forked child would take the parent's reader slots
+                max_spare_txns=0,  # closing them in a forked child would free the parent's reader slots
                 lib_version=0,
             )
         except (lmdb.MemoryError, MemoryError):
@@ -68,7 +68,7 @@ def open_map(path: Path, durability: str, size: int, is_default: bool, readonly:
 
 
 def open_map_alone(path: Path, size: int) -> Any:
-    """Open LMDB without its locks, for durable commits; the map shrinks to the file's size where needed."""
+    """Open LMDB without its locks, for durable commits; the map shrinks to the file's size if needed."""
     for map_size in (size, (path / "data.mdb").stat().st_size + SPARE_BYTES):
         try:
             return lmdb.open(
@@ -86,12 +86,12 @@ def may_lock(path: Path) -> bool:
 
 
 def refuse_written(path: Path) -> None:
-    """Raise :class:`StoreReadOnly` where a process has the store open for writing."""
+    """Raise :class:`StoreReadOnly` if a process has the store open for writing."""
     pid = locks.opened_by(path / "locks")
     if pid is not None:
         raise StoreReadOnly(
-            f"Process {pid} has the store {path} open for writing, and this user may not write its lock file, without"
-            " which pages would be overwritten while they are read.",
+            f"Process {pid} has the store {path} open for writing, and this user may not write its lock file. Without"
+            " that file, pages would be overwritten while they are read.",
             f"run chmod a+rw {path}/lock.mdb (it holds no messages), or read after process {pid} has ended.",
             path=str(path),
         )

@@ -1,14 +1,14 @@
-"""POSIX locks on the bytes of one private file, and who holds them.
+"""POSIX locks on the bytes of one private file, and their holders.
 
-A POSIX lock dies with its process, however that dies, and that is why ownership, doorbell slots and
-the writer lock all depend on it. It has two traps, and both are closed here:
+The system releases a POSIX lock when its process ends, in any way. So ownership, doorbell slots and the
+writer lock all use it. It has two traps, which this module avoids:
 
-* it is gone as soon as *any* descriptor of the file is closed in the process, so there is one
-  descriptor a file and process, kept in a registry by device and inode;
-* it does not exclude the threads of its own process, so a second request from the same process is
-  refused by the registry first.
+* A process loses it when it closes *any* descriptor of the file. So each process has one descriptor for
+  each file, kept in a registry by device and inode.
+* It does not exclude the threads of its own process. So the registry refuses a second request from the
+  same process.
 
-The file holds nothing: a lock is a byte offset, and :func:`offset_of` gives a name its own.
+The file is empty: a lock is a byte offset, and :func:`offset_of` gives each name its offset.
 """
 
 from __future__ import annotations
@@ -62,11 +62,11 @@ class LockFile:
         self._guard = threading.Lock()
 
     def try_lock(self, offset: int) -> bool:
-        """Take the lock at ``offset`` unless a holder exists, this process included. Never waits."""
+        """Take the lock at ``offset`` unless a process, also this one, holds it. Never waits."""
         with self._guard:
             if offset in self._mine:
                 return False
-            # Noted first: where a signal's handler raises, what the kernel gave is given back.
+            # Noted first: if a signal handler raises, the lock is still given back.
             self._mine.add(offset)
             try:
                 fcntl.lockf(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, offset)
@@ -110,7 +110,7 @@ class LockFile:
 
 
 def open_locks(path: Path) -> LockFile:
-    """Open the lock file at ``path``, making it if it is missing; raises OSError where it cannot."""
+    """Open the lock file at ``path``, and make it if it is missing. Raises OSError if that fails."""
     with _registry_lock:
         try:
             found = path.stat()
@@ -130,9 +130,9 @@ def open_locks(path: Path) -> LockFile:
 
 
 def opened_by(path: Path) -> int | None:
-    """The pid of a process that has the store open for writing, for a user who may read the file at ``path`` only.
+    """The pid of a process that has the store open for writing. For a user who may only read the file at ``path``.
 
-    Not for a process that holds locks of that file: closing it gives them up.
+    A process that holds locks of that file must not call it: closing the file would release them.
     """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -145,7 +145,7 @@ def opened_by(path: Path) -> int | None:
 
 
 def _forget_in_child() -> None:
-    """A forked child inherits no lock; its registry starts empty."""
+    """Empty the registry in a forked child, which inherits no lock."""
     global _registry_lock
     _registry.clear()
     _registry_lock = threading.Lock()

@@ -6,13 +6,13 @@
 A copy of a store has the same queues, and the next message of each gets the index that the original gave to
 another one. So each opening of a store for writing checks three conditions:
 
-    1. the files are those that ``mark`` names: cp, rsync, tar and a restore make others, or change when "locks" was
-       changed last, which nothing else does; mv and rename on one file system do not
-    2. the store has as many commits as the word in ``wake`` counted: a data file was not overwritten in its place
-    3. no power cut took commits back (a ``"process"`` store that was not closed)
+    1. the files are those that ``mark`` names: cp, rsync, tar and a restore make other files, or change the change
+       time of "locks", which nothing else changes; mv and rename on one file system do not
+    2. the store has as many commits as the word in ``wake`` counted: no older data file was copied over it
+    3. no power cut removed commits (a ``"process"`` store that was not closed)
 
-Where a condition does not hold, a timeline begins: messages from the next index of each log on have other delivery
-hashes. Earlier messages keep theirs, and no position changes. So a timeline that was not needed costs only these rows.
+If a condition does not hold, a timeline begins: messages from the next index of each log on have other delivery
+hashes. Earlier messages keep theirs, and no position changes. So an unnecessary timeline costs only these rows.
 
 Not guaranteed: that a file system which is put back as a whole (a snapshot of a volume or of a virtual machine) is
 noticed. Then the seals in positions, and in the rows of targets, show the difference.
@@ -39,13 +39,13 @@ FILE: Final = "mark"
 _ID_BYTES: Final = 8
 
 Line = Sequence[tuple[int, bytes]]
-"""Where timelines begin on a log: first index and id of each, in order. Empty while there was one only."""
+"""The timelines of a log: first index and id of each, in order. Empty while there is only the original one."""
 
 
 def same(directory: Path, last: int, counted: int) -> bool:
     """Whether the store has the files and the number of commits that it had after its last write.
 
-    ``last`` is the number of its last commit, ``counted`` what ``wake`` says of it: one more where a writer had
+    ``last`` is the number of its last commit, ``counted`` the number in ``wake``, which is one more if a writer had
     nothing to write.
     """
     try:
@@ -56,7 +56,7 @@ def same(directory: Path, last: int, counted: int) -> bool:
 
 
 def mark(directory: Path) -> None:
-    """Note which files the store has now. Called after the commit of a new timeline, if there is one."""
+    """Note the files that the store has now. Called after the commit of a new timeline, if there is one."""
     made = directory / f"{FILE}.{os.getpid()}"
     made.write_text(_files(directory))
     made.rename(directory / FILE)
@@ -69,7 +69,7 @@ def begin(txn: StoreTransaction, logs: Iterable[tuple[str, LogRow]]) -> None:
         if row.next == 1:
             continue
         line = [*read(txn, log), (row.next, id)]
-        # Of two that begin at one index only the later counts; those before the first message name nothing any more.
+        # If two begin at one index, only the later counts. Timelines without messages are dropped.
         kept = [one for at, one in enumerate(line) if at + 1 == len(line) or line[at + 1][0] > max(one[0], row.first)]
         txn.put(names.timeline_key(log), sealed.seal(codec.pack([list(one) for one in kept])))
 

@@ -20,7 +20,7 @@ class StoreCursor(Protocol):
     Duties:
 
     - It is valid only inside its transaction.
-    - A method that moves it returns False where there is no such key, and then :meth:`key` is ``b""``.
+    - A method that moves it returns False if there is no such key, and then :meth:`key` is ``b""``.
     - Iterating gives ``(key, value)`` from the current key on, and begins at the first key of a new cursor.
     """
 
@@ -69,7 +69,7 @@ class StoreTransaction(Protocol):
     Duties:
 
     - It is used by one thread, and not after :meth:`BaseStore.commit` or the ``with`` block of a view has ended.
-    - Code that gets one never commits or aborts it; the one who began it does. To refuse, it raises.
+    - Only the code that began it commits or aborts it. Other code raises an error to refuse.
     - Writes through a read transaction fail with an error of LMDB.
     - User code is never called while one is open.
     """
@@ -93,13 +93,13 @@ class StoreTransaction(Protocol):
     ) -> bool:
         """Write a value.
 
-        Return False, and write nothing, where ``overwrite`` is False and the key exists, and where ``append`` is
-        True and the key is not greater than every other. A caller that appends must check the result.
+        Return False, and write nothing, if ``overwrite`` is False and the key exists, or if ``append`` is
+        True and the key is not greater than every other key. A caller that appends must check the result.
         """
         ...
 
     def delete(self, key: bytes, value: bytes = b"", db: Any = None) -> bool:
-        """Delete a key; return False where there is none."""
+        """Delete a key; return False if there is none."""
         ...
 
     def cursor(self, db: Any = None) -> StoreCursor:

@@ -1,17 +1,17 @@
-"""How a reader that sleeps hears of a message: doorbells, and the shared words beside them.
+"""Doorbells, which wake sleeping readers, and the words that processes share.
 
-    1. a reader takes a slot: a flag byte and an interest mask in a shared mapping, a FIFO of its own
-    2. it raises its flag, looks at its queues once more, and sleeps on the FIFO
-    3. a writer looks at the flags after its commit (0.08 µs when no reader waits) and writes one byte
+    1. a reader takes a slot: a flag byte and an interest mask in a shared mapping, and a FIFO
+    2. it raises its flag, checks its queues once more, and sleeps on the FIFO
+    3. a writer checks the flags after its commit (0.08 µs when no reader waits) and writes one byte
        into the FIFO of each waiting reader that is interested; it lowers the flag, so that the next
        writer does not ring again
 
-Not guaranteed: that a ring arrives. A writer may be killed between its commit and the ring, and
-nothing orders the flag against the commit but the processor; so a sleeper looks by itself after
-:data:`SAFETY_S`. A lost ring costs latency, never a message. Every kernel way of waking costs the
+Not guaranteed: that a ring arrives. A writer may be killed between its commit and the ring, and no
+barrier orders the flag and the commit; so a sleeper checks its queues by itself after
+:data:`SAFETY_S`. A lost ring costs latency, never a message. All wake-up calls of the kernel cost the
 same 25 µs, so the FIFO was chosen for its properties: it works between unrelated processes, with
-``poll`` over many stores, and ``kill -9`` leaves nothing but a slot that the next reader
-takes over (its lock died with its owner).
+``poll`` over many stores, and ``kill -9`` leaves only a slot, whose lock is released, and which the
+next reader takes.
 
 The mapping also holds the few words that processes share without a transaction (see WORDS).
 """
@@ -33,22 +33,22 @@ import xxhash
 from cues.storage.locks import SLOTS, LockFile
 
 SAFETY_S: Final = 0.1
-"""Longest sleep before a reader looks by itself."""
+"""Longest sleep before a reader checks its queues by itself."""
 
-# WORDS: 64-bit, in the machine's order; all are hints that the store can do without.
+# WORDS: 64-bit, in the machine's order; all are hints, which correctness does not need.
 SHARED_WRITERS: Final = 1
 """1 while several processes have the store open for writing (writers.py)."""
 BUSY_WRITER: Final = 2
 """The pid of the only writer while it is inside a transaction."""
 PURGES: Final = 3
-"""Grows with every purge and deletion: tailers drop what they read ahead."""
+"""Increases with every purge and deletion: tailers then drop the messages that they read ahead."""
 ROOM: Final = 4
-"""Pages that may be written before the file's allocation must be looked at (datafile.py)."""
+"""Pages that may be written before the file's allocation must be checked (datafile.py)."""
 ALLOCATED: Final = 5
 """The page after the last that is known to be allocated."""
 
 COMMITTED: Final = 6
-"""The number of the last commit: a data file that has fewer was put back (timeline.py)."""
+"""The number of the last commit: a data file with fewer was put back (timeline.py)."""
 
 _FILE_BYTES: Final = 8192
 _SLOT_COUNT: Final = 256
@@ -61,12 +61,12 @@ T = TypeVar("T")
 
 
 def mask_of(queue: str, partition: int = 0) -> int:
-    """Return the bit of a log in interest masks. Logs may share one, which costs a spare wake-up."""
+    """Return the bit of a log in interest masks. Logs may share one, which causes unnecessary wake-ups."""
     return 1 << (xxhash.xxh3_64_intdigest(f"{queue}/{partition}".encode()) & 63)
 
 
 class Bell:
-    """One sleeper's slot and FIFO."""
+    """The slot and the FIFO of one sleeper."""
 
     def __init__(self, doorbells: Doorbells, slot: int, fd: int) -> None:
         self._doorbells = doorbells
@@ -75,12 +75,12 @@ class Bell:
 
     def listen(self, mask: int) -> None:
         bells = self._doorbells
-        with contextlib.suppress(ValueError):  # closed meanwhile, which the sleeper finds out itself
+        with contextlib.suppress(ValueError):  # closed meanwhile, which the sleeper notices itself
             bells.words[_MASKS_WORD + self.slot] = mask
             bells.mapping[_FLAGS_AT + self.slot] = 1
 
     def quiet(self) -> None:
-        """Lower the flag; where a writer did that already, take its ring out (one that comes late wakes in vain)."""
+        """Lower the flag. If a writer did so already, remove its ring (a late one causes an unnecessary wake-up)."""
         mapping, at = self._doorbells.mapping, _FLAGS_AT + self.slot
         with contextlib.suppress(ValueError, BlockingIOError):
             if mapping[at]:
@@ -89,7 +89,7 @@ class Bell:
                 os.read(self.fd, 4096)
 
     def drain(self) -> None:
-        """Take out every ring; one that came late, or from a handle that was closed, would end every later sleep."""
+        """Remove every ring. A late one, or one of a closed handle, would end every later sleep."""
         with contextlib.suppress(BlockingIOError):
             os.read(self.fd, 4096)
 
@@ -98,7 +98,7 @@ class Doorbells:
     """The doorbells of one store, as one process sees them."""
 
     def __init__(self, directory: Path, locks: LockFile) -> None:
-        """Map the words, making the file if it is missing. Raises OSError where it cannot be written."""
+        """Map the words, and make the file if it is missing. Raises OSError if it cannot be written."""
         self._fifos = directory / "bells"
         self._locks = locks
         self._fifos.mkdir(exist_ok=True)
@@ -128,7 +128,7 @@ class Doorbells:
                     self.mapping[at] = 0
                     self._ring(slot)
                 at = self._find(_UP, at + 1, _FLAGS_END)
-        except ValueError:  # closed since the commit, which is done
+        except ValueError:  # closed after the commit
             if not self._closed:
                 raise
 
@@ -149,7 +149,7 @@ class Doorbells:
                     os.write(fd, _UP)
                     return
                 except BlockingIOError:
-                    return  # full: it was rung already
+                    return  # the FIFO is full: the sleeper was rung already
                 except OSError:
                     # ENXIO, ENOENT, EPIPE: the sleeper died, and another may have its slot by now.
                     fd = self._writers.pop(slot, None)
@@ -159,7 +159,7 @@ class Doorbells:
     # --- the reader's side ---
 
     def acquire(self) -> Bell | None:
-        """A bell for one sleeper, or None when all slots are taken (sleep by :data:`SAFETY_S` then)."""
+        """A bell for one sleeper, or None when all slots are taken (then sleep for :data:`SAFETY_S`)."""
         with self._guard:
             if self._closed:
                 return None
@@ -171,7 +171,7 @@ class Doorbells:
                         path = self._fifos / str(slot)
                         path.unlink(missing_ok=True)
                         os.mkfifo(path)
-                        # O_RDWR: with no writer at hand a read-only FIFO would report end of file.
+                        # O_RDWR: without a writer a read-only FIFO would report end of file.
                         fd = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
                     except BaseException:
                         self._locks.unlock(SLOTS + slot)
@@ -203,7 +203,7 @@ class Doorbells:
             self._forget()
 
     def forget_in_child(self) -> None:
-        """Let go in a forked child: the slots are the parent's, and so may be the guard."""
+        """Drop the slots in a forked child: they belong to the parent, and so may the guard."""
         self._guard = threading.Lock()
         self._closed = True
         for bell in self._all.values():
@@ -233,11 +233,11 @@ def wait(
     ready: Callable[[], T],
     timeout_s: float | None,
 ) -> T:
-    """Sleep until ``ready()`` is true, or the timeout is over; returns what it said last.
+    """Sleep until ``ready()`` is true, or the timeout is over; returns its last result.
 
-    ``interests`` pairs the doorbells of a store (None where they cannot be written) with the mask
-    of the logs that may make ``ready`` true. An exception of ``ready`` (a closed store) passes
-    through.
+    ``interests`` pairs the doorbells of a store (None if they cannot be written) with the mask
+    of the logs that may make ``ready`` true. An exception of ``ready`` (a closed store) is
+    raised.
     """
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
     rung: dict[Doorbells, int] = {}

@@ -1,27 +1,27 @@
 """The writer lock: one write transaction at a time, and an error with the pid of a holder that is stopped.
 
-LMDB lets one writer in at a time and makes the others wait in a mutex, without a deadline: a process
-that is stopped (SIGSTOP, a debugger, a frozen container) inside a transaction blocks every other
-for ever, and no process can find out which one it is. So an outer lock with a deadline is taken first. It is a POSIX
-lock, because that tells its holder's pid and dies with it. It costs two system calls, 1.8 µs, as
-much as a whole small commit; so it is taken only while there are several writers:
+LMDB admits one writer at a time, and the others wait in a mutex, without a deadline. A process that is
+stopped (SIGSTOP, a debugger, a frozen container) inside a transaction blocks all others for ever, and
+they cannot find out which process it is. So an outer lock with a deadline is taken first. It is a POSIX
+lock, because that tells its holder's pid and is released at its death. It costs two system calls,
+1.8 µs, as much as a small commit; so it is taken only while there are several writers:
 
-1. A process joins the writers of a store at its first write: it holds a lock byte of its own from
-   then on (locks.WRITERS + pid). When it finds another process's, it sets the word SHARED_WRITERS,
-   waits until BUSY_WRITER is 0 (with a deadline), and only then begins transactions.
-2. A writer that is alone sets BUSY_WRITER to its pid, begins, and looks at SHARED_WRITERS: still 0,
-   then nobody can have been let in behind it. (Beginning locks a mutex, a full barrier, so the two
-   words cannot be seen in the wrong order.) Otherwise it lets go and queues up.
-3. While SHARED_WRITERS is set, every writer takes the lock byte WRITER first, trying until its
+1. A process joins the writers of a store at its first write: from then on it holds a lock byte of its
+   own (locks.WRITERS + pid). If another process holds one, it sets the word SHARED_WRITERS, waits until
+   BUSY_WRITER is 0 (with a deadline), and only then begins transactions.
+2. A writer that is alone sets BUSY_WRITER to its pid, begins, and reads SHARED_WRITERS. If it is still 0,
+   no other process can have begun. (To begin locks a mutex, which is a full barrier, so the two words
+   cannot be seen in the wrong order.) Otherwise it aborts and follows 3.
+3. While SHARED_WRITERS is set, every writer takes the lock byte WRITER first. It tries until its
    deadline, and then raises WriterStuck with the holder's pid and state.
-4. Now and then a writer looks whether the others are gone and clears SHARED_WRITERS.
+4. From time to time a writer checks whether it is alone, and then clears SHARED_WRITERS.
 
-A process that only reads needs a transaction as well, an empty one, to open a database. It is a
-guest: it makes the others queue up for that moment, with the door closed (locks.REGISTER), so that
-nobody joins or leaves meanwhile and the word can be put back. A lone writer stays alone. Whoever may
-write some day holds another byte (locks.OPENED + pid), for those who delete or replace the store.
+A process that only reads also needs a transaction, an empty one, to open a database. It is a guest: for
+that moment it sets SHARED_WRITERS and holds locks.REGISTER, so that no process joins or leaves, and then
+restores the word. So a single writer stays single. Every process that may write holds another byte
+(locks.OPENED + pid), for processes that delete or replace the store.
 
-Threads of one process are kept apart by a plain mutex.
+A plain mutex separates the threads of one process.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ from cues.storage import locks
 from cues.storage.wakeup import BUSY_WRITER, COMMITTED, ROOM, SHARED_WRITERS, Doorbells
 
 _LOOK_AGAIN_S: Final = 1.0
-"""How often a writer looks whether it is alone again."""
+"""The interval at which a writer checks whether it is alone again."""
 _SPINS: Final = 50
-"""Turns of giving way before sleeping: a small commit of another process takes 2 to 200 µs."""
+"""Number of yields before the first sleep: a small commit of another process takes 2 to 200 µs."""
 _NAP_S: Final = 0.0002
 
 
 class WriterLock:
-    """One process's way into the write transactions of one store. Calls come one thread at a time."""
+    """The writer lock of one process on one store. One thread at a time calls it."""
 
     def __init__(
         self,
@@ -58,20 +58,20 @@ class WriterLock:
         last_txnid: Callable[[], int],
     ) -> None:
         """``on_join(first)`` is called once, before the first write, while no other process joins or leaves;
-        ``first`` says that no other process is a writer. ``last_txnid`` gives the number of the last commit."""
+        ``first``: no other process is a writer. ``last_txnid`` gives the number of the last commit."""
         self._path = path
         self._begin = begin
         self._allocate = allocate
         self._locks = lock_file
-        self._words: Any = doorbells.words  # Any: another process changes them between two looks
+        self._words: Any = doorbells.words  # Any: another process changes them between two reads
         self._timeout_s = timeout_s
         self._on_join = on_join
         self._last_txnid = last_txnid
         self._joined = False
         self._pid = os.getpid()
         self._held: set[int] = set()
-        """Locks that are given back within the call that takes them. What a call finds here, one that a signal's
-        handler ended has left: it is noted before it is taken, and given back before it is forgotten."""
+        """Locks that are given back within the call that takes them. A lock that a call finds here was left by a call
+        that a signal handler ended: a lock is noted before it is taken, and removed after it is given back."""
         self._looked = 0.0
         self.mutex = threading.Lock()
         try:
@@ -87,8 +87,8 @@ class WriterLock:
     def transact(self, pages: int, work: Callable[..., Any], *args: Any) -> Any:
         """Run ``work(txn, …)`` in a write transaction with room for ``pages`` and commit it.
 
-        Raises :class:`WriterStuck` at the deadline; whatever is raised, nothing was written. Every
-        small append goes through here, so nothing is called that need not be.
+        Raises :class:`WriterStuck` at the deadline. After any error nothing was written. Every small
+        append uses this method, so it makes as few calls as possible.
         """
         words = self._words
         with self.mutex:
@@ -120,7 +120,7 @@ class WriterLock:
                 return result
             except BaseException as error:
                 try:
-                    if not isinstance(error, Exception):  # a Ctrl-C, which may come when the commit is done
+                    if not isinstance(error, Exception):  # a Ctrl-C, which may arrive after the commit
                         error.__dict__["last_txnid"] = self._last_txnid()
                 finally:
                     if txn is not None:
@@ -132,13 +132,13 @@ class WriterLock:
                         self._give_back()
                         self._look_again()
                     except BaseException:
-                        self._give_back()  # again: the Ctrl-C came in the middle of it
+                        self._give_back()  # again: a Ctrl-C interrupted it
                         raise
                 else:
                     words[BUSY_WRITER] = 0
 
     def visit(self, look: Callable[..., Any], *args: Any) -> Any:
-        """Run ``look(txn, …)``, which writes nothing, in a write transaction; does not make a writer of its process.
+        """Run ``look(txn, …)``, which writes nothing, in a write transaction. The process does not become a writer.
 
         Raises :class:`WriterStuck` at the deadline.
         """
@@ -165,7 +165,7 @@ class WriterLock:
             self._share()
             txn = self._queue_up()
             result = look(txn, *args)
-            txn.commit()  # of nothing, but it keeps the handles that were opened
+            txn.commit()  # an empty commit, which keeps the handles that were opened
             return result
         except BaseException:
             if txn is not None:
@@ -175,23 +175,23 @@ class WriterLock:
             words[SHARED_WRITERS] = shared
 
     def _queue_up(self) -> Any:
-        """Wait for the turn and begin; the caller gives back, whatever is raised."""
+        """Wait for the turn and begin; after any error the caller gives the locks back."""
         self._take(locks.WRITER)
         return self._begin(None, None, True)
 
     def _take(self, offset: int) -> None:
-        """Wait for a lock; the caller gives back, whatever is raised."""
+        """Wait for a lock; after any error the caller gives it back."""
         self._held.add(offset)
         self._await(lambda: self._locks.try_lock(offset), lambda: self._locks.holder(offset))
 
     def _give_back(self) -> None:
-        """Give back every lock that was taken; may be called again where a signal's handler raised in it."""
+        """Give back every lock that was taken; may be called again if a signal handler raised in it."""
         for offset in tuple(self._held):
             self._locks.unlock(offset)
             self._held.discard(offset)
 
     def leave(self, when_alone: Callable[[], None]) -> None:
-        """Stop being a writer of this store; ``when_alone`` runs where no other process is one, nor becomes one."""
+        """Stop being a writer of this store. If no other process is one, run ``when_alone`` before any becomes one."""
         try:
             self._take(locks.REGISTER)
             if self._alone():
@@ -207,7 +207,7 @@ class WriterLock:
                 raise
 
     def _join(self) -> None:
-        """Become a writer; on an error the caller gives back."""
+        """Become a writer; after an error the caller gives the locks back."""
         self._take(locks.REGISTER)
         alone = self._alone()
         if alone:
@@ -220,21 +220,21 @@ class WriterLock:
         self._give_back()
 
     def _alone(self) -> bool:
-        """Whether no other process is a writer; for certain only while this one holds REGISTER."""
+        """Whether no other process is a writer; certain only while this process holds REGISTER."""
         return self._locks.holder(locks.WRITERS, locks.WRITERS_END) is None
 
     def _share(self) -> None:
-        """Make every writer queue up, and wait for one that began before it could see that."""
+        """Make every writer take the lock, and wait for one that began before it could see the word."""
         self._words[SHARED_WRITERS] = 1
         self._await(self._nobody_busy, lambda: self._words[BUSY_WRITER])
 
     def _nobody_busy(self) -> bool:
         pid = self._words[BUSY_WRITER]
-        # A writer that was killed leaves its pid behind, but not its lock.
+        # A killed writer leaves its pid in the word, but not its lock.
         return pid == 0 or self._locks.holder(locks.WRITERS + pid) is None
 
     def _look_again(self) -> None:
-        """Look now and then whether this writer is alone; on an error the caller gives back."""
+        """Check from time to time whether this writer is alone; after an error the caller gives the locks back."""
         if time.monotonic() - self._looked <= _LOOK_AGAIN_S:
             return
         self._looked = time.monotonic()
@@ -244,7 +244,7 @@ class WriterLock:
         self._give_back()
 
     def _await(self, attempt: Callable[[], bool], holder: Callable[[], int | None]) -> None:
-        """Try until it works; at the deadline say who is in the way."""
+        """Try until ``attempt`` succeeds; at the deadline raise an error with the holder."""
         for _ in range(_SPINS):
             if attempt():
                 return
@@ -257,11 +257,11 @@ class WriterLock:
                 state = locks.process_state(pid) if pid else "unknown"
                 raise WriterStuck(
                     f"Waited {waited:.1f} s to write to {self._path}: "
-                    + (f"process {pid} ({state})" if pid else "a process whose number is not known here")
+                    + (f"process {pid} ({state})" if pid else "a process with an unknown number")
                     + " is writing and does not finish.",
                     f"kill -CONT {pid} if it was stopped, kill {pid} if it hangs."
                     if pid
-                    else f"fuser {self._path}/locks where every process is seen (outside of the container), and"
+                    else f"run fuser {self._path}/locks where all processes are visible (outside of the container), and"
                     " end the one that hangs.",
                     path=self._path,
                     pid=pid,

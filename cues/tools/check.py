@@ -1,22 +1,22 @@
-"""Integrity: walk everything that a store holds and say what does not hold, one sentence each.
+"""Integrity: read everything in a store and report all damage, one sentence each.
 
     format     the store can be opened at all (truncated and foreign files are refused there)
     queues     each has its record, its row and its database, and they agree
     logs       every record batch: keys grow, checksum, header, body, times; no index is missing
-    rows       checksums; positions inside their queues, behind the batches that they remember
-    producers  what each wrote to a log: checksums, and that what is pending lies on it
-    others     what is kept about other stores; every step on a fork queue is whole
-    outside    positions of writers from outside: checksums, and not beyond their queue
+    rows       checksums; positions are inside their queues, after the batches whose seals they keep
+    producers  the clocks of each producer of a log: checksums; pending messages are on the log
+    others     rows about other stores; every step on a fork queue is whole
+    outside    source positions of external writers: checksums; not beyond their queue
     groups     rows of consumer groups: checksums, positions inside their queues
-    tries      every attempt names messages that carry its hash
+    tries      every attempt names messages that have its hash
     state      every piece of every row: checksum, number, completeness
 
-A store may be checked while its graph runs: the walk is a series of short read transactions, so that
-it pins no pages, and what others purge meanwhile is not missed.
+A store may be checked while its graph runs: the check uses short read transactions, so it does not hold
+freed pages, and messages that are purged meanwhile are not reported as missing.
 
-Not guaranteed: that a damaged store can be walked. LMDB follows the page numbers that it finds, and
-a wrong one may end the process; so ``cues check`` walks in a child (:func:`main`, :func:`walk`).
-What lies in free pages is not looked at. Queue records and named tailers have no checksum.
+Not guaranteed: that a damaged store can be read. LMDB follows the page numbers that it finds, and
+a wrong one may end the process; so ``cues check`` reads in a child (:func:`main`, :func:`walk`).
+Free pages are not checked. Queue records and named tailers have no checksum.
 """
 
 from __future__ import annotations
@@ -48,19 +48,19 @@ if TYPE_CHECKING:
     from cues.storage.transaction import StoreTransaction
 
 PROBLEMS_MAX: Final = 1000
-"""A store with more is not described any better by naming them."""
+"""The largest number of reported problems; more would not help."""
 _CHUNK_RECORDS: Final = 2000
-"""Records that one read transaction walks: a few milliseconds, so that it pins nothing for long."""
+"""Records of one read transaction: a few milliseconds, so that it holds freed pages only briefly."""
 _FORK_BYTES: Final = 4 << 20
-"""How much of a fork queue is in memory at a time."""
+"""Bytes of a fork queue that are in memory at a time."""
 _PIECE: Final = struct.Struct(">H")
 
 Progress = Callable[[str, int, int], None]
-"""Called with what is walked, how many of its records are done, and how many there are."""
+"""Called with the name of the part that is read, the number of records done, and their total number."""
 
 
 def check(store: Store, progress: Progress | None = None) -> list[str]:
-    """Walk the whole store; returns what does not hold, empty when everything does."""
+    """Check the whole store; returns the problems, or an empty list."""
     return list(_problems(store, progress or (lambda what, done, total: None)))
 
 
@@ -73,20 +73,20 @@ def _problems(store: Store, progress: Progress) -> Iterator[str]:
                 return
             yield problem
     except CuesError as error:
-        yield f"The walk of {walker.at} ended early: {error.message}"
+        yield f"The check of {walker.at} ended early: {error.message}"
 
 
 def check_others(store: Store) -> list[str]:
-    """What does not fit between a store and the others that its processors read from and write to.
+    """The contradictions between a store and the others that its processors read from and write to.
 
-    What the next start would refuse, without one: stores that are gone or were exchanged, fork queues and
-    positions of another history. Changes nothing.
+    The next start would refuse these: stores that are missing or were exchanged, fork queues and positions
+    of another history. Changes nothing.
     """
     found: list[str] = []
     with other_stores.Others(store) as others:
         for id, places in other_stores.places(store).items():
             if others.get(id) is None:
-                found.append(f"The store {id.hex()}, which was at {places[0]}, is not there, or is another one.")
+                found.append(f"The store {id.hex()}, which was at {places[0]}, is missing, or is another one.")
         for queue in store.queues(all=True):
             parts = names.fork_parts(queue)
             other = others.get(parts[1]) if parts else None
@@ -117,7 +117,7 @@ class _Walker:
         self.store = store
         self.progress = progress
         self.at = "the store"
-        """What is being walked, for the sentence that says where it ended."""
+        """The part that is being read, for the report of an early end."""
         self._entries: dict[bytes, int] = {}
         self._known: set[str] = set()
 
@@ -153,7 +153,7 @@ class _Walker:
         return {key[len(prefix) :]: value for key, value in self.store.rows(txn, prefix)}
 
     def _key_order(self) -> Iterator[str]:
-        """Every row of the unnamed database is of a known kind and stands where a search finds it."""
+        """Check that every row of the unnamed database has a known kind, and that a search finds it."""
         kinds = (
             *(
                 "queue",
@@ -178,7 +178,7 @@ class _Walker:
         with self.store.view() as txn:
             for key, _ in txn.cursor():
                 if last is not None and key <= last:
-                    yield f"The rows of the store are out of order at {key!r}; nothing behind it was walked."
+                    yield f"The rows of the store are out of order at {key!r}; the rows after it were not checked."
                     break
                 last = key
                 if key[:1] == b"\0" and key != names.FORMAT_KEY and not key.startswith(prefixes):
@@ -197,7 +197,7 @@ class _Walker:
             rows = self._rows_in(txn, names.row_key("", 0))
             records = self._rows_in(txn, names.queue_key(""))
         if any(names.log_database(key.decode("utf-8", "replace"), 0) not in self._entries for key in rows):
-            self._entries = dict(self.store.entries())  # one was made meanwhile, or is gone
+            self._entries = dict(self.store.entries())  # one was made or removed meanwhile
         for key, raw in records.items():
             queue = key.decode("utf-8", "replace")
             identity, partitions, problem = _queue_record(queue, raw)
@@ -210,7 +210,7 @@ class _Walker:
                 if problem:
                     continue
                 if row is None:
-                    yield f"Queue {log} has no row, so nobody knows its next index."
+                    yield f"Queue {log} has no row, so its next index is unknown."
                 elif not sealed.intact(row):
                     yield f"The row of queue {log} is damaged (its checksum fails)."
                 elif unpack_row(row, log).identity != identity:
@@ -227,7 +227,7 @@ class _Walker:
         return walkable
 
     def _log(self, queue: str) -> Iterator[str]:
-        """Walk one log in chunks; what is purged or appended meanwhile is followed."""
+        """Check one log in chunks; messages may be purged or appended meanwhile."""
         log = Log(self.store, queue)
         total = self._entries[names.log_database(queue, 0)]
         walk = _LogWalk(queue, log)
@@ -245,7 +245,7 @@ class _Walker:
         with_topology = set(self._rows(names.topology_key("")))
         for key in self._rows(names.processor_key("")):
             processor = key.decode("utf-8", "replace")
-            # One transaction for the row and the queues that it is about: both move together.
+            # One transaction for the row and its queues, because they change together.
             with self.store.view() as txn:
                 raw, raw_topology = txn.get(names.processor_key(processor)), txn.get(names.topology_key(processor))
                 if raw is None:
@@ -267,10 +267,10 @@ class _Walker:
                     topology.tailers, topology.queues, topology.stores, row.positions
                 ):
                     if store:
-                        continue  # what another store holds is compared at the start
+                        continue  # the content of another store is compared at the start
                     yield from self._position(txn, f"Tailer {tailer}", queue, *position, known=queues)
                     if txn.get(names.subscription_key(queue, processor)) is None:
-                        yield f"Processor {processor} reads queue {queue}, which does not know of it."
+                        yield f"Processor {processor} reads queue {queue}, which has no row about it."
             if row.source and not _decodes(row.source):
                 yield f"The source position of {processor} cannot be decoded."
             with_topology.discard(key)
@@ -295,7 +295,7 @@ class _Walker:
         for key in self._rows(names.CLOCKS):
             log, _, producer = key.decode("utf-8", "replace").partition("\0")
             queue, _, partition = log.partition("/")
-            who = f"What producer {producer} wrote to queue {log}"
+            who = f"The row of producer {producer} of queue {log}"
             known = Log(self.store, queue, int(partition or 0)) if queue in queues else None
             with self.store.view() as txn:
                 raw = txn.get(names.CLOCKS + key)
@@ -306,22 +306,22 @@ class _Walker:
             if not sealed.intact(raw):
                 yield f"{who} cannot be read (its checksum fails)."
             elif not there:
-                yield f"{who} is kept, but there is no such queue."
+                yield f"{who} is there, but the queue is not."
             elif row is not None and (begin := producers.Written.unpack(raw).begin) >= row.next:
-                yield f"{who} is pending from {begin} on, but the queue ends before {row.next}."
+                yield f"{who} has pending messages from {begin} on, but the queue ends before {row.next}."
 
     # --- other stores ---
 
     def _others(self, queues: list[str]) -> Iterator[str]:
-        """What is kept about other stores, and the fork queues that wait for them."""
+        """Check the rows about other stores, and the fork queues for them."""
         for key, raw in self._rows(names.timeline_key("")).items():
             if not sealed.intact(raw):
                 yield f"The row of the timelines of queue {key.decode('utf-8', 'replace')} is damaged."
         for key, raw in self._rows(names.store_key(b"")).items():
             if not _decodes(raw):
-                yield f"Where the store {key.decode('utf-8', 'replace')} lies cannot be decoded."
+                yield f"The path of the store {key.decode('utf-8', 'replace')} cannot be decoded."
         for key, raw in self._rows(names.PRODUCERS).items():
-            who = f"The row of what {key.decode('utf-8', 'replace')} forwarded"
+            who = f"The row of the steps that {key.decode('utf-8', 'replace')} forwarded"
             if not sealed.intact(raw):
                 yield f"{who} is damaged (its checksum fails)."
                 continue
@@ -333,7 +333,7 @@ class _Walker:
                         yield f"{who} says that it reached {last} of queue {queue}, which ends before {next}."
         for key, raw in self._rows(names.PENDINGS).items():
             if not sealed.intact(raw):
-                yield f"The row of what {key.decode('utf-8', 'replace')} has pending is damaged (its checksum fails)."
+                yield f"The pending row of {key.decode('utf-8', 'replace')} is damaged (its checksum fails)."
         for key, raw in self._rows(names.LOW_WATERS).items():
             if not sealed.intact(raw):
                 yield f"The low-water mark {key.decode('utf-8', 'replace')!r} is damaged (its checksum fails)."
@@ -342,7 +342,7 @@ class _Walker:
                 yield from self._fork(queue)
 
     def _outside(self, queues: list[str]) -> Iterator[str]:
-        """The positions of writers from outside."""
+        """Check the source positions of external writers."""
         for key, raw in self._rows(names.SOURCES).items():
             who = f"The position of writer {key.decode('utf-8', 'replace')!r}"
             if not sealed.intact(raw):
@@ -360,7 +360,7 @@ class _Walker:
                     yield f"{who} says that it wrote up to {written - 1} of queue {log}, which ends before {next}."
 
     def _groups(self, queues: list[str]) -> Iterator[str]:
-        """Groups, their members, and what they have of logs."""
+        """Check groups, their members and their claims."""
         for kind, what in (("group", "group"), ("member", "member of a group")):
             for key, raw in self._rows(f"\0{kind}\0".encode()).items():
                 if not sealed.intact(raw):
@@ -372,12 +372,12 @@ class _Walker:
                 yield f"{who} is damaged (its checksum fails)."
                 continue
             with self.store.view() as txn:
-                claim = claims.read(txn, log, group)  # once more: it and the log move together
+                claim = claims.read(txn, log, group)  # again: it and the log change together
                 if claim is not None:
                     yield from self._position(txn, who, log, claim.identity, claim.next, claim.seal, known=queues)
 
     def _fork(self, queue: str) -> Iterator[str]:
-        """Every step on a fork queue is whole."""
+        """Check that every step on a fork queue is whole."""
         log = Log(self.store, queue)
         with self.store.view() as txn:
             row = log.row(txn)
@@ -391,21 +391,21 @@ class _Walker:
                     return
                 at = steps[-1].next
         except CuesError as error:
-            yield f"The fork queue {queue} does not hold: {error.message}"
+            yield f"The fork queue {queue} is damaged: {error.message}"
 
     def _position(
         self, txn: StoreTransaction, who: str, queue: str, identity: bytes, index: int, seal: bytes, *, known: list[str]
     ) -> Iterator[str]:
         if queue not in known:
             if txn.get(names.queue_key(names.log_parts(queue)[0])) is None:
-                yield f"{who} stands on queue {queue}, which is not there."
+                yield f"{who} is a position on queue {queue}, which is missing."
             return  # a damaged queue was named already
         yield from _place(Log(self.store, queue), txn, who, identity, index, seal)
 
     # --- tries ---
 
     def _tries(self, processor: str, queues: list[str]) -> Iterator[str]:
-        """Every attempt that is still there names messages that carry its hash."""
+        """Check that every attempt names messages that have its hash."""
         log = Log(self.store, processor)
         with self.store.view() as txn:
             row = log.row(txn)
@@ -415,7 +415,7 @@ class _Walker:
                 opened = log.batches([raw])
                 messages = opened[0].messages()
             except CuesError:
-                continue  # named by the walk of the log
+                continue  # reported by the check of the log
             for message in messages:
                 hash = str(message.get(names.HASH))
                 for queue, index in (message.get(names.MESSAGE_INDEX) or {}).items():
@@ -431,12 +431,12 @@ class _Walker:
             yield f"A step of {processor} ({hash}) wrote message {index} of queue {queue}, which ends before it."
             return
         if not raws or not batch.intact(raws[0][1], raws[0][0]):
-            return  # purged; or damaged, and named by the walk of the queue
+            return  # purged; or damaged, and reported by the check of the queue
         carried = batch.header(raws[0][1]).hash
         if carried is None or carried.hex() != hash:
             yield (
-                f"A step of {processor} ({hash}) wrote message {index} of queue {queue}, but what is there"
-                f" carries {carried.hex() if carried else 'no hash'}."
+                f"A step of {processor} ({hash}) wrote message {index} of queue {queue}, but the message there"
+                f" has {carried.hex() if carried else 'no hash'}."
             )
 
     # --- state ---
@@ -458,7 +458,7 @@ class _Walker:
                 while alive:
                     key, value = cursor.item()
                     if last and key < last:
-                        yield f"The state of {processor} is out of order; it was not walked to its end."
+                        yield f"The state of {processor} is out of order; it was not checked to its end."
                         return
                     if count >= _CHUNK_RECORDS and key[:-2] not in values:
                         break  # the pieces of a value stay together
@@ -475,28 +475,28 @@ class _Walker:
             self.progress(f"state of {processor}", min(done, total), total)
             if not after:
                 if len(moments) == 1 and done != entries:
-                    yield f"The state of {processor} has {entries} rows, of which {done} are found."
+                    yield f"The state of {processor} has {entries} rows, and only {done} of them are found."
                 return
 
 
 class _LogWalk:
-    """The walk of one log: what is expected next, and what was found instead."""
+    """The check of one log: the expected and the found records."""
 
     def __init__(self, queue: str, log: Log) -> None:
         self.queue = queue
         self.log = log
         self.more = True
         self.unfound: list[bytes] = []
-        """Keys that are there but that a search does not find."""
+        """Keys that exist, but that a search does not find."""
         self._after = 0
-        """The first index of the record looked at last."""
+        """The first index of the last record that was checked."""
         self._next: int | None = None
-        """The index that the next record must begin with; None: any (the front, or behind damage)."""
+        """The index with which the next record must begin; None: any (at the front, or after damage)."""
         self._time_ns = 0
         self._bad = 0
 
     def read(self, txn: StoreTransaction) -> tuple[list[tuple[bytes, bytes]], LogRow]:
-        """Copy out the next records, whole ones with all their pieces."""
+        """Copy out the next whole records, with all their pieces."""
         row = self.log.row(txn)
         cursor = txn.cursor(self.log.database)
         search = txn.cursor(self.log.database)
@@ -508,7 +508,7 @@ class _LogWalk:
             key, value = cursor.item()
             if key <= last or len(key) not in (8, 12):
                 raws.append((key, value))
-                break  # out of order: a walk could go on for ever
+                break  # out of order: the loop might not end
             if len(key) == 8 and len(raws) >= _CHUNK_RECORDS:
                 return raws, row
             raws.append((key, value))
@@ -516,7 +516,7 @@ class _LogWalk:
                 self.unfound.append(key)
             last = key
             alive = cursor.next()
-        # A log that ends is ended by this transaction's own row, so the two can be compared.
+        # The end of the log is compared with the row in the same transaction.
         self.more = False
         return raws, row
 
@@ -527,7 +527,7 @@ class _LogWalk:
         last = b""
         for number, (key, value) in enumerate(raws):
             if key <= last or len(key) not in (8, 12):
-                yield f"Queue {self.queue} is out of order behind index {self._after}; it was not walked to its end."
+                yield f"Queue {self.queue} is out of order after index {self._after}; it was not checked to its end."
                 self.more = False
                 return
             last = key
@@ -547,14 +547,14 @@ class _LogWalk:
         expected = self._next
         self._after = first
         if expected is None and not self._bad and first > row.first:
-            yield f"Queue {self.queue} begins at {row.first}, but its first record holds {first}."
+            yield f"Queue {self.queue} begins at {row.first}, but its first record has {first}."
         elif expected is not None and first != expected and first > row.first:
             what = "are missing" if first > expected else "are there twice"
             low, high = sorted((first, expected))
             yield f"The messages {low} to {high - 1} of queue {self.queue} {what}."
         problem, opened = _open(first, value, pieces)
         if opened is None:
-            # How many messages it held is told by the next record.
+            # The next record tells how many messages it had.
             self._next = None
             self._bad = first
             yield f"The record batch at {first} of queue {self.queue} is damaged: {problem}."
@@ -579,17 +579,17 @@ class _LogWalk:
 
 
 def _place(log: Log, txn: StoreTransaction, who: str, identity: bytes, index: int, seal: bytes) -> Iterator[str]:
-    """What is wrong with a position on a log."""
+    """The faults of a position on a log."""
     row = log.row(txn)
     if identity != row.identity:
-        yield f"{who} means a queue {log.id} with identity {identity.hex()}, which has {row.identity.hex()}."
+        yield f"{who} has identity {identity.hex()} of queue {log.id}, but the queue has {row.identity.hex()}."
     elif not 1 <= index <= row.next:
-        yield f"{who} stands at {index}, but queue {log.id} ends before {row.next}."
+        yield f"{who} is at {index}, but queue {log.id} ends before {row.next}."
     elif seal != NO_SEAL:
         found = log.seal_before(txn, row, index)
         if found not in (NO_SEAL, seal):
             yield (
-                f"{who} stands at {index} of queue {log.id} behind a batch with checksum {seal.hex()},"
+                f"{who} is at {index} of queue {log.id}, after a batch with checksum {seal.hex()},"
                 f" but the batch there has {found.hex()}."
             )
 
@@ -598,7 +598,7 @@ def _place(log: Log, txn: StoreTransaction, who: str, identity: bytes, index: in
 
 
 def _open(first: int, value: bytes, pieces: list[tuple[bytes, bytes]]) -> tuple[str, Batch | None]:
-    """What is wrong with a record, and the record where at least its header can be read."""
+    """The fault of a record, and the record if at least its header can be read."""
     if len(value) <= batch.PREFIX_BYTES or not batch.intact(value, first):
         return "its checksum fails", None
     try:
@@ -619,17 +619,17 @@ def _open(first: int, value: bytes, pieces: list[tuple[bytes, bytes]]) -> tuple[
             provenance.decode(opened.head.provenance, opened.head.count)
         messages = opened.messages()
     except CodecError as error:
-        # A type that the user registers in their own program is not known here, and not damage.
+        # A type that users register in their own program is unknown here; this is not damage.
         return ("" if "is not registered" in error.message else error.message.rstrip(".")), opened
     except Exception as error:
         return f"its body cannot be decoded ({type(error).__name__}: {error})", opened
     if len(messages) != opened.head.count:
-        return f"it holds {len(messages)} messages and says {opened.head.count}", opened
+        return f"it has {len(messages)} messages, and its header says {opened.head.count}", opened
     return "", opened
 
 
 def _queue_record(queue: str, raw: bytes) -> tuple[bytes, int, str]:
-    """The identity of a queue, how many partitions it has, and what is wrong with its record."""
+    """The identity of a queue, its number of partitions, and the fault of its record."""
     try:
         record = codec.unpack(raw)
         QueueOptions.from_dict(record["options"])
@@ -673,10 +673,10 @@ def _decodes(raw: bytes) -> bool:
 
 
 def walk(path: str, progress: Progress | None = None) -> list[str]:
-    """:func:`check` of the store at ``path`` in a process of its own, which a damaged store may take down.
+    """Run :func:`check` on the store at ``path`` in a separate process, which a damaged store may end.
 
-    A store that cannot be opened because it is damaged is a finding; one that is not there, or not
-    ours, raises as opening it does.
+    A store that cannot be opened because of damage is a finding. For a missing store, or a directory that
+    is not a store, the error of opening it is raised.
     """
     child = subprocess.Popen(
         [sys.executable, "-P", "-c", "from cues.tools.check import main; main()", path],
@@ -709,12 +709,12 @@ def walk(path: str, progress: Progress | None = None) -> list[str]:
         found.append(f"LMDB crashed ({name}){where}: the structure of the data file is damaged.")
     elif child.returncode:
         last = trace.strip().rpartition("\n")[2]
-        found.append(f"The walk failed at {at or 'the start'}: {last}")
+        found.append(f"The check failed at {at or 'the start'}: {last}")
     return found
 
 
 def main() -> None:
-    """The child of :func:`walk`: a JSON line for each piece of news."""
+    """The child of :func:`walk`: prints a JSON line for each progress and finding."""
     from cues.queues.store import Store
 
     def say(**news: Any) -> None:

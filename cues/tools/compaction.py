@@ -1,21 +1,20 @@
-"""Compaction: removing queues that nobody names any more, and giving free pages back to the file system.
+"""Compaction: removal of unused queues, and of free pages, which the file system gets back.
 
     data.mdb ──copy, without free pages──▶ data.mdb.compact ──fsync, rename──▶ data.mdb
 
-1. The store is taken alone (:func:`cues.storage.exclusive.alone`): no other process has it open, to write or to read.
-2. A copy that was left by a compaction that died is deleted.
-3. Queues that were named for removal are checked and removed, in one commit.
+1. The store is opened exclusively (:func:`cues.storage.exclusive.alone`): no other process has it open.
+2. The unfinished copy of a compaction that died is deleted.
+3. The queues to remove are checked and removed, in one commit.
 4. LMDB writes a compacted copy beside the data file. It gets the transaction numbers of the original, is
    synced, and is opened and compared.
 5. The copy is renamed over the data file, and the directory synced.
 
-Whoever dies where leaves one whole store: before 3 commits the old one, before 5 the one without the
-queues, and from then on the compacted one. Its id, durability and bound are the same, and so are the
+A death at any moment leaves one whole store: before the commit of 3 the old one, before 5 the one without
+the queues, and then the compacted one. Its id, durability and map size are the same, and so are the
 identities and indices of its queues, positions, state and try logs.
 
-A queue is removed only when it is asked for by name. That a queue is empty says nothing: it may be about
-to be fed, and its identity and next index are what keeps an index from being used twice. So
-:meth:`cues.Queue.delete` leaves no mark, and a store can be read by whoever could read it before.
+A queue is removed only by its name. An empty queue is not removed by itself: it may get messages soon, and
+its identity and next index ensure that no index is used twice.
 """
 
 from __future__ import annotations
@@ -42,15 +41,15 @@ from cues.storage.exclusive import alone
 from cues.storage.transaction import StoreTransaction
 
 COPY: Final = "data.mdb.compact"
-"""Beside the data file; what is left of it by a compaction that died is deleted by the next."""
+"""The copy beside the data file; if a compaction dies, the next one deletes it."""
 
 Progress = Callable[[int, int], None]
-"""Called with how many bytes are copied, and about how many there are."""
+"""Called with the number of bytes that are copied, and about the total number."""
 
 
 @dataclass(frozen=True)
 class Compaction:
-    """What a compaction did, or would do; sizes in bytes on the disk. If nothing was done ``after`` is an estimate."""
+    """The result of a compaction or a dry run; sizes in bytes on the disk. In a dry run ``after`` is an estimate."""
 
     before: int
     after: int
@@ -58,7 +57,7 @@ class Compaction:
 
 
 def look(store: Store, remove: Iterable[str] = ()) -> Compaction:
-    """What :func:`compact` would do now; the store may be in use. Raises what it would raise of a queue."""
+    """The result that :func:`compact` would have now; the store may be in use. Raises the same errors about queues."""
     chosen = tuple(dict.fromkeys(remove))
     tails = _tails(store)
     with store.view() as txn:
@@ -70,14 +69,14 @@ def look(store: Store, remove: Iterable[str] = ()) -> Compaction:
 def compact(path: str | os.PathLike[str], remove: Iterable[str] = (), progress: Progress | None = None) -> Compaction:
     """Remove the queues ``remove`` and rewrite the store's data file without free pages.
 
-    A queue can be removed when it is empty, no processor has a position on it, and no try log names
-    it (a log keeps several hundred steps); named tailers and groups' positions on it go with it. All of
-    ``remove`` go, or none.
+    A queue can be removed when it is empty, no processor has a position on it, and no try log names it (a
+    log keeps several hundred steps). Positions of named tailers and groups on it are removed too. Either
+    all of ``remove`` are removed, or none.
 
-    Needs free disk for a copy of what is in use. Raises :class:`QueueInUse`, :class:`QueueNotFound`,
-    :class:`AlreadyRunning` (another process has the store open), :class:`StoreError` (this process
-    has), :class:`StoreFull`; then the store is what it was, except that queues may be removed already
-    when there is no room for the copy.
+    Needs free disk space for a copy of the used pages. Raises :class:`QueueInUse`, :class:`QueueNotFound`,
+    :class:`AlreadyRunning` (another process has the store open), :class:`StoreError` (this process has
+    it open), :class:`StoreFull`. After an error the store is as before; only if there is no room for the
+    copy, queues may be removed already.
     """
     chosen = tuple(dict.fromkeys(remove))
     place = Path(path)
@@ -103,15 +102,15 @@ def compact(path: str | os.PathLike[str], remove: Iterable[str] = (), progress: 
                 copy.unlink(missing_ok=True)
             if isinstance(error, OSError):
                 raise StoreError(
-                    f"The copy {copy} cannot be written ({error.strerror}); the store is as it was.",
-                    "free space on the disk, or the permissions of the directory.",
+                    f"The copy {copy} cannot be written ({error.strerror}); the store is as before.",
+                    "free space on the disk, or check the permissions of the directory.",
                     path=str(path),
                 ) from error
             raise
         faults.point("compact.copied")
         copy.rename(place / "data.mdb")
         faults.point("compact.renamed")
-        timeline.mark(place)  # who dies before it costs a timeline
+        timeline.mark(place)  # a death before it costs a timeline
         _sync_directory(place)
     return Compaction(before, (place / "data.mdb").stat().st_blocks * 512, chosen)
 
@@ -124,7 +123,7 @@ def _remove(store: Store, queues: Sequence[str]) -> None:
     with store.view() as txn:
         databases = [name for queue in queues for name in _databases(txn, queue)]
     for name in databases:
-        store.database(name)  # not for the first time inside the transaction
+        store.database(name)  # opened here, because it must not be opened first inside the transaction
 
     def work(txn: StoreTransaction) -> None:
         for queue in queues:
@@ -143,7 +142,7 @@ def _tails(store: Store) -> list[Log]:
 
 
 def _check_removable(txn: StoreTransaction, store: Store, queue: str, tails: Sequence[Log]) -> None:
-    """Raise unless the queue is there, empty, and named by nobody who would miss it."""
+    """Raise unless the queue exists, is empty, and has no reader, forwarder or try log that names it."""
     if "." in queue:
         raise QueueInUse(f"{queue!r} belongs to a processor.", "name a queue of your own.", queue=queue)
     if txn.get(names.queue_key(queue)) is None:
@@ -152,15 +151,15 @@ def _check_removable(txn: StoreTransaction, store: Store, queue: str, tails: Seq
         near = difflib.get_close_matches(queue, known, 1)
         raise QueueNotFound(
             f"The store {store.path} has no queue {queue!r}; it has {', '.join(known) or 'none'}.",
-            f"{near[0]!r}." if near else "one of those.",
+            f"give {near[0]!r}." if near else "give one of those.",
             queue=queue,
         )
     for partition in range(_partitions(txn, queue)):
         row = read_row(txn, queue, partition)
         if row.first != row.next:
             raise QueueInUse(
-                f"The queue {queue!r} holds {row.next - row.first:,} messages.",
-                "store.queue(…).delete() empties it, if they are of no use any more.",
+                f"The queue {queue!r} has {row.next - row.first:,} messages.",
+                "empty it with store.queue(…).delete(), if you do not need the messages.",
                 queue=queue,
             )
     prefix = names.topology_key("")
@@ -169,14 +168,14 @@ def _check_removable(txn: StoreTransaction, store: Store, queue: str, tails: Seq
         if any(log.partition("/")[0] == queue for log, other in zip(topology.queues, topology.stores) if not other):
             raise QueueInUse(
                 f"The processor {key[len(prefix) :].decode()!r} has a position on the queue {queue!r}.",
-                "a start of its graph without that input (--accept-topology) gives the position up.",
+                "start its graph without that input (--accept-topology), which removes the position.",
                 queue=queue,
             )
     for key, raw in Store.rows(txn, names.PRODUCERS):
         if any(names.log_parts(log)[0] == queue for log in ProducerRow.unpack(raw).ends):
             raise QueueInUse(
                 f"The processor {key.decode().partition('/')[2]!r} of another store forwards to the queue {queue!r}.",
-                "--forget, if that store is gone for good.",
+                "use --forget, if that store is lost for good.",
                 queue=queue,
             )
     logs = [names.log_id(queue, partition) for partition in range(_partitions(txn, queue))]
@@ -184,20 +183,20 @@ def _check_removable(txn: StoreTransaction, store: Store, queue: str, tails: Seq
         reader = key.decode().rpartition("\0")[2].partition("/")[2]
         raise QueueInUse(
             f"The processor {reader!r} of another store reads the queue {queue!r}.",
-            "a start of its graph without that input (--accept-topology); --forget, if its store is gone for good.",
+            "start its graph without that input (--accept-topology), or use --forget if its store is lost for good.",
             queue=queue,
         )
     for log in tails:
         if queue in _named_by(txn, log):
             raise QueueInUse(
                 f"The try log of {log.queue!r} names messages of the queue {queue!r}.",
-                "again, when the processor has made a thousand steps without it; its log holds fewer.",
+                "try again after a thousand steps of the processor without it; its log has fewer.",
                 queue=queue,
             )
 
 
 def _named_by(txn: StoreTransaction, log: Log) -> set[str]:
-    """The queues that a try log names, of inputs and of outputs; it keeps several hundred steps."""
+    """The input and output queues that a try log names; it keeps several hundred steps."""
     row = log.row(txn)
     found: set[str] = set()
     for batch in log.batches(log.read(txn, row, row.first, row.next - row.first)):
@@ -218,7 +217,7 @@ def _databases(txn: StoreTransaction, queue: str) -> list[bytes]:
 
 
 def _rows(txn: StoreTransaction, queue: str) -> list[bytes]:
-    """The keys of everything that a store keeps of a queue besides its logs: record, rows, named readers, claims."""
+    """The keys of all rows about a queue: record, rows of logs, named readers, claims."""
     found = [names.queue_key(queue)]
     for partition in range(_partitions(txn, queue)):
         found.append(names.row_key(queue, partition))
@@ -249,13 +248,13 @@ def _copy(store: Store, copy: Path, total: int, progress: Progress) -> None:
         txnid = store.dump(write)
         carry_on(file, txnid)
         os.fchmod(file.fileno(), data.st_mode & 0o7777)
-        with suppress(PermissionError):  # who may write the store may still not give files away
+        with suppress(PermissionError):  # a user who may write the store may not be allowed to change the owner
             os.fchown(file.fileno(), data.st_uid, data.st_gid)
         file.flush()
         os.fsync(file.fileno())
     if not store.same(copy, txnid):
         raise StoreError(
-            f"The copy {copy} is not the store; nothing was changed.",
+            f"The copy {copy} differs from the store; the store was not changed.",
             "look for damage with: cues check.",
             path=store.path,
         )

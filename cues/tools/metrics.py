@@ -1,16 +1,17 @@
-"""What can be measured of a store from outside, whether its graph runs or not: ``cues status`` and others.
+"""Measurements of a store, whether its graph runs or not, for ``cues status`` and other programs.
 
     store       durability, sizes, owner
-    queues      what is on them, since when, how fast they grow
+    queues      messages, time of the last one, rate
     processors  positions, lag, rates, failures, owner
-    groups      members, who holds what, positions, lag
+    groups      members and their partitions, positions, lag
 
-Everything is read in short transactions from rows that are kept anyway; nobody counts for our sake.
-A rate is over the last :data:`WINDOW_S`, or since the first record that is there where that is younger:
-of a queue by the times of its record batches, of a processor by the steps that its try log still holds.
+Everything is read in short transactions from rows that the store has anyway, so measurements cost the
+graph nothing. A rate is over the last :data:`WINDOW_S`, or over the time since the first record if that is
+shorter. The rate of a queue is computed from the times of its record batches, the rate of a processor from
+the steps in its try log.
 
-Not guaranteed: one moment for all. A processor's positions are read before their queues' ends, so a
-lag is never negative; two processors may be read a millisecond apart.
+Not guaranteed: one moment for all. The positions of a processor are read before the ends of its queues, so
+a lag is never negative; two processors may be read a millisecond apart.
 """
 
 from __future__ import annotations
@@ -46,30 +47,30 @@ if TYPE_CHECKING:
     from cues.storage.transaction import StoreTransaction
 
 WINDOW_S: Final = 10.0
-"""The past that rates are about."""
+"""The time over which rates are computed."""
 _SPAN_S_MIN: Final = 1.0
-"""One message a millisecond ago is not a thousand a second."""
+"""The shortest time for a rate: one message a millisecond ago is not a rate of a thousand a second."""
 ERRORS_MAX: Final = 1000
-"""Messages of an error queue that are looked at; with more the counts are lower bounds."""
+"""Messages of an error queue that are read; if there are more, the counts are lower bounds."""
 PAGE_BYTES: Final = 4096
 
 
 @dataclass(frozen=True)
 class QueueMetrics:
-    """One queue. ``first`` to ``last`` are there, ``last`` one below ``first`` when there is none."""
+    """A queue. It has the indices ``first`` to ``last``; if it is empty, ``last`` is one below ``first``."""
 
     queue: str
     first: int
     last: int
     bytes: int
-    """Of its pages on disk."""
+    """The size of its pages on the disk."""
     rate: float
     """Messages appended a second, over the last :data:`WINDOW_S`."""
     appended: datetime | None
-    """When the last message came."""
+    """The time of the last message."""
     options: QueueOptions
     partitions: tuple[QueueMetrics, ...] = ()
-    """Where there are several, each by itself; above stands then what is of all, the lowest first, the highest last."""
+    """The metrics of each partition, if there are several; then ``first`` is the lowest and ``last`` the highest."""
 
     @property
     def messages(self) -> int:
@@ -80,27 +81,27 @@ class QueueMetrics:
 
 @dataclass(frozen=True)
 class TailerMetrics:
-    """Where a processor stands on one of its inputs."""
+    """The position of a processor on one of its inputs."""
 
     tailer: str
     queue: str
     position: int
     """The index that is taken next."""
     lag: int | None
-    """Messages that are there and not taken; None where the queue is in a store that is not at hand."""
+    """The number of messages that are not taken yet; None if the store of the queue cannot be opened."""
     store: str = ""
-    """Path of the store that the queue lies in, where it is another one; its id if nobody knows where it is."""
+    """The path of the queue's store, if it is another store; its id if the path is unknown."""
 
 
 @dataclass(frozen=True)
 class ForwardMetrics:
-    """What a processor writes for another store."""
+    """The messages of a processor for another store."""
 
     processor: str
     store: str
-    """Path of the other store; its id if nobody knows where it is."""
+    """The path of the other store; its id if the path is unknown."""
     waiting: int | None
-    """Messages on the fork queue that are not there yet; None where it is not at hand, or has another history."""
+    """The number of messages that wait on the fork queue; None if the store cannot be opened or has another history."""
 
 
 @dataclass(frozen=True)
@@ -109,10 +110,10 @@ class ReaderMetrics:
 
     processor: str
     store: str
-    """Id of the store that its position lies in."""
+    """The id of the store that has its position."""
     queue: str
     position: int
-    """What is before has been read, and durably so; it lags a second behind."""
+    """All messages before it are read, durably. It lags by about a second."""
 
 
 @dataclass(frozen=True)
@@ -121,14 +122,14 @@ class Owner:
 
     pid: int
     state: str
-    """As the system tells it: running, sleeping, stopped, …"""
+    """The state of the process in the system: running, sleeping, stopped, …"""
     lease_s: float
-    """Seconds until another may take over although this one holds the lock; 0 when it does not answer."""
+    """Seconds until another process may take over while this one holds the lock; 0 when it does not answer."""
 
 
 @dataclass(frozen=True)
 class LastError:
-    """The last message that a processor sent to an error queue."""
+    """The last message of a processor on an error queue."""
 
     queue: str
     index: int
@@ -151,16 +152,16 @@ class ProcessorMetrics:
     rate: float | None
     """Messages taken a second, over the last :data:`WINDOW_S`; None for a source (see its queue)."""
     stepped: datetime | None
-    """When it committed last."""
+    """The time of its last commit."""
     errors: int
-    """Its failed messages that are on error queues now. One record holds all messages of a failed batch."""
+    """The number of its failed messages on error queues now. One record has all messages of a failed batch."""
     last_error: LastError | None
     calls: int | None = None
-    """Calls of its function that returned since its owner began, by the owner's last beat; None where none runs it."""
+    """The number of calls that returned since its owner began, at the last beat; None if no process runs it."""
     in_flight: int | None = None
-    """Calls that had not returned."""
+    """The number of calls that had not returned."""
     call_s: float | None = None
-    """Seconds of a call, in the mean."""
+    """Mean seconds of a call."""
 
     @property
     def lag(self) -> int:
@@ -169,7 +170,7 @@ class ProcessorMetrics:
 
 @dataclass(frozen=True)
 class SupervisorMetrics:
-    """The workers of a graph, as its supervisor left them, and whether it is alive."""
+    """The workers of a graph, from the last record of its supervisor, and whether it is alive."""
 
     record: WorkersRecord
     alive: bool
@@ -182,22 +183,22 @@ class GroupMemberMetrics:
     member: str
     pid: int
     state: str
-    """As the system tells it of a member that lives; "closed" or "dead" of one whose place is kept for its lease."""
+    """The state of its process; "closed" or "dead" for a member whose place is kept until the end of its lease."""
     lease_s: float
-    """Seconds until its place goes to others, if it is not heard of."""
+    """Seconds until others get its partitions, if it makes no call."""
     queues: tuple[str, ...]
-    """What it subscribes to."""
+    """The queues that it subscribes to."""
 
 
 @dataclass(frozen=True)
 class GroupPartitionMetrics:
-    """Where a group stands on one partition."""
+    """The position of a group on one partition."""
 
     log: str
     member: str | None
-    """Who reads it; None while nobody does."""
+    """The member that reads it; None if there is none."""
     assignee: str
-    """Who is to read it; another one while it moves."""
+    """The member that the plan gives it to; it differs from the owner while the partition moves."""
     position: int
     lag: int
     paused: bool
@@ -235,7 +236,7 @@ class StoreMetrics:
 
 
 def of_store(store: Store) -> StoreMetrics:
-    """Everything about a store."""
+    """Measure a whole store."""
     info = store.info()
     return StoreMetrics(
         str(store.path),
@@ -256,12 +257,12 @@ def of_store(store: Store) -> StoreMetrics:
 
 
 def of_queues(store: Store, all: bool = False) -> list[QueueMetrics]:
-    """Every queue, by name; with ``all`` the try logs too."""
+    """Measure every queue, by name; with ``all`` the try logs too."""
     return [of_queue(store, name) for name in store.queues(all=all)]
 
 
 def of_queue(store: Store, name: str) -> QueueMetrics:
-    """One queue, or one partition of it (``orders/3``)."""
+    """Measure one queue, or one partition of it (``orders/3``)."""
     queue = store.queue(name)
     found = [_of_log(store, view.log, view.id, queue.options) for view in queue.views]
     if len(found) == 1:
@@ -307,7 +308,7 @@ def processors(store: Store) -> list[str]:
 
 
 def of_processors(store: Store, only: Iterable[str] | None = None) -> list[ProcessorMetrics]:
-    """Every processor, or those of the ids given that have run before."""
+    """Measure every processor, or those of the given ids that have run before."""
     known = processors(store)
     failures = _failures(store)
     wanted = known if only is None else [id for id in only if id in known]
@@ -315,7 +316,7 @@ def of_processors(store: Store, only: Iterable[str] | None = None) -> list[Proce
 
 
 def tailers(store: Store, processor: str) -> list[TailerMetrics]:
-    """Where a processor stands; empty for a source and for an unknown one."""
+    """The positions of a processor; empty for a source and for an unknown processor."""
     with store.view() as txn:
         topology = processor_rows.read_topology(txn, processor)
         row = processor_rows.read_row(txn, processor)
@@ -328,17 +329,17 @@ def tailers(store: Store, processor: str) -> list[TailerMetrics]:
             at, lag = position.next, None
             if other is not None:
                 log = Log(other, queue)
-                with other.view() as txn:  # behind the position's own: so there is never less than was taken
+                with other.view() as txn:  # read after the position, so the lag is never negative
                     ends = log.row(txn)
                 at = max(at, ends.first)
-                lag = ends.next - at if at <= ends.next else None  # another history; the next start says how
+                lag = ends.next - at if at <= ends.next else None  # another history; the next start explains it
             where = "" if not id else other.path if other is not None else id.hex()
             found.append(TailerMetrics(tailer, queue, at, lag, where))
     return found
 
 
 def of_forwards(store: Store) -> list[ForwardMetrics]:
-    """What waits on fork queues, by processor and store."""
+    """The messages that wait on fork queues, by processor and store."""
     found = []
     with other_stores.Others(store) as others:
         for name in store.queues(all=True):
@@ -349,7 +350,7 @@ def of_forwards(store: Store) -> list[ForwardMetrics]:
             other = others.get(id)
             waiting = None
             if other is not None:
-                with contextlib.suppress(CuesError):  # they contradict each other: the next start says how
+                with contextlib.suppress(CuesError):  # the stores contradict each other; the next start explains it
                     waiting = Forwarder(store, other, [processor]).waiting()
             found.append(ForwardMetrics(processor, id.hex() if other is None else other.path, waiting))
     return found
@@ -362,7 +363,7 @@ def producers(store: Store) -> list[str]:
 
 
 def of_readers(store: Store) -> list[ReaderMetrics]:
-    """Who reads this store's queues from positions in other stores."""
+    """The readers of this store's queues whose positions are in other stores."""
     found = []
     for name in store.queues():
         for view in store.queue(name).views:
@@ -373,7 +374,7 @@ def of_readers(store: Store) -> list[ReaderMetrics]:
 
 
 def of_supervisors(store: Store) -> list[SupervisorMetrics]:
-    """Who runs graphs in workers, or did last."""
+    """The supervisors of graphs with workers, also of graphs that have ended."""
     found = []
     for record in WorkersRecord.all(store.directory):
         pid = None
@@ -412,11 +413,11 @@ def _processor(store: Store, id: str, failures: _Failures) -> ProcessorMetrics:
 
 
 def owner(store: Store, processor: str, row: ProcessorRow | None = None) -> Owner | None:
-    """Who runs a processor: whoever holds its lock, this process included; None when nobody does."""
+    """The owner of a processor: the process that holds its lock, also this one; None if there is none."""
     try:
         lock_file = store.locks
     except StoreReadOnly:
-        return None  # nobody can run a graph where nobody can lock
+        return None  # without locks no process can run a graph
     offset = locks.offset_of(processor)
     pid = os.getpid() if lock_file.mine(offset) else lock_file.holder(offset)
     if pid is None:
@@ -432,12 +433,12 @@ def _lease_s(store: Store, row: ProcessorRow | None) -> float:
         return 0.0
     try:
         return max(0.0, leases.left_s(store, row.owner, LEASE_S))
-    except OSError:  # it is not for this user's eyes
+    except OSError:  # this user may not read it
         return 0.0
 
 
 def _steps(store: Store, processor: str) -> tuple[float, datetime | None]:
-    """Messages taken a second by what the try log still holds, and when it was written last."""
+    """Messages taken a second, from the try log, and the time of its last record."""
     log = Log(store, processor)
     with store.view() as txn:
         row = log.row(txn)
@@ -456,16 +457,16 @@ def _steps(store: Store, processor: str) -> tuple[float, datetime | None]:
             if message.get(names.TYPE) == names.SNAPSHOT:
                 ends = message[names.TO_INDICES]
                 begun = sum(ends[tailer] - start for tailer, start in message[names.TAILER_INDICES].items())
-            else:  # an attempt: a step with side effects has written its snapshot twice by now
+            else:  # an attempt: a step with side effects has written its snapshot twice
                 taken += begun
                 begun = 0
     return taken / span_s, stepped
 
 
 def _window(log: Log, txn: StoreTransaction, row: LogRow, now_ns: int) -> tuple[int, float]:
-    """The first index of the time that a rate is over, and how long that is.
+    """The first index in the time of a rate, and the length of that time.
 
-    A log that is younger, or was trimmed inside of it, covers less than :data:`WINDOW_S`.
+    A log that is younger, or was trimmed in that time, covers less than :data:`WINDOW_S`.
     """
     since = now_ns - int(WINDOW_S * 1e9)
     if row.time_ns < since:
@@ -519,7 +520,7 @@ def _group_member(table: GroupTable, name: str, row: MemberRow) -> GroupMemberMe
     if not row.kept_ns:
         try:
             state = locks.process_state(row.pid) if table.alive(name, row) else "dead"
-        except StoreReadOnly:  # nobody can lock here, so nobody can be a member
+        except StoreReadOnly:  # without locks there are no members
             state = "dead"
     return GroupMemberMetrics(name, row.pid, state, max(0.0, table.left_s(row)), row.queues)
 
@@ -565,7 +566,7 @@ def _count_failures(store: BaseStore, found: dict[str, _Failures]) -> None:
 
 
 def failed_messages(logs: Iterable[Log], records: int) -> int:
-    """The number of messages that the last ``records`` error records hold; a record that cannot be read counts as one.
+    """The number of messages in the last ``records`` error records; a record that cannot be read counts as one.
 
     Only the last :data:`ERRORS_MAX` records of each log are read. Each older one counts as one message.
     """
@@ -576,14 +577,14 @@ def failed_messages(logs: Iterable[Log], records: int) -> int:
 
 
 def _inputs(record: dict[str, Any]) -> int:
-    """The number of messages that failed together; of a processor with several inputs, one of each is one message."""
+    """The number of messages that failed together; for several inputs, one message of each counts as one."""
     messages = record.get(names.ERR_MESSAGES)
     lists = [value for value in messages.values() if isinstance(value, list)] if isinstance(messages, dict) else []
     return max((len(value) for value in lists), default=1) or 1
 
 
 def _backwards(log: Log) -> Iterable[tuple[int, int, dict[str, Any]]]:
-    """The last :data:`ERRORS_MAX` messages that can be read, last first: index, time, message."""
+    """Yield the last :data:`ERRORS_MAX` readable messages, last first: index, time, message."""
     store = log.store
     index: int | None = None
     count = 0

@@ -10,8 +10,8 @@ The checkpoint is in the same store as the application's data, and its commit de
 checkpoint is there. The numbers are those of docs/checkpoints.md.
 
     start
-    1. restore       raise the checkpoint's fence, so that no other instance can commit any more; read the checkpoint
-    2. repeat        append the acknowledgements that it holds, before anything else. Their transaction took place.
+    1. restore       raise the checkpoint's fence, so that older instances cannot commit; read the checkpoint
+    2. repeat        append the acknowledgements of the checkpoint, before anything else. Their transaction took place.
                      They also drop the pending messages of the next transaction of a dead instance
     3. read          open the sources at its offsets
 
@@ -28,7 +28,7 @@ next transaction is not finalized before it is done. The messages that the next 
 9 (see :mod:`cues.txn.publisher`), but the application does not wait; so a commit may take any time. If an instance dies
 before 8, no reader sees anything of its transaction. If it dies after 8, its successor completes the transaction in 2.
 
-A transaction begins with its first message. It ends when there is nothing more to read (after ``min_s``); or after
+A transaction begins with its first message. It ends when there is no more message to read (after ``min_s``); or after
 ``max_s``, also in the middle of an acknowledged set; or when ``consume`` raises :class:`Defer`. Messages that are ready
 wait for the commit of the last transaction only if the present one is ``max_s`` old or was ended by ``Defer``, and for
 memory if more than 32 MiB of published messages wait.
@@ -77,7 +77,7 @@ class Defer(Exception):
 class App(Protocol):
     """The application that a consumer runs. These methods are optional:
 
-    ``start()``                 called once, after the checkpoint was restored: no other instance can commit any more
+    ``start()``                 called once, after the checkpoint was restored: older instances cannot commit
     ``begin()``                 called before the first message of a transaction; it may wait
     ``acknowledged(envelope)``  called for an acknowledgement: its producer's transaction in that queue is complete
     ``finish(commit)``          called once for each ``begin``, with a :class:`concurrent.futures.Future` that is done
@@ -127,9 +127,8 @@ class Consumer:
     ``on_gap``         ``"raise"``: raise :class:`Gap` for messages that were purged before they were consumed;
                        ``"skip"``: log them and continue, even with the rest of a transaction
     ``missing``        the acknowledgements that a start may leave out: ``"removed"``, those for queues that were
-    removed
-                       from their store; ``"skip"``, also those for missing stores, whose readers then never see the
-                       transaction; ``"refuse"``, none. For any other missing queue or store the start fails
+                       removed from their store; ``"skip"``, also those for missing stores, whose readers then never
+                       see the transaction; ``"refuse"``, none. For any other missing queue or store the start fails
     ``now``            a function that returns the seconds of a monotonic clock
 
     One thread uses a consumer; any thread may call :meth:`stop`. Every call raises :class:`cues.Fenced` after another
@@ -256,7 +255,7 @@ class Consumer:
         restored = self._checkpoint.restore() or Checkpoint()
         self._publisher = Publisher(
             acknowledge_timeout_s=None
-        )  # no timeout: the acknowledgement comes, or the publisher is closed
+        )  # no timeout: the acknowledgement is appended, or the publisher is closed
         self._thread = ThreadPoolExecutor(1, "cues consumer")
         if faults.active:
             faults.point("consumer.restored")
@@ -380,7 +379,7 @@ class Consumer:
         # Nothing was consumed, so there is nothing to commit. Wait for messages, unless the run is to end.
         if transaction.began is None:
             return not (draining or self._stopping or transaction.moved)
-        # A drain has read everything, and waits for nothing more.
+        # A drain has read everything, and waits no longer.
         if draining:
             return False
         # The transaction is younger than min_s.
@@ -390,7 +389,7 @@ class Consumer:
         return self._wait_for_ack and transaction.reading and self._sequencer.has_pending()
 
     def _wait(self, transaction: _Transaction) -> None:
-        """Sleep until a message comes, the commit under way is done, or ``min_s`` or ``max_s`` has passed."""
+        """Sleep until a message arrives, the commit under way is done, or ``min_s`` or ``max_s`` has passed."""
         commit = self._commit_under_way
         left_s = None
         if transaction.began is not None and transaction.reading:
@@ -445,7 +444,7 @@ class Consumer:
             if faults.active:
                 faults.point("consumer.acknowledged")
         except BaseException:
-            # The next transaction may wait for these acknowledgements, and they will not come.
+            # The next transaction may wait for these acknowledgements, which will not be appended.
             with contextlib.suppress(CuesError):
                 publisher.close()
             raise

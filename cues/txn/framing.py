@@ -118,7 +118,7 @@ class Framing(Protocol):
     def content_type(self) -> str: ...
 
     def encode(self, message: Any) -> bytes:
-        """Return the frame of a message. Raises :class:`FramingError` for a message that it cannot hold."""
+        """Return the frame of a message. Raises :class:`FramingError` for a message that it cannot encode."""
 
     def decode(self, reader: FrameReader) -> Any:
         """Read one frame and nothing after it. Raises the errors that the module lists."""

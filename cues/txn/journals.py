@@ -2,7 +2,7 @@
 
     application/x-ndjson           a message is an object; its UUID is a field (q/uuid by default)
     text/csv                       the UUID, then the columns of the message; without column names {"fields": […]}
-    application/x-msgpack-fixed    fixed frames of msgpack, UUID under q/uuid: every type comes back as it was
+    application/x-msgpack-fixed    fixed frames of msgpack, UUID under q/uuid; keeps every type
     application/x-protobuf-fixed   fixed frames of opaque bytes: {"payload": …}, without identity
 
 An import appends the messages that the queue does not have (``stamped.py``), so it may be interrupted and repeated.
@@ -55,7 +55,7 @@ register_framing(Fixed(MSGPACK_FIXED, dumps=codec.pack, loads=codec.unpack))
 
 Pair = tuple[uuids.UUID, dict[str, Any]]
 Progress = Callable[[int, int], None]
-"""Called with messages and bytes so far."""
+"""Called with the number of messages and bytes so far."""
 
 
 @dataclass(frozen=True)

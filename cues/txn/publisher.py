@@ -11,7 +11,7 @@ A transaction over queues of several stores. The commit of a checkpoint decides 
     4. append_ack_intents(intents)               append the acknowledgements; now readers see the messages
 
 A program that dies before 3 leaves messages that are never acknowledged. A program that dies after 3 starts again from
-the checkpoint and repeats 4. The repetition does no harm. It also drops the pending messages of a producer that died in
+the checkpoint and repeats 4. The repetition is harmless. It also drops the pending messages of a producer that died in
 its next transaction.
 
 An acknowledgement names only a clock. It would commit or drop messages of the next transaction that are before it in
@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from cues.queues.store import Store
 
 ACKNOWLEDGE_TIMEOUT_S: Final = 60.0
-"""How long a call waits for an acknowledgement that it needs before it raises :class:`WaitTimeout`."""
+"""Seconds for which a call waits for an acknowledgement that it needs, before :class:`WaitTimeout`."""
 
 _ACK: Final = int(Flags.ACK_TXN)
 
@@ -202,7 +202,7 @@ class Publisher:
     def _writer(self, store: BaseStore) -> Writer:
         with self.guard:
             some = self._writers.setdefault(store.id, [])
-            for writer in some:  # a copy of a store has its id
+            for writer in some:  # a copy of a store has the same id
                 if writer.store is store or (writer.store.same_as(store) and not writer.store.closed):
                     return writer
             some.append(Writer(self, store))
@@ -286,9 +286,9 @@ class Publisher:
         """Drop all messages that were published uncommitted and are not acknowledged. A new transaction can begin.
 
         This is for a transaction whose checkpoint did not commit. If its checkpoint did commit, append its intents
-        first; otherwise its messages are dropped. Waits for the appends that are under way. Raises :class:`WaitTimeout`
-        after
-        ``timeout`` seconds, and the errors of appends. It may be repeated after any exception.
+        first; otherwise its messages are dropped. Waits for the appends that are under way. Raises
+        :class:`WaitTimeout` after ``timeout`` seconds, and the errors of appends. It may be repeated after any
+        exception.
         """
         self._check()
         with self.guard:
@@ -313,8 +313,8 @@ class Publisher:
     def roll_back(self, queue: Queue, producer: ProducerID) -> bool:
         """Drop the pending messages of a dead producer in a queue; return False if it has none.
 
-        Use this for queues that no intent of its last checkpoint names: nothing else ever drops them there. A producer
-        that lives would lose its pending messages.
+        Use this for queues that no intent of its last checkpoint names: there nothing else drops them. A producer that
+        is alive would lose its pending messages.
         """
         self._check()
         number = int.from_bytes(producer, "big")

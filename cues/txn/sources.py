@@ -13,7 +13,7 @@ from cues.queues.reader import OnGap, ReadUncommitted
 from cues.queues.sequencer import Envelope
 
 _LOOK_S: Final = 0.01
-"""How long an empty source is not looked at while others have messages."""
+"""Seconds for which an empty source is not read while others have messages."""
 
 
 class Source:
@@ -42,8 +42,8 @@ class Source:
 class Sources:
     """All queues that are read, one message from each in turn.
 
-    An empty queue is looked at again when all queues are empty, or after a moment, but not for every message of another
-    queue. A look is one read transaction for all queues of a store.
+    An empty queue is read again when all queues are empty, or after a moment, but not for every message of another
+    queue. One read transaction serves all queues of a store.
     """
 
     def __init__(self, sources: list[Source]) -> None:
@@ -71,7 +71,7 @@ class Sources:
         return bool(self._ready) or self._look()
 
     def _look(self) -> bool:
-        """Look which of the empty queues have messages now; False if no queue has any."""
+        """Find the empty queues that have messages now; False if no queue has any."""
         self._looked = time.monotonic()
         waiting: dict[int, list[Source]] = {}
         for source in self._empty:

@@ -6,7 +6,7 @@
                   is not acknowledged ──╯
 
 One transaction appends many messages, each queue's in their order. The thread starts when there is something to append,
-and ends when nothing came for a while.
+and ends when there was nothing to append for a while.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ Messages that wait for an acknowledgement count."""
 COMMIT_BYTES_MAX: Final = 4 << 20
 """The size of one transaction, in bytes, roughly: others write to the store too."""
 _LINGER_S: Final = 0.2
-"""How long the thread stays when there is nothing to append."""
+"""Seconds for which the thread stays when there is nothing to append."""
 
 CONTINUE: Final = int(Flags.CONTINUE_TXN)
 """The flags of a pending message."""
 
 
 class WriterOwner(Protocol):
-    """What a writer uses of its publisher."""
+    """The methods of its publisher that a writer uses."""
 
     id: ProducerID
     guard: threading.Lock
@@ -60,7 +60,7 @@ class WriterOwner(Protocol):
         """Return the clock of the first of ``ticks`` messages. Called inside the transaction that appends them."""
 
     def lose(self, error: BaseException) -> None:
-        """Remember why a pending message could not be appended."""
+        """Remember the error of a pending message that could not be appended."""
 
 
 class Append:
@@ -201,7 +201,7 @@ class Writer:
         self._moved.notify_all()
 
     def close(self, error: BaseException) -> None:
-        """End after all messages that wait for no acknowledgement are appended; drop the others."""
+        """Append all messages that do not wait for an acknowledgement, drop the others, and end."""
         self._closed = True
         self.drop(lambda append: append.journal in self._publisher.due, error)
 
@@ -245,7 +245,7 @@ class Writer:
         return [*self._under_way, *(append for appends in self._held.values() for append in appends), *self._waiting]
 
     def _acknowledged_first(self) -> list[str]:
-        """The queues whose acknowledgements all unsettled messages wait for; none if one waits for something else."""
+        """The queues whose acknowledgements all unsettled messages wait for; empty if one waits for anything else."""
         due = self._publisher.due
         left = self._left()
         if not all(append.journal in due for append in left):
@@ -301,7 +301,7 @@ class Writer:
                 self._held.setdefault(append.journal, deque()).append(append)
                 continue
             size += append.size
-            if not append.done:  # done: drop() settled it, and an exception came before it removed it from here
+            if not append.done:  # done: drop() settled it, and an exception interrupted it before the removal
                 appends.append(append)
         self._bytes -= size
         if not (self._waiting or self._held):

