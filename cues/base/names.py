@@ -83,9 +83,7 @@ def check(kind: str, name: object) -> str:
     if found:
         shown = name if len(name) <= 40 else name[:40] + "…"
         raise InvalidName(
-            f"{shown!r} cannot name a {kind}: {found}.",
-            "letters, digits, '-' and '_' are always fine.",
-            name=name,
+            f"{shown!r} cannot name a {kind}: {found}.", "letters, digits, '-' and '_' are always fine.", name=name
         )
     return name
 

@@ -21,10 +21,7 @@ FAILED: Final = 1
 WRONG_USAGE: Final = 2
 INTERRUPTED: Final = 130
 
-CONTEXT: Final[dict[str, Any]] = {
-    "help_option_names": ["-h", "--help"],
-    "max_content_width": 100,
-}
+CONTEXT: Final[dict[str, Any]] = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
 
 class WrongUsage(click.UsageError):
@@ -73,10 +70,7 @@ def output_options(fn: F) -> F:
 def store_option(fn: F) -> F:
     """``--store DIR``: another store than the graph's own. Passes ``store``."""
     return option(
-        "--store",
-        metavar="DIR",
-        envvar="CUES_STORE",
-        help="The store, if not data/<graph id> beside the graph file.",
+        "--store", metavar="DIR", envvar="CUES_STORE", help="The store, if not data/<graph id> beside the graph file."
     )(fn)
 
 

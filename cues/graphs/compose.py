@@ -135,7 +135,6 @@ class MergedOptions:
                 f"The queue {queue!r} has two different options: {found.to_dict()} in the graph {other!r},"
                 f" {options.to_dict()} in {graph!r}.",
                 f"merge(…, queues={{{queue!r}: …}}), or rebind({{{queue!r}: …}}) for one of them.",
-                processor="",
             )
 
 

@@ -79,16 +79,14 @@ def mermaid(plan: Plan) -> str:
 
 def describe(plan: Plan) -> list[dict[str, Any]]:
     """Each processor as plain data, in the order of :func:`text`."""
+    ports = ("inputs", "outputs", "tailers", "appenders")
     return [
         {
             "processor": node.id,
             "kind": node.kind,
             "function": function_name(node.fn),
             "mode": node.mode,
-            "inputs": {port.binding: port.queue for port in node.inputs},
-            "outputs": {port.binding: port.queue for port in node.outputs},
-            "tailers": {port.binding: port.queue for port in node.tailers},
-            "appenders": {port.binding: port.queue for port in node.appenders},
+            **{name: {port.binding: port.queue for port in getattr(node, name)} for name in ports},
             "errors": node.errors,
             "strategy": node.strategy if node.kind != "source" else None,
             "guarantee": node.guarantee,
@@ -137,19 +135,15 @@ def _usual_errors(plan: Plan) -> str | None:
 
 
 def _notes(plan: Plan) -> list[str]:
-    notes = []
-    for queue, near in plan.misspelt.items():
-        notes.append(f"A processor reads {unwritten(queue, near)}.")
+    notes = [f"A processor reads {unwritten(queue, near)}." for queue, near in plan.misspelt.items()]
     if plan.fed:
         notes.append(f"Fed from outside (cues send): {', '.join(plan.fed)}")
     read = {port.queue for node in plan.nodes for port in node.reads}
     ends = [queue for queue in plan.queues if queue not in read]
     if ends:
         notes.append(f"Read by no processor: {', '.join(ends)}")
-    for cycle in plan.topology().cycles():
-        notes.append(f"Goes round: {_round(plan, cycle)}")
-    for path, queues in _elsewhere(plan).items():
-        notes.append(f"In the store {path}: {', '.join(queues)}")
+    notes += [f"Goes round: {_round(plan, cycle)}" for cycle in plan.topology().cycles()]
+    notes += [f"In the store {path}: {', '.join(queues)}" for path, queues in _elsewhere(plan).items()]
     parted = [queue for queue, options in plan.queues.items() if options.partitions > 1]
     if parted:
         ways = ", ".join(f"{queue} {_placing(plan, queue)}" for queue in parted)
@@ -170,11 +164,11 @@ def _notes(plan: Plan) -> list[str]:
 
 def _elsewhere(plan: Plan) -> dict[str, list[str]]:
     """Queues that are not in the graph's own store, by the path of the one that they are in."""
-    found: dict[str, list[str]] = {}
+    queues: dict[str, list[str]] = {}
     for queue, options in plan.queues.items():
         if options.path is not None:
-            found.setdefault(options.path, []).append(queue)
-    return found
+            queues.setdefault(options.path, []).append(queue)
+    return queues
 
 
 def _round(plan: Plan, cycle: tuple[str, ...]) -> str:
@@ -209,11 +203,10 @@ def _pending(plan: Plan, node: Node, port: Port) -> str:
 
 
 def _port(plan: Plan, port: Port) -> str:
-    shown = port.queue if port.binding == port.queue else f"{port.queue} as {port.binding}"
+    shown = "" if port.binding == port.queue else f" as {port.binding}"
     options = plan.queues[port.queue]
-    if options.partitions > 1:
-        shown += f" ×{options.partitions}"
-    return f"{shown} @{options.path}" if options.path else shown
+    many = f" ×{options.partitions}" if options.partitions > 1 else ""
+    return f"{port.queue}{shown}{many}" + (f" @{options.path}" if options.path else "")
 
 
 def _placing(plan: Plan, queue: str) -> str:

@@ -41,9 +41,7 @@ _NO_ARC: Final = -1
 
 
 def plan(
-    members: Mapping[str, Iterable[str]],
-    partitions: Mapping[str, int],
-    previous: Mapping[str, Iterable[Partition]],
+    members: Mapping[str, Iterable[str]], partitions: Mapping[str, int], previous: Mapping[str, Iterable[Partition]]
 ) -> dict[str, set[Partition]]:
     """Assign each partition of a subscribed queue to one member.
 
@@ -86,10 +84,7 @@ class _Assignment:
     """The flow of one plan, and the meaning of its nodes and arcs."""
 
     def __init__(
-        self,
-        subscribed: Mapping[str, frozenset[str]],
-        counts: Mapping[str, int],
-        claims: Mapping[Partition, list[str]],
+        self, subscribed: Mapping[str, frozenset[str]], counts: Mapping[str, int], claims: Mapping[Partition, list[str]]
     ) -> None:
         self.subscribed = subscribed
         self.claims = claims
@@ -141,8 +136,7 @@ class _Assignment:
                 self._put(queue, member, self.kept[queue, claimants, member])
         for queue, claimants in rest:
             member = min(
-                self.readers[queue],
-                key=lambda m: (flow[self.load[m]], m not in claimants, flow[self.cell[m, queue]]),
+                self.readers[queue], key=lambda m: (flow[self.load[m]], m not in claimants, flow[self.cell[m, queue]])
             )
             if member in claimants:
                 self._put(queue, member, self.kept[queue, claimants, member])

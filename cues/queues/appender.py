@@ -6,11 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from cues import faults
-from cues.errors import (
-    Closed,
-    CuesError,
-    MessageTooLarge,
-)
+from cues.errors import Closed, CuesError, MessageTooLarge
 from cues.queues.base import BaseQueue, OptionsChanged
 from cues.queues.placement import PartitionShare, Place
 from cues.records import batch

@@ -9,12 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from cues import codec, faults
 from cues.base import names
-from cues.errors import (
-    Closed,
-    InvalidArgument,
-    QueueNotFound,
-    StoreDamaged,
-)
+from cues.errors import Closed, InvalidArgument, QueueNotFound, StoreDamaged
 from cues.queues.log import Log, read_row
 from cues.queues.options import FUNCTIONS, QueueOptions
 from cues.queues.partitioners import Missing, name_of

@@ -32,12 +32,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 from cues import codec, faults
 from cues.base import clock, names
-from cues.errors import (
-    InvalidArgument,
-    QueueNotFound,
-    QueueOptionsError,
-    StoreFull,
-)
+from cues.errors import InvalidArgument, QueueNotFound, QueueOptionsError, StoreFull
 from cues.queues.appender import Appender
 from cues.queues.base import BaseQueue, check_index, read_record
 from cues.queues.committed import CommittedTailer

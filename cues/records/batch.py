@@ -444,8 +444,7 @@ def _reserved(key: str) -> ReservedKey:
 
 def _not_a_dict(message: object) -> InvalidArgument:
     return InvalidArgument(
-        f"A message is a dict, found {type(message).__name__} ({str(message)[:60]!r}).",
-        "{'value': …}.",
+        f"A message is a dict, found {type(message).__name__} ({str(message)[:60]!r}).", "{'value': …}."
     )
 
 

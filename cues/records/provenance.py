@@ -119,10 +119,7 @@ def concat(parts: Sequence[Provenance]) -> Provenance:
     columns: dict[str, tuple[Indices, Times]] = {}
     for queue in queues:
         pairs = [(part.count, *part.columns.get(queue, (None, None))) for part in parts]
-        columns[queue] = (
-            _join([(n, t) for n, t, _ in pairs]),
-            _join([(n, time) for n, _, time in pairs]),
-        )
+        columns[queue] = (_join([(n, t) for n, t, _ in pairs]), _join([(n, time) for n, _, time in pairs]))
     extra: Extra = None
     if any(part.extra is not None for part in parts):
         extra = []

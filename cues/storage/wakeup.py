@@ -228,11 +228,7 @@ def allocate(fd: int, size: int) -> None:
         os.truncate(fd, size)
 
 
-def wait(
-    interests: Sequence[tuple[Doorbells | None, int]],
-    ready: Callable[[], T],
-    timeout_s: float | None,
-) -> T:
+def wait(interests: Sequence[tuple[Doorbells | None, int]], ready: Callable[[], T], timeout_s: float | None) -> T:
     """Sleep until ``ready()`` is true, or the timeout is over; returns what it said last.
 
     ``interests`` pairs the doorbells of a store (None where they cannot be written) with the mask
