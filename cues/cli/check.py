@@ -28,8 +28,7 @@ def check(target: str | None, store: str | None, output: str | None) -> int:
       cues check data/flights
     """
     found = targets.resolve(target, store)
-    if not (found.path / "data.mdb").exists():
-        found.open()  # raises, with what is there instead
+    found.require()
     with slowly() as say:
         problems = checks.walk(
             str(found.path),

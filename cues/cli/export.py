@@ -59,13 +59,9 @@ def export(
         raise WrongUsage(f"The file {file} exists already.", "give another name, or remove the file.")
     found = targets.resolve(target, store)
     with found.open() as opened, slowly() as say:
-        known = opened.queues(all="." in found.name)
-        queue = opened.queue(targets.queue_of(found, known, "cues export"))
+        queue = targets.open_queue(found, opened, "cues export")
         refuse_partitioned(queue, f"cues export {found.text}")
-        index = None
-        if begin is not None:
-            with opened.view() as txn:
-                index = place.index_of(begin, queue.log, txn, queue.log.row(txn), "--from")
+        index = None if begin is None else place.now_on(queue, begin, "--from")
 
         def progress(done: int, size: int) -> None:
             say(f"{queue.id}: {done:,} messages", queue=queue.id, messages=done, bytes=size)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 from datetime import UTC, datetime, timedelta
 
+from cues.base import clock
 from cues.cli.options import WrongUsage
 from cues.errors import InvalidArgument
 from cues.queues.base import check_index
 from cues.queues.log import Log
+from cues.queues.queue import Queue
 from cues.records.log_row import LogRow
 from cues.storage.transaction import StoreTransaction
 
@@ -43,6 +45,12 @@ def parse(text: str, option: str) -> Place:
     return when
 
 
+def now_on(queue: Queue, place: Place, option: str) -> int:
+    """:func:`index_of` on a queue that is one log."""
+    with queue.store.view() as txn:
+        return index_of(place, queue.log, txn, queue.log.row(txn), option)
+
+
 def index_of(place: Place, log: Log, txn: StoreTransaction, row: LogRow, option: str) -> int:
     """The index that a place means on a log now; what was purged means the first that is left."""
     if place == "start":
@@ -50,8 +58,6 @@ def index_of(place: Place, log: Log, txn: StoreTransaction, row: LogRow, option:
     if place == "end":
         return row.next
     if isinstance(place, datetime):
-        from cues.base import clock
-
         return log.index_at(txn, row, clock.to_ns(place))
     try:
         return max(row.first, check_index(place, row.next, f"{option} {place}"))

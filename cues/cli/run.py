@@ -118,24 +118,31 @@ def run(
     if not graphfile.is_file(graph):
         raise options.WrongUsage(f"{graph} is not a graph file.", "cues run graph.py")
     sparks = {"--master": master, "--queues": queues, "--backfill": "" if backfill else None}
-    if engine != "spark" and (
-        found := [f"{name} {value}".strip() for name, value in sparks.items() if value is not None]
-    ):
-        raise options.WrongUsage(f"{found[0]} is an option of Spark.", "add --engine spark.")
-    if backfill and queues is not None:
-        raise options.WrongUsage(
+    given = [f"{name} {value}".strip() for name, value in sparks.items() if value is not None]
+    backfills = "--backfill processes the messages that are on the queues"
+    one_of_two = "give one of the two options."
+    for refused, message, hint in (
+        (engine != "spark" and given, f"{''.join(given[:1])} is an option of Spark.", "add --engine spark."),
+        (
+            backfill and queues is not None,
             "--backfill works off the queues of a store; with --queues steps are long anyway.",
-            "give one of the two options.",
-        )
-    if backfill and (fresh or idle_exit is not None):
-        what = "--fresh leaves nothing to work off" if fresh else "it ends by itself, without --idle-exit"
-        raise options.WrongUsage(
-            f"--backfill processes the messages that are on the queues; {what}.", "give one of the two options."
-        )
-    if workers is not None and engine == "spark":
-        raise options.WrongUsage(
-            "--workers are processes of the embedded engine.", "give --workers or --engine spark, not both."
-        )
+            one_of_two,
+        ),
+        (backfill and fresh, f"{backfills}; --fresh leaves nothing to work off.", one_of_two),
+        (backfill and idle_exit is not None, f"{backfills}; it ends by itself, without --idle-exit.", one_of_two),
+        (
+            workers is not None and engine == "spark",
+            "--workers are processes of the embedded engine.",
+            "give --workers or --engine spark, not both.",
+        ),
+        (
+            queues is not None and fresh,
+            f"--fresh deletes the store of this machine, and {queues} goes on from it.",
+            "give --queues an empty directory.",
+        ),
+    ):
+        if refused:
+            raise options.WrongUsage(message, hint)
     file = graphfile.load(graph)
     if engine == "spark":
         from cues.spark.session import require
@@ -145,11 +152,6 @@ def run(
     path = target.store_of(file, chosen)
     plan = file.graph.plan()
     elsewhere = {name: file.graph.place(o.path) for name, o in plan.queues.items() if o.path is not None}
-    if queues is not None and fresh:
-        raise options.WrongUsage(
-            f"--fresh deletes the store of this machine, and {queues} goes on from it.",
-            "give --queues an empty directory.",
-        )
     if fresh:
         is_open = isinstance(file.graph.store, Store) and not chosen
         fresh_start.clear(path, yes, is_open, elsewhere, fresh_start.filled(plan))
@@ -157,7 +159,8 @@ def run(
         file.graph.durability = durability
     more: dict[str, Any] = {"engine": engine}
     if engine == "spark":
-        _say_start(file.graph.id, quiet)
+        if not quiet and sys.stderr.isatty():  # a session takes longer to start than most runs of the embedded engine
+            options.note(f"{file.graph.id}: starting Spark, which takes some 10 s.")
         more |= {"master": master, "backfill": backfill}
         if queues is not None:
             more["queues"] = queues
@@ -198,12 +201,6 @@ def _workers(text: str) -> int | Literal["auto"]:
     raise options.WrongUsage(
         f"--workers {text} is not a number of processes.", "give --workers a number from 1, or auto."
     )
-
-
-def _say_start(graph: str, quiet: bool) -> None:
-    """A session takes longer to start than most runs of the embedded engine take."""
-    if not quiet and sys.stderr.isatty():
-        options.note(f"{graph}: starting Spark, which takes some 10 s.")
 
 
 class _Session:

@@ -49,8 +49,7 @@ def seek(
     """
     where = places.parse(place, "--to")
     found = targets.resolve(target, store)
-    if not (found.path / "data.mdb").exists():
-        found.open()  # raises, with what is there instead
+    found.require()
     with found.open(readonly=False) as opened:
         units = _units(found, metrics.processors(opened), where)
         moves = [_move(opened, unit, tailer, where) for unit in units]
@@ -103,24 +102,25 @@ def _move(opened: Store, unit: str, tailer: str | None, where: places.Place) -> 
     words = ", ".join(
         f"{standing[id].queue} from {standing[id].position:,} to {index:,}" for id, index in positions.items()
     )
-    return _Move(unit, positions, words, _masks([one.queue for one in standing.values()]))
+    mask = 0
+    for one in standing.values():
+        mask |= wakeup.mask_of(*names.log_parts(one.queue))
+    return _Move(unit, positions, words, mask)
 
 
 def _chosen(unit: str, tailer: str | None, known: list[str], where: places.Place) -> list[str]:
     processor = unit.partition("/")[0]
+    inputs = [id.removeprefix(f"{processor}.") for id in known]
     if tailer is None:
         if len(known) > 1 and not isinstance(where, (str, datetime)):
-            queues = ", ".join(id.removeprefix(f"{processor}.") for id in known)
             raise WrongUsage(
-                f"{processor} has several inputs ({queues}), and an index belongs to one.",
-                f"add --tailer {known[0].removeprefix(f'{processor}.')}",
+                f"{processor} has several inputs ({', '.join(inputs)}), and an index belongs to one.",
+                f"add --tailer {inputs[0]}",
             )
         return known
-    for id in known:
-        queue = id.removeprefix(f"{processor}.")
+    for id, queue in zip(known, inputs):
         if tailer in (id, queue, queue.partition("/")[0]):
             return [id]
-    inputs = [id.removeprefix(f"{processor}.") for id in known]
     raise WrongUsage(
         f"{processor} does not read {tailer!r}; it reads {', '.join(inputs)}.",
         f"give --tailer {targets.nearest(tailer, inputs)}",
@@ -140,11 +140,3 @@ def _index(store: Store, standing: metrics.TailerMetrics, where: places.Place) -
         log = Log(other, standing.queue)
         with other.view() as txn:
             return places.index_of(where, log, txn, log.row(txn), "--to")
-
-
-def _masks(queues: list[str]) -> int:
-    """Who sleeps on one of the processor's queues shall look where it stands."""
-    mask = 0
-    for queue in queues:
-        mask |= wakeup.mask_of(*names.log_parts(queue))
-    return mask

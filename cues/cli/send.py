@@ -122,9 +122,9 @@ def _message(text: str | bytes) -> dict[str, Any]:
 def _open(found: targets.StoreTarget, create: bool) -> Store:
     if found.file is not None:
         _refuse_lost(found, create)
-        return found.open(readonly=False, durability=None if _there(found) else found.file.graph.durability)
-    if not create and not _there(found):
-        found.open()  # raises, with what is there instead
+        return found.open(readonly=False, durability=None if found.there else found.file.graph.durability)
+    if not create:
+        found.require()
     return found.open(readonly=False)
 
 
@@ -132,7 +132,7 @@ def _refuse_lost(found: targets.StoreTarget, create: bool) -> None:
     """A store of a queue that the graph has used, and that is gone, is not made anew behind its back."""
     assert found.file is not None
     home = targets.store_of(found.file, None)
-    if create or _there(found) or home == found.path or not (home / "data.mdb").exists():
+    if create or found.there or home == found.path or not (home / "data.mdb").exists():
         return
     with Store(home, readonly=True) as store:
         known = {place.resolve() for places in other_stores.places(store).values() for place in places}
@@ -142,10 +142,6 @@ def _refuse_lost(found: targets.StoreTarget, create: bool) -> None:
             "put the store back, or make another with --create.",
             path=str(found.path),
         )
-
-
-def _there(found: targets.StoreTarget) -> bool:
-    return (found.path / "data.mdb").exists()
 
 
 def _queue(found: targets.StoreTarget, store: Store, create: bool, command: str) -> Queue:
@@ -221,14 +217,10 @@ class _Sender:
         elif self.sent:
             name = names.log_id(name, partitions[0]) if partitions else name
             where = f" (index {self.first:,})" if self.sent == 1 else f" (index {self.first:,} to {self.last:,})"
-        output.say(
-            f"{count(self.sent, 'message')} sent to {name}{where}",
-            queue=name,
-            sent=self.sent,
-            first_index=first,
-            last_index=last,
-            **({"partitions": partitions} if partitions else {}),
-        )
+        facts: dict[str, Any] = {"queue": name, "sent": self.sent, "first_index": first, "last_index": last}
+        if partitions:
+            facts["partitions"] = partitions
+        output.say(f"{count(self.sent, 'message')} sent to {name}{where}", **facts)
 
 
 def _send_stdin(sender: _Sender) -> None:

@@ -114,17 +114,20 @@ class Summary:
     @property
     def came(self) -> dict[str, int]:
         """Messages that came in: what sources wrote, and what was taken of queues that are fed from outside."""
-        found: dict[str, int] = {}
+        came: dict[str, int] = {}
         for name in self.sources:
-            taken = [0]
-            for node in self._running.plan.running:
-                # Of every partition; what a processor has not read before begins at 1.
-                prefix = names.tailer_id(node.id, name)
-                mine = [tailer for tailer in self._positions if tailer.partition("/")[0] == prefix]
-                taken.append(sum(self._positions[t] - self._before.positions.get(t, 1) for t in mine))
             from_outside = name in self._running.plan.fed or not self._running.pulls
-            found[name] = max(taken) if from_outside else self.new.get(name, 0)
-        return found
+            came[name] = self._taken(name, self._before.positions) if from_outside else self.new.get(name, 0)
+        return came
+
+    def _taken(self, queue: str, since: Mapping[str, int]) -> int:
+        """The messages, of all partitions, that the processor that is furthest on a queue has taken since then."""
+        taken = [0]
+        for node in self._running.plan.running:
+            prefix = names.tailer_id(node.id, queue)
+            mine = [(tailer, at) for tailer, at in self._positions.items() if tailer.partition("/")[0] == prefix]
+            taken.append(sum(at - since.get(tailer, 1) for tailer, at in mine))  # it begins at 1
+        return max(taken)
 
     @property
     def sources(self) -> list[str]:
@@ -146,18 +149,10 @@ class Summary:
 
     def _unresolved_records(self) -> dict[str, int]:
         """The number of records on each error queue that no processor of the graph has taken."""
-        plan, found = self._running.plan, {}
-        for queue in sorted({node.errors for node in plan.nodes if node.errors}):
-            taken = 0
-            for node in plan.running:
-                if queue in {port.queue for port in node.reads}:
-                    prefix = names.tailer_id(node.id, queue)
-                    mine = [at for tailer, at in self._positions.items() if tailer.partition("/")[0] == prefix]
-                    taken = max(taken, sum(at - 1 for at in mine))
-            left = min(self._messages.get(queue, 0), self._ends_after.get(queue, 0) - taken)
-            if left > 0:
-                found[queue] = left
-        return found
+        left: dict[str, int] = {}
+        for queue in sorted({node.errors for node in self._running.plan.nodes if node.errors}):
+            left[queue] = min(self._messages.get(queue, 0), self._ends_after.get(queue, 0) - self._taken(queue, {}))
+        return {queue: records for queue, records in left.items() if records > 0}
 
     def show(self, output: CommandOutput, ending: Ending, say: Callable[[str], None]) -> None:
         """Print it; its one sentence is also said on stderr, when stdout is for programs."""

@@ -94,9 +94,7 @@ def tail(
         return _print_shared(target, condition, count, meta)
     found = targets.resolve(target, store)
     with found.open() as opened:
-        known = opened.queues(all="." in found.name)
-        queue = opened.queue(targets.queue_of(found, known, "cues tail"))
-        reader = _Reader(queue, condition, meta)
+        reader = _Reader(targets.open_queue(found, opened, "cues tail"), condition, meta)
         reader.print(begin, count, follow)
     if condition is not None and not reader.printed:
         explained = condition.explain()
@@ -160,18 +158,15 @@ class _Reader:
                 f"{self.queue.id} has {self.queue.partitions} partitions, and an index belongs to one.",
                 f"give --from a time, or name a partition: #{self.queue.id}/0 --from {begin}",
             )
-        if begin is not None:
-            if begin == "start":
-                tailer.to_start()
-            elif begin == "end":
-                tailer.to_end()
-            else:
-                assert isinstance(begin, datetime)
-                tailer.to_time(begin)
-            return count if isinstance(count, int) else None
-        if count != "all":
-            self._back(tailer, LAST if count is None else int(count))
-        return None
+        if begin is None:
+            if count != "all":
+                self._back(tailer, LAST if count is None else int(count))
+            return None
+        if isinstance(begin, datetime):
+            tailer.to_time(begin)
+        else:
+            tailer.to_start() if begin == "start" else tailer.to_end()
+        return count if isinstance(count, int) else None
 
     def _back(self, tailer: MergedTailer, count: int) -> None:
         """Go to where the last ``count`` messages begin, of those that match."""
@@ -191,18 +186,12 @@ class _Reader:
 
     def _begin_alone(self, tailer: Tailer, begin: place.Place | None, count: int | str | None) -> int | None:
         """As :meth:`_begin`, of one log."""
-        limit: int | None = None
         if begin is not None:
-            with self.queue.store.view() as txn:
-                row = self.queue.log.row(txn)
-                index = place.index_of(begin, self.queue.log, txn, row, "--from")
-            limit = count if isinstance(count, int) else None
-        elif count == "all":
-            index = tailer.index
-        else:
-            index = self._last(LAST if count is None else int(count))
-        tailer.to_index(index)
-        return limit
+            tailer.to_index(place.now_on(self.queue, begin, "--from"))
+            return count if isinstance(count, int) else None
+        if count != "all":
+            tailer.to_index(self._last(LAST if count is None else int(count)))
+        return None
 
     def _last(self, count: int) -> int:
         """The index from which the last ``count`` messages follow, of those that match."""
