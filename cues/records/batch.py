@@ -12,11 +12,10 @@
             4       length of the whole body   when flagged CONTINUED
             rest    body: one msgpack array of the messages
 
-All integers are big-endian. A value is at most one LMDB page: multi-page values find no room once
-pages of other queues were freed between them, and then cost 4 ms instead of 20 µs each. A message
-that does not fit is cut: the first record, flagged CONTINUED, holds the beginning of the body and
-the length of the whole; each piece that follows is keyed by the index and a number, and is a
-checksum of its own (seeded with the number) before up to 4,072 bytes.
+All integers are big-endian. A value is at most one LMDB page: multi-page values find no room once pages of other queues
+were freed between them, and then cost 4 ms instead of 20 µs each. A message that does not fit is cut: the first record,
+flagged CONTINUED, holds the beginning of the body and the length of the whole; each piece that follows is keyed by the
+index and a number, and is a checksum of its own (seeded with the number) before up to 4,072 bytes.
 
 A batch is made in two moves. :func:`build` packs messages into :class:`Page` objects outside any
 transaction; :func:`seal` adds, inside it, what only the transaction knows: index and time.
@@ -185,12 +184,11 @@ def build(
 ) -> list[Page]:
     """Pack ``messages`` into as few pages as hold them.
 
-    ``encoded`` gives their bytes when they were packed before. ``provenance`` is of as many
-    messages; ``strips`` drops it, and what users wrote as ``q/meta``; ``reserved`` lets reserved keys
-    pass, for messages that Cues writes itself. ``stamps`` are of as many messages; without them those are
-    used that messages carry as ``q/uuid``. Raises :class:`CodecError`, :class:`ReservedKey`,
-    :class:`MessageTooLarge` or :class:`InvalidArgument` (not a dict) with ``offset``, the place of
-    the message that is at fault, as an attribute. Nothing is half-built.
+    ``encoded`` gives their bytes when they were packed before. ``provenance`` is of as many messages; ``strips`` drops
+    it, and what users wrote as ``q/meta``; ``reserved`` lets reserved keys pass, for messages that Cues writes itself.
+    ``stamps`` are of as many messages; without them those are used that messages carry as ``q/uuid``. Raises
+    :class:`CodecError`, :class:`ReservedKey`, :class:`MessageTooLarge` or :class:`InvalidArgument` (not a dict) with
+    ``offset``, the place of the message that is at fault, as an attribute. Nothing is half-built.
     """
     pages: list[Page] = []
     total = len(messages) if encoded is None else len(encoded)
@@ -215,7 +213,9 @@ def build(
                         return pages + _build_runs(messages, start, uuids, limit_bytes, hash, provenance)
                     continue
         else:
-            body = _array_head(stop - start) + b"".join(encoded[start:stop])
+            count = stop - start
+            array = bytes((0x90 | count,)) if count < 16 else b"\xdc" + _U16.pack(count)
+            body = array + b"".join(encoded[start:stop])
         flags, optional = fixed_flags, fixed
         if stamps is not None:
             some = stamps.slice(start, stop)
@@ -232,7 +232,9 @@ def build(
         count = stop - start
         if size <= VALUE_BYTES_MAX:
             if len(body) > limit_bytes:
-                _check_sizes(messages[start:stop] if encoded is None else encoded[start:stop], start, limit_bytes)
+                for offset in range(start, stop):
+                    one = encoded[offset] if encoded is not None else codec.pack(messages[offset])
+                    _check_size(len(one), offset, limit_bytes)
             pages.append(Page(flags, count, optional + body))
             start = stop
             if start == total:
@@ -326,11 +328,6 @@ def split_meta(message: dict[str, Any], provenance: Provenance) -> tuple[dict[st
     return plain, came or provenance
 
 
-def _check_sizes(messages: Sequence[Any], start: int, limit_bytes: int) -> None:
-    for offset, message in enumerate(messages, start):
-        _check_size(len(message if isinstance(message, bytes) else codec.pack(message)), offset, limit_bytes)
-
-
 def _check_size(size_bytes: int, offset: int, limit_bytes: int) -> None:
     if size_bytes > limit_bytes:
         raise _at(
@@ -359,10 +356,6 @@ def _pack_array(chunk: Sequence[dict[str, Any]], start: int) -> bytes:
             except CodecError as error:
                 raise _at(start + offset, error) from None
         raise
-
-
-def _array_head(count: int) -> bytes:
-    return bytes((0x90 | count,)) if count < 16 else b"\xdc" + _U16.pack(count)
 
 
 def _cut(flags: int, optional: bytes, body: bytes, offset: int) -> Page:

@@ -7,10 +7,9 @@
     8–9     0x8000 (the variant), 4 bits of a counter, 10 bits of flags
     10–15   producer
 
-A clock is 64 bits: 60 bits of timestamp (100 ns since 1582-10-15) and the counter. It grows with
-every message of its producer, so that whoever reads a message at or below one that it has read
-of that producer knows it for a repetition. There is no set of seen ids anywhere. Clocks compare as
-integers; the bytes of UUIDs do not.
+A clock is 64 bits: 60 bits of timestamp (100 ns since 1582-10-15) and the counter. It grows with every message of its
+producer, so that whoever reads a message at or below one that it has read of that producer knows it for a repetition.
+There is no set of seen ids anywhere. Clocks compare as integers; the bytes of UUIDs do not.
 
 The layout is Gazette's, bit for bit (gazette/core, ``message/uuid.go``).
 

@@ -41,6 +41,20 @@ _GROW_PAGES_MIN: Final = 256
 _GROW_PAGES_MAX: Final = 16384
 
 
+def pages_of(figures: dict[str, int]) -> int:
+    """The number of pages of a database, from LMDB's figures."""
+    return int(figures["branch_pages"] + figures["leaf_pages"] + figures["overflow_pages"])
+
+
+def sync_directory(path: Path) -> None:
+    """Make the names of the files in a directory durable."""
+    directory = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
+
+
 def used(path: Path) -> int:
     """Bytes that the data file uses; 0 where there is none. Refuses one that is not LMDB's, or shorter than it says.
 
@@ -122,8 +136,7 @@ def _truncated(path: Path, size: int, expected: int) -> StoreDamaged:
 def check_format(path: Path, raw: bytes) -> dict[str, Any]:
     """The format record, if this version can read the store; :class:`StoreVersion` otherwise.
 
-    It has no checksum, since it must be readable by every version; one that makes no sense is
-    :class:`StoreDamaged`.
+    It has no checksum, since it must be readable by every version; one that makes no sense is :class:`StoreDamaged`.
     """
     damaged = StoreDamaged(
         f"The format record of {path} cannot be read.", "restore the store from a backup.", path=str(path)

@@ -6,12 +6,11 @@
        into the FIFO of each waiting reader that is interested; it lowers the flag, so that the next
        writer does not ring again
 
-Not guaranteed: that a ring arrives. A writer may be killed between its commit and the ring, and
-nothing orders the flag against the commit but the processor; so a sleeper looks by itself after
-:data:`SAFETY_S`. A lost ring costs latency, never a message. Every kernel way of waking costs the
-same 25 µs, so the FIFO was chosen for its properties: it works between unrelated processes, with
-``poll`` over many stores, and ``kill -9`` leaves nothing but a slot that the next reader
-takes over (its lock died with its owner).
+Not guaranteed: that a ring arrives. A writer may be killed between its commit and the ring, and nothing orders the flag
+against the commit but the processor; so a sleeper looks by itself after :data:`SAFETY_S`. A lost ring costs latency,
+never a message. Every kernel way of waking costs the same 25 µs, so the FIFO was chosen for its properties: it works
+between unrelated processes, with ``poll`` over many stores, and ``kill -9`` leaves nothing but a slot that the next
+reader takes over (its lock died with its owner).
 
 The mapping also holds the few words that processes share without a transaction (see WORDS).
 """
@@ -19,12 +18,14 @@ The mapping also holds the few words that processes share without a transaction 
 from __future__ import annotations
 
 import contextlib
+import functools
 import mmap
+import operator
 import os
 import select
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -63,6 +64,11 @@ T = TypeVar("T")
 def mask_of(queue: str, partition: int = 0) -> int:
     """Return the bit of a log in interest masks. Logs may share one, which costs a spare wake-up."""
     return 1 << (xxhash.xxh3_64_intdigest(f"{queue}/{partition}".encode()) & 63)
+
+
+def union(masks: Iterable[int]) -> int:
+    """Return the interest mask of several logs."""
+    return functools.reduce(operator.or_, masks, 0)
 
 
 class Bell:
@@ -116,8 +122,6 @@ class Doorbells:
         self._find = self.mapping.find
         self._closed = False
 
-    # --- the writer's side ---
-
     def ring(self, mask: int) -> None:
         """Wake every sleeper that is interested in a log of ``mask``."""
         try:
@@ -155,8 +159,6 @@ class Doorbells:
                     fd = self._writers.pop(slot, None)
                     if fd is not None:
                         os.close(fd)
-
-    # --- the reader's side ---
 
     def acquire(self) -> Bell | None:
         """A bell for one sleeper, or None when all slots are taken (sleep by :data:`SAFETY_S` then)."""
@@ -231,9 +233,8 @@ def allocate(fd: int, size: int) -> None:
 def wait(interests: Sequence[tuple[Doorbells | None, int]], ready: Callable[[], T], timeout_s: float | None) -> T:
     """Sleep until ``ready()`` is true, or the timeout is over; returns what it said last.
 
-    ``interests`` pairs the doorbells of a store (None where they cannot be written) with the mask
-    of the logs that may make ``ready`` true. An exception of ``ready`` (a closed store) passes
-    through.
+    ``interests`` pairs the doorbells of a store (None where they cannot be written) with the mask of the logs that may
+    make ``ready`` true. An exception of ``ready`` (a closed store) passes through.
     """
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
     rung: dict[Doorbells, int] = {}
