@@ -85,12 +85,11 @@ def read_csv(
 ) -> Iterator[tuple[Position, Row]]:
     """Yield ``(position, row)`` for every row of the files; a row is a dict of strings by column.
 
-    ``paths`` are plain, ``.gz``, or ``.zip`` with one file in it; each begins with a header.
-    ``position`` is the position of the last row that is already there, None for the start.
-    ``encoding`` must write line ends as the byte 0x0A, as UTF-8 and the Latin encodings do.
-    ``record_lines_max`` is how many lines a quoted field may make a row run over. It is 1, so that
-    a stray quote spoils its own line and no other.
-    ``at`` names a column that is added to each row and tells where it stood (``"b.csv:7"``).
+    ``paths`` are plain, ``.gz``, or ``.zip`` with one file in it; each begins with a header. ``position`` is the
+    position of the last row that is already there, None for the start. ``encoding`` must write line ends as the byte
+    0x0A, as UTF-8 and the Latin encodings do. ``record_lines_max`` is how many lines a quoted field may make a row run
+    over. It is 1, so that a stray quote spoils its own line and no other. ``at`` names a column that is added to each
+    row and tells where it stood (``"b.csv:7"``).
 
     Empty lines are skipped. Raises :class:`FileChanged`, OSError when a file cannot be read, and
     ValueError when a header cannot: those concern the file, so they stop the source.

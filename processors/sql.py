@@ -19,19 +19,18 @@ The protocol is in :mod:`cues.checkpoints.deliveries`: the database keeps one ro
 through SQLAlchemy, also for PostgreSQL. Both read the same table, so one can continue a SQLite file of the other.
 
 A failure of the database is not a failure of a message. :class:`cues.errors.CheckpointError` stops the sink at this
-message,
-also with an error queue, and a later start continues there.
+message, also with an error queue, and a later start continues there.
 
 Not guaranteed: effects outside the database, and writes of messages that are not from ``tx.fresh``. Do not use
 ``concurrency=``: a message may be written before an earlier one, which then counts as written too (``checkpoint=``
 refuses it). A store that was created again is refused (:class:`cues.errors.Diverged`) until the database is new as
-well,
-since indices of one store mean nothing in another. A seek backwards delivers nothing again, unless the seek asks for
-it (a higher generation). Then the row starts again, and the user decides which rows of the table to delete.
+well, since indices of one store mean nothing in another. A seek backwards delivers nothing again, unless the seek asks
+for it (a higher generation). Then the row starts again, and the user decides which rows of the table to delete.
 """
 
 from __future__ import annotations
 
+import functools
 import os
 import sqlite3
 import threading
@@ -88,7 +87,7 @@ class SQLite:
 
     def __reduce__(self) -> Any:
         """Pickle the path and the options; another process opens the database itself."""
-        return _again, (os.path.abspath(self.path), self.schema, self.timeout_s)
+        return functools.partial(SQLite, timeout_s=self.timeout_s), (os.path.abspath(self.path), self.schema)
 
     def transaction(self, process: cues.Process) -> AbstractContextManager[Transaction]:
         """Run the block in a transaction that holds exactly the messages that are new to the database.
@@ -137,10 +136,6 @@ class SQLite:
             weakref.finalize(self, connection.close)
             self._connection, self._pid = connection, os.getpid()
         return self._connection
-
-
-def _again(path: str, schema: str, timeout_s: float) -> SQLite:
-    return SQLite(path, schema, timeout_s=timeout_s)
 
 
 class _Positions:

@@ -31,7 +31,9 @@ def text(plan: Plan) -> str:
     usual = _usual_errors(plan)
     lines = [_headline(plan), ""]
     for node in nodes:
-        flow = " ".join(part for part in (_inputs(plan, node), _outputs(plan, node)) if part)
+        flow = (_JOINED if node.mode == "join" else _ANY).join(_port(plan, port) for port in node.inputs)
+        outputs = ", ".join(_port(plan, port) + _pending(plan, node, port) for port in node.outputs)
+        flow = " → ".join(filter(None, (flow, outputs))) if flow else f"→ {outputs}"
         lines.append(f"  {node.kind:<6}  {node.name:<{name_width}}   {flow}")
         failures = [] if node.fn is None or node.errors == usual else [_failures(node.errors)]
         lines.append(indent + " · ".join([node.guarantee, *_manner(plan, node), *failures]))
@@ -47,15 +49,13 @@ def mermaid(plan: Plan) -> str:
     lines = [f"%% {note}" for note in (_headline(plan), *_notes(plan))]
     lines.insert(0, "flowchart LR")
     elsewhere = _elsewhere(plan)
-    for queue, id in ids.items():
-        if plan.queues[queue].path is None:
-            lines.append(f"    {id}[({_quoted(_drum(plan, queue))})]")
+    at_home = [queue for queue in plan.queues if plan.queues[queue].path is None]
+    lines += [f"    {ids[queue]}[({_quoted(_drum(plan, queue))})]" for queue in at_home]
     for number, (path, queues) in enumerate(elsewhere.items()):
         lines.append(f"    subgraph s{number}[{_quoted(path)}]")
         lines += [f"        {ids[queue]}[({_quoted(_drum(plan, queue))})]" for queue in queues]
         lines.append("    end")
-    for queue in plan.fed:
-        lines.append(f"    send_{ids[queue]}([{_quoted('cues send')}]) --> {ids[queue]}")
+    lines += [f"    send_{ids[queue]}([{_quoted('cues send')}]) --> {ids[queue]}" for queue in plan.fed]
     for number, node in enumerate(in_order(plan)):
         if node.fn is None:
             continue  # the queue is drawn, and what feeds it
@@ -68,10 +68,8 @@ def mermaid(plan: Plan) -> str:
         for port in node.outputs:
             how = "pending: " if _pending(plan, node, port) else ""
             lines.append(f"    {me} {_edge(plan, port, how)} {ids[port.queue]}")
-        for port in node.tailers:
-            lines.append(f"    {ids[port.queue]} {_edge(plan, port, 'imperative: ')} {me}")
-        for port in node.appenders:
-            lines.append(f"    {me} {_edge(plan, port, 'imperative: ')} {ids[port.queue]}")
+        lines += [f"    {ids[port.queue]} {_edge(plan, port, 'imperative: ')} {me}" for port in node.tailers]
+        lines += [f"    {me} {_edge(plan, port, 'imperative: ')} {ids[port.queue]}" for port in node.appenders]
         if node.errors:
             lines.append(f"    {me} -.-> {ids[node.errors]}")
     return "\n".join(lines)
@@ -97,9 +95,6 @@ def describe(plan: Plan) -> list[dict[str, Any]]:
         }
         for node in in_order(plan)
     ]
-
-
-# --- the whole --------------------------------------------------------------------------------------
 
 
 def in_order(plan: Plan) -> list[Node]:
@@ -184,20 +179,6 @@ def _round(plan: Plan, cycle: tuple[str, ...]) -> str:
     return ", ".join(cycle)
 
 
-# --- one processor ------------------------------------------------------------------------------
-
-
-def _inputs(plan: Plan, node: Node) -> str:
-    between = _JOINED if node.mode == "join" else _ANY
-    return between.join(_port(plan, port) for port in node.inputs)
-
-
-def _outputs(plan: Plan, node: Node) -> str:
-    if not node.outputs:
-        return ""
-    return "→ " + ", ".join(_port(plan, port) + _pending(plan, node, port) for port in node.outputs)
-
-
 def _pending(plan: Plan, node: Node, port: Port) -> str:
     return " (pending)" if node.pending and plan.queues[port.queue].path is not None else ""
 
@@ -237,7 +218,9 @@ def _manner(plan: Plan, node: Node) -> list[str]:
     if options.concurrency > 1:
         found.append(f"up to {options.concurrency} calls at once")
     if node.imperative:
-        found.append(f"imperative: {', '.join(_by_itself(plan, node))}")
+        read = [f"reads {_port(plan, port)}" for port in node.tailers]
+        written = [f"writes {_port(plan, port)}{_pending(plan, node, port)}" for port in node.appenders]
+        found.append(f"imperative: {', '.join(read + written)}")
     if options.key is not None:
         key = options.key if isinstance(options.key, str) else getattr(options.key, "__name__", "a function")
         found.append(f"state by {key}")
@@ -247,12 +230,6 @@ def _manner(plan: Plan, node: Node) -> list[str]:
     if options.retry.attempts > 1:
         found.append(f"up to {options.retry.attempts} attempts")
     return found
-
-
-def _by_itself(plan: Plan, node: Node) -> list[str]:
-    """The queues that the function reads and writes besides its inputs and what it returns."""
-    read = [f"reads {_port(plan, port)}" for port in node.tailers]
-    return read + [f"writes {_port(plan, port)}{_pending(plan, node, port)}" for port in node.appenders]
 
 
 def _failures(errors: str | None, what: str = "it") -> str:

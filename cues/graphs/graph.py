@@ -15,8 +15,8 @@ Decorators, a list of :class:`Source`, :class:`Stream`, :class:`Sink`, and plain
 (:meth:`Graph.from_dict`) make the same graph. A processor is checked where it is declared, the
 graph as a whole when it is planned; nothing is opened or started before both hold.
 
-Graphs are parts of others: :meth:`Graph.rebind` renames queues and processors, :func:`merge` puts
-several together, and queues of one name are where they meet.
+Graphs are parts of others: :meth:`Graph.rebind` renames queues and processors, :func:`merge` joins graphs at queues of
+one name.
 
     part = cues.Graph("clean", [Source("raw"), Stream(clean, "raw", "good")])
     whole = cues.merge("shop", part.rebind({"raw": "orders", "good": "orders-good"}), pricing)
@@ -169,19 +169,16 @@ class Graph:
         **options: Unpack[StreamOptions],
     ) -> Callable[[F], F]:
         """Declare the function below as a stream; see :class:`Stream`."""
-
-        def declare(fn: F) -> F:
-            self.add(Stream(fn, inputs, outputs, **options))
-            return fn
-
-        return declare
+        return self._declares(lambda fn: Stream(fn, inputs, outputs, **options))
 
     @lists_options(SinkOptions)
     def sink(self, inputs: str | AnyOf | Mapping[str, str], **options: Unpack[SinkOptions]) -> Callable[[F], F]:
         """Declare the function below as a sink; see :class:`Sink`."""
+        return self._declares(lambda fn: Sink(fn, inputs, **options))
 
+    def _declares(self, of: Callable[[Function], Processor]) -> Callable[[F], F]:
         def declare(fn: F) -> F:
-            self.add(Sink(fn, inputs, **options))
+            self.add(of(fn))
             return fn
 
         return declare
@@ -457,11 +454,10 @@ def merge(
     if not graphs:
         raise GraphError(f"The graph {id!r} would be merged from no graphs.", "give one or more graphs.")
     merged: dict[str, tuple[Graph, Processor]] = {}
-    options = compose.MergedOptions(Graph(id, queues=queues).queues)
     for graph in graphs:
         for processor in graph.processors.values():
             _put_together(merged, graph, processor)
-        options.add(graph.id, graph.queues, graph._queue_names())
+    parts = [(graph.id, graph.queues, graph._queue_names()) for graph in graphs]
     if system is None:
         system = _only_system(graphs)
     declared = {graph.default_source for graph in graphs if graph.default_source is not None}
@@ -473,7 +469,7 @@ def merge(
         errors=errors,
         system=system,
         source=declared.pop() if source is None and len(declared) == 1 else source,
-        queues=options.found,
+        queues=compose.merged_options(Graph(id, queues=queues).queues, parts),
         durability=first.durability
         if durability is None and all(g.durability == first.durability for g in graphs)
         else durability,

@@ -124,8 +124,6 @@ class Options:
 
 OPTION_NAMES: Final = tuple(field.name for field in fields(Options))
 
-# --- types of keyword arguments -----------------------------------------------------------------
-
 Predicate = Callable[[Any], Any]
 """A function of a message."""
 Queues = str | Sequence[str] | Mapping[str, str]
@@ -239,8 +237,6 @@ ALLOWED: Final[dict[Kind, tuple[str, ...]]] = {
     "sink": names_of(SinkOptions),
 }
 """The options that a processor of each kind takes. The ``id`` of a source is its first argument."""
-
-# --- texts --------------------------------------------------------------------------------------
 
 _TEXTS: Final = {
     "id": "The name of the processor; None: the name of the function. Positions and state are kept under `graph.id`,"

@@ -99,53 +99,37 @@ class Processor:
             if name not in ALLOWED[self.kind]:
                 raise self._wrong(f"{where} takes no option {name!r}.", f"use one of {allowed}.")
         given = Options(**options)
-        batch, limit, key = given.batch, given.timeout_s, given.key
-        for name, fits, hint in (
-            ("strategy", given.strategy in (None, *STRATEGIES), " or ".join(map(repr, STRATEGIES)) + "."),
-            (
-                "retries",
-                isinstance(given.retries, Retry) or is_count(given.retries, 0),
-                "give a count from 0, or cues.Retry(...).",
-            ),
-            ("batch", isinstance(batch, bool) or batch == FRAME, "give True (lists of messages) or False."),
-            (
-                "fields",
-                given.fields is None or (isinstance(given.fields, str) and batch == FRAME),
-                "declare it with @graph.frame(…, fields='name type, …').",
-            ),
-            ("batch_size", is_count(given.batch_size), "give a count of messages from 1."),
-            (
-                "step_s",
-                given.step_s is None or (is_number(given.step_s) and given.step_s > 0),
-                "give a number of seconds above 0, or None for no bound.",
-            ),
-            ("linger_s", is_number(given.linger_s) and given.linger_s >= 0, "give a number of seconds from 0."),
-            ("concurrency", is_count(given.concurrency), "give a count of calls from 1."),
-            ("instances", is_count(given.instances), "give a count of threads from 1."),
-            (
-                "timeout_s",
-                limit is None or (is_number(limit) and limit > 0),
-                "give the seconds that one call may take, more than 0.",
-            ),
-            ("across", given.across in ACROSS, " or ".join(map(repr, ACROSS)) + "."),
-            ("resume", given.resume in (None, "skip", "again"), "'skip' or 'again'."),
-            (
-                "key",
-                key is None or isinstance(key, str) or callable(key),
-                "give the name of a field, or a function of a message.",
-            ),
-        ):
+        batch, limit, key, step_s, linger_s = given.batch, given.timeout_s, given.key, given.step_s, given.linger_s
+
+        def need(fits: object, name: str, hint: str) -> None:
             if not fits:
                 raise self._wrong(f"{where} has {name}={getattr(given, name)!r}.", hint)
+
+        need(given.strategy in (None, *STRATEGIES), "strategy", " or ".join(map(repr, STRATEGIES)) + ".")
+        retries_fit = isinstance(given.retries, Retry) or is_count(given.retries, 0)
+        need(retries_fit, "retries", "give a count from 0, or cues.Retry(...).")
+        need(isinstance(batch, bool) or batch == FRAME, "batch", "give True (lists of messages) or False.")
+        fields_fit = given.fields is None or (isinstance(given.fields, str) and batch == FRAME)
+        need(fields_fit, "fields", "declare it with @graph.frame(…, fields='name type, …').")
+        need(is_count(given.batch_size), "batch_size", "give a count of messages from 1.")
+        step_fits = step_s is None or (is_number(step_s) and step_s > 0)
+        need(step_fits, "step_s", "give a number of seconds above 0, or None for no bound.")
+        need(is_number(linger_s) and linger_s >= 0, "linger_s", "give a number of seconds from 0.")
+        need(is_count(given.concurrency), "concurrency", "give a count of calls from 1.")
+        need(is_count(given.instances), "instances", "give a count of threads from 1.")
+        limit_fits = limit is None or (is_number(limit) and limit > 0)
+        need(limit_fits, "timeout_s", "give the seconds that one call may take, more than 0.")
+        need(given.across in ACROSS, "across", " or ".join(map(repr, ACROSS)) + ".")
+        need(given.resume in (None, "skip", "again"), "resume", "'skip' or 'again'.")
+        key_fits = key is None or isinstance(key, str) or callable(key)
+        need(key_fits, "key", "give the name of a field, or a function of a message.")
         if given.retry.attempts < 1:
             raise self._wrong(f"{where} makes {given.retry.attempts} attempts.", "give attempts=1 or more.")
         check_retries(self.id, self.kind, given.strategy, given)
-        if given.linger_s and batch is not True:
+        if linger_s and batch is not True:
             manner = "is a frame" if batch else "is called for one message at a time"
-            raise self._wrong(
-                f"{where} has linger_s={given.linger_s!r} and {manner}",
-                "write batch=True with it, or leave linger_s= out.",
-            )
+            hint = "write batch=True with it, or leave linger_s= out."
+            raise self._wrong(f"{where} has linger_s={linger_s!r} and {manner}", hint)
         if given.concurrency > 1 and batch:
             raise self._wrong(
                 f"{where} has concurrency={given.concurrency} and is a batch function, which is called once a step.",
@@ -227,11 +211,10 @@ class Source(Processor):
 class Stream(Processor):
     """Move messages from queues to queues.
 
-    ``inputs`` is a queue name (one message in), an :class:`AnyOf` (one message from any) or a dict
-    of bindings (a join: one message from each, a parameter per binding). ``outputs`` is a queue
-    name (the function returns a message, a list of messages or None), an :class:`AllOf` (the same,
-    and each queue gets it) or a dict of bindings (it returns a dict by binding). A parameter
-    called ``process`` gets the :class:`Process`.
+    ``inputs`` is a queue name (one message in), an :class:`AnyOf` (one message from any) or a dict of bindings (a join:
+    one message from each, a parameter per binding). ``outputs`` is a queue name (the function returns a message, a list
+    of messages or None), an :class:`AllOf` (the same, and each queue gets it) or a dict of bindings (it returns a dict
+    by binding). A parameter called ``process`` gets the :class:`Process`.
 
     Over inputs with several partitions it runs as one unit for each partition, with its own positions and state.
     ``instances=n`` divides the units over n threads (default: one thread runs them in turn); the function must then be

@@ -133,8 +133,6 @@ class Topology:
         return order
 
 
-# --- shapes -----------------------------------------------------------------------------------------
-
 _Vertex = tuple[str, str, str]
 """Side, "node" or "queue", and name."""
 _Colours = dict[_Vertex, int]

@@ -202,9 +202,8 @@ class _Flow:
         """Send units around cycles of negative cost until there is none.
 
         The algorithm of Bellman and Ford, with a queue. A node's label is the least known cost of a path to it, its
-        parent is the last arc of that path, and a chain of parents that closes is a cycle of negative cost. After
-        a unit was sent around a cycle the labels stay: only its arcs have changed, so only its
-        nodes are examined again.
+        parent is the last arc of that path, and a chain of parents that closes is a cycle of negative cost. After a
+        unit was sent around a cycle the labels stay: only its arcs have changed, so only its nodes are examined again.
         """
         nodes = len(self.arcs)
         label = [0] * nodes
