@@ -1,12 +1,7 @@
 """The command line: ``cues run graph.py`` and what looks at the store that it leaves.
 
-    app.py         the group of commands; every error becomes words and an exit code here
-    options.py     the decorators that give all commands the same manners
-    output.py      tables for a terminal, JSON lines for a pipe
-    target.py      graph file, store, store#queue: what a command is pointed at
-    live.py        a display that is redrawn, around which others may print
-    where.py       the expressions of ``tail --where``
-    run.py, …      a file for each command
+Each command is a file. What they have in common is in ``app.py`` (the group, errors as exit codes), ``target.py``
+(graph files, stores, queues), ``options.py`` and ``output.py`` (tables for a terminal, JSON lines for a pipe).
 
 Results go to stdout, all else to stderr. Exit codes: 0, 1 failed, 2 wrong usage, 130 interrupted.
 """

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, TextIO
 
-from cues.cli.output import width
+from cues.cli.output import cut, width
 
 _SAY_AFTER_S: Final = 1.0
 """What is over by then needs no progress; what is not says so as often."""
@@ -118,8 +118,4 @@ class _Beside:
 def _fit(line: str, columns: int) -> str:
     """Cut a line that may hold colours; they are counted as nothing."""
     plain = line.replace("\033[2m", "").replace("\033[0m", "")
-    if width(plain) <= columns:
-        return line
-    while width(plain) > columns - 1:
-        plain = plain[:-1]
-    return plain + "…"
+    return line if width(plain) <= columns else cut(plain, columns)

@@ -5,14 +5,10 @@ from __future__ import annotations
 import re
 from datetime import UTC, datetime, timedelta
 
-from cues.base import clock
 from cues.cli.options import WrongUsage
 from cues.errors import InvalidArgument
-from cues.queues.base import check_index
+from cues.queues.base import index_of
 from cues.queues.log import Log
-from cues.queues.queue import Queue
-from cues.records.log_row import LogRow
-from cues.storage.transaction import StoreTransaction
 
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 
@@ -45,21 +41,10 @@ def parse(text: str, option: str) -> Place:
     return when
 
 
-def now_on(queue: Queue, place: Place, option: str) -> int:
-    """:func:`index_of` on a queue that is one log."""
-    with queue.store.view() as txn:
-        return index_of(place, queue.log, txn, queue.log.row(txn), option)
-
-
-def index_of(place: Place, log: Log, txn: StoreTransaction, row: LogRow, option: str) -> int:
+def now_on(log: Log, place: Place, option: str) -> int:
     """The index that a place means on a log now; what was purged means the first that is left."""
-    if place == "start":
-        return row.first
-    if place == "end":
-        return row.next
-    if isinstance(place, datetime):
-        return log.index_at(txn, row, clock.to_ns(place))
-    try:
-        return max(row.first, check_index(place, row.next, f"{option} {place}"))
-    except InvalidArgument as error:
-        raise InvalidArgument(f"{error.message.rstrip('.')} (queue {log.id}).", error.hint) from None
+    with log.store.view() as txn:
+        try:
+            return index_of(txn, log, log.row(txn), place, f"{option} {place}")
+        except InvalidArgument as error:
+            raise InvalidArgument(f"{error.message.rstrip('.')} (queue {log.id}).", error.hint) from None

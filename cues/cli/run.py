@@ -10,21 +10,22 @@ every processor after its current step; the third ends the process at once, whic
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import queue
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Final, Literal
 
 import click
 
 from cues.cli import completion, options, target
 from cues.cli import fresh as fresh_start
-from cues.cli.options import command, option, output_options, store_option, yes_option
-from cues.cli.output import CommandOutput
+from cues.cli.options import command, option, store_option, yes_option
+from cues.cli.output import CommandOutput, output_options
 from cues.cli.progress import Progress, progress_for
 from cues.cli.summary import Before, Ending, Summary
 from cues.engine.running import Running
@@ -92,7 +93,7 @@ def run(
     quiet: bool,
     verbose: bool,
     yes: bool,
-    output: str | None,
+    output: CommandOutput,
 ) -> int:
     """Run a graph until every source has ended and every queue is drained.
 
@@ -121,25 +122,16 @@ def run(
     given = [f"{name} {value}".strip() for name, value in sparks.items() if value is not None]
     backfills = "--backfill processes the messages that are on the queues"
     one_of_two = "give one of the two options."
+    with_queues = "--backfill works off the queues of a store; with --queues steps are long anyway."
+    goes_on = f"--fresh deletes the store of this machine, and {queues} goes on from it."
+    embedded = "--workers are processes of the embedded engine."
     for refused, message, hint in (
         (engine != "spark" and given, f"{''.join(given[:1])} is an option of Spark.", "add --engine spark."),
-        (
-            backfill and queues is not None,
-            "--backfill works off the queues of a store; with --queues steps are long anyway.",
-            one_of_two,
-        ),
+        (backfill and queues is not None, with_queues, one_of_two),
         (backfill and fresh, f"{backfills}; --fresh leaves nothing to work off.", one_of_two),
         (backfill and idle_exit is not None, f"{backfills}; it ends by itself, without --idle-exit.", one_of_two),
-        (
-            workers is not None and engine == "spark",
-            "--workers are processes of the embedded engine.",
-            "give --workers or --engine spark, not both.",
-        ),
-        (
-            queues is not None and fresh,
-            f"--fresh deletes the store of this machine, and {queues} goes on from it.",
-            "give --queues an empty directory.",
-        ),
+        (workers is not None and engine == "spark", embedded, "give --workers or --engine spark, not both."),
+        (queues is not None and fresh, goes_on, "give --queues an empty directory."),
     ):
         if refused:
             raise options.WrongUsage(message, hint)
@@ -169,7 +161,7 @@ def run(
     declared = file.graph.store is not None and chosen is None
     before = Before.of(path, elsewhere)
     progress = progress_for(file.graph.id, quiet=quiet, verbose=verbose)
-    with progress, _LogsTo(progress), _Signals() as signals:
+    with progress, _logs_to(progress), _Signals() as signals:
         running = file.graph.start(
             store=None if declared else path,
             accept_topology=accept_topology,
@@ -179,7 +171,7 @@ def run(
         )
         session = _Session(running, progress, signals, idle_exit, Summary(running, graph, before))
         ending = session.watch()
-    session.summary.show(CommandOutput(output), ending, (lambda text: None) if quiet else progress.say)
+    session.summary.show(output, ending, (lambda text: None) if quiet else progress.say)
     if ending == "stopped":
         session.report_stops()
     code = {"done": 0, "idle": 0, "stopped": options.FAILED}.get(ending, options.INTERRUPTED)
@@ -316,18 +308,16 @@ class _Signals:
             signal.signal(number, handler)
 
 
-class _LogsTo:
+@contextlib.contextmanager
+def _logs_to(progress: Progress) -> Iterator[None]:
     """Log records (a user's logging.warning) go through the progress display, unless the file set up logging."""
-
-    def __init__(self, progress: Progress) -> None:
-        self._handler = _Handler(progress)
-
-    def __enter__(self) -> None:
-        if not logging.root.handlers:
-            logging.root.addHandler(self._handler)
-
-    def __exit__(self, *_: object) -> None:
-        logging.root.removeHandler(self._handler)
+    handler = _Handler(progress)
+    if not logging.root.handlers:
+        logging.root.addHandler(handler)
+    try:
+        yield
+    finally:
+        logging.root.removeHandler(handler)
 
 
 class _Handler(logging.StreamHandler):  # type: ignore[type-arg]

@@ -6,14 +6,11 @@ import contextlib
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-import click
-
 from cues.base import names
-from cues.cli import completion
 from cues.cli import place as places
 from cues.cli import target as targets
-from cues.cli.options import Failed, WrongUsage, command, confirm, option, output_options, store_option, yes_option
-from cues.cli.output import CommandOutput
+from cues.cli.options import Failed, WrongUsage, command, confirm, option, yes_option
+from cues.cli.output import CommandOutput, output_options
 from cues.errors import StoreNotFound
 from cues.queues.log import Log
 from cues.queues.store import Store
@@ -23,15 +20,14 @@ from cues.tools import metrics
 
 
 @command()
-@click.argument("target", metavar="GRAPH#PROCESSOR | STORE#GRAPH.PROCESSOR", shell_complete=completion.names)
-@store_option
+@targets.takes_store("GRAPH#PROCESSOR | STORE#GRAPH.PROCESSOR")
 @option("--to", "place", required=True, metavar="PLACE", help=f"Where it goes on: {places.HELP}.")
 @option("--tailer", metavar="QUEUE", help="Only this input; a tailer id will do as well.")
 @option("--again", is_flag=True, help="Transactional sinks shall take the messages once more.")
 @yes_option
 @output_options
 def seek(
-    target: str, store: str | None, place: str, tailer: str | None, again: bool, yes: bool, output: str | None
+    found: targets.StoreTarget, place: str, tailer: str | None, again: bool, yes: bool, output: CommandOutput
 ) -> None:
     """Move where a processor goes on; back, to process messages again, or forward, to leave some out.
 
@@ -48,7 +44,6 @@ def seek(
     index is of one, so it needs the partition behind the processor's name.
     """
     where = places.parse(place, "--to")
-    found = targets.resolve(target, store)
     found.require()
     with found.open(readonly=False) as opened:
         units = _units(found, metrics.processors(opened), where)
@@ -58,7 +53,7 @@ def seek(
         for move in moves:
             row = ownership.seek(opened, move.unit, move.positions, again)
             opened.ring(move.mask)
-            CommandOutput(output).say(
+            output.say(
                 f"{move.unit} moved: {move.words}",
                 processor=move.unit,
                 positions=move.positions,
@@ -102,9 +97,7 @@ def _move(opened: Store, unit: str, tailer: str | None, where: places.Place) -> 
     words = ", ".join(
         f"{standing[id].queue} from {standing[id].position:,} to {index:,}" for id, index in positions.items()
     )
-    mask = 0
-    for one in standing.values():
-        mask |= wakeup.mask_of(*names.log_parts(one.queue))
+    mask = wakeup.union(wakeup.mask_of(*names.log_parts(one.queue)) for one in standing.values())
     return _Move(unit, positions, words, mask)
 
 
@@ -137,6 +130,4 @@ def _index(store: Store, standing: metrics.TailerMetrics, where: places.Place) -
                 path=standing.store,
             )
         other = closing.enter_context(Store(standing.store, readonly=True)) if standing.store else store
-        log = Log(other, standing.queue)
-        with other.view() as txn:
-            return places.index_of(where, log, txn, log.row(txn), "--to")
+        return places.now_on(Log(other, standing.queue), where, "--to")

@@ -13,10 +13,10 @@ from typing import Any, Final
 import click
 
 from cues.base import names
-from cues.cli import completion, options
+from cues.cli import options
 from cues.cli import target as targets
-from cues.cli.options import Failed, WrongUsage, command, option, output_options, store_option
-from cues.cli.output import CommandOutput, count, from_json
+from cues.cli.options import Failed, WrongUsage, command, option
+from cues.cli.output import CommandOutput, count, from_json, output_options
 from cues.errors import CuesError, QueueNotFound, StoreNotFound
 from cues.forwarding import other_stores
 from cues.queues.appender import Appender
@@ -29,17 +29,15 @@ _READ_BYTES: Final = 1 << 20
 
 
 @command()
-@click.argument("target", metavar="GRAPH[#QUEUE] | STORE#QUEUE", shell_complete=completion.names)
+@targets.takes_store("GRAPH[#QUEUE] | STORE#QUEUE")
 @click.argument("messages", metavar="[MESSAGE | KEY=VALUE]...", nargs=-1)
-@store_option
 @option("--create", is_flag=True, help="Make the queue, and the store, if they are missing.")
 @output_options
-def send(target: str, messages: tuple[str, ...], store: str | None, create: bool, output: str | None) -> int:
+def send(found: targets.StoreTarget, messages: tuple[str, ...], create: bool, output: CommandOutput) -> int:
     """Append messages to a queue, and wake up its readers.
 
-    A message is a JSON object, or key=value pairs, whose values are JSON where they can be read as such and
-    text otherwise. Without arguments the messages are JSON lines on stdin: whatever is there at once is
-    one commit.
+    A message is a JSON object, or key=value pairs, whose values are JSON where they can be read as such and text
+    otherwise. Without arguments the messages are JSON lines on stdin: whatever is there at once is one commit.
 
     \b
       cues send graph.py#orders count=3 item=apple paid=true
@@ -50,9 +48,8 @@ def send(target: str, messages: tuple[str, ...], store: str | None, create: bool
     A graph file without #queue means its source. A line that is no JSON object ends the command with
     its number: the lines before it are sent, nothing of what follows is. Exit code 1 then.
     """
-    found = targets.resolve(target, store)
     given = _arguments(messages)
-    with opened_queue(found, create, store) as queue:
+    with opened_queue(found, create) as queue:
         sender = _Sender(queue.appender())
         try:
             if given:
@@ -60,18 +57,16 @@ def send(target: str, messages: tuple[str, ...], store: str | None, create: bool
             else:
                 _send_stdin(sender)
         finally:
-            sender.tell(CommandOutput(output))
+            sender.tell(output)
     return 0
 
 
 @contextmanager
-def opened_queue(
-    found: targets.StoreTarget, create: bool, store: str | None = None, command: str = "cues send"
-) -> Iterator[Queue]:
+def opened_queue(found: targets.StoreTarget, create: bool, command: str = "cues send") -> Iterator[Queue]:
     """The queue that messages from outside are for, in its store; a graph file without a name means its source."""
     if found.file is not None and not found.name:
         source = found.file.graph.plan().source or ""
-        found = replace(found, path=targets.store_of_queue(found.file, source, store))
+        found = replace(found, path=targets.store_of_queue(found.file, source, found.store))
     with _open(found, create) as opened:
         yield _queue(found, opened, create, command)
 

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import click
-
-from cues.cli import completion
 from cues.cli import target as targets
-from cues.cli.options import command, output_options, store_option
-from cues.cli.output import Column, CommandOutput, ago, calling, count, plain, size
+from cues.cli.options import command
+from cues.cli.output import Column, CommandOutput, ago, calling, count, output_options, plain, size
 from cues.graphs import draw
 from cues.tools import metrics
 from cues.tools.metrics import ForwardMetrics, GroupMetrics, ProcessorMetrics, StoreMetrics, SupervisorMetrics
@@ -38,16 +35,14 @@ _GROUP_COLUMNS = (
 
 
 @command()
-@click.argument("target", metavar="[GRAPH | STORE]", required=False, shell_complete=completion.names)
-@store_option
+@targets.takes_store("[GRAPH | STORE]")
 @output_options
-def status(target: str | None, store: str | None, output: str | None) -> int:
+def status(found: targets.StoreTarget, output: CommandOutput) -> int:
     """Show positions, lag, rates, failed messages and owners of processors, consumer groups, and the durability.
 
-    A position is the index that is taken next. The lag is the number of messages that are not taken yet. Rates
-    are over the last ten seconds. FAILED counts the processor's failed messages that are on error queues now.
-    Calls are those of a slow
-    function, since its graph was started: done, in flight, and what one costs (some two seconds old).
+    A position is the index that is taken next. The lag is the number of messages that are not taken yet. Rates are over
+    the last ten seconds. FAILED counts the processor's failed messages that are on error queues now. Calls are those of
+    a slow function, since its graph was started: done, in flight, and what one costs (some two seconds old).
 
     \b
       cues status graph.py
@@ -58,20 +53,18 @@ def status(target: str | None, store: str | None, output: str | None) -> int:
     line, the sum of its units. In JSON the first line is the store, each other line a processor, or one unit of
     it (its id has the partition: flights.enrich/3), or a consumer group.
     """
-    found = targets.resolve(target, store)
     with found.open() as opened:
         seen = metrics.of_store(opened)
     processors = list(seen.processors)
     if found.file is not None:
         place = {node.id: number for number, node in enumerate(draw.in_order(found.file.graph.plan()))}
         processors.sort(key=lambda processor: place.get(_whole(processor), len(place)))
-    out = CommandOutput(output)
-    if out.json:
+    if output.json:
         rows = [_store(seen)]
         for processor in processors:
             to = {one.store: one.waiting for one in seen.forwards if one.processor == processor.processor}
             rows.append(_processor(processor, to))
-        out.rows(rows + [_group(group) for group in seen.groups], ())
+        output.rows(rows + [_group(group) for group in seen.groups], ())
         return 0
     print(_headline(seen))
     if processors:
@@ -79,12 +72,12 @@ def status(target: str | None, store: str | None, output: str | None) -> int:
         groups: dict[str, list[ProcessorMetrics]] = {}
         for processor in processors:
             groups.setdefault(_whole(processor), []).append(processor)
-        out.rows([row for units in groups.values() for row in _rows(units)], _COLUMNS)
+        output.rows([row for units in groups.values() for row in _rows(units)], _COLUMNS)
     elif not seen.groups:
         print("No graph has run on it.")
     if seen.groups:
         print()
-        out.rows([row for group in seen.groups for row in _members(group)], _GROUP_COLUMNS)
+        output.rows([row for group in seen.groups for row in _members(group)], _GROUP_COLUMNS)
     for processor in processors:
         last = processor.last_error
         if last is not None:
@@ -142,12 +135,10 @@ def _headline(seen: StoreMetrics) -> str:
     owners = {processor.owner.pid: processor.owner for processor in seen.processors if processor.owner}
     alive = [one.record for one in seen.supervisors if one.alive]
     workers = {worker.pid: f"{name}, " for record in alive for name, worker in record.workers.items()}
-    for record in alive:
-        lines.append(f"{record.graph} is run by process {record.supervisor} and its workers")
+    lines += [f"{record.graph} is run by process {record.supervisor} and its workers" for record in alive]
     for pid, owner in owners.items():
-        answers = (
-            "answers" if owner.lease_s else "does not answer" + ("" if pid in workers else ": cues run --take-over")
-        )
+        no_answer = "does not answer" + ("" if pid in workers else ": cues run --take-over")
+        answers = "answers" if owner.lease_s else no_answer
         lines.append(f"Run by {workers.get(pid, '')}process {pid} ({owner.state}; {answers})")
     if seen.processors and not owners:
         lines.append("Not running")

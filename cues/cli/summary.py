@@ -161,11 +161,12 @@ class Summary:
         sentence = self._sentence(ending, nothing_new)
         if output.json:
             say(sentence)
+            shared = self._running.shared
             output.say(
                 sentence,
                 graph=self._running.plan.id,
                 store=shown(self._running.store.path),
-                **self._elsewhere(),
+                **({} if shared is None else {"shared": shared.place}),
                 outcome=ending,
                 nothing_new=nothing_new,
                 seconds=round(self.seconds, 3),
@@ -188,10 +189,6 @@ class Summary:
             earlier = f", {before:,} of them in earlier runs" if before > 0 else ""
             where = f"cues tail {self._target}#{queue}"
             print(f"{count(messages, 'failed message')} unresolved on {queue}{earlier}: {where}")
-
-    def _elsewhere(self) -> dict[str, str]:
-        shared = self._running.shared
-        return {} if shared is None else {"shared": shared.place}
 
     def _rows(self) -> list[dict[str, Any]]:
         writers: dict[str, int] = {}

@@ -6,15 +6,14 @@ import sys
 from collections import deque
 from collections.abc import Iterator
 from datetime import datetime
-from pathlib import Path
 from typing import Any
 
 import click
 
 from cues.base import names
-from cues.cli import completion, options, place
+from cues.cli import options, place
 from cues.cli import target as targets
-from cues.cli.options import WrongUsage, command, option, store_option
+from cues.cli.options import WrongUsage, command, option
 from cues.cli.output import iso, to_json
 from cues.cli.where import Where
 from cues.errors import BatchDamaged, QueueNotFound
@@ -44,8 +43,7 @@ class Count(click.ParamType):  # type: ignore[type-arg]
 
 
 @command()
-@click.argument("target", metavar="GRAPH#QUEUE | STORE#QUEUE", shell_complete=completion.names)
-@store_option
+@targets.takes_store("GRAPH#QUEUE | STORE#QUEUE")
 @option("--follow", "-f", is_flag=True, help="Go on with what comes, until Ctrl-C.")
 @option("--count", "-n", "count", type=Count(), help="The last so many, or with --from the first.  [default: 10]")
 @option("--from", "start", metavar="PLACE", help=f"Begin at {place.HELP}.")
@@ -53,8 +51,7 @@ class Count(click.ParamType):  # type: ignore[type-arg]
 @option("--json", "as_json", is_flag=True, help="One JSON object a line, as without it: messages have no other form.")
 @option("--meta", is_flag=True, help="With index, time and hash, and where the message came from, as q/meta.")
 def tail(
-    target: str,
-    store: str | None,
+    found: targets.StoreTarget,
     follow: bool,
     count: int | str | None,
     start: str | None,
@@ -74,8 +71,7 @@ def tail(
       cues tail data/shop#orders/3                   one partition of a queue that has several
       cues tail /mnt/flights#enriched                a queue that lies in files (cues run --queues)
 
-    Several partitions are printed as one queue, in the order of their appends; an index of --from is of one of
-    them.
+    Several partitions are printed as one queue, in the order of their appends; an index of --from is of one of them.
 
     In --where a name is a field of the message (a missing one is None), a.b a field of a field; there are
     comparisons, in, and, or, not, arithmetic, get("q/type"), has("x"), len, match(text, pattern) and the
@@ -85,14 +81,13 @@ def tail(
     """
     condition = Where(where) if where else None
     begin = place.parse(start, "--from") if start else None
-    if _is_shared(target):
+    if (found.path / "_cues" / "id.json").exists():  # of cues run --queues
         if follow or start:
             raise options.WrongUsage(
-                f"--{'follow' if follow else 'from'} is for stores; the queues of {target} are in files.",
+                f"--{'follow' if follow else 'from'} is for stores; the queues of {found.text} are in files.",
                 "use -n and --where.",
             )
-        return _print_shared(target, condition, count, meta)
-    found = targets.resolve(target, store)
+        return _print_shared(found, condition, count, meta)
     with found.open() as opened:
         reader = _Reader(targets.open_queue(found, opened, "cues tail"), condition, meta)
         reader.print(begin, count, follow)
@@ -103,29 +98,22 @@ def tail(
     return options.FAILED if reader.damaged else 0
 
 
-def _is_shared(target: str) -> bool:
-    """Whether it is a queue of a directory that ``cues run --queues`` keeps."""
-    return Path(target.rpartition("#")[0] or target, "_cues", "id.json").exists()
-
-
-def _print_shared(target: str, condition: Where | None, count: int | str | None, meta: bool) -> int:
+def _print_shared(found: targets.StoreTarget, condition: Where | None, count: int | str | None, meta: bool) -> int:
     """The last messages of such a queue."""
     from cues.spark.cluster import inspection
 
-    folder, hash, queue = target.rpartition("#")
-    known = inspection.queues_of(Path(folder or target))
-    if not hash:
-        raise options.WrongUsage(f"{target} holds the queues {', '.join(known)}.", f"cues tail {target}#{known[-1]}")
+    queue, known = found.name, inspection.queues_of(found.path)
+    listed = ", ".join(known)
+    if not queue:
+        raise options.WrongUsage(f"{found.text} holds the queues {listed}.", f"cues tail {found.text}#{known[-1]}")
     if queue not in known:
-        raise QueueNotFound(
-            f"{folder} has no queue {queue!r}; it has {', '.join(known)}.", "name one of those queues.", queue=queue
-        )
+        message = f"{found.text} has no queue {queue!r}; it has {listed}."
+        raise QueueNotFound(message, "name one of those queues.", queue=queue)
     most = LAST if count is None else None if count == "all" else int(count)
-    found = inspection.last_messages(Path(folder), queue, most if condition is None else None)
-    lines = deque((one for one in found if condition is None or condition(one.message)), most)
-    for one in lines:
-        about = {names.HASH: one.hash, names.QUEUE: {queue: {names.T: one.index, names.TIME: iso(one.time)}}}
-        print(to_json({**one.message, names.META: about} if meta else one.message))
+    messages = inspection.last_messages(found.path, queue, most if condition is None else None)
+    for last in deque((one for one in messages if condition is None or condition(one.message)), most):
+        about = {names.HASH: last.hash, names.QUEUE: {queue: {names.T: last.index, names.TIME: iso(last.time)}}}
+        print(to_json({**last.message, names.META: about} if meta else last.message))
     return 0
 
 
@@ -187,7 +175,7 @@ class _Reader:
     def _begin_alone(self, tailer: Tailer, begin: place.Place | None, count: int | str | None) -> int | None:
         """As :meth:`_begin`, of one log."""
         if begin is not None:
-            tailer.to_index(place.now_on(self.queue, begin, "--from"))
+            tailer.to_index(place.now_on(self.queue.log, begin, "--from"))
             return count if isinstance(count, int) else None
         if count != "all":
             tailer.to_index(self._last(LAST if count is None else int(count)))

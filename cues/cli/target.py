@@ -10,20 +10,22 @@ graph.py#orders   a queue of it
 from __future__ import annotations
 
 import difflib
+import functools
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
-from cues.cli.options import WrongUsage
+import click
+
+from cues.cli import completion
+from cues.cli.options import F, WrongUsage, store_option
 from cues.errors import QueueNotFound, StoreNotFound
 from cues.graphs import graphfile
+from cues.graphs.graphfile import GraphFile
 from cues.queues.queue import Queue
 from cues.queues.store import Store
-
-if TYPE_CHECKING:
-    from cues.graphs.graphfile import GraphFile
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,8 @@ class StoreTarget:
     name: str
     text: str
     """The part before ``#``, as the user wrote it."""
+    store: str | None = None
+    """The value of ``--store``."""
 
     @property
     def there(self) -> bool:
@@ -72,6 +76,21 @@ class StoreTarget:
         return f"{message}.", f"{instead}."
 
 
+def takes_store(metavar: str) -> Callable[[F], F]:
+    """The argument that names a store, and ``--store``. Passes the :class:`StoreTarget` as ``found``."""
+
+    def decorate(fn: F) -> F:
+        @functools.wraps(fn)
+        def call(target: str | None, store: str | None, **given: Any) -> Any:
+            return fn(found=resolve(target, store), **given)
+
+        required = not metavar.startswith("[")
+        argument = click.argument("target", metavar=metavar, required=required, shell_complete=completion.names)
+        return argument(store_option(call))  # type: ignore[return-value]
+
+    return decorate
+
+
 def resolve(target: str | None, store: str | None = None) -> StoreTarget:
     """Take a target apart; imports the graph file, opens nothing."""
     text, name = _split(target or "")
@@ -82,7 +101,7 @@ def resolve(target: str | None, store: str | None = None) -> StoreTarget:
         return StoreTarget(Path(chosen), None, name, chosen)
     if not Path(text).is_dir() and graphfile.is_file(text):
         file = graphfile.load(text)
-        return StoreTarget(store_of_queue(file, name, store), file, name, text)
+        return StoreTarget(store_of_queue(file, name, store), file, name, text, store)
     return StoreTarget(Path(text), None, name, text)
 
 

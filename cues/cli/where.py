@@ -5,11 +5,10 @@
     name.startswith("A") and len(tags) > 2
     get("q/type") == "order"
 
-A name is a field, ``a.b`` and ``a["b"]`` the field of a field; one that is missing is None. There are
-numbers, text, True, False, None, tuples and lists; comparisons, ``in``, and, or, not, if-else,
-arithmetic; the functions below, and the methods of text in :data:`_METHODS`. What makes no sense for a
-message (``None > 3``) does not match it. Nothing else of Python is there: no calls of other
-functions, no attributes of objects, no powers.
+A name is a field, ``a.b`` and ``a["b"]`` the field of a field; one that is missing is None. There are numbers, text,
+True, False, None, tuples and lists; comparisons, ``in``, and, or, not, if-else, arithmetic; the functions below, and
+the methods of text in :data:`_METHODS`. What makes no sense for a message (``None > 3``) does not match it. Nothing
+else of Python is there: no calls of other functions, no attributes of objects, no powers.
 """
 
 from __future__ import annotations
