@@ -37,7 +37,6 @@ class Before:
     """What a store held before the run."""
 
     ends: dict[str, int] = field(default_factory=dict)
-    """Last index by queue."""
     positions: dict[str, int] = field(default_factory=dict)
     """By tailer id."""
 

@@ -125,7 +125,6 @@ class Options:
 OPTION_NAMES: Final = tuple(field.name for field in fields(Options))
 
 Predicate = Callable[[Any], Any]
-"""A function of a message."""
 Queues = str | Sequence[str] | Mapping[str, str]
 """Queue names, or a dict {binding: queue}."""
 
@@ -277,7 +276,6 @@ _TEXTS: Final = {
 }
 
 OPTION_TEXTS: Final = {field.name: OptionText(field.default, _TEXTS[field.name]) for field in fields(Options)}
-"""The options of processors."""
 
 
 def lists_options(options: type) -> Callable[[T], T]:

@@ -37,7 +37,6 @@ class Claim(NamedTuple):
     """One row."""
 
     identity: bytes
-    """Identity of the queue."""
     owner: bytes
     """Incarnation of the member that reads it (8 random bytes), or :data:`NOBODY`."""
     epoch: int

@@ -108,7 +108,6 @@ QUEUE_TEXTS: Final = {
         ' `"sticky"` (the default without a key), or a function `(message, n) -> int`.',
     ),
 }
-"""The options of queues."""
 
 
 @describes(QUEUE_TEXTS, QUEUE_TEXTS)

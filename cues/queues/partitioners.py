@@ -38,7 +38,6 @@ PARTITIONS_MAX: Final = 256
 """Each is a database of its own, of which a process has :data:`cues.storage.lmdb_errors.DATABASES_MAX` open at once."""
 
 Key = Callable[[dict[str, Any]], Any]
-"""Gives the key of a message."""
 Placement = Callable[[dict[str, Any], int], int]
 """Gives the partition of a message, of so many."""
 

@@ -24,7 +24,6 @@ class Position(NamedTuple):
 
     identity: bytes
     next: int
-    """Index of the message that is taken next."""
     seal: bytes
     """Checksum of the batch that holds the message before that; zeros when there was none."""
 

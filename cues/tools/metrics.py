@@ -63,7 +63,6 @@ class QueueMetrics:
     rate: float
     """Messages appended a second, over the last :data:`WINDOW_S`."""
     appended: datetime | None
-    """When the last message came."""
     options: QueueOptions
     partitions: tuple[QueueMetrics, ...] = ()
     """Where there are several, each by itself; above stands then what is of all, the lowest first, the highest last."""
@@ -148,7 +147,6 @@ class ProcessorMetrics:
     rate: float | None
     """Messages taken a second, over the last :data:`WINDOW_S`; None for a source (see its queue)."""
     stepped: datetime | None
-    """When it committed last."""
     errors: int
     """Its failed messages that are on error queues now. One record holds all messages of a failed batch."""
     last_error: LastError | None
@@ -183,7 +181,6 @@ class GroupMemberMetrics:
     lease_s: float
     """Seconds until its place goes to others, if it is not heard of."""
     queues: tuple[str, ...]
-    """What it subscribes to."""
 
 
 @dataclass(frozen=True)
