@@ -218,7 +218,8 @@ class QueueOptionsError(CuesError):
 class GraphError(CuesError, ValueError):
     """Raised when a graph cannot run; the text names the processor, and the found and the expected value."""
 
-    processor: str
+    processor: str = ""
+    """Empty where no processor is at fault."""
 
 
 class TopologyChanged(GraphError):
@@ -254,7 +255,8 @@ class Fenced(CuesError):
 class Diverged(CuesError):
     """Raised at the start when the store contradicts its own delivery log (another queue, another message)."""
 
-    processor: str
+    processor: str = ""
+    """Empty where no processor is at fault."""
 
 
 class PositionMismatch(CuesError):

@@ -122,10 +122,7 @@ def read_csv(
 
 
 def read_jsonl(
-    *paths: str | os.PathLike[str],
-    position: Position | None = None,
-    encoding: str = "utf-8",
-    at: str | None = None,
+    *paths: str | os.PathLike[str], position: Position | None = None, encoding: str = "utf-8", at: str | None = None
 ) -> Iterator[tuple[Position, Row]]:
     """Yield ``(position, row)`` for every line of the files; each line is one JSON object.
 

@@ -31,6 +31,7 @@ delete.
 
 from __future__ import annotations
 
+import functools
 import os
 import sqlite3
 import threading
@@ -87,7 +88,7 @@ class SQLite:
 
     def __reduce__(self) -> Any:
         """Pickle the path and the options; another process opens the database itself."""
-        return _again, (os.path.abspath(self.path), self.schema, self.timeout_s)
+        return functools.partial(SQLite, timeout_s=self.timeout_s), (os.path.abspath(self.path), self.schema)
 
     def transaction(self, process: cues.Process) -> AbstractContextManager[Transaction]:
         """Run the block in a transaction with exactly the messages that are new to the database.
@@ -136,10 +137,6 @@ class SQLite:
             weakref.finalize(self, connection.close)
             self._connection, self._pid = connection, os.getpid()
         return self._connection
-
-
-def _again(path: str, schema: str, timeout_s: float) -> SQLite:
-    return SQLite(path, schema, timeout_s=timeout_s)
 
 
 class _Positions:

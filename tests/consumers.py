@@ -206,7 +206,7 @@ def remember_syncs(place: str) -> None:
     def sync(self: Store) -> None:
         if Path(self.path).name == "b":
             pieces: list[bytes] = []
-            self.dump(pieces.append)
+            self._dump(pieces.append)
             file.with_suffix(".next").write_bytes(b"".join(pieces))
             os.replace(file.with_suffix(".next"), file)
         real(self)

@@ -34,7 +34,7 @@ BY_NAME = {
     "engine.origin",  # the user's module that holds a graph
     "graphs.graph",  # the engine that a start asks for
     "queues.store",  # Store.check: the check knows every row of every layer
-    "checkpoints", "cli.app", "groups", "txn",  # names that load on first use
+    "base.lazy", "cli.app",  # names that load on first use
 }  # fmt: skip
 """Modules that import others by a name computed at run time."""
 

@@ -187,7 +187,7 @@ def test_a_reader_that_looks_between_a_purge_and_its_commit_is_told_again(tmp_pa
         tailer = queue.tailer()
         seen = []
 
-        real = store.purged
+        real = store._purged
 
         def purged_and_look() -> None:
             real()
@@ -196,7 +196,7 @@ def test_a_reader_that_looks_between_a_purge_and_its_commit_is_told_again(tmp_pa
                 looker.start()
                 looker.join()
 
-        store.purged = purged_and_look  # type: ignore[method-assign]
+        store._purged = purged_and_look  # type: ignore[method-assign]
         queue.purge(before=8)
         assert seen == [{"n": 1}], "before the purge's commit"
         assert tailer.read() == {"n": 8}

@@ -13,6 +13,7 @@ which separates a store from a queue on the command line.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 from cues.errors import InvalidName
@@ -66,27 +67,19 @@ def check(kind: str, name: object) -> str:
             f"pass the {kind}'s name, such as 'orders'.",
             name=str(name),
         )
-    found = ""
-    if not name:
-        found = "it is empty"
-    elif len(name.encode("utf-8", "surrogatepass")) > NAME_BYTES_MAX:
-        found = f"it has {len(name)} characters, and at most {NAME_BYTES_MAX} bytes are allowed"
-    elif name != name.strip():
-        found = "it begins or ends with white space"
-    elif not name.isprintable():
-        found = "it contains a character that cannot be printed"
-    else:
-        for character, words in _FORBIDDEN.items():
-            if character in name:
-                found = f"it contains {words}"
-                break
-    if found:
-        shown = name if len(name) <= 40 else name[:40] + "…"
-        raise InvalidName(
-            f"{shown!r} cannot name a {kind}: {found}.",
-            "use letters, digits, '-' and '_'.",
-            name=name,
-        )
+    for refused, why in (
+        (not name, "it is empty"),
+        (
+            len(name.encode("utf-8", "surrogatepass")) > NAME_BYTES_MAX,
+            f"it has {len(name)} characters, and at most {NAME_BYTES_MAX} bytes are allowed",
+        ),
+        (name != name.strip(), "it begins or ends with white space"),
+        (not name.isprintable(), "it contains a character that cannot be printed"),
+        *((character in name, f"it holds {words}") for character, words in _FORBIDDEN.items()),
+    ):
+        if refused:
+            shown = name if len(name) <= 40 else name[:40] + "…"
+            raise InvalidName(f"{shown!r} cannot name a {kind}: {why}.", "use letters, digits, '-' and '_'.", name=name)
     return name
 
 
@@ -148,29 +141,45 @@ CHECKPOINTS: Final = b"\0checkpoint\0"
 """Prefix of the keys of all fences of checkpoints."""
 
 
-def queue_key(queue: str) -> bytes:
-    """Key of a queue's record: identity, options, partitions, schema."""
-    return b"\0queue\0" + queue.encode()
+def _keys(prefix: bytes) -> Callable[[str], bytes]:
+    return lambda name: prefix + name.encode()
+
+
+def _pair_keys(prefix: bytes) -> Callable[[str, str], bytes]:
+    return lambda first, second: prefix + first.encode() + b"\0" + second.encode()
+
+
+queue_key = _keys(b"\0queue\0")
+"""Key of a queue's record: identity, options, partitions, schema."""
+processor_key = _keys(b"\0proc\0")
+"""Key of a processor's row: owner, epoch, generation, positions."""
+topology_key = _keys(b"\0topo\0")
+"""Key of a processor's topology record: its kind and tailers, in the order of the row."""
+pending_key = _keys(PENDINGS)
+"""Key of what a processor's last commit says of its pending messages in other stores."""
+source_key = _keys(SOURCES)
+"""Key of how far a writer from outside (a Spark query, say) has brought its source into the store."""
+group_key = _keys(b"\0group\0")
+"""Key of a group's row: generation, the generation that its plan is of, count of changes."""
+checkpoint_key = _keys(CHECKPOINTS)
+"""Key of the fence of a checkpoint that a consumer keeps in the store."""
+age_key = _keys(b"\0age\0")
+"""Key of when a log's next index was what, while its append times are ahead of the clock."""
+timeline_key = _keys(b"\0line\0")
+"""Key of where timelines begin on a log: since the store was copied, or put back."""
+state_database = _keys(b"state:")
+"""Name of the LMDB database that holds a processor's keyed state."""
+subscription_key = _pair_keys(b"\0sub\0")
+"""Key that says that a processor reads a log; ``processor`` empty gives the prefix for all."""
+member_key = _pair_keys(b"\0member\0")
+"""Key of a member's row; ``member`` empty gives the prefix for all of the group."""
+claim_key = _pair_keys(CLAIMS)
+"""Key of what a group has of a log: owner, epoch, position; ``group`` empty gives the prefix for all groups."""
 
 
 def row_key(queue: str, partition: int) -> bytes:
     """Key of a log's row: identity, first index, next index, last append time."""
     return b"\0row\0" + _log(queue, partition)
-
-
-def processor_key(processor: str) -> bytes:
-    """Key of a processor's row: owner, epoch, generation, positions."""
-    return b"\0proc\0" + processor.encode()
-
-
-def topology_key(processor: str) -> bytes:
-    """Key of a processor's topology record: its kind and tailers, in the order of the row."""
-    return b"\0topo\0" + processor.encode()
-
-
-def subscription_key(log: str, processor: str) -> bytes:
-    """Key of the note that a processor reads a log; ``processor`` empty gives the prefix for all."""
-    return b"\0sub\0" + log.encode() + b"\0" + processor.encode()
 
 
 def reader_key(queue: str, partition: int, name: str) -> bytes:
@@ -188,11 +197,6 @@ def producer_key(store: bytes, processor: str) -> bytes:
     return PRODUCERS + f"{store.hex()}/{processor}".encode()
 
 
-def pending_key(processor: str) -> bytes:
-    """Key of the row of a processor's pending messages in other stores."""
-    return PENDINGS + processor.encode()
-
-
 def low_water_key(log: str, store: bytes, processor: str) -> bytes:
     """Key of the low-water mark of a reader whose position is in another store."""
     return low_water_prefix(log) + f"{store.hex()}/{processor}".encode()
@@ -208,49 +212,9 @@ def clocks_prefix(log: str) -> bytes:
     return CLOCKS + log.encode() + b"\0"
 
 
-def source_key(writer: str) -> bytes:
-    """Key of the source position of an external writer, such as a Spark query."""
-    return SOURCES + writer.encode()
-
-
-def group_key(group: str) -> bytes:
-    """Key of a group's row: its generation, the generation of its plan, and the count of changes."""
-    return b"\0group\0" + group.encode()
-
-
-def member_key(group: str, member: str) -> bytes:
-    """Key of a member's row; ``member`` empty gives the prefix for all of the group."""
-    return b"\0member\0" + group.encode() + b"\0" + member.encode()
-
-
-def claim_key(log: str, group: str) -> bytes:
-    """Key of a group's claim on a log: owner, epoch, position; ``group`` empty gives the prefix for all groups."""
-    return CLAIMS + log.encode() + b"\0" + group.encode()
-
-
-def checkpoint_key(name: str) -> bytes:
-    """Key of the fence of a checkpoint that a consumer keeps in the store."""
-    return CHECKPOINTS + name.encode()
-
-
-def age_key(log: str) -> bytes:
-    """Key of the times at which a log had a next index, kept while its append times are ahead of the clock."""
-    return b"\0age\0" + log.encode()
-
-
-def timeline_key(log: str) -> bytes:
-    """Key of the first indices of a log's timelines, since the store was copied or put back."""
-    return b"\0line\0" + log.encode()
-
-
 def log_database(queue: str, partition: int) -> bytes:
     """Name of the LMDB database that holds a log's record batches."""
     return b"log:" + _log(queue, partition)
-
-
-def state_database(processor: str) -> bytes:
-    """Name of the LMDB database that holds a processor's keyed state."""
-    return b"state:" + processor.encode()
 
 
 def _log(queue: str, partition: int) -> bytes:

@@ -19,8 +19,9 @@ Sinks use ``cues_positions`` instead (``deliveries.py``): :class:`PositionTable`
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING, Any, Protocol
+
+from cues.base.lazy import loader
 
 if TYPE_CHECKING:
     from cues.checkpoints.deliveries import PositionTable, Row, Transaction, admit, held, write_once
@@ -30,19 +31,12 @@ if TYPE_CHECKING:
     from cues.checkpoints.sqlite_wal import enter_wal
     from cues.queues.sequencer import Checkpoint
 
+# fmt: off
 __all__ = [
-    "CheckpointStore",
-    "JSONFileCheckpoint",
-    "LMDBCheckpoint",
-    "PositionTable",
-    "Row",
-    "SQLCheckpoint",
-    "Transaction",
-    "admit",
-    "enter_wal",
-    "held",
-    "write_once",
+    "CheckpointStore", "JSONFileCheckpoint", "LMDBCheckpoint", "PositionTable", "Row", "SQLCheckpoint", "Transaction",
+    "admit", "enter_wal", "held", "write_once",
 ]
+# fmt: on
 
 
 class CheckpointStore(Protocol):
@@ -55,28 +49,14 @@ class CheckpointStore(Protocol):
         """Apply ``work`` and the checkpoint in one transaction."""
 
 
-_HOMES = {
-    "PositionTable": "deliveries",
-    "Row": "deliveries",
-    "Transaction": "deliveries",
-    "admit": "deliveries",
-    "held": "deliveries",
-    "write_once": "deliveries",
-    "enter_wal": "sqlite_wal",
-    "JSONFileCheckpoint": "jsonfile",
-    "LMDBCheckpoint": "lmdbstore",
-    "SQLCheckpoint": "sql",
-}
-
-
-def _load(name: str) -> Any:
-    """Load a name on its first use (PEP 562)."""
-    if name not in _HOMES:
-        raise AttributeError(f"module 'cues.checkpoints' has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"cues.checkpoints.{_HOMES[name]}"), name)
-    globals()[name] = value
-    return value
-
-
 if not TYPE_CHECKING:  # for a type checker it would define every name
-    __getattr__ = _load
+    __getattr__ = loader(
+        __name__,
+        {
+            "checkpoints.deliveries": "PositionTable Row Transaction admit held write_once",
+            "checkpoints.jsonfile": "JSONFileCheckpoint",
+            "checkpoints.lmdbstore": "LMDBCheckpoint",
+            "checkpoints.sql": "SQLCheckpoint",
+            "checkpoints.sqlite_wal": "enter_wal",
+        },
+    )

@@ -28,13 +28,11 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
 
 from cues import faults
 from cues.errors import CheckpointError, CuesError, Diverged, Fenced
-
-if TYPE_CHECKING:
-    from cues.steps.process import Delivery, Process
+from cues.steps.process import Delivery, Process
 
 C = TypeVar("C")
 M = TypeVar("M")
@@ -115,8 +113,9 @@ def admit(processor: str, row: Row | None, delivery: Delivery) -> dict[str, int]
     }
     # A join takes the same count from each input, so the row must cut them at the same count.
     if len({fresh[tailer] - start for tailer, start in delivery.start.items()}) > 1:
+        ranges = ", ".join(f"{t} [{delivery.start[t]}, {delivery.end[t]})" for t in sorted(delivery.start))
         raise Diverged(
-            f"{processor} joins the ranges {_ranges(delivery)}, but the target ends at {row.ends}:"
+            f"{processor} joins the ranges {ranges}, but the target ends at {row.ends}:"
             " these messages were not joined with one another before.",
             "seek with delivery asked for again, which starts the target's row anew.",
             processor=processor,
@@ -230,11 +229,9 @@ def write_once(
             # 5. Compare.
             if not table.is_open(connection) or table.read(connection, processor, lock=False) != after:
                 raise transaction_ended(f"The block of {processor}")
-            if faults.active:
-                faults.point("checkpoint.inside")
+            faults.point("checkpoint.inside")
         # 6. Committed.
-        if faults.active:
-            faults.point("checkpoint.after")
+        faults.point("checkpoint.after")
         return
     raise CheckpointError(
         f"The database {table.where} failed: {processor} has no row in {TABLE}, and a new row cannot be inserted.",
@@ -257,7 +254,3 @@ def held(table: PositionTable[C], processors: Iterable[str]) -> list[str]:
     with table.begin() as connection:
         ids = {row.partition("/")[0] for row in table.processors(connection)}
     return [processor for processor in processors if processor in ids]
-
-
-def _ranges(delivery: Delivery) -> str:
-    return ", ".join(f"{t} [{delivery.start[t]}, {delivery.end[t]})" for t in sorted(delivery.start))

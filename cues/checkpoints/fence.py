@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import NamedTuple
 
-from cues.errors import CuesError, Forked
+from cues.errors import CuesError, Fenced, Forked
 
 
 class RestoredFence(NamedTuple):
@@ -35,3 +35,15 @@ def own_fence(held: RestoredFence | None, what: str, hint: str) -> int:
             pid=held.pid,
         )
     return held.fence
+
+
+def restored_since(name: str, what: str, fence: int, found: int | None = None) -> Fenced:
+    """Return the error of a commit after another object restored the checkpoint, and raised its fence to ``found``."""
+    now = "" if found is None else f", and has fence {found}"
+    return Fenced(
+        f"The checkpoint {what} was restored by another owner since{now}; this one has fence {fence}. Nothing was"
+        " written.",
+        "stop this process: another owner has taken over.",
+        processor=name,
+        reason="takeover",
+    )

@@ -25,16 +25,16 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from cues import faults
+from cues.base.closing import Closing
 from cues.checkpoints import packing
-from cues.checkpoints.fence import RestoredFence, own_fence
-from cues.errors import CheckpointError, Fenced
+from cues.checkpoints.fence import RestoredFence, own_fence, restored_since
+from cues.errors import CheckpointError
+from cues.queues.sequencer import Checkpoint
 from cues.storage import locks
-
-if TYPE_CHECKING:
-    from cues.queues.sequencer import Checkpoint
+from cues.storage.datafile import sync_directory
 
 TIMEOUT_S: Final = 10.0
 """How long a process waits for the lock. The lock is held while a file is written."""
@@ -45,7 +45,7 @@ Work = Callable[[dict[str, Any]], Any]
 """Changes the state in place. Its result is ignored."""
 
 
-class JSONFileCheckpoint:
+class JSONFileCheckpoint(Closing):
     """A checkpoint and a state (a dict that JSON can hold) in the file at ``path``.
 
     ``state`` is the state after the last commit or restore. Change it only in the ``work`` of a commit. A missing
@@ -72,8 +72,7 @@ class JSONFileCheckpoint:
             self._write(found)
         self._held = RestoredFence.now(found["fence"])
         self.state = found["state"]
-        if faults.active:
-            faults.point("checkpoint.restored")
+        faults.point("checkpoint.restored")
         return None if found["checkpoint"] is None else packing.from_plain(found["checkpoint"])
 
     def commit(self, checkpoint: Checkpoint, work: Work | None = None) -> None:
@@ -94,27 +93,14 @@ class JSONFileCheckpoint:
             # 2. The fence.
             found = self._read()
             if found is None or found["fence"] != fence:
-                raise Fenced(
-                    f"The checkpoint {self.path} was restored by another owner since: it has fence"
-                    f" {found and found['fence']}, this one {fence}; nothing was written.",
-                    "stop this process: another owner has taken over.",
-                    processor=str(self.path),
-                    reason="takeover",
-                )
+                raise restored_since(str(self.path), str(self.path), fence, found["fence"] if found else None)
             # 3 and 4. Write, rename.
             self._write(made)
         self.state = state
-        if faults.active:
-            faults.point("checkpoint.after")
+        faults.point("checkpoint.after")
 
     def close(self) -> None:
         """Do nothing: no file is open between two commits."""
-
-    def __enter__(self) -> JSONFileCheckpoint:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
@@ -167,14 +153,9 @@ class JSONFileCheckpoint:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
-        if faults.active:
-            faults.point("checkpoint.inside")
+        faults.point("checkpoint.inside")
         os.replace(following, self.path)
-        directory = os.open(self.path.parent, os.O_RDONLY)
-        try:
-            os.fsync(directory)
-        finally:
-            os.close(directory)
+        sync_directory(self.path.parent)
 
     def __repr__(self) -> str:
         return f"<cues.JSONFileCheckpoint {self.path}>"

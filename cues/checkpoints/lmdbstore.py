@@ -20,22 +20,21 @@ from __future__ import annotations
 import struct
 import threading
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from cues import faults
 from cues.base import names
 from cues.checkpoints import packing
-from cues.checkpoints.fence import RestoredFence, own_fence
-from cues.errors import CuesError, Fenced, InvalidArgument
+from cues.checkpoints.fence import RestoredFence, own_fence, restored_since
+from cues.errors import CuesError
 from cues.queues.queue import Queue
+from cues.queues.sequencer import Checkpoint
 from cues.queues.stamped import check_one_log
+from cues.queues.store import Store
 from cues.records import batch
 from cues.steps.state import State, StateTable
-
-if TYPE_CHECKING:
-    from cues.queues.sequencer import Checkpoint
-    from cues.queues.store import Store
-    from cues.storage.transaction import StoreTransaction
+from cues.storage import wakeup
+from cues.storage.transaction import StoreTransaction
 
 _FENCE: Final = struct.Struct(">Q")
 _CHECKPOINT: Final = "checkpoint"
@@ -56,18 +55,16 @@ class Writes:
 
     def append(self, queue: Queue, messages: Iterable[dict[str, Any]]) -> None:
         """Append messages to a queue of the same store. Raises the errors of :meth:`cues.Appender.write_many`."""
-        if not isinstance(queue, Queue):
-            raise InvalidArgument(f"A queue was expected, found {queue!r:.60}.", "store.queue('orders').")
+        check_one_log(queue)
         if queue.store.id != self._store.id:
             raise CuesError(
                 f"The queue {queue.id!r} is in {queue.store.path}, the checkpoint in {self._store.path}.",
                 "use publish_uncommitted() of the consumer's publisher.",
             )
-        check_one_log(queue)
         options = queue.options
-        found = list(messages)
-        if found:
-            self.appends.append((queue, batch.build(found, options.max_message_bytes, strips=options.strips)))
+        appended = list(messages)
+        if appended:
+            self.appends.append((queue, batch.build(appended, options.max_message_bytes, strips=options.strips)))
 
 
 Work = Callable[[Writes], Any]
@@ -92,8 +89,7 @@ class LMDBCheckpoint:
             self._table.forget()
             self._table.ensure()
             self._held = RestoredFence.now(self.store.commit(self._raise_fence))
-            if faults.active:
-                faults.point("checkpoint.restored")
+            faults.point("checkpoint.restored")
             text = self._table.view(_CHECKPOINT).get("text")
             self._table.call.discard()
         return None if text is None else packing.unpack(text)
@@ -121,15 +117,11 @@ class LMDBCheckpoint:
                 raise
             self._table.committed()
         # 3. Sync.
-        if checkpoint.ack_intents and self.store.durability != "disk":
+        if checkpoint.ack_intents:
             self.store.sync()
-        if faults.active:
-            faults.point("checkpoint.after")
+        faults.point("checkpoint.after")
         # 4. Ring.
-        mask = 0
-        for queue, _ in writes.appends:
-            mask |= queue.log.mask
-        self.store.ring(mask)
+        self.store.ring(wakeup.union(queue.log.mask for queue, _ in writes.appends))
 
     def _raise_fence(self, txn: StoreTransaction) -> int:
         fence = _fence_of(txn.get(self._key)) + 1
@@ -139,18 +131,11 @@ class LMDBCheckpoint:
     def _write(self, txn: StoreTransaction, fence: int, writes: Writes) -> None:
         found = _fence_of(txn.get(self._key))
         if found != fence:
-            raise Fenced(
-                f"The checkpoint {self.name!r} in {self.store.path} was restored by another owner since: it has fence"
-                f" {found}, this one {fence}; nothing was written.",
-                "stop this process: another owner has taken over.",
-                processor=self.name,
-                reason="takeover",
-            )
+            raise restored_since(self.name, f"{self.name!r} in {self.store.path}", fence, found)
         for queue, pages in writes.appends:
             queue.append_pages(txn, pages)
         self._table.write(txn)
-        if faults.active:
-            faults.point("checkpoint.inside")
+        faults.point("checkpoint.inside")
 
     @property
     def state(self) -> dict[Any, Any]:

@@ -28,15 +28,18 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from cues import faults
+from cues.base.closing import Closing
 from cues.checkpoints import packing
 from cues.checkpoints.deliveries import TABLE, Row, Transaction, held, transaction_ended, write_once
-from cues.checkpoints.fence import RestoredFence, own_fence
+from cues.checkpoints.fence import RestoredFence, own_fence, restored_since
 from cues.checkpoints.sqlite_wal import enter_wal
-from cues.errors import CheckpointError, Fenced, InvalidArgument, Unsupported
+from cues.errors import CheckpointError, InvalidArgument, Unsupported
+from cues.queues.sequencer import Checkpoint
 from cues.steps.failure import line
+from cues.steps.process import Process
 
 try:
     import sqlalchemy as sa
@@ -46,9 +49,6 @@ except ImportError as error:
         "Checkpoints in databases need SQLAlchemy, which is not installed.", "pip install 'cues-streams[sql]'."
     ) from error
 
-if TYPE_CHECKING:
-    from cues.queues.sequencer import Checkpoint
-    from cues.steps.process import Process
 
 TIMEOUT_S: Final = 30.0
 """How long a transaction waits for another transaction before it fails."""
@@ -79,7 +79,7 @@ _positions = sa.Table(
 )
 
 
-class SQLCheckpoint:
+class SQLCheckpoint(Closing):
     """Checkpoints of consumers and positions of sinks in one database, through SQLAlchemy 2.
 
     ``target`` is a SQLAlchemy URL, a path of a SQLite file, or an ``Engine`` of yours (whose settings stay
@@ -113,8 +113,6 @@ class SQLCheckpoint:
         self._held: RestoredFence | None = None
         """The fence that this object restored, and the process that did."""
 
-    # --- of consumers -------------------------------------------------------------------------
-
     def restore(self) -> Checkpoint | None:
         """Raise the fence and return the last checkpoint, None when there is none yet.
 
@@ -125,8 +123,7 @@ class SQLCheckpoint:
         self._named()
         row = self._retried(self._raise_fence)
         self._held = RestoredFence.now(row.fence)
-        if faults.active:
-            faults.point("checkpoint.restored")
+        faults.point("checkpoint.restored")
         return None if row.checkpoint is None else packing.unpack(row.checkpoint)
 
     def commit(self, checkpoint: Checkpoint, work: Work | None = None) -> None:
@@ -143,24 +140,16 @@ class SQLCheckpoint:
         with self._begin() as connection:
             # 1. The fence, and the row's lock.
             if connection.execute(_checkpoints.update().where(mine).values(checkpoint=text)).rowcount != 1:
-                raise Fenced(
-                    f"The checkpoint {self.name!r} in {self.where} was restored by another owner since (this one"
-                    f" has fence {fence}); nothing was written.",
-                    "stop this process: another owner has taken over.",
-                    processor=self.name,
-                    reason="takeover",
-                )
+                raise restored_since(self.name, f"{self.name!r} in {self.where}", fence)
             # 2. Work.
             if work is not None:
                 work(connection)
             written = sa.select(_checkpoints.c.fence).where(mine & (_checkpoints.c.checkpoint == text))
             if not connection.in_transaction() or connection.execute(written).first() is None:
                 raise transaction_ended(f"The work of the checkpoint {self.name!r}")
-            if faults.active:
-                faults.point("checkpoint.inside")
+            faults.point("checkpoint.inside")
         # 3. Committed.
-        if faults.active:
-            faults.point("checkpoint.after")
+        faults.point("checkpoint.after")
 
     def _raise_fence(self, connection: sa.Connection) -> Any:
         mine = _checkpoints.c.name == self.name
@@ -177,8 +166,6 @@ class SQLCheckpoint:
                 "use SQLCheckpoint(target, 'name').",
             )
 
-    # --- of sinks -----------------------------------------------------------------------------
-
     def transaction(self, process: Process) -> AbstractContextManager[Transaction[sa.Connection]]:
         """Run the block in a transaction that holds exactly what is new to the database.
 
@@ -192,8 +179,6 @@ class SQLCheckpoint:
         """Return those of the processors whose rows the database has: it refuses them from another store."""
         return held(_Positions(self), processors)
 
-    # --- the database -------------------------------------------------------------------------
-
     @property
     def engine(self) -> sa.Engine:
         """The engine, to read from the database. The tables of ``schema`` exist."""
@@ -205,12 +190,6 @@ class SQLCheckpoint:
             if self._engine is not None and self._engine is not self._target:
                 self._engine.dispose(close=self._pid == os.getpid())
                 self._engine = None
-
-    def __enter__(self) -> SQLCheckpoint:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     @contextmanager
     def _begin(self, engine: sa.Engine | None = None) -> Iterator[sa.Connection]:
@@ -240,12 +219,14 @@ class SQLCheckpoint:
                 ) from error
             raise
 
-    def _retried(self, fn: Callable[[sa.Connection], Any]) -> Any:
+    def _retried(
+        self, fn: Callable[[sa.Connection], Any], engine: sa.Engine | None = None, *also: type[Exception]
+    ) -> Any:
         """Call a function in a transaction; call it again where another transaction inserted first."""
         for _ in range(_MADE_ATTEMPTS - 1):
-            with contextlib.suppress(exc.IntegrityError), self._begin() as connection:
+            with contextlib.suppress(exc.IntegrityError, *also), self._begin(engine) as connection:
                 return fn(connection)
-        with self._begin() as connection:
+        with self._begin(engine) as connection:
             return fn(connection)
 
     def _failed(self, what: str) -> CheckpointError:
@@ -268,19 +249,16 @@ class SQLCheckpoint:
 
     def _make(self, engine: sa.Engine) -> None:
         """Create our tables and those of the user."""
-        for attempt in range(_MADE_ATTEMPTS):
-            try:
-                with self._begin(engine) as connection:
-                    for table in (_checkpoints, _positions):
-                        connection.execute(sa.schema.CreateTable(table, if_not_exists=True))
-                    if "seals" not in {column["name"] for column in sa.inspect(connection).get_columns(TABLE)}:
-                        connection.exec_driver_sql(f"alter table {TABLE} add column seals text")  # an older version's
-                    for statement in self._schema:
-                        connection.exec_driver_sql(statement)
-                return
-            except (exc.IntegrityError, exc.ProgrammingError):  # PostgreSQL's, which looks before it locks
-                if attempt == _MADE_ATTEMPTS - 1:
-                    raise
+
+        def make(connection: sa.Connection) -> None:
+            for table in (_checkpoints, _positions):
+                connection.execute(sa.schema.CreateTable(table, if_not_exists=True))
+            if "seals" not in {column["name"] for column in sa.inspect(connection).get_columns(TABLE)}:
+                connection.exec_driver_sql(f"alter table {TABLE} add column seals text")  # an older version's
+            for statement in self._schema:
+                connection.exec_driver_sql(statement)
+
+        self._retried(make, engine, exc.ProgrammingError)  # PostgreSQL's, which looks before it locks
 
     def __getstate__(self) -> dict[str, Any]:
         if isinstance(self._target, sa.Engine):

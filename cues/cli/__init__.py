@@ -1,12 +1,7 @@
 """The command line: ``cues run graph.py``, and commands that inspect its store.
 
-    app.py         the group of commands; turns every error into a text and an exit code
-    options.py     the decorators for the options that all commands have
-    output.py      tables for a terminal, JSON lines for a pipe
-    target.py      the target of a command: graph file, store, store#queue
-    live.py        a display that is redrawn while other code prints
-    where.py       the expressions of ``tail --where``
-    run.py, …      a file for each command
+Each command is a file. What they have in common is in ``app.py`` (the group, errors as exit codes), ``target.py``
+(graph files, stores, queues), ``options.py`` and ``output.py`` (tables for a terminal, JSON lines for a pipe).
 
 Results are printed on stdout, everything else on stderr. Exit codes: 0, 1 failed, 2 wrong usage, 130 interrupted.
 """

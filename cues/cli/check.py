@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import click
-
-from cues.cli import completion, options
+from cues.cli import options
 from cues.cli import target as targets
 from cues.cli.live import slowly
-from cues.cli.options import command, output_options, store_option
-from cues.cli.output import CommandOutput, count
+from cues.cli.options import command
+from cues.cli.output import CommandOutput, count, output_options
 from cues.tools import check as checks
 
 
 @command()
-@click.argument("target", metavar="[GRAPH | STORE]", required=False, shell_complete=completion.names)
-@store_option
+@targets.takes_store("[GRAPH | STORE]")
 @output_options
-def check(target: str | None, store: str | None, output: str | None) -> int:
+def check(found: targets.StoreTarget, output: CommandOutput) -> int:
     """Check a store and name all damage; the exit code is 1 if there is any.
 
     It checks structure, checksums and order; whether positions, try logs and state agree with the queues; and
@@ -27,9 +24,7 @@ def check(target: str | None, store: str | None, output: str | None) -> int:
       cues check graph.py
       cues check data/flights
     """
-    found = targets.resolve(target, store)
-    if not (found.path / "data.mdb").exists():
-        found.open()  # raises an error that says what is there
+    found.require()
     with slowly() as say:
         problems = checks.walk(
             str(found.path),
@@ -40,15 +35,14 @@ def check(target: str | None, store: str | None, output: str | None) -> int:
     if not problems:
         with found.open() as opened:
             problems = checks.check_others(opened)
-    out = CommandOutput(output)
     name = targets.shown(found.path)
     for problem in problems:
-        out.say(problem, problem=problem)
+        output.say(problem, problem=problem)
     if problems:
         options.report(
             f"{count(len(problems), 'problem')} in {name}.",
             "restore a backup; or cues run --fresh, if the sources can yield all messages again.",
         )
         return options.FAILED
-    out.say(f"{name}: no problem found", store=name, problems=0)
+    output.say(f"{name}: no problem found", store=name, problems=0)
     return 0

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import click
-
-from cues.cli import completion
 from cues.cli import target as targets
 from cues.cli.live import slowly
-from cues.cli.options import WrongUsage, command, confirm, option, output_options, store_option, yes_option
-from cues.cli.output import CommandOutput, count, size
+from cues.cli.options import WrongUsage, command, confirm, option, yes_option
+from cues.cli.output import CommandOutput, count, output_options, size
 from cues.cli.target import nearest, shown
 from cues.forwarding import other_stores
 from cues.queues.store import Store
@@ -16,8 +13,7 @@ from cues.tools import compaction, metrics
 
 
 @command()
-@click.argument("target", metavar="[GRAPH | STORE]", required=False, shell_complete=completion.names)
-@store_option
+@targets.takes_store("[GRAPH | STORE]")
 @option("--remove", metavar="QUEUE", multiple=True, help="Remove this queue, which must be empty; can be repeated.")
 @option(
     "--forget",
@@ -29,13 +25,12 @@ from cues.tools import compaction, metrics
 @yes_option
 @output_options
 def compact(
-    target: str | None,
-    store: str | None,
+    found: targets.StoreTarget,
     remove: tuple[str, ...],
     forget: tuple[str, ...],
     dry_run: bool,
     yes: bool,
-    output: str | None,
+    output: CommandOutput,
 ) -> None:
     """Rewrite a store without its free pages, while no other process has it open.
 
@@ -52,7 +47,6 @@ def compact(
       cues compact data/flights --dry-run
       cues compact data/flights --remove old --remove older --yes
     """
-    found = targets.resolve(target, store)
     name = targets.shown(found.path)
     if found.name:
         raise WrongUsage("A store is compacted as a whole.", f"cues compact {found.text} --remove {found.name}")
@@ -78,7 +72,7 @@ def compact(
     if forget:
         removed += f"{'would forget' if dry_run else 'forgot'} {', '.join(forget)}; "
     sizes = f"{size(done.before)}, {'about ' if dry_run else ''}{size(done.after)} {'then' if dry_run else 'now'}"
-    CommandOutput(output).say(
+    output.say(
         f"{name}: {removed}{sizes}",
         store=name,
         before=done.before,

@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 
 import click
 
 from cues.base.names import UUID
-from cues.cli import completion, place
+from cues.cli import place
 from cues.cli import target as targets
 from cues.cli.import_ import COLUMNS_HELP, CONTENT_TYPE_HELP, form_of, refuse_partitioned
 from cues.cli.live import slowly
-from cues.cli.options import WrongUsage, command, note, option, output_options, store_option
-from cues.cli.output import CommandOutput, count
+from cues.cli.options import WrongUsage, command, note, option
+from cues.cli.output import CommandOutput, count, output_options
 from cues.txn import journals
 
 
 @command()
-@click.argument("target", metavar="GRAPH#QUEUE | STORE#QUEUE", shell_complete=completion.names)
+@targets.takes_store("GRAPH#QUEUE | STORE#QUEUE")
 @click.argument("file", metavar="[FILE]", default="-", type=click.Path(path_type=Path, allow_dash=True))
-@store_option
 @option("--content-type", metavar="TYPE", help=CONTENT_TYPE_HELP)
 @option("--uuid-key", metavar="FIELD", default=UUID, show_default=True, help="The field that holds a message's UUID.")
 @option("--columns", metavar="NAMES", help=COLUMNS_HELP)
@@ -29,15 +27,14 @@ from cues.txn import journals
 @option("--committed", is_flag=True, help="Only committed messages, each outside of transactions.")
 @output_options
 def export(
-    target: str,
+    found: targets.StoreTarget,
     file: Path,
-    store: str | None,
     content_type: str | None,
     uuid_key: str,
     columns: str | None,
     start: str | None,
     committed: bool,
-    output: str | None,
+    output: CommandOutput,
 ) -> None:
     """Write the messages of a queue to a file, or to stdout, each with its UUID.
 
@@ -57,15 +54,10 @@ def export(
     begin = place.parse(start, "--from") if start else None
     if not to_stdout and file.exists():
         raise WrongUsage(f"The file {file} exists already.", "give another name, or remove the file.")
-    found = targets.resolve(target, store)
     with found.open() as opened, slowly() as say:
-        known = opened.queues(all="." in found.name)
-        queue = opened.queue(targets.queue_of(found, known, "cues export"))
+        queue = targets.open_queue(found, opened, "cues export")
         refuse_partitioned(queue, f"cues export {found.text}")
-        index = None
-        if begin is not None:
-            with opened.view() as txn:
-                index = place.index_of(begin, queue.log, txn, queue.log.row(txn), "--from")
+        index = None if begin is None else place.now_on(queue.log, begin, "--from")
 
         def progress(done: int, size: int) -> None:
             say(f"{queue.id}: {done:,} messages", queue=queue.id, messages=done, bytes=size)
@@ -74,17 +66,10 @@ def export(
             number = journals.take_out(queue, sys.stdout.buffer.write, form, index, committed, progress)
             sys.stdout.buffer.flush()
         else:
-            part = file.with_name(f"{file.name}.{os.getpid()}.part")
-            try:
-                with part.open("xb") as target_file:
-                    number = journals.take_out(queue, target_file.write, form, index, committed, progress)
-                    target_file.flush()
-                    os.fsync(target_file.fileno())
-                os.replace(part, file)
-            finally:
-                part.unlink(missing_ok=True)
+            with journals.written_whole(file) as target_file:
+                number = journals.take_out(queue, target_file.write, form, index, committed, progress)
     text = f"{count(number, 'message')} of {queue.id} exported"
     if to_stdout:
         note(text)
     else:
-        CommandOutput(output).say(f"{text} to {file}", queue=queue.id, file=str(file), exported=number)
+        output.say(f"{text} to {file}", queue=queue.id, file=str(file), exported=number)

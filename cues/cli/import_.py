@@ -9,11 +9,10 @@ from typing import BinaryIO
 import click
 
 from cues.base.names import UUID
-from cues.cli import completion
 from cues.cli import target as targets
 from cues.cli.live import slowly
-from cues.cli.options import Failed, WrongUsage, command, option, output_options, store_option
-from cues.cli.output import CommandOutput, count
+from cues.cli.options import Failed, WrongUsage, command, option
+from cues.cli.output import CommandOutput, count, output_options
 from cues.cli.send import opened_queue
 from cues.errors import CuesError
 from cues.queues.queue import Queue
@@ -27,9 +26,8 @@ COLUMNS_HELP = "Names of the CSV columns after the UUID, separated by commas."
 
 
 @command(name="import")
-@click.argument("target", metavar="GRAPH[#QUEUE] | STORE#QUEUE", shell_complete=completion.names)
+@targets.takes_store("GRAPH[#QUEUE] | STORE#QUEUE")
 @click.argument("files", metavar="FILE...", nargs=-1, required=True, type=click.Path(path_type=Path, allow_dash=True))
-@store_option
 @option("--content-type", metavar="TYPE", help=CONTENT_TYPE_HELP)
 @option("--uuid-key", metavar="FIELD", default=UUID, show_default=True, help="The field that holds a message's UUID.")
 @option("--columns", metavar="NAMES", help=COLUMNS_HELP)
@@ -38,16 +36,15 @@ COLUMNS_HELP = "Names of the CSV columns after the UUID, separated by commas."
 @option("--create", is_flag=True, help="Make the queue, and the store, if they are missing.")
 @output_options
 def import_(
-    target: str,
+    found: targets.StoreTarget,
     files: tuple[Path, ...],
-    store: str | None,
     content_type: str | None,
     uuid_key: str,
     columns: str | None,
     stamp: bool,
     unstamped: bool,
     create: bool,
-    output: str | None,
+    output: CommandOutput,
 ) -> None:
     """Append the messages of files to a queue, except those that it has already.
 
@@ -67,10 +64,8 @@ def import_(
     if stamp and unstamped:
         raise WrongUsage("--stamp and --unstamped exclude each other.", "give only --stamp.")
     plans = [(path, form_of(path, content_type, uuid_key, columns)) for path in files]
-    found = targets.resolve(target, store)
-    with opened_queue(found, create, store, "cues import") as queue:
+    with opened_queue(found, create, "cues import") as queue:
         refuse_partitioned(queue, f"cues import {found.text}")
-        out = CommandOutput(output)
         seen: dict[int, int] = {}
         for path, form in plans:
             if stamp:
@@ -81,7 +76,7 @@ def import_(
                 path, _ = journals.stamp(path, form)
             appended, had = _import(queue, path, form, unstamped, seen)
             there = f", {count(had, 'message')} {'was' if had == 1 else 'were'} there already" if had else ""
-            out.say(
+            output.say(
                 f"{path}: {count(appended, 'message')} imported to {queue.id}{there}",
                 file=str(path),
                 queue=queue.id,

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, TextIO
 
-from cues.cli.output import width
+from cues.cli.output import cut, width
 
 _SAY_AFTER_S: Final = 1.0
 """The time until the first progress report, and between two reports; shorter work reports none."""
@@ -118,8 +118,4 @@ class _Beside:
 def _fit(line: str, columns: int) -> str:
     """Cut a line to the width of the terminal; colour codes have no width."""
     plain = line.replace("\033[2m", "").replace("\033[0m", "")
-    if width(plain) <= columns:
-        return line
-    while width(plain) > columns - 1:
-        plain = plain[:-1]
-    return plain + "…"
+    return line if width(plain) <= columns else cut(plain, columns)

@@ -21,10 +21,7 @@ FAILED: Final = 1
 WRONG_USAGE: Final = 2
 INTERRUPTED: Final = 130
 
-CONTEXT: Final[dict[str, Any]] = {
-    "help_option_names": ["-h", "--help"],
-    "max_content_width": 100,
-}
+CONTEXT: Final[dict[str, Any]] = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
 
 class WrongUsage(click.UsageError):
@@ -50,33 +47,10 @@ def option(*declarations: str, **settings: Any) -> Callable[[F], F]:
     return click.option(*declarations, **settings)
 
 
-def output_options(fn: F) -> F:
-    """``--json`` and ``--table``: how results are printed, whatever stdout is. Passes ``output``."""
-    fn = option(
-        "--table",
-        "output",
-        flag_value="table",
-        envvar="CUES_OUTPUT",
-        show_envvar=False,
-        help="A table, also in a pipe.",
-    )(fn)
-    return option(
-        "--json",
-        "output",
-        flag_value="json",
-        default=None,
-        envvar="CUES_OUTPUT",
-        help="One JSON object a line, also on a terminal.",
-    )(fn)
-
-
 def store_option(fn: F) -> F:
     """``--store DIR``: a store other than the graph's own. Passes ``store``."""
     return option(
-        "--store",
-        metavar="DIR",
-        envvar="CUES_STORE",
-        help="The store, if not data/<graph id> beside the graph file.",
+        "--store", metavar="DIR", envvar="CUES_STORE", help="The store, if not data/<graph id> beside the graph file."
     )(fn)
 
 
@@ -100,9 +74,6 @@ def confirm(what: str, question: str, yes: bool) -> None:
         raise WrongUsage("There is no terminal to ask on.", "add --yes to confirm.")
     if not click.confirm(question, default=False, err=True):
         raise Failed("Nothing was changed.")
-
-
-# --- words ----------------------------------------------------------------------------------------
 
 
 def colour(file: Any = None) -> bool:

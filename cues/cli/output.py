@@ -16,6 +16,7 @@ Values without a form in JSON are written as follows:
 from __future__ import annotations
 
 import base64
+import functools
 import json
 import math
 import shutil
@@ -28,7 +29,7 @@ from decimal import Decimal
 from typing import Any
 from uuid import UUID
 
-from cues.cli.options import colour
+from cues.cli.options import F, colour, option
 
 _SLOW_CALL_S = 0.01
 """The calls of a function are shown if one takes longer than this."""
@@ -50,6 +51,7 @@ class CommandOutput:
     """The output of a command's results; ``form`` is "json", "table", or None to decide by stdout."""
 
     def __init__(self, form: str | None) -> None:
+        self.form = form
         self.json = form == "json" or (form is None and not sys.stdout.isatty())
 
     def rows(self, rows: Iterable[Mapping[str, Any]], columns: Sequence[Column], shown: Any = None) -> None:
@@ -66,7 +68,18 @@ class CommandOutput:
         print(to_json(facts) if self.json else text)
 
 
-# --- tables ---------------------------------------------------------------------------------------
+def output_options(fn: F) -> F:
+    """``--json`` and ``--table``: how results are printed, whatever stdout is. Passes ``output``."""
+
+    @functools.wraps(fn)
+    def call(output: str | None, **given: Any) -> Any:
+        return fn(output=CommandOutput(output), **given)
+
+    in_json = "One JSON object a line, also on a terminal."
+    as_table = "A table, also in a pipe."
+    shared: dict[str, Any] = {"envvar": "CUES_OUTPUT"}
+    call = option("--table", "output", flag_value="table", show_envvar=False, help=as_table, **shared)(call)
+    return option("--json", "output", flag_value="json", default=None, help=in_json, **shared)(call)  # type: ignore[return-value]
 
 
 def table(rows: Sequence[Mapping[str, Any]], columns: Sequence[Column], *, colours: bool | None = None) -> list[str]:
@@ -84,9 +97,7 @@ def table(rows: Sequence[Mapping[str, Any]], columns: Sequence[Column], *, colou
         for place, cell, size in zip(kept, row, widths):
             gap = " " * (size - width(cell))
             parts.append(gap + cell if columns[place].right else cell + gap)
-        line = "  ".join(parts).rstrip()
-        if edge and width(line) > edge:
-            line = _cut(line, edge)
+        line = cut("  ".join(parts).rstrip(), edge or sys.maxsize)
         lines.append(f"\033[2m{line}\033[0m" if on_terminal and number == 0 else line)
     return lines
 
@@ -111,7 +122,10 @@ def width(text: str) -> int:
     return sum(0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in text)
 
 
-def _cut(text: str, columns: int) -> str:
+def cut(text: str, columns: int) -> str:
+    """A text that takes at most so many columns."""
+    if width(text) <= columns:
+        return text
     while width(text) > columns - 1:
         text = text[: min(len(text) - 1, columns)]
     return text + "…"
@@ -160,12 +174,9 @@ def ago(when: datetime | None) -> str | None:
     return "now" if seconds < 1 else f"{duration(seconds)} ago"
 
 
-def count(number: int, noun: str, plural: str = "") -> str:
+def count(number: int, noun: str) -> str:
     """A count with its noun: ``1 message``, ``27,004 messages``."""
-    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
-
-
-# --- JSON -----------------------------------------------------------------------------------------
+    return f"{number:,} {noun if number == 1 else noun + 's'}"
 
 
 def to_json(value: Any) -> str:

@@ -7,10 +7,8 @@ from datetime import UTC, datetime, timedelta
 
 from cues.cli.options import WrongUsage
 from cues.errors import InvalidArgument
-from cues.queues.base import check_index
+from cues.queues.base import index_of
 from cues.queues.log import Log
-from cues.records.log_row import LogRow
-from cues.storage.transaction import StoreTransaction
 
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 
@@ -43,17 +41,10 @@ def parse(text: str, option: str) -> Place:
     return when
 
 
-def index_of(place: Place, log: Log, txn: StoreTransaction, row: LogRow, option: str) -> int:
+def now_on(log: Log, place: Place, option: str) -> int:
     """The present index of a place on a log; a purged place gives the first remaining index."""
-    if place == "start":
-        return row.first
-    if place == "end":
-        return row.next
-    if isinstance(place, datetime):
-        from cues.base import clock
-
-        return log.index_at(txn, row, clock.to_ns(place))
-    try:
-        return max(row.first, check_index(place, row.next, f"{option} {place}"))
-    except InvalidArgument as error:
-        raise InvalidArgument(f"{error.message.rstrip('.')} (queue {log.id}).", error.hint) from None
+    with log.store.view() as txn:
+        try:
+            return index_of(txn, log, log.row(txn), place, f"{option} {place}")
+        except InvalidArgument as error:
+            raise InvalidArgument(f"{error.message.rstrip('.')} (queue {log.id}).", error.hint) from None

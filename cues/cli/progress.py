@@ -85,7 +85,8 @@ class Progress:
 
     def _print_event(self, event: events.Event, more: int) -> None:
         """Print an event; ``more`` is the number of its repetitions, 0 the first time."""
-        self.say(_sentence(event) + (f" (repeated {more:,} times)" if more > 1 else " (repeated once)" if more else ""))
+        repeated = f" (repeated {more:,} times)" if more > 1 else " (repeated once)" if more else ""
+        self.say((f"{event.processor}: " if event.processor else "") + event.text + repeated)
 
     def log(self, level: str, text: str) -> None:
         """Print a log record, at least a warning; called from any thread."""
@@ -222,7 +223,3 @@ def _lag(running: Running, unit: str) -> int:
 def _is_told_at_the_end(event: events.Event) -> bool:
     """Whether the event ends the run, and so is printed after it."""
     return isinstance(event, events.Stopped) and not event.alone
-
-
-def _sentence(event: events.Event) -> str:
-    return f"{event.processor}: {event.text}" if event.processor else event.text

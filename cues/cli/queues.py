@@ -6,12 +6,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Final
 
-import click
-
-from cues.cli import completion
 from cues.cli import target as targets
-from cues.cli.options import command, option, output_options, store_option
-from cues.cli.output import Column, CommandOutput, ago, duration, size
+from cues.cli.options import command, option
+from cues.cli.output import Column, CommandOutput, ago, duration, output_options, size
 from cues.graphs.graph import Graph
 from cues.queues.store import Store
 from cues.tools import metrics
@@ -30,11 +27,10 @@ _COLUMNS = (
 
 
 @command()
-@click.argument("target", metavar="[GRAPH | STORE]", required=False, shell_complete=completion.names)
-@store_option
+@targets.takes_store("[GRAPH | STORE]")
 @option("--all", "everything", is_flag=True, help="The try logs of processors too.")
 @output_options
-def queues(target: str | None, store: str | None, everything: bool, output: str | None) -> None:
+def queues(found: targets.StoreTarget, everything: bool, output: CommandOutput) -> None:
     """List the queues of a store, with messages, indices, size and rate.
 
     \b
@@ -45,7 +41,6 @@ def queues(target: str | None, store: str | None, everything: bool, output: str 
     A queue with several partitions is one line, with the lowest first and the highest last index. If you name the
     queue, each partition has a line too.
     """
-    found = targets.resolve(target, store)
     with found.open() as opened:
         if found.name:
             known = opened.queues(all="." in found.name)
@@ -55,11 +50,10 @@ def queues(target: str | None, store: str | None, everything: bool, output: str 
             rows = metrics.of_queues(opened, all=everything)
             if found.file is not None:
                 rows += _elsewhere(found.file.graph)
-    out = CommandOutput(output)
-    if not rows and not out.json:
+    if not rows and not output.json:
         print(f"The store {targets.shown(found.path)} has no queues yet.")
         return
-    out.rows([_json(row) if out.json else _shown(row) for row in rows], _COLUMNS)
+    output.rows([_json(row) if output.json else _shown(row) for row in rows], _COLUMNS)
 
 
 _KEPT: Final[dict[str, Callable[[Any], str]]] = {

@@ -10,21 +10,22 @@ stops every processor after its current step. The third ends the process at once
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import queue
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Final, Literal
 
 import click
 
 from cues.cli import completion, options, target
 from cues.cli import fresh as fresh_start
-from cues.cli.options import command, option, output_options, store_option, yes_option
-from cues.cli.output import CommandOutput
+from cues.cli.options import command, option, store_option, yes_option
+from cues.cli.output import CommandOutput, output_options
 from cues.cli.progress import Progress, progress_for
 from cues.cli.summary import Before, Ending, Summary
 from cues.engine.running import Running
@@ -90,7 +91,7 @@ def run(
     quiet: bool,
     verbose: bool,
     yes: bool,
-    output: str | None,
+    output: CommandOutput,
 ) -> int:
     """Run a graph until every source has ended and every queue is drained.
 
@@ -116,24 +117,22 @@ def run(
     if not graphfile.is_file(graph):
         raise options.WrongUsage(f"{graph} is not a graph file.", "cues run graph.py")
     sparks = {"--master": master, "--queues": queues, "--backfill": "" if backfill else None}
-    if engine != "spark" and (
-        found := [f"{name} {value}".strip() for name, value in sparks.items() if value is not None]
+    given = [f"{name} {value}".strip() for name, value in sparks.items() if value is not None]
+    backfills = "--backfill processes the messages that are on the queues"
+    one_of_two = "give one of the two options."
+    with_queues = "--backfill works off the queues of a store; with --queues steps are long anyway."
+    goes_on = f"--fresh deletes the store of this machine, and {queues} goes on from it."
+    embedded = "--workers are processes of the embedded engine."
+    for refused, message, hint in (
+        (engine != "spark" and given, f"{''.join(given[:1])} is an option of Spark.", "add --engine spark."),
+        (backfill and queues is not None, with_queues, one_of_two),
+        (backfill and fresh, f"{backfills}; --fresh leaves nothing to work off.", one_of_two),
+        (backfill and idle_exit is not None, f"{backfills}; it ends by itself, without --idle-exit.", one_of_two),
+        (workers is not None and engine == "spark", embedded, "give --workers or --engine spark, not both."),
+        (queues is not None and fresh, goes_on, "give --queues an empty directory."),
     ):
-        raise options.WrongUsage(f"{found[0]} is an option of Spark.", "add --engine spark.")
-    if backfill and queues is not None:
-        raise options.WrongUsage(
-            "--backfill processes the queues of a store; with --queues steps are long anyway.",
-            "give one of the two options.",
-        )
-    if backfill and (fresh or idle_exit is not None):
-        what = "--fresh leaves no messages" if fresh else "it ends by itself, without --idle-exit"
-        raise options.WrongUsage(
-            f"--backfill processes the messages that are on the queues; {what}.", "give one of the two options."
-        )
-    if workers is not None and engine == "spark":
-        raise options.WrongUsage(
-            "--workers are processes of the embedded engine.", "give --workers or --engine spark, not both."
-        )
+        if refused:
+            raise options.WrongUsage(message, hint)
     file = graphfile.load(graph)
     if engine == "spark":
         from cues.spark.session import require
@@ -143,11 +142,6 @@ def run(
     path = target.store_of(file, chosen)
     plan = file.graph.plan()
     elsewhere = {name: file.graph.place(o.path) for name, o in plan.queues.items() if o.path is not None}
-    if queues is not None and fresh:
-        raise options.WrongUsage(
-            f"--fresh deletes the store of this machine, and {queues} continues from it.",
-            "give --queues an empty directory.",
-        )
     if fresh:
         is_open = isinstance(file.graph.store, Store) and not chosen
         fresh_start.clear(path, yes, is_open, elsewhere, fresh_start.filled(plan))
@@ -155,7 +149,8 @@ def run(
         file.graph.durability = durability
     more: dict[str, Any] = {"engine": engine}
     if engine == "spark":
-        _say_start(file.graph.id, quiet)
+        if not quiet and sys.stderr.isatty():  # a session takes longer to start than most runs of the embedded engine
+            options.note(f"{file.graph.id}: starting Spark, which takes some 10 s.")
         more |= {"master": master, "backfill": backfill}
         if queues is not None:
             more["queues"] = queues
@@ -164,7 +159,7 @@ def run(
     declared = file.graph.store is not None and chosen is None
     before = Before.of(path, elsewhere)
     progress = progress_for(file.graph.id, quiet=quiet, verbose=verbose)
-    with progress, _LogsTo(progress), _Signals() as signals:
+    with progress, _logs_to(progress), _Signals() as signals:
         running = file.graph.start(
             store=None if declared else path,
             accept_topology=accept_topology,
@@ -174,7 +169,7 @@ def run(
         )
         session = _Session(running, progress, signals, idle_exit, Summary(running, graph, before))
         ending = session.watch()
-    session.summary.show(CommandOutput(output), ending, (lambda text: None) if quiet else progress.say)
+    session.summary.show(output, ending, (lambda text: None) if quiet else progress.say)
     if ending == "stopped":
         session.report_stops()
     code = {"done": 0, "idle": 0, "stopped": options.FAILED}.get(ending, options.INTERRUPTED)
@@ -196,12 +191,6 @@ def _workers(text: str) -> int | Literal["auto"]:
     raise options.WrongUsage(
         f"--workers {text} is not a number of processes.", "give --workers a number from 1, or auto."
     )
-
-
-def _say_start(graph: str, quiet: bool) -> None:
-    """Print that Spark starts, because a session takes longer to start than most runs of the embedded engine."""
-    if not quiet and sys.stderr.isatty():
-        options.note(f"{graph}: starting Spark, which takes some 10 s.")
 
 
 class _Session:
@@ -317,18 +306,16 @@ class _Signals:
             signal.signal(number, handler)
 
 
-class _LogsTo:
+@contextlib.contextmanager
+def _logs_to(progress: Progress) -> Iterator[None]:
     """Sends log records (a user's logging.warning) to the progress display, unless the file configured logging."""
-
-    def __init__(self, progress: Progress) -> None:
-        self._handler = _Handler(progress)
-
-    def __enter__(self) -> None:
-        if not logging.root.handlers:
-            logging.root.addHandler(self._handler)
-
-    def __exit__(self, *_: object) -> None:
-        logging.root.removeHandler(self._handler)
+    handler = _Handler(progress)
+    if not logging.root.handlers:
+        logging.root.addHandler(handler)
+    try:
+        yield
+    finally:
+        logging.root.removeHandler(handler)
 
 
 class _Handler(logging.StreamHandler):  # type: ignore[type-arg]

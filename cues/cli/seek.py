@@ -6,14 +6,11 @@ import contextlib
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-import click
-
 from cues.base import names
-from cues.cli import completion
 from cues.cli import place as places
 from cues.cli import target as targets
-from cues.cli.options import Failed, WrongUsage, command, confirm, option, output_options, store_option, yes_option
-from cues.cli.output import CommandOutput
+from cues.cli.options import Failed, WrongUsage, command, confirm, option, yes_option
+from cues.cli.output import CommandOutput, output_options
 from cues.errors import StoreNotFound
 from cues.queues.log import Log
 from cues.queues.store import Store
@@ -23,15 +20,14 @@ from cues.tools import metrics
 
 
 @command()
-@click.argument("target", metavar="GRAPH#PROCESSOR | STORE#GRAPH.PROCESSOR", shell_complete=completion.names)
-@store_option
+@targets.takes_store("GRAPH#PROCESSOR | STORE#GRAPH.PROCESSOR")
 @option("--to", "place", required=True, metavar="PLACE", help=f"The new position: {places.HELP}.")
 @option("--tailer", metavar="QUEUE", help="Only this input: a queue or a tailer id.")
 @option("--again", is_flag=True, help="Deliver the messages again to transactional sinks.")
 @yes_option
 @output_options
 def seek(
-    target: str, store: str | None, place: str, tailer: str | None, again: bool, yes: bool, output: str | None
+    found: targets.StoreTarget, place: str, tailer: str | None, again: bool, yes: bool, output: CommandOutput
 ) -> None:
     """Move the position of a processor: back, to process messages again, or forward, to skip some.
 
@@ -48,9 +44,7 @@ def seek(
     index belongs to one partition, so add the partition to the processor's name.
     """
     where = places.parse(place, "--to")
-    found = targets.resolve(target, store)
-    if not (found.path / "data.mdb").exists():
-        found.open()  # raises an error that says what is there
+    found.require()
     with found.open(readonly=False) as opened:
         units = _units(found, metrics.processors(opened), where)
         moves = [_move(opened, unit, tailer, where) for unit in units]
@@ -59,7 +53,7 @@ def seek(
         for move in moves:
             row = ownership.seek(opened, move.unit, move.positions, again)
             opened.ring(move.mask)
-            CommandOutput(output).say(
+            output.say(
                 f"{move.unit} moved: {move.words}",
                 processor=move.unit,
                 positions=move.positions,
@@ -103,24 +97,23 @@ def _move(opened: Store, unit: str, tailer: str | None, where: places.Place) -> 
     words = ", ".join(
         f"{standing[id].queue} from {standing[id].position:,} to {index:,}" for id, index in positions.items()
     )
-    return _Move(unit, positions, words, _masks([one.queue for one in standing.values()]))
+    mask = wakeup.union(wakeup.mask_of(*names.log_parts(one.queue)) for one in standing.values())
+    return _Move(unit, positions, words, mask)
 
 
 def _chosen(unit: str, tailer: str | None, known: list[str], where: places.Place) -> list[str]:
     processor = unit.partition("/")[0]
+    inputs = [id.removeprefix(f"{processor}.") for id in known]
     if tailer is None:
         if len(known) > 1 and not isinstance(where, (str, datetime)):
-            queues = ", ".join(id.removeprefix(f"{processor}.") for id in known)
             raise WrongUsage(
-                f"{processor} has several inputs ({queues}), and an index belongs to one.",
-                f"add --tailer {known[0].removeprefix(f'{processor}.')}",
+                f"{processor} has several inputs ({', '.join(inputs)}), and an index belongs to one.",
+                f"add --tailer {inputs[0]}",
             )
         return known
-    for id in known:
-        queue = id.removeprefix(f"{processor}.")
+    for id, queue in zip(known, inputs):
         if tailer in (id, queue, queue.partition("/")[0]):
             return [id]
-    inputs = [id.removeprefix(f"{processor}.") for id in known]
     raise WrongUsage(
         f"{processor} does not read {tailer!r}; it reads {', '.join(inputs)}.",
         f"give --tailer {targets.nearest(tailer, inputs)}",
@@ -137,14 +130,4 @@ def _index(store: Store, standing: metrics.TailerMetrics, where: places.Place) -
                 path=standing.store,
             )
         other = closing.enter_context(Store(standing.store, readonly=True)) if standing.store else store
-        log = Log(other, standing.queue)
-        with other.view() as txn:
-            return places.index_of(where, log, txn, log.row(txn), "--to")
-
-
-def _masks(queues: list[str]) -> int:
-    """The mask of the processor's queues, to wake readers that sleep on them."""
-    mask = 0
-    for queue in queues:
-        mask |= wakeup.mask_of(*names.log_parts(queue))
-    return mask
+        return places.now_on(Log(other, standing.queue), where, "--to")

@@ -13,10 +13,10 @@ from typing import Any, Final
 import click
 
 from cues.base import names
-from cues.cli import completion, options
+from cues.cli import options
 from cues.cli import target as targets
-from cues.cli.options import Failed, WrongUsage, command, option, output_options, store_option
-from cues.cli.output import CommandOutput, count, from_json
+from cues.cli.options import Failed, WrongUsage, command, option
+from cues.cli.output import CommandOutput, count, from_json, output_options
 from cues.errors import CuesError, QueueNotFound, StoreNotFound
 from cues.forwarding import other_stores
 from cues.queues.appender import Appender
@@ -29,12 +29,11 @@ _READ_BYTES: Final = 1 << 20
 
 
 @command()
-@click.argument("target", metavar="GRAPH[#QUEUE] | STORE#QUEUE", shell_complete=completion.names)
+@targets.takes_store("GRAPH[#QUEUE] | STORE#QUEUE")
 @click.argument("messages", metavar="[MESSAGE | KEY=VALUE]...", nargs=-1)
-@store_option
 @option("--create", is_flag=True, help="Make the queue, and the store, if they are missing.")
 @output_options
-def send(target: str, messages: tuple[str, ...], store: str | None, create: bool, output: str | None) -> int:
+def send(found: targets.StoreTarget, messages: tuple[str, ...], create: bool, output: CommandOutput) -> int:
     """Append messages to a queue, and wake up its readers.
 
     A message is a JSON object, or key=value pairs, whose values are JSON if they can be read as JSON, and
@@ -50,9 +49,8 @@ def send(target: str, messages: tuple[str, ...], store: str | None, create: bool
     A graph file without #queue means its source. A line that is not a JSON object ends the command with
     exit code 1 and the number of the line: the lines before it are sent, this and the following ones are not.
     """
-    found = targets.resolve(target, store)
     given = _arguments(messages)
-    with opened_queue(found, create, store) as queue:
+    with opened_queue(found, create) as queue:
         sender = _Sender(queue.appender())
         try:
             if given:
@@ -60,18 +58,16 @@ def send(target: str, messages: tuple[str, ...], store: str | None, create: bool
             else:
                 _send_stdin(sender)
         finally:
-            sender.tell(CommandOutput(output))
+            sender.tell(output)
     return 0
 
 
 @contextmanager
-def opened_queue(
-    found: targets.StoreTarget, create: bool, store: str | None = None, command: str = "cues send"
-) -> Iterator[Queue]:
+def opened_queue(found: targets.StoreTarget, create: bool, command: str = "cues send") -> Iterator[Queue]:
     """The queue for the messages, in its store; for a graph file without a queue, the graph's source."""
     if found.file is not None and not found.name:
         source = found.file.graph.plan().source or ""
-        found = replace(found, path=targets.store_of_queue(found.file, source, store))
+        found = replace(found, path=targets.store_of_queue(found.file, source, found.store))
     with _open(found, create) as opened:
         yield _queue(found, opened, create, command)
 
@@ -122,9 +118,9 @@ def _message(text: str | bytes) -> dict[str, Any]:
 def _open(found: targets.StoreTarget, create: bool) -> Store:
     if found.file is not None:
         _refuse_lost(found, create)
-        return found.open(readonly=False, durability=None if _there(found) else found.file.graph.durability)
-    if not create and not _there(found):
-        found.open()  # raises an error that says what is there
+        return found.open(readonly=False, durability=None if found.there else found.file.graph.durability)
+    if not create:
+        found.require()
     return found.open(readonly=False)
 
 
@@ -132,7 +128,7 @@ def _refuse_lost(found: targets.StoreTarget, create: bool) -> None:
     """Refuse to make a missing store anew if the graph has used it."""
     assert found.file is not None
     home = targets.store_of(found.file, None)
-    if create or _there(found) or home == found.path or not (home / "data.mdb").exists():
+    if create or found.there or home == found.path or not (home / "data.mdb").exists():
         return
     with Store(home, readonly=True) as store:
         known = {place.resolve() for places in other_stores.places(store).values() for place in places}
@@ -142,10 +138,6 @@ def _refuse_lost(found: targets.StoreTarget, create: bool) -> None:
             "put the store back, or make another with --create.",
             path=str(found.path),
         )
-
-
-def _there(found: targets.StoreTarget) -> bool:
-    return (found.path / "data.mdb").exists()
 
 
 def _queue(found: targets.StoreTarget, store: Store, create: bool, command: str) -> Queue:
@@ -222,14 +214,10 @@ class _Sender:
         elif self.sent:
             name = names.log_id(name, partitions[0]) if partitions else name
             where = f" (index {self.first:,})" if self.sent == 1 else f" (index {self.first:,} to {self.last:,})"
-        output.say(
-            f"{count(self.sent, 'message')} sent to {name}{where}",
-            queue=name,
-            sent=self.sent,
-            first_index=first,
-            last_index=last,
-            **({"partitions": partitions} if partitions else {}),
-        )
+        facts: dict[str, Any] = {"queue": name, "sent": self.sent, "first_index": first, "last_index": last}
+        if partitions:
+            facts["partitions"] = partitions
+        output.say(f"{count(self.sent, 'message')} sent to {name}{where}", **facts)
 
 
 def _send_stdin(sender: _Sender) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import click
 
 from cues.cli import completion
-from cues.cli.options import WrongUsage, command, option, output_options
-from cues.cli.output import CommandOutput
+from cues.cli.options import WrongUsage, command, option
+from cues.cli.output import CommandOutput, output_options
 from cues.graphs import draw, graphfile
 from cues.graphs.graph import ENGINES
 from cues.graphs.plan import Plan
@@ -23,7 +23,7 @@ from cues.graphs.plan import Plan
 )
 @option("--queues", metavar="DIR", help="With --engine spark: the directory of the queues.")
 @output_options
-def show(graph: str, format: str, engine: str, queues: str | None, output: str | None) -> None:
+def show(graph: str, format: str, engine: str, queues: str | None, output: CommandOutput) -> None:
     """Draw a graph: the inputs, the outputs and the guarantee of each processor.
 
     No store is opened and no function is run; the graph is checked as by a run.
@@ -44,11 +44,11 @@ def show(graph: str, format: str, engine: str, queues: str | None, output: str |
     if queues is not None and engine != "spark":
         raise WrongUsage(f"--queues {queues} is an option of Spark.", "add --engine spark.")
     places = _places(plan, queues is not None) if engine == "spark" else {}
-    if output == "json":
+    if output.form == "json":
         rows = draw.describe(plan)
         for row in rows:
             row |= {"place": places[row["processor"]]} if row["processor"] in places else {}
-        CommandOutput(output).rows(rows, ())
+        output.rows(rows, ())
     else:
         # A picture is printed as text, also in a pipe.
         print(draw.mermaid(plan) if format == "mermaid" else draw.text(plan))

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import click
-
-from cues.cli import completion
 from cues.cli import target as targets
-from cues.cli.options import command, output_options, store_option
-from cues.cli.output import Column, CommandOutput, ago, calling, count, plain, size
-from cues.engine.record import WorkerRecord
+from cues.cli.options import command
+from cues.cli.output import Column, CommandOutput, ago, calling, count, output_options, plain, size
 from cues.graphs import draw
 from cues.tools import metrics
 from cues.tools.metrics import ForwardMetrics, GroupMetrics, ProcessorMetrics, StoreMetrics, SupervisorMetrics
@@ -39,10 +35,9 @@ _GROUP_COLUMNS = (
 
 
 @command()
-@click.argument("target", metavar="[GRAPH | STORE]", required=False, shell_complete=completion.names)
-@store_option
+@targets.takes_store("[GRAPH | STORE]")
 @output_options
-def status(target: str | None, store: str | None, output: str | None) -> int:
+def status(found: targets.StoreTarget, output: CommandOutput) -> int:
     """Show positions, lag, rates, failed messages and owners of processors, consumer groups, and the durability.
 
     A position is the index that is taken next. The lag is the number of messages that are not taken yet. Rates
@@ -59,37 +54,31 @@ def status(target: str | None, store: str | None, output: str | None) -> int:
     sum of its units. In JSON the first line is the store; each other line is a processor, or one unit of it
     (its id has the partition: flights.enrich/3), or a consumer group.
     """
-    found = targets.resolve(target, store)
     with found.open() as opened:
         seen = metrics.of_store(opened)
     processors = list(seen.processors)
     if found.file is not None:
         place = {node.id: number for number, node in enumerate(draw.in_order(found.file.graph.plan()))}
         processors.sort(key=lambda processor: place.get(_whole(processor), len(place)))
-    out = CommandOutput(output)
-    if out.json:
+    if output.json:
         rows = [_store(seen)]
         for processor in processors:
             to = {one.store: one.waiting for one in seen.forwards if one.processor == processor.processor}
             rows.append(_processor(processor, to))
-        out.rows(rows + [_group(group) for group in seen.groups], ())
+        output.rows(rows + [_group(group) for group in seen.groups], ())
         return 0
     print(_headline(seen))
-    missing = []
-    if found.file is not None:
-        known = {processor.processor for processor in seen.processors}
-        missing = [node.id for node in found.file.graph.plan().running if node.id not in known]
     if processors:
         print()
         groups: dict[str, list[ProcessorMetrics]] = {}
         for processor in processors:
             groups.setdefault(_whole(processor), []).append(processor)
-        out.rows([row for units in groups.values() for row in _rows(units)], _COLUMNS)
+        output.rows([row for units in groups.values() for row in _rows(units)], _COLUMNS)
     elif not seen.groups:
         print("No graph has run on this store.")
     if seen.groups:
         print()
-        out.rows([row for group in seen.groups for row in _members(group)], _GROUP_COLUMNS)
+        output.rows([row for group in seen.groups for row in _members(group)], _GROUP_COLUMNS)
     for processor in processors:
         last = processor.last_error
         if last is not None:
@@ -106,8 +95,11 @@ def status(target: str | None, store: str | None, output: str | None) -> int:
     ]
     if abroad:
         print("\n" + "\n".join(abroad))
-    if missing:
-        print(f"\nHas not run yet: {', '.join(missing)}")
+    if found.file is not None:
+        known = {processor.processor for processor in seen.processors}
+        missing = [node.id for node in found.file.graph.plan().running if node.id not in known]
+        if missing:
+            print(f"\nHas not run yet: {', '.join(missing)}")
     return 0
 
 
@@ -128,13 +120,10 @@ def _failures(supervisor: SupervisorMetrics) -> list[str]:
 
 def _forward(forward: ForwardMetrics) -> str:
     """A line about the messages of a processor for another store; empty if none wait."""
+    writes = f"{forward.processor} writes for {targets.shown(forward.store)}"
     if forward.waiting is None:
-        return f"{forward.processor} writes for {targets.shown(forward.store)}, which is missing, or is another one"
-    if forward.waiting:
-        return (
-            f"{forward.processor} writes for {targets.shown(forward.store)}: {count(forward.waiting, 'message')} wait"
-        )
-    return ""
+        return f"{writes}, which is missing, or is another one"
+    return f"{writes}: {count(forward.waiting, 'message')} wait" if forward.waiting else ""
 
 
 def _headline(seen: StoreMetrics) -> str:
@@ -147,12 +136,10 @@ def _headline(seen: StoreMetrics) -> str:
     owners = {processor.owner.pid: processor.owner for processor in seen.processors if processor.owner}
     alive = [one.record for one in seen.supervisors if one.alive]
     workers = {worker.pid: f"{name}, " for record in alive for name, worker in record.workers.items()}
-    for record in alive:
-        lines.append(f"{record.graph} is run by process {record.supervisor} and its workers")
+    lines += [f"{record.graph} is run by process {record.supervisor} and its workers" for record in alive]
     for pid, owner in owners.items():
-        answers = (
-            "answers" if owner.lease_s else "does not answer" + ("" if pid in workers else ": cues run --take-over")
-        )
+        no_answer = "does not answer" + ("" if pid in workers else ": cues run --take-over")
+        answers = "answers" if owner.lease_s else no_answer
         lines.append(f"Run by {workers.get(pid, '')}process {pid} ({owner.state}; {answers})")
     if seen.processors and not owners:
         lines.append("Not running")
@@ -221,25 +208,18 @@ def _group(group: GroupMetrics) -> dict[str, Any]:
         "generation": group.generation,
         "lag": group.lag,
         "members": {
-            one.member: {
-                "pid": one.pid,
-                "state": one.state,
-                "lease_s": round(one.lease_s, 1),
-                "queues": list(one.queues),
-            }
-            for one in group.members
+            member.member: _without(member, "member", lease_s=round(member.lease_s, 1)) for member in group.members
         },
         "partitions": {
-            one.log: {
-                "member": one.member,
-                "assignee": one.assignee or None,
-                "position": one.position,
-                "lag": one.lag,
-                "paused": one.paused,
-            }
-            for one in group.partitions
+            partition.log: _without(partition, "log", assignee=partition.assignee or None)
+            for partition in group.partitions
         },
     }
+
+
+def _without(row: Any, key: str, **changed: Any) -> dict[str, Any]:
+    """The fields of a dataclass without the one that it is listed under, some of them changed."""
+    return {name: value for name, value in (vars(row) | changed).items() if name != key}
 
 
 def _store(seen: StoreMetrics) -> dict[str, Any]:
@@ -254,41 +234,34 @@ def _store(seen: StoreMetrics) -> dict[str, Any]:
         "workers": {
             one.record.graph: {
                 "supervisor": one.record.supervisor if one.alive else None,
-                "workers": {name: vars(w) | {"last_failure": _failure(w)} for name, w in one.record.workers.items()},
+                "workers": {
+                    name: vars(worker) | {"last_failure": worker.last_failure and vars(worker.last_failure)}
+                    for name, worker in one.record.workers.items()
+                },
                 "stopped": {unit: vars(failure) for unit, failure in one.record.stopped.items()},
             }
             for one in seen.supervisors
         },
-        "readers": [
-            {"processor": one.processor, "store": one.store, "queue": one.queue, "position": one.position}
-            for one in seen.readers
-        ],
+        "readers": [vars(reader) for reader in seen.readers],
     }
 
 
-def _failure(worker: WorkerRecord) -> dict[str, str] | None:
-    return vars(worker.last_failure) if worker.last_failure is not None else None
-
-
 def _processor(processor: ProcessorMetrics, forwards: dict[str, int | None]) -> dict[str, Any]:
-    owner, last = processor.owner, processor.last_error
+    owner = processor.owner
     return {
         "processor": processor.processor,
         "kind": processor.kind,
         "running": owner is not None,
-        "owner": {"pid": owner.pid, "state": owner.state, "lease_s": round(owner.lease_s, 1)} if owner else None,
+        "owner": vars(owner) | {"lease_s": round(owner.lease_s, 1)} if owner else None,
         "epoch": processor.epoch,
         "generation": processor.generation,
         "lag": processor.lag,
         "rate": processor.rate,
         "tailers": {
-            one.tailer: {
-                "queue": one.queue,
-                "position": one.position,
-                "lag": one.lag,
-                **({"store": targets.shown(one.store)} if one.store else {}),
-            }
-            for one in processor.tailers
+            tailer.tailer: _without(tailer, "tailer", store=targets.shown(tailer.store))
+            if tailer.store
+            else {"queue": tailer.queue, "position": tailer.position, "lag": tailer.lag}
+            for tailer in processor.tailers
         },
         "forwards": {targets.shown(store): waiting for store, waiting in forwards.items()},
         "source_position": plain(processor.source_position),
@@ -297,13 +270,5 @@ def _processor(processor: ProcessorMetrics, forwards: dict[str, int | None]) -> 
         "in_flight": processor.in_flight,
         "call_s": processor.call_s,
         "errors": processor.errors,
-        "last_error": {
-            "queue": last.queue,
-            "index": last.index,
-            "time": last.time,
-            "type": last.type,
-            "text": last.text,
-        }
-        if last
-        else None,
+        "last_error": vars(processor.last_error) if processor.last_error else None,
     }

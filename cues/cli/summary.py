@@ -37,7 +37,6 @@ class Before:
     """The content of a store before the run."""
 
     ends: dict[str, int] = field(default_factory=dict)
-    """The last index, by queue."""
     positions: dict[str, int] = field(default_factory=dict)
     """The position, by tailer id."""
 
@@ -114,17 +113,20 @@ class Summary:
     @property
     def came(self) -> dict[str, int]:
         """The number of new input messages: written by sources, or taken from queues that are fed from outside."""
-        found: dict[str, int] = {}
+        came: dict[str, int] = {}
         for name in self.sources:
-            taken = [0]
-            for node in self._running.plan.running:
-                # For every partition; a queue that a processor has not read before begins at 1.
-                prefix = names.tailer_id(node.id, name)
-                mine = [tailer for tailer in self._positions if tailer.partition("/")[0] == prefix]
-                taken.append(sum(self._positions[t] - self._before.positions.get(t, 1) for t in mine))
             from_outside = name in self._running.plan.fed or not self._running.pulls
-            found[name] = max(taken) if from_outside else self.new.get(name, 0)
-        return found
+            came[name] = self._taken(name, self._before.positions) if from_outside else self.new.get(name, 0)
+        return came
+
+    def _taken(self, queue: str, since: Mapping[str, int]) -> int:
+        """The messages, of all partitions, that the processor that is furthest on a queue has taken since then."""
+        taken = [0]
+        for node in self._running.plan.running:
+            prefix = names.tailer_id(node.id, queue)
+            mine = [(tailer, at) for tailer, at in self._positions.items() if tailer.partition("/")[0] == prefix]
+            taken.append(sum(at - since.get(tailer, 1) for tailer, at in mine))  # it begins at 1
+        return max(taken)
 
     @property
     def sources(self) -> list[str]:
@@ -146,18 +148,10 @@ class Summary:
 
     def _unresolved_records(self) -> dict[str, int]:
         """The number of records on each error queue that no processor of the graph has taken."""
-        plan, found = self._running.plan, {}
-        for queue in sorted({node.errors for node in plan.nodes if node.errors}):
-            taken = 0
-            for node in plan.running:
-                if queue in {port.queue for port in node.reads}:
-                    prefix = names.tailer_id(node.id, queue)
-                    mine = [at for tailer, at in self._positions.items() if tailer.partition("/")[0] == prefix]
-                    taken = max(taken, sum(at - 1 for at in mine))
-            left = min(self._messages.get(queue, 0), self._ends_after.get(queue, 0) - taken)
-            if left > 0:
-                found[queue] = left
-        return found
+        left: dict[str, int] = {}
+        for queue in sorted({node.errors for node in self._running.plan.nodes if node.errors}):
+            left[queue] = min(self._messages.get(queue, 0), self._ends_after.get(queue, 0) - self._taken(queue, {}))
+        return {queue: records for queue, records in left.items() if records > 0}
 
     def show(self, output: CommandOutput, ending: Ending, say: Callable[[str], None]) -> None:
         """Print the summary; also print its sentence on stderr if stdout is for programs."""
@@ -166,11 +160,12 @@ class Summary:
         sentence = self._sentence(ending, nothing_new)
         if output.json:
             say(sentence)
+            shared = self._running.shared
             output.say(
                 sentence,
                 graph=self._running.plan.id,
                 store=shown(self._running.store.path),
-                **self._elsewhere(),
+                **({} if shared is None else {"shared": shared.place}),
                 outcome=ending,
                 nothing_new=nothing_new,
                 seconds=round(self.seconds, 3),
@@ -193,10 +188,6 @@ class Summary:
             earlier = f", {before:,} of them in earlier runs" if before > 0 else ""
             where = f"cues tail {self._target}#{queue}"
             print(f"{count(messages, 'failed message')} unresolved on {queue}{earlier}: {where}")
-
-    def _elsewhere(self) -> dict[str, str]:
-        shared = self._running.shared
-        return {} if shared is None else {"shared": shared.place}
 
     def _rows(self) -> list[dict[str, Any]]:
         writers: dict[str, int] = {}

@@ -6,15 +6,14 @@ import sys
 from collections import deque
 from collections.abc import Iterator
 from datetime import datetime
-from pathlib import Path
 from typing import Any
 
 import click
 
 from cues.base import names
-from cues.cli import completion, options, place
+from cues.cli import options, place
 from cues.cli import target as targets
-from cues.cli.options import WrongUsage, command, option, store_option
+from cues.cli.options import WrongUsage, command, option
 from cues.cli.output import iso, to_json
 from cues.cli.where import Where
 from cues.errors import BatchDamaged, QueueNotFound
@@ -44,8 +43,7 @@ class Count(click.ParamType):  # type: ignore[type-arg]
 
 
 @command()
-@click.argument("target", metavar="GRAPH#QUEUE | STORE#QUEUE", shell_complete=completion.names)
-@store_option
+@targets.takes_store("GRAPH#QUEUE | STORE#QUEUE")
 @option("--follow", "-f", is_flag=True, help="Continue with new messages, until Ctrl-C.")
 @option(
     "--count",
@@ -59,8 +57,7 @@ class Count(click.ParamType):  # type: ignore[type-arg]
 @option("--json", "as_json", is_flag=True, help="One JSON object a line, as without it: messages have no other form.")
 @option("--meta", is_flag=True, help="Add q/meta: index, time, hash and provenance of the message.")
 def tail(
-    target: str,
-    store: str | None,
+    found: targets.StoreTarget,
     follow: bool,
     count: int | str | None,
     start: str | None,
@@ -91,18 +88,15 @@ def tail(
     """
     condition = Where(where) if where else None
     begin = place.parse(start, "--from") if start else None
-    if _is_shared(target):
+    if (found.path / "_cues" / "id.json").exists():  # of cues run --queues
         if follow or start:
             raise options.WrongUsage(
-                f"--{'follow' if follow else 'from'} is for stores; the queues of {target} are in files.",
+                f"--{'follow' if follow else 'from'} is for stores; the queues of {found.text} are in files.",
                 "use -n and --where.",
             )
-        return _print_shared(target, condition, count, meta)
-    found = targets.resolve(target, store)
+        return _print_shared(found, condition, count, meta)
     with found.open() as opened:
-        known = opened.queues(all="." in found.name)
-        queue = opened.queue(targets.queue_of(found, known, "cues tail"))
-        reader = _Reader(queue, condition, meta)
+        reader = _Reader(targets.open_queue(found, opened, "cues tail"), condition, meta)
         reader.print(begin, count, follow)
     if condition is not None and not reader.printed:
         explained = condition.explain()
@@ -111,29 +105,22 @@ def tail(
     return options.FAILED if reader.damaged else 0
 
 
-def _is_shared(target: str) -> bool:
-    """Whether the target is a queue in a directory of ``cues run --queues``."""
-    return Path(target.rpartition("#")[0] or target, "_cues", "id.json").exists()
-
-
-def _print_shared(target: str, condition: Where | None, count: int | str | None, meta: bool) -> int:
+def _print_shared(found: targets.StoreTarget, condition: Where | None, count: int | str | None, meta: bool) -> int:
     """Print the last messages of such a queue."""
     from cues.spark.cluster import inspection
 
-    folder, hash, queue = target.rpartition("#")
-    known = inspection.queues_of(Path(folder or target))
-    if not hash:
-        raise options.WrongUsage(f"{target} has the queues {', '.join(known)}.", f"cues tail {target}#{known[-1]}")
+    queue, known = found.name, inspection.queues_of(found.path)
+    listed = ", ".join(known)
+    if not queue:
+        raise options.WrongUsage(f"{found.text} has the queues {listed}.", f"cues tail {found.text}#{known[-1]}")
     if queue not in known:
-        raise QueueNotFound(
-            f"{folder} has no queue {queue!r}; it has {', '.join(known)}.", "name one of those queues.", queue=queue
-        )
+        message = f"{found.text} has no queue {queue!r}; it has {listed}."
+        raise QueueNotFound(message, "name one of those queues.", queue=queue)
     most = LAST if count is None else None if count == "all" else int(count)
-    found = inspection.last_messages(Path(folder), queue, most if condition is None else None)
-    lines = deque((one for one in found if condition is None or condition(one.message)), most)
-    for one in lines:
-        about = {names.HASH: one.hash, names.QUEUE: {queue: {names.T: one.index, names.TIME: iso(one.time)}}}
-        print(to_json({**one.message, names.META: about} if meta else one.message))
+    messages = inspection.last_messages(found.path, queue, most if condition is None else None)
+    for last in deque((one for one in messages if condition is None or condition(one.message)), most):
+        about = {names.HASH: last.hash, names.QUEUE: {queue: {names.T: last.index, names.TIME: iso(last.time)}}}
+        print(to_json({**last.message, names.META: about} if meta else last.message))
     return 0
 
 
@@ -166,18 +153,15 @@ class _Reader:
                 f"{self.queue.id} has {self.queue.partitions} partitions, and an index belongs to one.",
                 f"give --from a time, or name a partition: #{self.queue.id}/0 --from {begin}",
             )
-        if begin is not None:
-            if begin == "start":
-                tailer.to_start()
-            elif begin == "end":
-                tailer.to_end()
-            else:
-                assert isinstance(begin, datetime)
-                tailer.to_time(begin)
-            return count if isinstance(count, int) else None
-        if count != "all":
-            self._back(tailer, LAST if count is None else int(count))
-        return None
+        if begin is None:
+            if count != "all":
+                self._back(tailer, LAST if count is None else int(count))
+            return None
+        if isinstance(begin, datetime):
+            tailer.to_time(begin)
+        else:
+            tailer.to_start() if begin == "start" else tailer.to_end()
+        return count if isinstance(count, int) else None
 
     def _back(self, tailer: MergedTailer, count: int) -> None:
         """Move to the first of the last ``count`` matching messages."""
@@ -197,18 +181,12 @@ class _Reader:
 
     def _begin_alone(self, tailer: Tailer, begin: place.Place | None, count: int | str | None) -> int | None:
         """The same as :meth:`_begin`, for one log."""
-        limit: int | None = None
         if begin is not None:
-            with self.queue.store.view() as txn:
-                row = self.queue.log.row(txn)
-                index = place.index_of(begin, self.queue.log, txn, row, "--from")
-            limit = count if isinstance(count, int) else None
-        elif count == "all":
-            index = tailer.index
-        else:
-            index = self._last(LAST if count is None else int(count))
-        tailer.to_index(index)
-        return limit
+            tailer.to_index(place.now_on(self.queue.log, begin, "--from"))
+            return count if isinstance(count, int) else None
+        if count != "all":
+            tailer.to_index(self._last(LAST if count is None else int(count)))
+        return None
 
     def _last(self, count: int) -> int:
         """The index of the first of the last ``count`` matching messages."""

@@ -10,19 +10,22 @@ graph.py#orders   a queue of it
 from __future__ import annotations
 
 import difflib
+import functools
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
-from cues.cli.options import WrongUsage
+import click
+
+from cues.cli import completion
+from cues.cli.options import F, WrongUsage, store_option
 from cues.errors import QueueNotFound, StoreNotFound
 from cues.graphs import graphfile
+from cues.graphs.graphfile import GraphFile
+from cues.queues.queue import Queue
 from cues.queues.store import Store
-
-if TYPE_CHECKING:
-    from cues.graphs.graphfile import GraphFile
 
 
 @dataclass(frozen=True)
@@ -34,37 +37,58 @@ class StoreTarget:
     name: str
     text: str
     """The part before ``#``, as the user wrote it."""
+    store: str | None = None
+    """The value of ``--store``."""
+
+    @property
+    def there(self) -> bool:
+        """Whether the store is there."""
+        return (self.path / "data.mdb").exists()
+
+    def require(self) -> None:
+        """Raise :class:`StoreNotFound`, with what is there instead, where there is no store."""
+        if not self.there:
+            message, hint = self._missing()
+            raise StoreNotFound(message, hint, path=str(self.path))
 
     def open(self, readonly: bool = True, durability: str | None = None) -> Store:
         """Open the store; read-only by default, which does not disturb writers."""
-        if readonly and not (self.path / "data.mdb").exists():
-            raise self._missing()
+        if readonly:
+            self.require()
         return Store(self.path, durability=durability, readonly=readonly)
 
-    def _missing(self) -> StoreNotFound:
+    def _missing(self) -> tuple[str, str]:
+        message = f"There is no store at {shown(self.path)}"
         if self.file is not None and self.name and self.path != store_of(self.file, None):
-            message = f"There is no store at {shown(self.path)}, which has queue {self.name!r} of the graph."
-            return StoreNotFound(
-                message, f"cues run {self.text}, or put the store back at its path.", path=str(self.path)
-            )
+            queue = f"which has queue {self.name!r} of the graph"
+            return f"{message}, {queue}.", f"cues run {self.text}, or put the store back at its path."
         if self.file is not None:
-            hint = f"cues run {self.text}."
             message = f"The graph {self.file.graph.id!r} has not run yet: there is no store at {shown(self.path)}."
-            return StoreNotFound(message, hint, path=str(self.path))
+            return message, f"cues run {self.text}."
         stores = [p.parent for p in sorted(self.path.glob("**/data.mdb"))[:5]] if self.path.is_dir() else []
         if not stores and self.path.parent.is_dir():
             beside = [p.parent.name for p in self.path.parent.glob("*/data.mdb")]
             beside += [p.name for p in self.path.parent.glob("*.py")]
             stores = [self.path.parent / name for name in difflib.get_close_matches(self.path.name, beside, 3)]
-        hint = (
-            f"give {' or '.join(str(p) for p in stores)}."
-            if stores
-            else "give the directory of a store, or a graph file."
-        )
-        message = f"There is no store at {shown(self.path)}."
         if self.path.is_file():
-            message = f"{shown(self.path)} is a file; a store is a directory."
-        return StoreNotFound(message, hint, path=str(self.path))
+            message = f"{shown(self.path)} is a file; a store is a directory"
+        instead = " or ".join(map(str, stores)) or "the directory of a store, or a graph file"
+        return f"{message}.", f"give {instead}."
+
+
+def takes_store(metavar: str) -> Callable[[F], F]:
+    """The argument that names a store, and ``--store``. Passes the :class:`StoreTarget` as ``found``."""
+
+    def decorate(fn: F) -> F:
+        @functools.wraps(fn)
+        def call(target: str | None, store: str | None, **given: Any) -> Any:
+            return fn(found=resolve(target, store), **given)
+
+        required = not metavar.startswith("[")
+        argument = click.argument("target", metavar=metavar, required=required, shell_complete=completion.names)
+        return argument(store_option(call))  # type: ignore[return-value]
+
+    return decorate
 
 
 def resolve(target: str | None, store: str | None = None) -> StoreTarget:
@@ -77,7 +101,7 @@ def resolve(target: str | None, store: str | None = None) -> StoreTarget:
         return StoreTarget(Path(chosen), None, name, chosen)
     if not Path(text).is_dir() and graphfile.is_file(text):
         file = graphfile.load(text)
-        return StoreTarget(store_of_queue(file, name, store), file, name, text)
+        return StoreTarget(store_of_queue(file, name, store), file, name, text, store)
     return StoreTarget(Path(text), None, name, text)
 
 
@@ -118,48 +142,47 @@ def nearest(name: str, known: Sequence[str]) -> str:
     return near[0] if near else next(iter(known), "")
 
 
+def open_queue(target: StoreTarget, store: Store, command: str) -> Queue:
+    """The queue of an open store that a target names; a try log only by its whole name."""
+    return store.queue(queue_of(target, store.queues(all="." in target.name), command))
+
+
 def queue_of(target: StoreTarget, known: Sequence[str], command: str) -> str:
     """The queue that a target names, which must be one of ``known``; the only one if it names none.
 
     ``orders/3`` is a partition of one of them.
     """
     queue, slash, partition = target.name.partition("/")
-    if target.name in known or (slash and queue in known and partition.isdecimal()):
+    if slash and queue in known and partition.isdecimal():
         return target.name
-    listed = ", ".join(known) or "none"
-    if not target.name:
-        if len(known) == 1:
-            return known[0]
-        raise WrongUsage(
-            f"Which queue of {target.text}? It has {listed}.",
-            f"{command} {target.text}#{known[0] if known else 'queue'}",
-        )
-    near = nearest(target.name, known)
-    raise QueueNotFound(
-        f"{target.text} has no queue {target.name!r}; it has {listed}.",
-        f"{command} {target.text}#{near}." if near else "make it with cues run, or with cues send --create.",
-        queue=target.name,
-    )
+    hint = "make it with cues run, or with cues send --create."
+    return _chosen(target, {id: id for id in known}, command, "queue", ", ".join(known) or "none", "queue", hint)
 
 
 def processor_of(target: StoreTarget, known: Sequence[str], command: str) -> str:
     """The processor id that a target names, with or without its graph's name."""
-    names = {id: id for id in known}
-    for id in known:
-        names.setdefault(id.partition(".")[2], id)
+    names = {id: id for id in known} | {id.partition(".")[2]: id for id in reversed(known)}
+    listed, hint = ", ".join(known) or "none yet", "run the graph first: cues run."
+    return _chosen(target, names, command, "processor", listed, "graph.processor", hint)
+
+
+def _chosen(
+    target: StoreTarget, names: Mapping[str, str], command: str, kind: str, listed: str, example: str, hint: str
+) -> str:
+    """The id that a target names by one of ``names``; the only one where it names none."""
     if target.name in names:
         return names[target.name]
-    listed = ", ".join(known) or "none yet"
+    ids = list(dict.fromkeys(names.values()))
     if not target.name:
-        if len(known) == 1:
-            return known[0]
+        if len(ids) == 1:
+            return ids[0]
         raise WrongUsage(
-            f"Which processor of {target.text}? It has {listed}.",
-            f"{command} {target.text}#{known[0] if known else 'graph.processor'}",
+            f"Which {kind} of {target.text}? It has {listed}.",
+            f"{command} {target.text}#{sorted(ids)[0] if ids else example}",
         )
     near = nearest(target.name, list(names))
     raise QueueNotFound(
-        f"{target.text} has no processor {target.name!r}; it has {listed}.",
-        f"{command} {target.text}#{near}." if near else "run the graph first: cues run.",
+        f"{target.text} has no {kind} {target.name!r}; it has {listed}.",
+        f"{command} {target.text}#{near}." if near else hint,
         queue=target.name,
     )

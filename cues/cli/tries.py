@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import click
-
 from cues.base import names
-from cues.cli import completion
 from cues.cli import target as targets
-from cues.cli.options import command, option, output_options, store_option
-from cues.cli.output import Column, CommandOutput, iso
+from cues.cli.options import command, option
+from cues.cli.output import Column, CommandOutput, iso, output_options
 from cues.cli.tail import LAST, Count
 from cues.queues.tailer import Tailer
 from cues.tools import metrics
@@ -26,11 +23,10 @@ _OUTCOMES = {names.ATTEMPT: "whole", names.NIL_ATTEMPT: "whole, nothing to write
 
 
 @command()
-@click.argument("target", metavar="GRAPH#PROCESSOR | STORE#GRAPH.PROCESSOR", shell_complete=completion.names)
-@store_option
+@targets.takes_store("GRAPH#PROCESSOR | STORE#GRAPH.PROCESSOR")
 @option("--count", "-n", "count", type=Count(), default=LAST, help="The number of last steps.  [default: 10]")
 @output_options
-def tries(target: str, store: str | None, count: int | str, output: str | None) -> None:
+def tries(found: targets.StoreTarget, count: int | str, output: CommandOutput) -> None:
     """List the last steps of a processor: the messages that each took, its hash, and its outputs.
 
     A step is a snapshot and an attempt with the same hash. A snapshot without its attempt did not commit: the
@@ -43,19 +39,17 @@ def tries(target: str, store: str | None, count: int | str, output: str | None) 
     In JSON each map is a line, as the processor wrote it; `cues tail STORE#GRAPH.PROCESSOR` follows them.
     A try log keeps at least its last 256 steps.
     """
-    found = targets.resolve(target, store)
     with found.open() as opened:
         processor = targets.processor_of(found, metrics.processors(opened), "cues tries")
         steps = _steps(opened.queue(processor).tailer())
     if count != "all":
         steps = steps[-int(count) :] if count else []
-    out = CommandOutput(output)
-    if out.json:
-        out.rows([made for step in steps for made in step["maps"]], ())
+    if output.json:
+        output.rows([made for step in steps for made in step["maps"]], ())
     elif not steps:
         print(f"{processor} has made no step yet.")
     else:
-        out.rows(steps, _COLUMNS, lambda step: step | {"hash": step["hash"][:12] + "…", "time": step["time"][:23]})
+        output.rows(steps, _COLUMNS, lambda step: step | {"hash": step["hash"][:12] + "…", "time": step["time"][:23]})
 
 
 def _steps(tailer: Tailer) -> list[dict[str, Any]]:
@@ -71,7 +65,9 @@ def _steps(tailer: Tailer) -> list[dict[str, Any]]:
                 steps.append({"hash": hash, "maps": []})
             steps[-1] |= {"took": _took(message), "outcome": "not committed", "wrote": ""}
         elif steps:
-            steps[-1] |= {"outcome": _OUTCOMES.get(message[names.TYPE], "?"), "wrote": _wrote(message)}
+            written = message.get(names.MESSAGE_INDEX, {}) | message.get(names.PENDING_INDEX, {})
+            wrote = ", ".join(f"{queue} from {index}" for queue, index in written.items())
+            steps[-1] |= {"outcome": _OUTCOMES.get(message[names.TYPE], "?"), "wrote": wrote}
         else:
             continue  # its snapshot was trimmed
         steps[-1]["time"] = iso(envelope.time)
@@ -89,8 +85,3 @@ def _took(snapshot: dict[str, Any]) -> str:
         f"{tailer.removeprefix(prefix)} [{start}, {ends[tailer]})"
         for tailer, start in snapshot[names.TAILER_INDICES].items()
     )
-
-
-def _wrote(attempt: dict[str, Any]) -> str:
-    written = attempt.get(names.MESSAGE_INDEX, {}) | attempt.get(names.PENDING_INDEX, {})
-    return ", ".join(f"{queue} from {index}" for queue, index in written.items())

@@ -15,12 +15,12 @@ calls of other functions, attributes of objects, powers.
 from __future__ import annotations
 
 import ast
-import difflib
 import operator
 import re
 from collections.abc import Callable
 from typing import Any, Final
 
+from cues.base.checks import nearest
 from cues.cli.options import WrongUsage
 
 Value = Callable[[dict[str, Any]], Any]
@@ -101,9 +101,8 @@ class Where:
         if not self.missing or not self.fields:
             return ""
         name = min(self.missing)
-        near = difflib.get_close_matches(name, self.fields, 1)
-        other = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(sorted(self.fields)[:12])}."
-        return f"No message has a field {name!r}; {other}"
+        others = f"there are {', '.join(sorted(self.fields)[:12])}."
+        return f"No message has a field {name!r}; {nearest(name, self.fields, 'did you mean {!r}?', others)}"
 
     def _compile(self, node: ast.expr) -> Value:
         compile = self._compile
@@ -142,9 +141,7 @@ class Where:
                 return _method(compile(inner), name, [compile(argument) for argument in arguments])
         raise WrongUsage(
             f"--where {self.text!r}: {ast.unparse(node)!r} is not allowed in an expression.",
-            "use fields, numbers, text, comparisons, and, or, not, "
-            + ", ".join((*_OF_THE_MESSAGE, *_FUNCTIONS))
-            + "().",
+            f"use fields, numbers, text, comparisons, and, or, not, {', '.join((*_OF_THE_MESSAGE, *_FUNCTIONS))}().",
         )
 
     def _call(self, name: str, arguments: list[Value]) -> Value:
@@ -154,10 +151,10 @@ class Where:
             return lambda message: arguments[0](message) in message
         function = _FUNCTIONS.get(name)
         if function is None:
-            near = difflib.get_close_matches(name, (*_FUNCTIONS, *_OF_THE_MESSAGE), 1)
+            known = (*_OF_THE_MESSAGE, *_FUNCTIONS)
             raise WrongUsage(
                 f"--where {self.text!r}: there is no function {name!r}.",
-                f"use {near[0]}()." if near else f"use one of {', '.join((*_OF_THE_MESSAGE, *_FUNCTIONS))}.",
+                nearest(name, known, "use {}().", f"use one of {', '.join(known)}."),
             )
         return lambda message: function(*[argument(message) for argument in arguments])
 

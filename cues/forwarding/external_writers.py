@@ -2,10 +2,9 @@
 
     \\0source\\0<id>    queue, index after the last appended message, position
 
-An external writer (a Spark query, a load job) is not a processor. It reads a source and appends messages to a
-queue. After it was killed, it does not know whether its last append was committed. So the store keeps one row for
-each writer: the position of its source after the last append. The transaction of the append also changes the row.
-So the position moves if and only if the messages are there.
+An external writer (a Spark query, a load job) reads a source and appends messages to a queue. After it was killed, it
+does not know whether its last append was committed. So the transaction of an append also writes the position of the
+source after it: the position moves if and only if the messages are there.
 
 The writer defines its positions; here a position is any value that msgpack can encode. A commit reads the row
 first, in the same transaction. Then it skips a repeated append, refuses one that does not follow the row, or appends
@@ -15,15 +14,13 @@ and moves the position (``spark/position.py``).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from cues import codec
 from cues.base import names
 from cues.records import sealed
-
-if TYPE_CHECKING:
-    from cues.storage.base_store import BaseStore
-    from cues.storage.transaction import StoreTransaction
+from cues.storage.base_store import BaseStore
+from cues.storage.transaction import StoreTransaction
 
 Position = Sequence[Any]
 """Its first item names its kind."""
@@ -63,6 +60,4 @@ def put(txn: StoreTransaction, writer: str, row: SourceRow) -> None:
 def rows(store: BaseStore) -> dict[str, SourceRow]:
     """Return the rows of all external writers of the store, by writer id."""
     with store.view() as txn:
-        records = list(store.rows(txn, names.SOURCES))
-    writers = {key[len(names.SOURCES) :].decode(): raw for key, raw in records}
-    return {writer: SourceRow.unpack(raw, writer) for writer, raw in writers.items()}
+        return {writer: SourceRow.unpack(raw, writer) for writer, raw in store.named_rows(txn, names.SOURCES)}

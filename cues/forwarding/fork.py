@@ -13,16 +13,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from cues.base import names
 from cues.errors import StoreDamaged
+from cues.queues.log import Log, Raw
 from cues.queues.options import QueueOptions
 from cues.records import batch as batches
 from cues.records.batch import Batch, Page
-
-if TYPE_CHECKING:
-    from cues.queues.log import Log, Raw
 
 _WHOLE: Final = 1 << 62
 """More bytes than a step has."""

@@ -27,23 +27,21 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from cues import faults
 from cues.base import names
 from cues.errors import Diverged
 from cues.forwarding import fork
+from cues.forwarding.fork import Step
 from cues.forwarding.low_water import LowWater
 from cues.forwarding.other_stores import ProducerRow
 from cues.queues.log import Log
 from cues.queues.processor_rows import read_row
-from cues.queues.queue import open_queue
-
-if TYPE_CHECKING:
-    from cues.forwarding.fork import Step
-    from cues.queues.queue import Queue
-    from cues.storage.base_store import BaseStore
-    from cues.storage.transaction import StoreTransaction
+from cues.queues.queue import Queue, open_queue
+from cues.storage import wakeup
+from cues.storage.base_store import BaseStore
+from cues.storage.transaction import StoreTransaction
 
 BYTES_MAX: Final = 4 << 20
 """The approximate size of one commit in the other store. A step is never divided, so one step may be larger."""
@@ -98,12 +96,8 @@ class Forwarder:
         self._marks = marks
         self._marked_at = time.monotonic()
         self._queues: dict[str, Queue] = dict(queues or {})
-        self.mask = 0
+        self.mask = wakeup.union(one.log.mask for one in self._forks)
         """The wake-up mask of the fork queues: a thread sleeps on it until there are messages to forward."""
-        for one in self._forks:
-            self.mask |= one.log.mask
-
-    # --- start --------------------------------------------------------------------------------
 
     def compare(self) -> None:
         """Compare each fork queue with its producer row (last row of the start table). Raises :class:`Diverged`."""
@@ -155,8 +149,6 @@ class Forwarder:
             processor=one.processor,
         )
 
-    # --- forwarding ---------------------------------------------------------------------------
-
     def step(self) -> bool:
         """Forward the messages that wait; False when there were none. Raises :class:`Diverged`, :class:`StoreError`."""
         moved = False
@@ -173,28 +165,22 @@ class Forwarder:
         steps = fork.read(one.log, self._after(one, raw), BYTES_MAX)
         if not steps:
             return False
-        if faults.active:
-            faults.point("forward.read")
+        faults.point("forward.read")
         self.other.check_file()
         # 3. Sync.
         self._settle()
-        if faults.active:
-            faults.point("forward.synced")
+        faults.point("forward.synced")
         # 4. Commit.
         queues = {queue: self._queue(queue) for step in steps for queue, _ in step.appends}
         pages = sum(1 + len(page.pieces) for step in steps for _, pages in step.appends for page in pages)
         row = self.other.commit(self._append, one, raw, steps, queues, pages=pages)
         if row is None:
             return True  # another forwarder was faster: read the row again
-        if faults.active:
-            faults.point("forward.after")
+        faults.point("forward.after")
         one.known = (row, steps[-1].next)
         self.forwarded += sum(step.next - step.index - 1 for step in steps)
         # 5. Ring.
-        mask = 0
-        for queue in queues.values():
-            mask |= queue.log.mask
-        self.other.ring(mask)
+        self.other.ring(wakeup.union(queue.log.mask for queue in queues.values()))
         # 6. Trim.
         if steps[-1].index - one.first > TRIM_MESSAGES:
             self._trim(one, steps[-1].index)
@@ -210,8 +196,7 @@ class Forwarder:
             for queue, pages in step.appends:
                 start = queues[queue].append_pages(txn, pages)
                 ends[queue] = start + sum(page.count for page in pages) - 1
-        if faults.active:
-            faults.point("forward.inside")
+        faults.point("forward.inside")
         last = steps[-1]
         row = ProducerRow(last.index, last.hash, last.seal, ends).pack()
         txn.put(one.key, row)
@@ -219,8 +204,7 @@ class Forwarder:
 
     def _settle(self) -> None:
         """Make the steps that were read durable in the home store."""
-        if self.home.durability != "disk":
-            self.home.sync()
+        self.home.sync()
 
     def _queue(self, id: str) -> Queue:
         """Return a queue of the other store; create it again where it was removed."""
@@ -229,10 +213,8 @@ class Forwarder:
         return self._queues[id]
 
     def _trim(self, one: _Fork, index: int) -> None:
-        if self.other.durability != "disk":
-            self.other.sync()
-        if faults.active:
-            faults.point("trim.synced")
+        self.other.sync()
+        faults.point("trim.synced")
         while True:
             deleted, one.first = self.home.commit(self._drop, one, index)
             if not deleted or one.first >= index:
@@ -242,11 +224,8 @@ class Forwarder:
         row = one.log.row(txn)
         deleted, front = one.log.delete_before(txn, row, index)
         one.log.move_front(txn, row, max(front, row.first))
-        if faults.active:
-            faults.point("trim.inside")
+        faults.point("trim.inside")
         return deleted, front
-
-    # --- marks --------------------------------------------------------------------------------
 
     def _publish(self, at_rest: bool = False) -> None:
         """Write the low-water marks that are lower than their positions. ``at_rest``: no step is running."""
@@ -266,8 +245,6 @@ class Forwarder:
             self._settle()
             for mark, index in behind:
                 mark.publish(index)
-
-    # --- progress, and the end ----------------------------------------------------------------
 
     def ends(self, txn: StoreTransaction) -> list[int]:
         """Return the ends of the fork queues, in a transaction of the home store; for :meth:`done`."""

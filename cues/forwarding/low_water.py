@@ -7,17 +7,13 @@ from __future__ import annotations
 
 import threading
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from cues import faults
 from cues.base import names
-
-if TYPE_CHECKING:
-    from cues.queues.queue import Queue
-    from cues.storage.base_store import BaseStore
-    from cues.storage.transaction import StoreTransaction
-
 from cues.queues.marks import ForeignReader, Mark
+from cues.queues.queue import Queue
+from cues.storage.base_store import BaseStore
+from cues.storage.transaction import StoreTransaction
 
 
 class LowWater:
@@ -32,18 +28,19 @@ class LowWater:
         self._key = names.low_water_key(queue.log.id, reader.home, reader.processor)
         self._holding = holding
         self._guard = threading.Lock()
-        with queue.store.view() as txn:
+        self._written = self._read()
+
+    def _read(self) -> Mark | None:
+        with self.queue.store.view() as txn:
             raw = txn.get(self._key)
-        self._written = None if raw is None else Mark.unpack(raw)
+        return None if raw is None else Mark.unpack(raw)
 
     def renew(self, epoch: int) -> None:
         """Follow a seek: the epoch of the reader was raised, and the seek wrote a mark of its own."""
         with self._guard:
             self.reader = replace(self.reader, epoch=epoch)
             self._holding = False
-            with self.queue.store.view() as txn:
-                raw = txn.get(self._key)
-            self._written = None if raw is None else Mark.unpack(raw)
+            self._written = self._read()
 
     @property
     def epoch(self) -> int | None:
@@ -83,15 +80,14 @@ class LowWater:
         return Mark(self.reader.epoch, index, self._holding) != self._written
 
     def _write(self, mark: Mark) -> None:
-        self.queue.store.commit(self._put, mark)
-        self._written = mark
-
-    def _put(self, txn: StoreTransaction, mark: Mark) -> None:
-        raw = txn.get(self._key)
-        if raw is None or Mark.unpack(raw).epoch <= mark.epoch:
-            txn.put(self._key, mark.pack())
-        if faults.active:
+        def put(txn: StoreTransaction) -> None:
+            raw = txn.get(self._key)
+            if raw is None or Mark.unpack(raw).epoch <= mark.epoch:
+                txn.put(self._key, mark.pack())
             faults.point("mark.inside")
+
+        self.queue.store.commit(put)
+        self._written = mark
 
 
 def lower_mark(store: BaseStore, log_id: str, reader: ForeignReader, index: int) -> None:

@@ -19,18 +19,15 @@ import struct
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from cues import codec
 from cues.base import names
+from cues.base.closing import Closing
 from cues.errors import StoreError, StoreNotFound
 from cues.records import sealed
-
-if TYPE_CHECKING:
-    from cues.storage.base_store import BaseStore
-    from cues.storage.transaction import StoreTransaction
-
-# --- paths of other stores ----------------------------------------------------------------------
+from cues.storage.base_store import BaseStore
+from cues.storage.transaction import StoreTransaction
 
 
 def remember(home: BaseStore, other: BaseStore) -> None:
@@ -47,13 +44,12 @@ def remember(home: BaseStore, other: BaseStore) -> None:
 
 def places(home: BaseStore) -> dict[bytes, list[Path]]:
     """Return the known paths of the other stores of a store, by their ids; the most probable path first."""
-    prefix = names.store_key(b"")
     paths: dict[bytes, list[Path]] = {}
     with home.view() as txn:
-        for key, value in home.rows(txn, prefix):
+        for id, value in home.named_rows(txn, names.store_key(b"")):
             record = codec.unpack(value)
             relative = Path(os.path.normpath(os.path.join(os.path.realpath(home.path), record["path"])))
-            paths[bytes.fromhex(key[len(prefix) :].decode())] = [relative, Path(record["absolute"])]
+            paths[bytes.fromhex(id)] = [relative, Path(record["absolute"])]
     return paths
 
 
@@ -74,7 +70,7 @@ def opened(home: BaseStore, id: bytes, readonly: bool = True) -> Iterator[BaseSt
     )
 
 
-class Others:
+class Others(Closing):
     """The other stores of a store: opened read-only on first use, closed together."""
 
     def __init__(self, home: BaseStore) -> None:
@@ -93,14 +89,9 @@ class Others:
                 self._known[id] = None
         return self._known[id]
 
-    def __enter__(self) -> Others:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
         self._opened.close()
 
-
-# --- forwarded steps ----------------------------------------------------------------------------
 
 _PRODUCER: Final = struct.Struct(">Q16s8s")
 
@@ -126,9 +117,6 @@ class ProducerRow(NamedTuple):
         body = sealed.unseal(raw, "row of what a processor of another store forwarded")
         at, hash, seal = _PRODUCER.unpack_from(body)
         return ProducerRow(at, hash, seal, codec.unpack(body[_PRODUCER.size :]))
-
-
-# --- removed processors -------------------------------------------------------------------------
 
 
 def forget(store: BaseStore, processor: str = "", home: bytes = b"") -> list[str]:

@@ -101,42 +101,28 @@ def gives_way(source: Processor, other: Processor) -> bool:
     return source.kind == other.kind == "source" and source.fn is None
 
 
-class MergedOptions:
-    """The options of the queues of several graphs; what is ``given`` for the whole counts before what they say."""
+def merged_options(
+    given: Mapping[str, QueueOptions], parts: Iterable[tuple[str, Mapping[str, QueueOptions], Iterable[str]]]
+) -> dict[str, QueueOptions]:
+    """The options of the queues of several graphs: ``given`` ones, else a graph's by name, else a graph's ``"*"``.
 
-    def __init__(self, given: Mapping[str, QueueOptions]) -> None:
-        self._given = given
-        self._named: dict[str, tuple[str, QueueOptions]] = {}
-        self._rest: dict[str, tuple[str, QueueOptions]] = {}
-
-    def add(self, graph: str, options: Mapping[str, QueueOptions], queues: Iterable[str]) -> None:
-        """Take what one graph says; its ``"*"`` counts for those of its ``queues`` that it does not name.
-
-        Raises :class:`GraphError` where an earlier graph says something else.
-        """
-        for queue, found in options.items():
-            if queue != REST:
-                self._put(self._named, queue, graph, found)
+    ``parts`` are id, options and queues of each graph. Raises :class:`GraphError` where two of them differ.
+    """
+    named: dict[str, tuple[str, QueueOptions]] = {}
+    rest: dict[str, tuple[str, QueueOptions]] = {}
+    for graph, options, queues in parts:
+        said = [(named, queue, mine) for queue, mine in options.items() if queue != REST]
         if REST in options:
-            for queue in queues:
-                if queue not in options:
-                    self._put(self._rest, queue, graph, options[REST])
-
-    @property
-    def found(self) -> dict[str, QueueOptions]:
-        """By queue: what was given, else what a graph says of it by name, else what a graph's ``"*"`` says."""
-        said = {queue: options for queue, (_, options) in {**self._rest, **self._named}.items()}
-        return {**said, **self._given}
-
-    def _put(self, known: dict[str, tuple[str, QueueOptions]], queue: str, graph: str, options: QueueOptions) -> None:
-        other, found = known.setdefault(queue, (graph, options))
-        if found != options and queue not in self._given:
-            raise GraphError(
-                f"The queue {queue!r} has two different options: {found.to_dict()} in the graph {other!r},"
-                f" {options.to_dict()} in {graph!r}.",
-                f"merge(…, queues={{{queue!r}: …}}), or rebind({{{queue!r}: …}}) for one of them.",
-                processor="",
-            )
+            said += [(rest, queue, options[REST]) for queue in queues if queue not in options]
+        for known, queue, mine in said:
+            other, theirs = known.setdefault(queue, (graph, mine))
+            if theirs != mine and queue not in given:
+                raise GraphError(
+                    f"The queue {queue!r} has two different options: {theirs.to_dict()} in the graph {other!r},"
+                    f" {mine.to_dict()} in {graph!r}.",
+                    f"merge(…, queues={{{queue!r}: …}}), or rebind({{{queue!r}: …}}) for one of them.",
+                )
+    return {**{queue: options for queue, (_, options) in {**rest, **named}.items()}, **given}
 
 
 _BY_BINDING: Final = ("types", "topics", "where")

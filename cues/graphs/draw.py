@@ -31,7 +31,9 @@ def text(plan: Plan) -> str:
     usual = _usual_errors(plan)
     lines = [_headline(plan), ""]
     for node in nodes:
-        flow = " ".join(part for part in (_inputs(plan, node), _outputs(plan, node)) if part)
+        flow = (_JOINED if node.mode == "join" else _ANY).join(_port(plan, port) for port in node.inputs)
+        outputs = ", ".join(_port(plan, port) + _pending(plan, node, port) for port in node.outputs)
+        flow = " → ".join(filter(None, (flow, outputs))) if flow else f"→ {outputs}"
         lines.append(f"  {node.kind:<6}  {node.name:<{name_width}}   {flow}")
         failures = [] if node.fn is None or node.errors == usual else [_failures(node.errors)]
         lines.append(indent + " · ".join([node.guarantee, *_manner(plan, node), *failures]))
@@ -47,15 +49,13 @@ def mermaid(plan: Plan) -> str:
     lines = [f"%% {note}" for note in (_headline(plan), *_notes(plan))]
     lines.insert(0, "flowchart LR")
     elsewhere = _elsewhere(plan)
-    for queue, id in ids.items():
-        if plan.queues[queue].path is None:
-            lines.append(f"    {id}[({_quoted(_drum(plan, queue))})]")
+    at_home = [queue for queue in plan.queues if plan.queues[queue].path is None]
+    lines += [f"    {ids[queue]}[({_quoted(_drum(plan, queue))})]" for queue in at_home]
     for number, (path, queues) in enumerate(elsewhere.items()):
         lines.append(f"    subgraph s{number}[{_quoted(path)}]")
         lines += [f"        {ids[queue]}[({_quoted(_drum(plan, queue))})]" for queue in queues]
         lines.append("    end")
-    for queue in plan.fed:
-        lines.append(f"    send_{ids[queue]}([{_quoted('cues send')}]) --> {ids[queue]}")
+    lines += [f"    send_{ids[queue]}([{_quoted('cues send')}]) --> {ids[queue]}" for queue in plan.fed]
     for number, node in enumerate(in_order(plan)):
         if node.fn is None:
             continue  # the queue is drawn, and what feeds it
@@ -68,10 +68,8 @@ def mermaid(plan: Plan) -> str:
         for port in node.outputs:
             how = "pending: " if _pending(plan, node, port) else ""
             lines.append(f"    {me} {_edge(plan, port, how)} {ids[port.queue]}")
-        for port in node.tailers:
-            lines.append(f"    {ids[port.queue]} {_edge(plan, port, 'imperative: ')} {me}")
-        for port in node.appenders:
-            lines.append(f"    {me} {_edge(plan, port, 'imperative: ')} {ids[port.queue]}")
+        lines += [f"    {ids[port.queue]} {_edge(plan, port, 'imperative: ')} {me}" for port in node.tailers]
+        lines += [f"    {me} {_edge(plan, port, 'imperative: ')} {ids[port.queue]}" for port in node.appenders]
         if node.errors:
             lines.append(f"    {me} -.-> {ids[node.errors]}")
     return "\n".join(lines)
@@ -79,16 +77,14 @@ def mermaid(plan: Plan) -> str:
 
 def describe(plan: Plan) -> list[dict[str, Any]]:
     """Each processor as plain data, in the order of :func:`text`."""
+    ports = ("inputs", "outputs", "tailers", "appenders")
     return [
         {
             "processor": node.id,
             "kind": node.kind,
             "function": function_name(node.fn),
             "mode": node.mode,
-            "inputs": {port.binding: port.queue for port in node.inputs},
-            "outputs": {port.binding: port.queue for port in node.outputs},
-            "tailers": {port.binding: port.queue for port in node.tailers},
-            "appenders": {port.binding: port.queue for port in node.appenders},
+            **{name: {port.binding: port.queue for port in getattr(node, name)} for name in ports},
             "errors": node.errors,
             "strategy": node.strategy if node.kind != "source" else None,
             "guarantee": node.guarantee,
@@ -99,9 +95,6 @@ def describe(plan: Plan) -> list[dict[str, Any]]:
         }
         for node in in_order(plan)
     ]
-
-
-# --- the whole --------------------------------------------------------------------------------------
 
 
 def in_order(plan: Plan) -> list[Node]:
@@ -137,19 +130,15 @@ def _usual_errors(plan: Plan) -> str | None:
 
 
 def _notes(plan: Plan) -> list[str]:
-    notes = []
-    for queue, near in plan.misspelt.items():
-        notes.append(f"A processor reads {unwritten(queue, near)}.")
+    notes = [f"A processor reads {unwritten(queue, near)}." for queue, near in plan.misspelt.items()]
     if plan.fed:
         notes.append(f"Fed from outside (cues send): {', '.join(plan.fed)}")
     read = {port.queue for node in plan.nodes for port in node.reads}
     ends = [queue for queue in plan.queues if queue not in read]
     if ends:
         notes.append(f"Read by no processor: {', '.join(ends)}")
-    for cycle in plan.topology().cycles():
-        notes.append(f"Goes round: {_round(plan, cycle)}")
-    for path, queues in _elsewhere(plan).items():
-        notes.append(f"In the store {path}: {', '.join(queues)}")
+    notes += [f"Goes round: {_round(plan, cycle)}" for cycle in plan.topology().cycles()]
+    notes += [f"In the store {path}: {', '.join(queues)}" for path, queues in _elsewhere(plan).items()]
     parted = [queue for queue, options in plan.queues.items() if options.partitions > 1]
     if parted:
         ways = ", ".join(f"{queue} {_placing(plan, queue)}" for queue in parted)
@@ -170,11 +159,11 @@ def _notes(plan: Plan) -> list[str]:
 
 def _elsewhere(plan: Plan) -> dict[str, list[str]]:
     """Queues that are not in the graph's own store, by the path of the one that they are in."""
-    found: dict[str, list[str]] = {}
+    queues: dict[str, list[str]] = {}
     for queue, options in plan.queues.items():
         if options.path is not None:
-            found.setdefault(options.path, []).append(queue)
-    return found
+            queues.setdefault(options.path, []).append(queue)
+    return queues
 
 
 def _round(plan: Plan, cycle: tuple[str, ...]) -> str:
@@ -190,30 +179,15 @@ def _round(plan: Plan, cycle: tuple[str, ...]) -> str:
     return ", ".join(cycle)
 
 
-# --- one processor ------------------------------------------------------------------------------
-
-
-def _inputs(plan: Plan, node: Node) -> str:
-    between = _JOINED if node.mode == "join" else _ANY
-    return between.join(_port(plan, port) for port in node.inputs)
-
-
-def _outputs(plan: Plan, node: Node) -> str:
-    if not node.outputs:
-        return ""
-    return "→ " + ", ".join(_port(plan, port) + _pending(plan, node, port) for port in node.outputs)
-
-
 def _pending(plan: Plan, node: Node, port: Port) -> str:
     return " (pending)" if node.pending and plan.queues[port.queue].path is not None else ""
 
 
 def _port(plan: Plan, port: Port) -> str:
-    shown = port.queue if port.binding == port.queue else f"{port.queue} as {port.binding}"
+    shown = "" if port.binding == port.queue else f" as {port.binding}"
     options = plan.queues[port.queue]
-    if options.partitions > 1:
-        shown += f" ×{options.partitions}"
-    return f"{shown} @{options.path}" if options.path else shown
+    many = f" ×{options.partitions}" if options.partitions > 1 else ""
+    return f"{port.queue}{shown}{many}" + (f" @{options.path}" if options.path else "")
 
 
 def _placing(plan: Plan, queue: str) -> str:
@@ -244,7 +218,9 @@ def _manner(plan: Plan, node: Node) -> list[str]:
     if options.concurrency > 1:
         found.append(f"up to {options.concurrency} calls at once")
     if node.imperative:
-        found.append(f"imperative: {', '.join(_by_itself(plan, node))}")
+        read = [f"reads {_port(plan, port)}" for port in node.tailers]
+        written = [f"writes {_port(plan, port)}{_pending(plan, node, port)}" for port in node.appenders]
+        found.append(f"imperative: {', '.join(read + written)}")
     if options.key is not None:
         key = options.key if isinstance(options.key, str) else getattr(options.key, "__name__", "a function")
         found.append(f"state by {key}")
@@ -254,12 +230,6 @@ def _manner(plan: Plan, node: Node) -> list[str]:
     if options.retry.attempts > 1:
         found.append(f"up to {options.retry.attempts} attempts")
     return found
-
-
-def _by_itself(plan: Plan, node: Node) -> list[str]:
-    """The queues that the function reads and writes besides its inputs and what it returns."""
-    read = [f"reads {_port(plan, port)}" for port in node.tailers]
-    return read + [f"writes {_port(plan, port)}{_pending(plan, node, port)}" for port in node.appenders]
 
 
 def _failures(errors: str | None, what: str = "it") -> str:

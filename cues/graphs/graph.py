@@ -15,8 +15,8 @@ Decorators, a list of :class:`Source`, :class:`Stream`, :class:`Sink`, and plain
 (:meth:`Graph.from_dict`) make the same graph. A processor is checked where it is declared, the
 graph as a whole when it is planned; nothing is opened or started before both hold.
 
-Graphs are parts of others: :meth:`Graph.rebind` renames queues and processors, :func:`merge` puts
-several together, and queues of one name are where they meet.
+Graphs are parts of others: :meth:`Graph.rebind` renames queues and processors, :func:`merge` joins graphs at queues of
+one name.
 
     part = cues.Graph("clean", [Source("raw"), Stream(clean, "raw", "good")])
     whole = cues.merge("shop", part.rebind({"raw": "orders", "good": "orders-good"}), pricing)
@@ -24,7 +24,6 @@ several together, and queues of one name are where they meet.
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import os
 from collections.abc import Callable, Iterable, Mapping
@@ -32,6 +31,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack
 
 from cues.base import names
+from cues.base.checks import nearest
 from cues.base.option_texts import describes
 from cues.errors import GraphError, InvalidArgument
 from cues.graphs import compose, plan
@@ -54,15 +54,7 @@ from cues.graphs.options import (
     lists_options,
 )
 from cues.graphs.plan import REST, Plan
-from cues.graphs.processor import (
-    AllOf,
-    AnyOf,
-    Processor,
-    Sink,
-    Source,
-    Stream,
-    function_name,
-)
+from cues.graphs.processor import AllOf, AnyOf, Processor, Sink, Source, Stream, function_name
 from cues.graphs.topology import Topology
 from cues.queues.options import FUNCTIONS, QueueOptions
 
@@ -73,7 +65,6 @@ if TYPE_CHECKING:
 _MODULES = {"embedded": "cues.engine.local", "workers": "cues.engine.supervised", "spark": "cues.spark.engine"}
 """The module that starts a graph."""
 ENGINES = ("embedded", "spark")
-"""What ``engine`` may be."""
 
 importing_for_worker = False
 """A worker process is importing a graph file, where a start would run the graph once more in every worker."""
@@ -112,9 +103,7 @@ class Graph:
         self.store = store
         self.errors = None if errors is None else names.check("queue", errors)
         if strategy not in STRATEGIES:
-            raise GraphError(
-                f"The graph {id!r} has strategy {strategy!r}.", " or ".join(map(repr, STRATEGIES)) + ".", processor=""
-            )
+            raise GraphError(f"The graph {id!r} has strategy {strategy!r}.", " or ".join(map(repr, STRATEGIES)) + ".")
         self.strategy: Strategy = strategy
         self.system = system
         self.default_source = source
@@ -124,9 +113,7 @@ class Graph:
                 names.check("queue", name)
             if not isinstance(options, (QueueOptions, Mapping)):
                 raise GraphError(
-                    f"The options of queue {name!r} are {type(options).__name__}.",
-                    "give cues.QueueOptions(…).",
-                    processor="",
+                    f"The options of queue {name!r} are {type(options).__name__}.", "give cues.QueueOptions(…)."
                 )
             self.queues[name] = options if isinstance(options, QueueOptions) else QueueOptions.from_dict(options)
         self.durability = durability
@@ -144,7 +131,6 @@ class Graph:
             raise GraphError(
                 f"The graph {self.id!r} was given {type(processor).__name__} ({processor!r}).",
                 "give it Source(…), Stream(…) or Sink(…).",
-                processor="",
             )
         other = self.processors.get(processor.id)
         if other is not None:
@@ -183,19 +169,16 @@ class Graph:
         **options: Unpack[StreamOptions],
     ) -> Callable[[F], F]:
         """Declare the function below as a stream; see :class:`Stream`."""
-
-        def declare(fn: F) -> F:
-            self.add(Stream(fn, inputs, outputs, **options))
-            return fn
-
-        return declare
+        return self._declares(lambda fn: Stream(fn, inputs, outputs, **options))
 
     @lists_options(SinkOptions)
     def sink(self, inputs: str | AnyOf | Mapping[str, str], **options: Unpack[SinkOptions]) -> Callable[[F], F]:
         """Declare the function below as a sink; see :class:`Sink`."""
+        return self._declares(lambda fn: Sink(fn, inputs, **options))
 
+    def _declares(self, of: Callable[[Function], Processor]) -> Callable[[F], F]:
         def declare(fn: F) -> F:
-            self.add(Sink(fn, inputs, **options))
+            self.add(of(fn))
             return fn
 
         return declare
@@ -283,35 +266,30 @@ class Graph:
         return graph
 
     def _rebound_options(self, queues: Mapping[str, str]) -> dict[str, QueueOptions]:
-        found: dict[str, QueueOptions] = {}
+        rebound: dict[str, QueueOptions] = {}
         was: dict[str, str] = {}
         for name, options in self.queues.items():
             renamed = queues.get(name, name)
             other = was.setdefault(renamed, name)
-            if found.setdefault(renamed, options) != options:
+            if rebound.setdefault(renamed, options) != options:
                 raise GraphError(
                     f"The queues {other!r} and {name!r} of the graph {self.id!r} have different options"
-                    f" ({found[renamed].to_dict()}, {options.to_dict()}) and would both be {renamed!r}.",
+                    f" ({rebound[renamed].to_dict()}, {options.to_dict()}) and would both be {renamed!r}.",
                     "give them two names, or the same options.",
-                    processor="",
                 )
-        return found
+        return rebound
 
     def _queue_names(self) -> list[str]:
         """Every queue that the graph names anywhere, in the order of declaration."""
-        found: dict[str, None] = {}
-        for processor in self.processors.values():
-            found.update(dict.fromkeys(sorted(compose.queues_of(processor))))
-        found.update(dict.fromkeys(name for name in self.queues if name != REST))
-        found.update(dict.fromkeys(name for name in (self.errors, self.default_source) if name is not None))
-        return list(found)
+        queues = [queue for processor in self.processors.values() for queue in sorted(compose.queues_of(processor))]
+        queues += [name for name in self.queues if name != REST]
+        queues += [name for name in (self.errors, self.default_source) if name is not None]
+        return list(dict.fromkeys(queues))
 
     def _unknown(self, kind: str, name: str, known: Iterable[str], also: str = "") -> GraphError:
-        near = difflib.get_close_matches(str(name), list(known), 1)
         return GraphError(
             f"The graph {self.id!r} has no {kind} {name!r} to rename; it has {', '.join(known) or 'none'}{also}.",
-            f"use {near[0]!r}." if near else "use one of those.",
-            processor="",
+            nearest(name, known, "use {!r}.", "use one of those."),
         )
 
     # --- inspection ---
@@ -322,7 +300,6 @@ class Graph:
             raise GraphError(
                 f"The graph {self.id!r} has no processors.",
                 "declare some with @graph.source(…), @graph.stream(…), @graph.sink(…).",
-                processor="",
             )
         return plan.build(
             self.id,
@@ -354,21 +331,18 @@ class Graph:
 
     def to_dict(self) -> dict[str, Any]:
         """The graph as plain data; functions are ``"module:qualname"``. What is not plain stays out: ``system``."""
-        found: dict[str, Any] = {"id": self.id}
-        for name, value, default in (
-            ("store", None if self.store is None else str(getattr(self.store, "path", self.store)), None),
-            ("directory", None if self.directory is None else str(self.directory), None),
-            ("errors", self.errors, None),
-            ("strategy", self.strategy, "exactly-once"),
-            ("source", self.default_source, None),
-            ("durability", self.durability, None),
-        ):
-            if value != default:
-                found[name] = value
-        if self.queues:
-            found["queues"] = {name: options.to_dict() for name, options in self.queues.items()}
-        found["processors"] = [_declared(processor) for processor in self.processors.values()]
-        return found
+        data = {
+            "id": self.id,
+            "store": None if self.store is None else str(getattr(self.store, "path", self.store)),
+            "directory": None if self.directory is None else str(self.directory),
+            "errors": self.errors,
+            "strategy": None if self.strategy == "exactly-once" else self.strategy,
+            "source": self.default_source,
+            "durability": self.durability,
+            "queues": {name: options.to_dict() for name, options in self.queues.items()} or None,
+            "processors": [_declared(processor) for processor in self.processors.values()],
+        }
+        return {name: value for name, value in data.items() if value is not None}
 
     @staticmethod
     def from_dict(data: Mapping[str, Any], **overrides: Unpack[GraphOptions]) -> Graph:
@@ -382,15 +356,13 @@ class Graph:
             declared = rest.pop("processors")
         except KeyError as error:
             raise GraphError(
-                f"A graph as plain data needs {error}.",
-                "give {'id': …, 'processors': [{'kind': 'stream', …}]}.",
-                processor="",
+                f"A graph as plain data needs {error}.", "give {'id': …, 'processors': [{'kind': 'stream', …}]}."
             ) from None
         directory = rest.pop("directory", None)
-        known = {"store", "errors", "strategy", "system", "source", "queues", "durability"}
         for name in rest:
-            if name not in known:
-                raise GraphError(f"A graph has no {name!r}.", f"use one of {', '.join(sorted(known))}.", processor="")
+            if name not in GraphOptions.__annotations__:
+                known = ", ".join(sorted(GraphOptions.__annotations__))
+                raise GraphError(f"A graph has no {name!r}.", f"use one of {known}.")
         if "queues" in rest:
             rest["queues"] = {name: _queue_options(options) for name, options in rest["queues"].items()}
         rest.update(overrides)
@@ -429,7 +401,6 @@ class Graph:
             raise GraphError(
                 f"The graph {self.id!r} is started where its file is imported, which every worker process does.",
                 'write if __name__ == "__main__": before the start.',
-                processor="",
             )
         module, given = _MODULES[engine], dict[str, Any](options)
         if workers is not None:
@@ -479,40 +450,39 @@ def merge(
     """
     for graph in graphs:
         if not isinstance(graph, Graph):
-            raise GraphError(f"merge was given {type(graph).__name__} ({graph!r}).", "give it graphs.", processor="")
+            raise GraphError(f"merge was given {type(graph).__name__} ({graph!r}).", "give it graphs.")
     if not graphs:
-        raise GraphError(f"The graph {id!r} would be merged from no graphs.", "give one or more graphs.", processor="")
-    found: dict[str, tuple[Graph, Processor]] = {}
-    options = compose.MergedOptions(Graph(id, queues=queues).queues)
+        raise GraphError(f"The graph {id!r} would be merged from no graphs.", "give one or more graphs.")
+    merged: dict[str, tuple[Graph, Processor]] = {}
     for graph in graphs:
         for processor in graph.processors.values():
-            _put_together(found, graph, processor)
-        options.add(graph.id, graph.queues, graph._queue_names())
+            _put_together(merged, graph, processor)
+    parts = [(graph.id, graph.queues, graph._queue_names()) for graph in graphs]
     if system is None:
         system = _only_system(graphs)
     declared = {graph.default_source for graph in graphs if graph.default_source is not None}
     first = graphs[0]
     return Graph(
         id,
-        [compose.resolved(processor, graph.errors, graph.strategy) for graph, processor in found.values()],
+        [compose.resolved(processor, graph.errors, graph.strategy) for graph, processor in merged.values()],
         store=first.store if store is None and all(g.store == first.store for g in graphs) else store,
         errors=errors,
         system=system,
         source=declared.pop() if source is None and len(declared) == 1 else source,
-        queues=options.found,
+        queues=compose.merged_options(Graph(id, queues=queues).queues, parts),
         durability=first.durability
         if durability is None and all(g.durability == first.durability for g in graphs)
         else durability,
     )
 
 
-def _put_together(found: dict[str, tuple[Graph, Processor]], graph: Graph, processor: Processor) -> None:
-    """Add one processor to those that a merge has found."""
-    other, known = found.setdefault(processor.id, (graph, processor))
+def _put_together(merged: dict[str, tuple[Graph, Processor]], graph: Graph, processor: Processor) -> None:
+    """Add one processor to those of a merge."""
+    other, known = merged.setdefault(processor.id, (graph, processor))
     if compose.gives_way(processor, known):
         return
     if compose.gives_way(known, processor):
-        found[processor.id] = graph, processor
+        merged[processor.id] = graph, processor
         return
     same = compose.said(processor, graph.errors, graph.strategy) == compose.said(known, other.errors, other.strategy)
     if known is not processor or not same:
@@ -520,40 +490,33 @@ def _put_together(found: dict[str, tuple[Graph, Processor]], graph: Graph, proce
             f"The graphs {other.id!r} and {graph.id!r} both have a processor {processor.id!r}: a {known.kind}"
             f" ({function_name(known.fn)}) and a {processor.kind} ({function_name(processor.fn)})"
             + (", with different error queues or strategies." if known is processor else "."),
-            f"rebind(processors={{{processor.id!r}: …}}) for one of them."
-            if processor.kind != "source"
-            else f"rebind({{{processor.id!r}: …}}) for one of them.",
+            f"rebind({'' if processor.kind == 'source' else 'processors='}{{{processor.id!r}: …}}) for one of them.",
             processor=processor.id,
         )
 
 
 def _only_system(graphs: Iterable[Graph]) -> Any:
     """The system of the parts; refused where they have several."""
-    found: Graph | None = None
-    for graph in graphs:
-        if graph.system is None:
-            continue
-        if found is not None and found.system is not graph.system:
+    having = [graph for graph in graphs if graph.system is not None]
+    for graph in having:
+        if graph.system is not having[0].system:
             raise GraphError(
-                f"The graphs {found.id!r} and {graph.id!r} have a system each ({type(found.system).__name__},"
-                f" {type(graph.system).__name__}); a graph has one.",
+                f"The graphs {having[0].id!r} and {graph.id!r} have a system each"
+                f" ({type(having[0].system).__name__}, {type(graph.system).__name__}); a graph has one.",
                 "call merge(…, system=…) with an object that serves both.",
-                processor="",
             )
-        found = graph
-    return None if found is None else found.system
+    return having[0].system if having else None
 
 
 def _declared(processor: Processor) -> dict[str, Any]:
-    found: dict[str, Any] = {"kind": processor.kind, "id": processor.id}
+    data: dict[str, Any] = {"kind": processor.kind, "id": processor.id}
     if processor.fn is not None:
-        found["fn"] = function_name(processor.fn)
-    if processor.inputs is not None:
-        inputs = processor.inputs
-        found["inputs"] = {"any_of": inputs.bindings} if isinstance(inputs, AnyOf) else inputs
+        data["fn"] = function_name(processor.fn)
+    inputs, outputs = processor.inputs, processor.outputs
+    if inputs is not None:
+        data["inputs"] = {"any_of": inputs.bindings} if isinstance(inputs, AnyOf) else inputs
     if processor.kind == "stream":
-        outputs = processor.outputs
-        found["outputs"] = {"all_of": outputs.bindings} if isinstance(outputs, AllOf) else outputs
+        data["outputs"] = {"all_of": outputs.bindings} if isinstance(outputs, AllOf) else outputs
     for name, value in processor.options.given().items():
         if isinstance(value, Retry):
             kinds = value.on if isinstance(value.on, tuple) else (value.on,)
@@ -566,8 +529,8 @@ def _declared(processor: Processor) -> dict[str, Any]:
             value = sorted(value)
         elif isinstance(value, dict):
             value = {k: function_name(v) if callable(v) else v for k, v in value.items()}
-        found[name] = value
-    return found
+        data[name] = value
+    return data
 
 
 def _processor(data: Mapping[str, Any]) -> Processor:
@@ -584,8 +547,8 @@ def _processor(data: Mapping[str, Any]) -> Processor:
     if isinstance(rest.get("retries"), Mapping):
         retries = dict(rest["retries"])
         if "on" in retries:
-            found = [retries["on"]] if isinstance(retries["on"], str) else retries["on"]
-            retries["on"] = tuple(_function(kind) for kind in found)
+            kinds = [retries["on"]] if isinstance(retries["on"], str) else retries["on"]
+            retries["on"] = tuple(_function(error) for error in kinds)
         rest["retries"] = Retry(**retries)
     for name in ("where", "key"):
         value = rest.get(name)
@@ -632,8 +595,6 @@ def _function(found: Any) -> Function | None:
             value = getattr(value, part)
     except (ImportError, AttributeError) as error:
         raise GraphError(
-            f"The function {found!r} cannot be loaded ({error}).",
-            "give 'module:function' that can be imported here.",
-            processor="",
+            f"The function {found!r} cannot be loaded ({error}).", "give 'module:function' that can be imported here."
         ) from error
     return value  # type: ignore[no-any-return]

@@ -76,14 +76,13 @@ def load(target: str) -> GraphFile:
         raise GraphError(
             f"{path} has no {name!r}; it has {', '.join(named) or 'no graph and no function'}.",
             f"cues run {path}:{near[0]}." if near else "one of those." if named else "graph = cues.Graph(…).",
-            processor="",
         ) from None
     if call:
         found = _call(found, target, path, name, call)
     if not isinstance(found, Graph):
         hint = f"{path}:{name}()." if callable(found) else "the name of a cues.Graph."
         what = "returned" if call else "is"
-        raise GraphError(f"{path}:{name}{call} {what} {_kind(found)}, not a graph.", hint, processor="")
+        raise GraphError(f"{path}:{name}{call} {what} {_kind(found)}, not a graph.", hint)
     return _placed(found, path, target)
 
 
@@ -151,12 +150,9 @@ def _only_graph(module: ModuleType, path: Path) -> Graph:
         raise GraphError(
             f"{path} holds no graph.",
             f"cues run '{path}:{makers[0]}()'." if makers else "graph = cues.Graph('…') in the file.",
-            processor="",
         )
     named = [name for name, _ in found.values()]
-    raise GraphError(
-        f"{path} holds {len(found)} graphs: {', '.join(named)}.", f"cues run {path}:{named[0]}.", processor=""
-    )
+    raise GraphError(f"{path} holds {len(found)} graphs: {', '.join(named)}.", f"cues run {path}:{named[0]}.")
 
 
 def _is_own_function(module: ModuleType, value: Any) -> bool:
@@ -165,7 +161,7 @@ def _is_own_function(module: ModuleType, value: Any) -> bool:
 
 def _call(factory: Any, target: str, path: Path, name: str, call: str) -> Any:
     if not callable(factory):
-        raise GraphError(f"{path}:{name} is {_kind(factory)}, which cannot be called.", f"{path}:{name}.", processor="")
+        raise GraphError(f"{path}:{name} is {_kind(factory)}, which cannot be called.", f"{path}:{name}.")
     try:
         (expression,) = ast.parse(f"f{call}", mode="exec").body
         assert isinstance(expression, ast.Expr)
@@ -175,7 +171,7 @@ def _call(factory: Any, target: str, path: Path, name: str, call: str) -> Any:
         keywords = {one.arg: ast.literal_eval(one.value) for one in found.keywords if one.arg}
     except (SyntaxError, ValueError, AssertionError):
         raise GraphError(
-            f"{target!r}: the arguments of {name} must be literals.", f"{path}:{name}('text', 3).", processor=""
+            f"{target!r}: the arguments of {name} must be literals.", f"{path}:{name}('text', 3)."
         ) from None
     try:
         return factory(*arguments, **keywords)

@@ -124,10 +124,7 @@ class Options:
 
 OPTION_NAMES: Final = tuple(field.name for field in fields(Options))
 
-# --- types of keyword arguments -----------------------------------------------------------------
-
 Predicate = Callable[[Any], Any]
-"""A function of a message."""
 Queues = str | Sequence[str] | Mapping[str, str]
 """Queue names, or a dict {binding: queue}."""
 
@@ -240,8 +237,6 @@ ALLOWED: Final[dict[Kind, tuple[str, ...]]] = {
 }
 """The options that a processor of each kind takes. The ``id`` of a source is its first argument."""
 
-# --- texts --------------------------------------------------------------------------------------
-
 _TEXTS: Final = {
     "id": "The name of the processor; None: the name of the function. Positions and state are kept under `graph.id`,"
     " so with an `id=` the function can be renamed.",
@@ -281,7 +276,6 @@ _TEXTS: Final = {
 }
 
 OPTION_TEXTS: Final = {field.name: OptionText(field.default, _TEXTS[field.name]) for field in fields(Options)}
-"""The options of processors."""
 
 
 def lists_options(options: type) -> Callable[[T], T]:

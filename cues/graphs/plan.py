@@ -34,10 +34,13 @@ class Plan:
     def fed(self) -> tuple[str, ...]:
         """The queues that come from outside: sources without a function, and inputs that nobody writes."""
         declared = {n.outputs[0].queue for n in self.nodes if n.kind == "source" and n.fn is None}
-        written = {port.queue for n in self.nodes for port in n.writes}
-        written |= {n.errors for n in self.nodes if n.errors}
         read = {port.queue for n in self.nodes for port in n.reads}
-        return tuple(sorted(declared | (read - written)))
+        return tuple(sorted(declared | (read - self._written)))
+
+    @property
+    def _written(self) -> set[str]:
+        """The queues that some processor writes or feeds, error queues too."""
+        return {queue for node in self.nodes for queue in written(node)}
 
     @property
     def misspelt(self) -> dict[str, str]:
@@ -45,17 +48,16 @@ class Plan:
 
         Names that differ only in their digits (orders-1, orders-2) are a series, and no mistake.
         """
-        declared = {port.queue for node in self.nodes for port in node.writes}
-        declared |= {node.errors for node in self.nodes if node.errors}
-        found = {}
+        known = self._written
+        misspelt = {}
         for queue in self.fed:
-            if queue in declared or self.queues[queue].path is not None:
+            if queue in known or self.queues[queue].path is not None:
                 continue
-            others = [one for one in sorted(declared) if _letters(one) != _letters(queue)]
+            others = [other for other in sorted(known) if _letters(other) != _letters(queue)]
             near = difflib.get_close_matches(queue, others, 1, 0.8)
             if near:
-                found[queue] = near[0]
-        return found
+                misspelt[queue] = near[0]
+        return misspelt
 
     @property
     def running(self) -> tuple[Node, ...]:
@@ -65,7 +67,7 @@ class Plan:
     @staticmethod
     def named(node: Node) -> list[str]:
         """The queues that a processor reads or writes, its error queue last."""
-        return [*(port.queue for port in (*node.reads, *node.writes)), *([node.errors] if node.errors else [])]
+        return [*(port.queue for port in node.reads), *written(node)]
 
     @property
     def crossing(self) -> bool:
@@ -99,12 +101,7 @@ def build(
 ) -> Plan:
     """Resolve and check a whole graph; raises :class:`GraphError` naming the processor at fault."""
     nodes = tuple(_node(id, processor, errors, strategy) for processor in processors)
-    named: dict[str, None] = {}
-    for node in nodes:
-        for port in (*node.reads, *node.writes):
-            named.setdefault(port.queue)
-        if node.errors:
-            named.setdefault(node.errors)
+    named = dict.fromkeys(queue for node in nodes for queue in Plan.named(node))
     given = {
         name: options if isinstance(options, QueueOptions) else QueueOptions.from_dict(options)
         for name, options in queues.items()
@@ -116,14 +113,12 @@ def build(
                 f"The graph {id!r} has options for the queue {name!r}, which no processor names; there are"
                 f" {', '.join(named) or 'none'}.",
                 "use one of those, or '*' for all.",
-                processor="",
             )
     sources = [node.outputs[0].queue for node in nodes if node.kind == "source"]
     if source is not None and source not in named:
         raise GraphError(
             f"source={source!r} of the graph {id!r} is none of its queues ({', '.join(named) or 'none'}).",
             sources[0] if sources else "a queue of the graph.",
-            processor="",
         )
     if source is None:
         fed = [node.outputs[0].queue for node in nodes if node.kind == "source" and node.fn is None]
@@ -135,18 +130,22 @@ def build(
     return Plan(id, nodes, options, system, source)
 
 
+def written(node: Node) -> list[str]:
+    """The queues that a processor writes to, its error queue last."""
+    return [*(port.queue for port in node.writes), *([node.errors] if node.errors else [])]
+
+
 def away(node: Node, queues: Mapping[str, QueueOptions]) -> list[str]:
-    """The queues that a processor writes to and that have a path, its error queue last."""
-    written = [*(port.queue for port in node.writes), *([node.errors] if node.errors else [])]
-    return [queue for queue in written if queues[queue].path is not None]
+    """The queues of :func:`written` that have a path."""
+    return [queue for queue in written(node) if queues[queue].path is not None]
 
 
 def _check_across(node: Node, nodes: tuple[Node, ...], queues: Mapping[str, QueueOptions]) -> None:
     """Refuse pending messages where there is no other store, or where a processor of the graph would read them."""
     if not node.pending:
         return
-    written = away(node, queues)
-    if not written:
+    elsewhere = away(node, queues)
+    if not elsewhere:
         raise GraphError(
             f"{node.id} has across='pending', and none of its queues is in another store.",
             "give queues={…: cues.QueueOptions(path=…)}, or leave across= out.",
@@ -154,7 +153,7 @@ def _check_across(node: Node, nodes: tuple[Node, ...], queues: Mapping[str, Queu
         )
     for reader in nodes:
         for port in reader.reads:
-            if port.queue in written:
+            if port.queue in elsewhere:
                 raise GraphError(
                     f"{node.id} has across='pending', and {reader.id} reads {port.queue!r}: processors see messages"
                     " that are pending, and those of steps that never commit.",

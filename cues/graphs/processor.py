@@ -10,9 +10,7 @@ what its options allow is said there, at the user's own line, not when the graph
 
 from __future__ import annotations
 
-import difflib
 import inspect
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -20,6 +18,7 @@ from typing import Any, Literal, Unpack
 
 from cues import codec
 from cues.base import names
+from cues.base.checks import is_count, is_number, nearest
 from cues.errors import CodecError, GraphError, InvalidName
 from cues.graphs.options import (
     ACROSS,
@@ -46,10 +45,8 @@ class _Bound:
     def __init__(self, *queues: str, **bindings: str) -> None:
         for queue in queues:
             if queue in bindings or queues.count(queue) > 1:
-                raise _wrong(
-                    "",
-                    f"{type(self).__name__} has two queues under the name {queue!r}.",
-                    "give one of them another name.",
+                raise GraphError(
+                    f"{type(self).__name__} has two queues under the name {queue!r}.", "give one of them another name."
                 )
         self.bindings: dict[str, str] = {**{queue: queue for queue in queues}, **bindings}
 
@@ -89,96 +86,77 @@ class Processor:
     outputs: str | AllOf | dict[str, str] | None
     options: Options
 
-    def _options(self, options: Mapping[str, Any], id: str) -> Options:
-        where = f"The {self.kind} {id!r}"
+    def _wrong(self, message: str, hint: str) -> GraphError:
+        return GraphError(message, hint, processor=self.id)
+
+    def _options(self, options: Mapping[str, Any]) -> Options:
+        where, allowed = f"The {self.kind} {self.id!r}", ", ".join(ALLOWED[self.kind])
         for name in options:
             if name not in OPTION_NAMES:
-                near = difflib.get_close_matches(name, OPTION_NAMES, 1)
-                raise _wrong(
-                    id,
-                    f"{where} has no option {name!r}; it has {', '.join(ALLOWED[self.kind])}.",
-                    f"{near[0]}=" if near else "use one of those.",
+                raise self._wrong(
+                    f"{where} has no option {name!r}; it has {allowed}.",
+                    nearest(name, OPTION_NAMES, "{}=", "use one of those."),
                 )
             if name not in ALLOWED[self.kind]:
-                raise _wrong(id, f"{where} takes no option {name!r}.", f"use one of {', '.join(ALLOWED[self.kind])}.")
-        found = Options(**options)
-        if found.strategy not in (None, *STRATEGIES):
-            raise _wrong(id, f"{where} has strategy {found.strategy!r}.", " or ".join(map(repr, STRATEGIES)) + ".")
-        if not isinstance(found.retries, Retry) and (
-            not isinstance(found.retries, int) or isinstance(found.retries, bool) or found.retries < 0
-        ):
-            raise _wrong(id, f"{where} has retries={found.retries!r}.", "give a count from 0, or cues.Retry(...).")
-        if found.retry.attempts < 1:
-            raise _wrong(id, f"{where} makes {found.retry.attempts} attempts.", "give attempts=1 or more.")
-        check_retries(id, self.kind, found.strategy, found)
-        if not isinstance(found.batch, bool) and found.batch != FRAME:
-            raise _wrong(id, f"{where} has batch={found.batch!r}.", "give True (lists of messages) or False.")
-        if found.fields is not None and (not isinstance(found.fields, str) or found.batch != FRAME):
-            raise _wrong(
-                id, f"{where} has fields={found.fields!r}.", "declare it with @graph.frame(…, fields='name type, …')."
-            )
-        if not isinstance(found.batch_size, int) or isinstance(found.batch_size, bool) or found.batch_size < 1:
-            raise _wrong(id, f"{where} has batch_size={found.batch_size!r}.", "give a count of messages from 1.")
-        if found.step_s is not None and not (_is_number(found.step_s) and found.step_s > 0):
-            raise _wrong(
-                id, f"{where} has step_s={found.step_s!r}.", "give a number of seconds above 0, or None for no bound."
-            )
-        if not (_is_number(found.linger_s) and found.linger_s >= 0):
-            raise _wrong(id, f"{where} has linger_s={found.linger_s!r}.", "give a number of seconds from 0.")
-        if found.linger_s and found.batch is not True:
-            raise _wrong(
-                id,
-                f"{where} has linger_s={found.linger_s!r} and is called for one message at a time"
-                if not found.batch
-                else f"{where} has linger_s={found.linger_s!r} and is a frame",
-                "write batch=True with it, or leave linger_s= out.",
-            )
-        if not isinstance(found.concurrency, int) or isinstance(found.concurrency, bool) or found.concurrency < 1:
-            raise _wrong(id, f"{where} has concurrency={found.concurrency!r}.", "give a count of calls from 1.")
-        if not isinstance(found.instances, int) or isinstance(found.instances, bool) or found.instances < 1:
-            raise _wrong(id, f"{where} has instances={found.instances!r}.", "give a count of threads from 1.")
-        if found.concurrency > 1 and found.batch:
-            raise _wrong(
-                id,
-                f"{where} has concurrency={found.concurrency} and is a batch function, which is called once a step.",
+                raise self._wrong(f"{where} takes no option {name!r}.", f"use one of {allowed}.")
+        given = Options(**options)
+        batch, limit, key, step_s, linger_s = given.batch, given.timeout_s, given.key, given.step_s, given.linger_s
+
+        def need(fits: object, name: str, hint: str) -> None:
+            if not fits:
+                raise self._wrong(f"{where} has {name}={getattr(given, name)!r}.", hint)
+
+        need(given.strategy in (None, *STRATEGIES), "strategy", " or ".join(map(repr, STRATEGIES)) + ".")
+        retries_fit = isinstance(given.retries, Retry) or is_count(given.retries, 0)
+        need(retries_fit, "retries", "give a count from 0, or cues.Retry(...).")
+        need(isinstance(batch, bool) or batch == FRAME, "batch", "give True (lists of messages) or False.")
+        fields_fit = given.fields is None or (isinstance(given.fields, str) and batch == FRAME)
+        need(fields_fit, "fields", "declare it with @graph.frame(…, fields='name type, …').")
+        need(is_count(given.batch_size), "batch_size", "give a count of messages from 1.")
+        step_fits = step_s is None or (is_number(step_s) and step_s > 0)
+        need(step_fits, "step_s", "give a number of seconds above 0, or None for no bound.")
+        need(is_number(linger_s) and linger_s >= 0, "linger_s", "give a number of seconds from 0.")
+        need(is_count(given.concurrency), "concurrency", "give a count of calls from 1.")
+        need(is_count(given.instances), "instances", "give a count of threads from 1.")
+        limit_fits = limit is None or (is_number(limit) and limit > 0)
+        need(limit_fits, "timeout_s", "give the seconds that one call may take, more than 0.")
+        need(given.across in ACROSS, "across", " or ".join(map(repr, ACROSS)) + ".")
+        need(given.resume in (None, "skip", "again"), "resume", "'skip' or 'again'.")
+        key_fits = key is None or isinstance(key, str) or callable(key)
+        need(key_fits, "key", "give the name of a field, or a function of a message.")
+        if given.retry.attempts < 1:
+            raise self._wrong(f"{where} makes {given.retry.attempts} attempts.", "give attempts=1 or more.")
+        check_retries(self.id, self.kind, given.strategy, given)
+        if linger_s and batch is not True:
+            manner = "is a frame" if batch else "is called for one message at a time"
+            hint = "write batch=True with it, or leave linger_s= out."
+            raise self._wrong(f"{where} has linger_s={linger_s!r} and {manner}", hint)
+        if given.concurrency > 1 and batch:
+            raise self._wrong(
+                f"{where} has concurrency={given.concurrency} and is a batch function, which is called once a step.",
                 "leave concurrency= out, or set batch=False.",
             )
-        limit = found.timeout_s
-        if limit is not None and (
-            not isinstance(limit, (int, float)) or isinstance(limit, bool) or not 0 < limit < float("inf")
-        ):
-            raise _wrong(
-                id, f"{where} has timeout_s={limit!r}.", "give the seconds that one call may take, more than 0."
-            )
         for other in ("tailers", "appenders", "checkpoint"):
-            if limit is not None and getattr(found, other) is not None:
-                raise _wrong(
-                    id,
+            if limit is not None and getattr(given, other) is not None:
+                raise self._wrong(
                     f"{where} has timeout_s={limit} and {other}=: a call that is not waited for any longer could still"
                     " read, write or commit by itself.",
                     f"leave timeout_s= out, and set a timeout where the function waits; or leave {other}= out.",
                 )
-        if limit is not None and found.batch == FRAME:
-            raise _wrong(
-                id,
+        if limit is not None and batch == FRAME:
+            raise self._wrong(
                 f"{where} is written for Spark and has timeout_s={limit}.",
                 "leave timeout_s= out, and set a timeout of Spark.",
             )
-        if found.across not in ACROSS:
-            raise _wrong(id, f"{where} has across={found.across!r}.", " or ".join(map(repr, ACROSS)) + ".")
-        if found.resume not in (None, "skip", "again"):
-            raise _wrong(id, f"{where} has resume={found.resume!r}.", "'skip' or 'again'.")
-        if not (found.key is None or isinstance(found.key, str) or callable(found.key)):
-            raise _wrong(id, f"{where} has key={found.key!r}.", "give the name of a field, or a function of a message.")
-        if found.errors is not None and found.errors != INHERIT:
+        if given.errors is not None and given.errors != INHERIT:
             try:
-                names.check("queue", found.errors)
+                names.check("queue", given.errors)
             except InvalidName as error:
-                raise _wrong(id, f"{where}, errors=: {error.message}", error.hint) from None
+                raise self._wrong(f"{where}, errors=: {error.message}", error.hint) from None
         return replace(
-            found,
-            tailers=_imperative(self, "tailers", found.tailers),
-            appenders=_imperative(self, "appenders", found.appenders),
+            given,
+            tailers=_imperative(self, "tailers", given.tailers),
+            appenders=_imperative(self, "appenders", given.appenders),
         )
 
     def __repr__(self) -> str:
@@ -203,10 +181,10 @@ class Source(Processor):
         self.fn = fn
         self.inputs = None
         self.outputs = self.id
-        self.options = self._options(options, self.id)
+        self.options = self._options(options)
         if self.options.id not in (None, self.id):
-            raise _wrong(
-                self.id, f"The source {self.id!r} has id={self.options.id!r}; a source's id is its queue.", "no id=."
+            raise self._wrong(
+                f"The source {self.id!r} has id={self.options.id!r}; a source's id is its queue.", "no id=."
             )
         if fn is not None:
             _check_callable(self, fn)
@@ -215,20 +193,18 @@ class Source(Processor):
                 _check_process_behind(self, fn, parameters)
                 extra = [p.name for p in _required(parameters) if p.name != "process"][1:]
                 if extra:
-                    raise _wrong(
-                        self.id,
+                    raise self._wrong(
                         f"The function of source {self.id!r} asks for {', '.join(extra)}; a source gets its"
                         " position and, if it asks, `process`.",
-                        f"def {getattr(fn, '__name__', 'f')}(position): ...",
+                        _def(fn, "position"),
                     )
             if not position_count(fn) and self.options.resume is None:
-                raise _wrong(
-                    self.id,
+                raise self._wrong(
                     f"The function of source {self.id!r} takes no position, so every start would begin anew and"
                     " write its messages once more.",
-                    f"def {getattr(fn, '__name__', 'f')}(position): …, with `yield position, message`; or"
-                    " resume='skip' (it yields the same messages again, those that are committed are skipped:"
-                    " exactly-once); or resume='again' (at-least-once).",
+                    f"{_def(fn, 'position')}, with `yield position, message`; or resume='skip' (it yields the same"
+                    " messages again, those that are committed are skipped: exactly-once); or resume='again'"
+                    " (at-least-once).",
                 )
 
 
@@ -236,11 +212,10 @@ class Source(Processor):
 class Stream(Processor):
     """Move messages from queues to queues.
 
-    ``inputs`` is a queue name (one message in), an :class:`AnyOf` (one message from any) or a dict
-    of bindings (a join: one message from each, a parameter per binding). ``outputs`` is a queue
-    name (the function returns a message, a list of messages or None), an :class:`AllOf` (the same,
-    and each queue gets it) or a dict of bindings (it returns a dict by binding). A parameter
-    called ``process`` gets the :class:`Process`.
+    ``inputs`` is a queue name (one message in), an :class:`AnyOf` (one message from any) or a dict of bindings (a join:
+    one message from each, a parameter per binding). ``outputs`` is a queue name (the function returns a message, a list
+    of messages or None), an :class:`AllOf` (the same, and each queue gets it) or a dict of bindings (it returns a dict
+    by binding). A parameter called ``process`` gets the :class:`Process`.
 
     Over inputs with several partitions it runs as one unit for each partition, with its own positions and state.
     ``instances=n`` divides the units over n threads (default: one thread runs them in turn); the function must then be
@@ -278,7 +253,7 @@ class Stream(Processor):
         self.id = _id(self.kind, fn, options)
         self.fn = fn
         self.inputs = _inputs(self, inputs)
-        self.options = self._options(options, self.id)
+        self.options = self._options(options)
         self.outputs = _outputs(self, outputs)
         _check_callable(self, fn)
         _check_parameters(self, fn)
@@ -304,7 +279,7 @@ class Sink(Processor):
         self.fn = fn
         self.inputs = _inputs(self, inputs)
         self.outputs = None
-        self.options = self._options(options, self.id)
+        self.options = self._options(options)
         _check_callable(self, fn)
         _check_parameters(self, fn)
         _check_filters(self)
@@ -453,22 +428,13 @@ def function_name(fn: Function | None) -> str | None:
 # --- checks -------------------------------------------------------------------------------------
 
 
-def _is_number(value: Any) -> bool:
-    """Return whether a value is a finite number."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _wrong(processor: str, message: str, hint: str) -> GraphError:
-    return GraphError(message, hint, processor=processor)
-
-
 def check_retries(id: str, kind: Kind, strategy: str | None, options: Options) -> None:
     """Refuse retries under at-most-once; ``strategy`` may be the graph's. Sources have none."""
     if kind != "source" and strategy == "at-most-once" and options.retry.attempts > 1:
-        raise _wrong(
-            id,
+        raise GraphError(
             f"The {kind} {id!r} is at-most-once, which never calls a function twice, and has retries.",
             "set retries=0, or strategy='exactly-once'.",
+            processor=id,
         )
 
 
@@ -477,7 +443,7 @@ def _id(kind: str, fn: Function, options: Mapping[str, Any]) -> str:
     if id is None:
         id = getattr(fn, "__name__", None)
         if id is None or id == "<lambda>":
-            raise _wrong("", f"A {kind} whose function has no name ({fn!r}) needs an id.", "id='…'.")
+            raise GraphError(f"A {kind} whose function has no name ({fn!r}) needs an id.", "id='…'.")
     return names.check(kind, id)
 
 
@@ -492,20 +458,18 @@ def bindings(ports: str | AnyOf | AllOf | Mapping[str, str] | None) -> dict[str,
 
 def _inputs(processor: Processor, inputs: Any) -> str | AnyOf | dict[str, str]:
     if not isinstance(inputs, (str, AnyOf, Mapping)):
-        raise _wrong(
-            processor.id,
+        raise processor._wrong(
             f"The inputs of {processor.id!r} are {type(inputs).__name__} ({inputs!r}).",
             "give a queue name, cues.AnyOf(a=…, b=…), or a dict {binding: queue}.",
         )
     found = bindings(inputs)
     if not found:
-        raise _wrong(processor.id, f"{processor.id!r} has no inputs.", "give a queue name.")
+        raise processor._wrong(f"{processor.id!r} has no inputs.", "give a queue name.")
     _check_bindings(processor, found)
     seen: dict[str, str] = {}
     for binding, queue in found.items():
         if queue in seen:
-            raise _wrong(
-                processor.id,
+            raise processor._wrong(
                 f"{processor.id!r} reads the queue {queue!r} under two bindings, {seen[queue]!r} and {binding!r};"
                 " a position is kept once a queue.",
                 "use one binding, or a second processor.",
@@ -524,24 +488,21 @@ def _outputs(processor: Processor, outputs: Any) -> str | AllOf | dict[str, str]
     elif isinstance(outputs, (list, tuple)):
         found = {queue: queue for queue in outputs}
     else:
-        raise _wrong(
-            processor.id,
+        raise processor._wrong(
             f"The outputs of {processor.id!r} are {type(outputs).__name__} ({outputs!r}).",
             "give a queue name, cues.AllOf('a', 'b'), a dict {binding: queue}, or None with appenders=.",
         )
     queues = bindings(found)
     if not queues:
-        raise _wrong(
-            processor.id, f"{processor.id!r} has no outputs.", "give a queue name or appenders=, or declare a Sink."
+        raise processor._wrong(
+            f"{processor.id!r} has no outputs.", "give a queue name or appenders=, or declare a Sink."
         )
     _check_bindings(processor, queues)
     if isinstance(found, AllOf):
         for queue in queues.values():
             if list(queues.values()).count(queue) > 1:
-                raise _wrong(
-                    processor.id,
-                    f"{processor.id!r} writes every message to the queue {queue!r} twice.",
-                    "name each queue once.",
+                raise processor._wrong(
+                    f"{processor.id!r} writes every message to the queue {queue!r} twice.", "name each queue once."
                 )
     return found  # type: ignore[no-any-return]
 
@@ -557,8 +518,7 @@ def _imperative(processor: Processor, option: str, value: Any) -> dict[str, str]
     elif isinstance(value, Mapping):
         pairs = list(value.items())
     else:
-        raise _wrong(
-            processor.id,
+        raise processor._wrong(
             f"{option}= of {processor.id!r} is {type(value).__name__} ({value!r}).",
             "give a dict {binding: queue}, or queue names.",
         )
@@ -566,8 +526,8 @@ def _imperative(processor: Processor, option: str, value: Any) -> dict[str, str]
     for binding, queue in pairs:
         _check_bindings(processor, {binding: queue})
         if queue in found.values():
-            raise _wrong(
-                processor.id, f"{option}= of {processor.id!r} names the queue {queue!r} twice.", "name each queue once."
+            raise processor._wrong(
+                f"{option}= of {processor.id!r} names the queue {queue!r} twice.", "name each queue once."
             )
         found[binding] = queue
     return found or None
@@ -580,25 +540,22 @@ def _check_imperative(processor: Processor, fn: Function) -> None:
     inputs = {queue: binding for binding, queue in bindings(processor.inputs).items()}
     for queue in (options.tailers or {}).values():
         if queue in inputs:
-            raise _wrong(
-                processor.id,
+            raise processor._wrong(
                 f"{processor.id!r} reads the queue {queue!r} as input {inputs[queue]!r} and in tailers=;"
                 " a position is kept once a queue.",
                 "use one of both, or a second processor.",
             )
     options_given = " and ".join(f"{name}=" for name in ("tailers", "appenders") if getattr(options, name))
     if options.concurrency > 1:
-        raise _wrong(
-            processor.id,
+        raise processor._wrong(
             f"{processor.id!r} has concurrency={options.concurrency} and {options_given}: what calls that run at once"
             " read and write by themselves has no order.",
             "set concurrency=1.",
         )
     if not wants_process(fn) and _parameters(fn) is not None:
-        raise _wrong(
-            processor.id,
+        raise processor._wrong(
             f"{processor.id!r} has {options_given}, and its function has no parameter 'process' to use them by.",
-            f"def {getattr(fn, '__name__', 'f')}(…, process): …",
+            _def(fn, "…, process"),
         )
 
 
@@ -608,28 +565,29 @@ def _check_bindings(processor: Processor, found: Mapping[str, str]) -> None:
             names.check("binding", binding)
             names.check("queue", queue)
         except InvalidName as error:
-            raise _wrong(processor.id, f"{processor.id!r}: {error.message}", error.hint) from None
+            raise processor._wrong(f"{processor.id!r}: {error.message}", error.hint) from None
 
 
 def _check_callable(processor: Processor, fn: object) -> None:
     if not callable(fn):
-        raise _wrong(
-            processor.id,
+        raise processor._wrong(
             f"The function of {processor.id!r} is {type(fn).__name__} ({fn!r}), which cannot be called.",
             "give a function.",
         )
     if processor.kind == "source" and inspect.iscoroutinefunction(fn):
-        raise _wrong(
-            processor.id,
+        raise processor._wrong(
             f"The source {processor.id!r} is `async def` and yields nothing.",
             "declare it with def or as an async generator, and yield position, message.",
         )
     if processor.kind != "source" and (inspect.isgeneratorfunction(fn) or inspect.isasyncgenfunction(fn)):
-        raise _wrong(
-            processor.id,
-            f"The function of {processor.id!r} is a generator; only sources yield.",
-            "return a list of messages.",
+        raise processor._wrong(
+            f"The function of {processor.id!r} is a generator; only sources yield.", "return a list of messages."
         )
+
+
+def _def(fn: Function, parameters: str, body: str = "…") -> str:
+    """The declaration that an error tells the user to write."""
+    return f"def {getattr(fn, '__name__', 'f')}({parameters}): {body}"
 
 
 def _parameters(fn: Function) -> list[inspect.Parameter] | None:
@@ -675,11 +633,10 @@ def _check_process_behind(processor: Processor, fn: Function, parameters: list[i
     """Refuse ``process`` as the first parameter: the message is passed by position."""
     if len(parameters) > 1 and parameters[0].name == "process" and parameters[0].kind is not _KEYWORD_ONLY:
         rest = ", ".join(p.name for p in parameters[1:])
-        raise _wrong(
-            processor.id,
+        raise processor._wrong(
             f"The first parameter of the function of {processor.id!r} is 'process', where"
             f" {parameters[1].name!r} is expected.",
-            f"def {getattr(fn, '__name__', 'f')}({rest}, process): …",
+            _def(fn, f"{rest}, process"),
         )
 
 
@@ -693,41 +650,33 @@ def _check_parameters(processor: Processor, fn: Function) -> None:
         named = [p.name for p in parameters if p.kind not in _VARIADIC and p.name != "process"]
         for parameter in _required(parameters):
             if parameter.name != "process" and parameter.name not in found:
-                near = difflib.get_close_matches(parameter.name, found, 1)
-                raise _wrong(
-                    processor.id,
+                raise processor._wrong(
                     f"{here} has a parameter {parameter.name!r} that names no binding; its inputs are"
                     f" {', '.join(map(repr, found))}.",
-                    f"{near[0] if near else next(iter(found))!r}.",
+                    nearest(parameter.name, found, "{!r}.", f"{next(iter(found))!r}."),
                 )
             if parameter.kind is inspect.Parameter.POSITIONAL_ONLY:
-                raise _wrong(
-                    processor.id,
-                    f"{here} takes {parameter.name!r} by place only; bindings are passed by name.",
-                    "remove the '/'.",
+                raise processor._wrong(
+                    f"{here} takes {parameter.name!r} by place only; bindings are passed by name.", "remove the '/'."
                 )
         if not any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters):
             for binding in found:
                 if binding not in named:
-                    raise _wrong(
-                        processor.id,
+                    raise processor._wrong(
                         f"{here} has no parameter for the binding {binding!r}; it has"
                         f" {', '.join(map(repr, named)) or 'none'}.",
-                        f"def {getattr(fn, '__name__', 'f')}({', '.join(found)}): …"
+                        _def(fn, ", ".join(found))
                         if all(b.isidentifier() for b in found)
                         else "binding names that are Python names.",
                     )
         return
     plain = [p for p in parameters if p.kind not in _VARIADIC and p.name != "process"]
     if not plain and not any(p.kind is inspect.Parameter.VAR_POSITIONAL for p in parameters):
-        raise _wrong(
-            processor.id, f"{here} has no parameter for the message.", f"def {getattr(fn, '__name__', 'f')}(message): …"
-        )
+        raise processor._wrong(f"{here} has no parameter for the message.", _def(fn, "message"))
     _check_process_behind(processor, fn, parameters)
     extra = [p.name for p in _required(parameters) if p.name != "process"][1:]
     if extra:
-        raise _wrong(
-            processor.id,
+        raise processor._wrong(
             f"{here} asks for {', '.join(map(repr, extra))} besides the message; with one input it gets the"
             " message and, if it asks, `process`.",
             "use process.opts, process.system, or a dict of inputs for a join.",
@@ -740,20 +689,17 @@ def _check_frame(processor: Processor) -> None:
     if options.batch != FRAME:
         return
     if not isinstance(processor.inputs, str) or not isinstance(processor.outputs, str):
-        raise _wrong(
-            processor.id,
+        raise processor._wrong(
             f"The frame {processor.id!r} goes from {processor.inputs!r} to {processor.outputs!r}.",
             "give one queue as input and one as output.",
         )
     unfit = ("types", "topics", "where", "key", "tailers", "appenders", "side_effects")
     for name in unfit:
         if name in options.given():
-            raise _wrong(processor.id, f"The frame {processor.id!r} has {name}=.", "do it inside the DataFrame.")
+            raise processor._wrong(f"The frame {processor.id!r} has {name}=.", "do it inside the DataFrame.")
     if options.strategy == "at-most-once":
-        raise _wrong(
-            processor.id,
-            f"The frame {processor.id!r} is at-most-once.",
-            "leave strategy= out: a frame is exactly-once.",
+        raise processor._wrong(
+            f"The frame {processor.id!r} is at-most-once.", "leave strategy= out: a frame is exactly-once."
         )
 
 
@@ -764,34 +710,27 @@ def _check_checkpoint(processor: Processor, fn: Function) -> None:
         return
     here = f"The sink {processor.id!r} has checkpoint="
     if isinstance(options.checkpoint, type) or not callable(getattr(options.checkpoint, "transaction", None)):
-        raise _wrong(
-            processor.id,
+        raise processor._wrong(
             f"{here}{options.checkpoint!r}, which is not an object with transaction(process).",
             "give cues.checkpoints.SQLCheckpoint(…), or cues.processors.sql.SQLite(…).",
         )
     if inspect.iscoroutinefunction(fn):
-        raise _wrong(processor.id, f"{here} and is `async def`; the transaction is not.", "declare it with def.")
+        raise processor._wrong(f"{here} and is `async def`; the transaction is not.", "declare it with def.")
     if options.concurrency > 1:
-        raise _wrong(
-            processor.id,
+        raise processor._wrong(
             f"{here} and concurrency={options.concurrency}: one written early would hide those before it.",
             "set concurrency=1, and batch=True.",
         )
     if options.strategy == "at-most-once":
-        raise _wrong(
-            processor.id, f"{here} and is at-most-once, which repeats nothing.", "set strategy='exactly-once'."
-        )
+        raise processor._wrong(f"{here} and is at-most-once, which repeats nothing.", "set strategy='exactly-once'.")
     if options.tailers:
-        raise _wrong(
-            processor.id,
-            f"{here} and tailers=: what the function reads by itself is in no delivery.",
-            "read only inputs.",
+        raise processor._wrong(
+            f"{here} and tailers=: what the function reads by itself is in no delivery.", "read only inputs."
         )
     if not wants_process(fn):
-        raise _wrong(
-            processor.id,
+        raise processor._wrong(
             f"{here}, and its function has no parameter 'process' to reach the transaction by.",
-            f"def {getattr(fn, '__name__', 'f')}(…, process): process.connection.execute(…).",
+            _def(fn, "…, process", "process.connection.execute(…)."),
         )
 
 
@@ -802,25 +741,21 @@ def _check_filters(processor: Processor) -> None:
         if isinstance(value, Mapping):
             for binding in value:
                 if binding not in found:
-                    near = difflib.get_close_matches(str(binding), found, 1)
-                    raise _wrong(
-                        processor.id,
+                    raise processor._wrong(
                         f"{name}= of {processor.id!r} names {binding!r}, which is not an input; the inputs are"
                         f" {', '.join(map(repr, found))}.",
-                        f"{near[0] if near else next(iter(found))!r}.",
+                        nearest(binding, found, "{!r}.", f"{next(iter(found))!r}."),
                     )
         for one in value.values() if isinstance(value, Mapping) else [value]:
             if one is None:
                 continue
             if name == "where":
                 if not callable(one):
-                    raise _wrong(
-                        processor.id, f"where= of {processor.id!r} is {one!r}.", "give a function of a message."
-                    )
+                    raise processor._wrong(f"where= of {processor.id!r} is {one!r}.", "give a function of a message.")
                 _check_plain(processor, name, one)
             elif not isinstance(one, (str, list, tuple, set, frozenset)):
-                raise _wrong(
-                    processor.id, f"{name}= of {processor.id!r} is {one!r}.", f"{name}='a', or {name}={{'a', 'b'}}."
+                raise processor._wrong(
+                    f"{name}= of {processor.id!r} is {one!r}.", f"{name}='a', or {name}={{'a', 'b'}}."
                 )
     _check_plain(processor, "key", processor.options.key)
 
@@ -828,10 +763,8 @@ def _check_filters(processor: Processor) -> None:
 def _check_plain(processor: Processor, option: str, fn: Any) -> None:
     """Refuse an `async def`: the coroutine that a call returns is true, and as a key each is another one."""
     if inspect.iscoroutinefunction(fn):
-        raise _wrong(
-            processor.id,
-            f"{option}= of {processor.id!r} is `async def`, and is called without await.",
-            "declare it with def.",
+        raise processor._wrong(
+            f"{option}= of {processor.id!r} is `async def`, and is called without await.", "declare it with def."
         )
 
 

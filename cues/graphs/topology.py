@@ -48,10 +48,7 @@ class Topology:
 
     def order(self) -> tuple[str, ...]:
         """Return all nodes, each after the nodes that it depends on; nodes of a cycle are together, by name."""
-        done: list[str] = []
-        for group in self._groups():
-            done += group
-        return tuple(done)
+        return tuple(node for group in self._groups() for node in group)
 
     def cycles(self) -> tuple[tuple[str, ...], ...]:
         """Return the cycles: groups of nodes that depend on each other, each sorted by name."""
@@ -113,35 +110,28 @@ class Topology:
         for a, b in arrows:
             forward.setdefault(a, set()).add(b)
         seen: set[str] = set()
-        todo = [node]
+        todo = {node}
         while todo:
-            for other in forward.get(todo.pop(), ()):
-                if other not in seen:
-                    seen.add(other)
-                    todo.append(other)
+            new = forward.get(todo.pop(), set()) - seen
+            seen |= new
+            todo |= new
         return frozenset(seen)
 
     def _groups(self) -> list[list[str]]:
         """Return the strongly connected groups, each after those that it depends on."""
         before = {n: self.dependencies(n) for n in self.nodes}
-        groups: dict[str, list[str]] = {}
+        left: dict[str, list[str]] = {}
         for node in sorted(self.nodes):
             mates = sorted({node} | {m for m in before[node] if node in before[m]})
-            groups.setdefault(mates[0], mates)
-        left = dict(sorted(groups.items()))
+            left.setdefault(mates[0], mates)
         done: set[str] = set()
         order: list[list[str]] = []
         while left:
-            for name, mates in left.items():
-                if all(before[m] <= done | set(mates) for m in mates):
-                    order.append(mates)
-                    done |= set(mates)
-                    del left[name]
-                    break
+            name = next(name for name, mates in left.items() if all(before[m] <= done | set(mates) for m in mates))
+            order.append(left.pop(name))
+            done.update(order[-1])
         return order
 
-
-# --- shapes -----------------------------------------------------------------------------------------
 
 _Vertex = tuple[str, str, str]
 """Side, "node" or "queue", and name."""
@@ -168,11 +158,10 @@ def _refined(colours: _Colours, links: _Links) -> _Colours:
     Both sides are coloured together, so that a colour means the same on either.
     """
     while True:
-        found = {
-            vertex: (colours[vertex], sorted((part, colours[one], colours[two]) for part, one, two in links[vertex]))
-            for vertex in links
+        signs = {
+            vertex: (colours[vertex], tuple(sorted((part, colours[a], colours[b]) for part, a, b in around)))
+            for vertex, around in links.items()
         }
-        signs = {vertex: (colour, tuple(around)) for vertex, (colour, around) in found.items()}
         numbers = {sign: number for number, sign in enumerate(sorted(set(signs.values())))}
         refined = {vertex: numbers[sign] for vertex, sign in signs.items()}
         if len(numbers) == len(set(colours.values())):

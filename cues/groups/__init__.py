@@ -13,8 +13,9 @@ Each name is loaded when it is first used.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from cues.base.lazy import loader
 
 if TYPE_CHECKING:
     from cues.groups.membership import Member
@@ -24,47 +25,25 @@ if TYPE_CHECKING:
     from cues.groups.table import forget
     from cues.queues.partitioners import murmur2, partition_for
 
+# fmt: off
 __all__ = [
-    "TRY_ABORT",
-    "TRY_COMMIT",
-    "Ended",
-    "Member",
-    "Reason",
-    "Relative",
-    "Session",
-    "Try",
-    "forget",
-    "murmur2",
-    "partition_for",
-    "plan",
+    "TRY_ABORT", "TRY_COMMIT", "Ended", "Member", "Reason", "Relative", "Session", "Try", "forget", "murmur2",
+    "partition_for", "plan",
 ]
-
-_HOMES = {
-    "TRY_ABORT": "cues.groups.session",
-    "TRY_COMMIT": "cues.groups.session",
-    "Ended": "cues.groups.session",
-    "Member": "cues.groups.membership",
-    "Reason": "cues.groups.session",
-    "Relative": "cues.groups.places",
-    "Session": "cues.groups.session",
-    "Try": "cues.groups.session",
-    "forget": "cues.groups.table",
-    "murmur2": "cues.queues.partitioners",
-    "partition_for": "cues.queues.partitioners",
-    "plan": "cues.groups.sticky",
-}
-
-
-def _load(name: str) -> Any:
-    """Load a name on its first use (PEP 562)."""
-    if name not in _HOMES:
-        raise AttributeError(f"module 'cues.groups' has no attribute {name!r}")
-    value = globals()[name] = getattr(importlib.import_module(_HOMES[name]), name)
-    return value
-
+# fmt: on
 
 if not TYPE_CHECKING:  # for a type checker it would define every name
-    __getattr__ = _load
+    __getattr__ = loader(
+        __name__,
+        {
+            "groups.membership": "Member",
+            "groups.places": "Relative",
+            "groups.session": "TRY_ABORT TRY_COMMIT Ended Reason Session Try",
+            "groups.sticky": "plan",
+            "groups.table": "forget",
+            "queues.partitioners": "murmur2 partition_for",
+        },
+    )
 
 
 def __dir__() -> list[str]:

@@ -18,7 +18,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Final, TypeGuard
+from typing import Final, TypeGuard
 
 from cues.base import clock, names
 from cues.base.events import log
@@ -27,13 +27,11 @@ from cues.groups.held import HeldPartition
 from cues.groups.sticky import Partition
 from cues.groups.table import GroupTable, MemberRow, Start, View, new_id
 from cues.queues import claims
+from cues.queues.claims import Claim
 from cues.queues.processor_rows import boot
+from cues.queues.queue import Queue
 from cues.storage import leases, locks
 from cues.storage.leases import Lease
-
-if TYPE_CHECKING:
-    from cues.queues.claims import Claim
-    from cues.queues.queue import Queue
 
 LOOK_NS: Final = 100_000_000
 """The interval at which a member looks for dead members: two system calls for each member."""
@@ -100,12 +98,10 @@ class Holdings:
         try:
             self._locked = self._take_name()
             self._join()
-            self.store.on_close(self.let_go)
+            self.store._on_close(self.let_go)
         except BaseException:
             self.let_go()
             raise
-
-    # --- name and lease ---
 
     def _take_name(self) -> bool:
         """Take the lock of the name. False if a process that does not answer holds it: its place is taken over."""
@@ -173,8 +169,6 @@ class Holdings:
             self._locked = False
         self.over = True
 
-    # --- following the group ---
-
     def stale(self) -> None:
         """Make the next :meth:`keep_up` read everything again: this member's knowledge may be out of date."""
         self._seen = -1
@@ -216,7 +210,8 @@ class Holdings:
                 self._locked = self._locks.try_lock(self.table.lock_of(self.name))
         with self.store.view() as txn:
             changes = self.table.row(txn).changes
-        if changes == self._seen and not (looking and (self._waits or self._leaving())):
+        leaving = any(not held.assignee for held in self.held.values())
+        if changes == self._seen and not (looking and (self._waits or leaving)):
             return False
         before = list(self.held.values())
         self._seen = -1  # until the end: if an exception comes out of this, the next call looks again
@@ -277,9 +272,6 @@ class Holdings:
 
     def _mine(self, claim: Claim | None) -> TypeGuard[Claim]:
         return claim is not None and claim.owner == self._id
-
-    def _leaving(self) -> list[HeldPartition]:
-        return [held for held in self.held.values() if not held.assignee]
 
     def _may_leave(self, held: HeldPartition) -> bool:
         """Whether a partition can be released: no message is uncommitted, or it has been leaving for a lease."""
@@ -352,8 +344,6 @@ class Holdings:
             callback(partitions)
         finally:
             self.calling = before
-
-    # --- the end ---
 
     def end(self, leave: bool) -> None:
         """Release everything, and leave the group or keep the place for the lease. May be repeated until it returns."""

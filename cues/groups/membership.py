@@ -21,9 +21,8 @@ hangs, keeps its lock; it loses its place if it makes no call for ``lease_s``. O
 of ours would also renew it for a function that hangs. A step that takes longer calls :meth:`Member.keepalive`.
 
 **An exception** may come out of a call at any point, a Ctrl-C for example, and the program may continue with the same
-member. A call records in ``_undo`` the positions before its reads, and clears that record as its last action. If an
-exception comes earlier, the next call first restores those positions and reads from the store which transactions of
-that call were committed. So a message counts as handed out only if the call that read it returned.
+member: the next call first mends it (:meth:`Member._mend`). A message counts as handed out only if the call that read
+it returned.
 
 Not guaranteed: that a message is read only once. It is read again if its member dies or loses the partition before the
 commit. A :class:`~cues.groups.session.Session` makes reading, writing and the position one commit.
@@ -34,26 +33,25 @@ from __future__ import annotations
 import functools
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, TypeVar, get_args
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Concatenate, Final, ParamSpec, TypeVar, get_args
 
 from cues.base import names
+from cues.base.closing import Closing
 from cues.errors import BatchDamaged, Closed, ConcurrentUse, Fenced, InvalidArgument, QueueNotFound, StoreReadOnly
 from cues.groups.held import HeldPartition
 from cues.groups.holdings import Holdings, OnChange
 from cues.groups.places import Place, target
 from cues.groups.session import Session
 from cues.groups.sticky import Partition
-from cues.groups.table import GroupTable, Start, new_id, partitions_of
+from cues.groups.table import GroupTable, Start, new_id
 from cues.queues import claims
-from cues.queues.log import Log
+from cues.queues.base_tailer import Reader
 from cues.queues.queue import Queue
+from cues.queues.store import Store
 from cues.queues.tailer import Envelope
 from cues.steps.ownership import LEASE_S
 from cues.storage import wakeup
-
-if TYPE_CHECKING:
-    from cues.queues.store import Store
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -103,7 +101,7 @@ def _one_call(method: Callable[Concatenate[Member, P], R]) -> Callable[Concatena
     return call
 
 
-class Member:
+class Member(Reader, Closing):
     """A member of a consumer group.
 
     ``queues``                a queue or its name, or several; they must exist
@@ -201,10 +199,7 @@ class Member:
         wanted = sorted({queue.id if isinstance(queue, Queue) else queue for queue in queues})
         if not wanted:
             raise InvalidArgument("The member subscribes to no queue.", "name one: Member(store, 'orders', 'billing').")
-        for queue in wanted:
-            names.check("queue", queue)
-            with self.store.view() as txn:
-                count = partitions_of(txn, queue)
+        for queue, count in self.table.counts(names.check("queue", queue) for queue in wanted).items():
             if not count:
                 raise QueueNotFound(
                     f"The store {self.store.path} has no queue {queue!r}; it has"
@@ -244,18 +239,6 @@ class Member:
         for held, messages in self.take(n, timeout):
             polled.setdefault(held.partition, []).extend(messages)
         return polled
-
-    def __iter__(self) -> Iterator[Message]:
-        """Read the messages that are present."""
-        while (message := self.read()) is not None:
-            yield message
-
-    def follow(self) -> Iterator[Message]:
-        """Read the messages, and wait for further ones, until the member or the store is closed (:class:`Closed`)."""
-        while True:
-            message = self.read(block=True)
-            if message is not None:
-                yield message
 
     @property
     def partition(self) -> Partition | None:
@@ -362,7 +345,7 @@ class Member:
         """
         self._no_session("seek")
         wanted = self._chosen(partitions)
-        logs = {partition: self._log(partition) for partition in wanted}
+        logs = {(queue, number): self._queues[queue].view(number).log for queue, number in wanted}
         with self.store.view() as txn:
             targets = {partition: target(txn, self.group, partition, log, to) for partition, log in logs.items()}
         self.table.seek(targets)
@@ -409,17 +392,13 @@ class Member:
                 raise InvalidArgument(
                     f"This member does not read {queue!r}.", f"name one of {', '.join(self._queues)}."
                 )
-            with self.store.view() as txn:
-                count = partitions_of(txn, queue)
+            count = self.table.counts((queue,))[queue]
             if number is not None and not (isinstance(number, int) and 0 <= number < count):
                 raise InvalidArgument(
                     f"{queue!r} has no partition {number!r}; it has {count}.", f"use 0 to {count - 1}."
                 )
             named += [(queue, n) for n in range(count)] if number is None else [(queue, number)]
         return named
-
-    def _log(self, partition: Partition) -> Log:
-        return self._queues[partition[0]].view(partition[1]).log
 
     # --- inside ---
 
@@ -436,9 +415,7 @@ class Member:
                 return taken
             if only is not None and not (self._holds(only) and only.readable):
                 return taken  # no further message of it will be read
-            mask = self.table.mask
-            for held in self.holdings.held.values():
-                mask |= held.log.mask
+            mask = self.table.mask | wakeup.union(held.log.mask for held in self.holdings.held.values())
             holds = set(self.holdings.held)
 
             def ready() -> Taken | bool:
@@ -625,8 +602,7 @@ class Member:
 
     def _end(self, leave: bool) -> None:
         self._closing = True
-        if self.store.doorbells is not None and not self.store.closed:
-            self.store.doorbells.ring_own()
+        self.store.ring_own()
         with self._busy:
             if not self._closed:
                 try:
@@ -635,12 +611,6 @@ class Member:
                     self.holdings.end(leave)
                 finally:
                     self._closed = self.holdings.over
-
-    def __enter__(self) -> Member:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         state = "closed" if self._closed else f"{len(self.holdings.held)} partitions"

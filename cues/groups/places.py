@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal
 
-from cues.base import clock, names
+from cues.base import names
 from cues.errors import InvalidArgument
 from cues.groups.sticky import Partition
 from cues.queues import claims
-from cues.queues.base import check_index
+from cues.queues.base import index_of
 from cues.queues.log import Log
 
 
@@ -28,19 +28,13 @@ Place = Literal["start", "end"] | int | datetime | Relative
 def target(txn: Any, group: str, partition: Partition, log: Log, to: Place) -> tuple[bytes, int, bytes]:
     """Find a place in a partition: the identity of its log, the index, and the seal before that index."""
     row = log.row(txn)
-    if to == "start":
-        index = row.first
-    elif to == "end":
-        index = row.next
-    elif isinstance(to, datetime):
-        index = log.index_at(txn, row, clock.to_ns(to))
-    elif isinstance(to, Relative):
+    if isinstance(to, Relative):
         claim = claims.read(txn, names.log_id(*partition), group)
         index = min(max((claim.next if claim else row.first) + to.by, row.first), row.next)
-    elif not isinstance(to, int):
+    elif to in ("start", "end") or isinstance(to, (int, datetime)):
+        index = index_of(txn, log, row, to, f"seek({to!r}) on {names.log_id(*partition)}")
+    else:
         raise InvalidArgument(
             f"seek({to!r}) names no place.", "pass 'start', 'end', an index, an aware datetime or Relative(-100)."
         )
-    else:
-        index = max(row.first, check_index(to, row.next, f"seek({to!r}) on {names.log_id(*partition)}"))
     return row.identity, index, log.seal_before(txn, row, index)

@@ -27,28 +27,25 @@ Not guaranteed: the effects of the transformation outside of the store. A step t
 from __future__ import annotations
 
 import enum
-import itertools
-from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, ParamSpec, Protocol, TypeVar
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Final, NamedTuple, ParamSpec, Protocol, TypeVar
 
 from cues import faults
 from cues.base import names
 from cues.errors import InvalidArgument
 from cues.groups.held import HeldPartition
+from cues.groups.holdings import Holdings
 from cues.groups.sticky import Partition
+from cues.groups.table import GroupTable
 from cues.queues import claims
 from cues.queues.queue import Queue
+from cues.queues.stamped import pages_of
+from cues.queues.store import Store
+from cues.queues.tailer import Envelope
 from cues.records import batch
 from cues.records.batch import Page
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from cues.groups.holdings import Holdings
-    from cues.groups.table import GroupTable
-    from cues.queues.store import Store
-    from cues.queues.tailer import Envelope
-    from cues.storage.transaction import StoreTransaction
+from cues.storage import wakeup
+from cues.storage.transaction import StoreTransaction
 
 Message = dict[str, Any]
 Built = list[tuple[Queue, list[Page]]]
@@ -127,8 +124,6 @@ class Session:
         self._doomed: Reason | None = None
         self._over: Ended | None = None
 
-    # --- reading ---
-
     def read(self, block: bool = False, timeout: float | None = None) -> Message | None:
         """Return the next message of the session's partition; None if there is none, or the partition is lost."""
         messages = self._read(1, timeout if block else 0.0)
@@ -174,8 +169,6 @@ class Session:
             return []  # this session can only be aborted; the messages are read again in the next one
         return messages
 
-    # --- writing ---
-
     def write(self, queue: str | Queue, message: Message) -> None:
         """Add a message to the commit, for a queue of the store.
 
@@ -200,8 +193,6 @@ class Session:
         if output is None:
             output = self._outputs[name] = _Output(self._member.output(queue))
         return output
-
-    # --- the end ---
 
     def end(self, how: Try, checkpoint: bytes | None = None) -> Ended:
         """End the session; return whether it was committed, and the reason if not.
@@ -262,9 +253,7 @@ class Session:
         faults.point("session.after")
         if self.held is not None:
             self.held.claim = claim
-        for parts in built.values():
-            for view, _ in parts:
-                member.store.ring(view.log.mask)
+        member.store.ring(wakeup.union(view.log.mask for parts in built.values() for view, _ in parts))
         return None
 
     def _write(self, txn: StoreTransaction, built: dict[str, Built], checkpoint: bytes | None) -> Any:
@@ -296,9 +285,12 @@ class Session:
             raise self._ended()
 
     def _ended(self) -> InvalidArgument:
-        assert self._over is not None
-        how = "committed" if self._over.committed else f"aborted: {self._over.reason}"
-        return InvalidArgument(f"The session has ended ({how}).", "call member.session() for the next step.")
+        return InvalidArgument(f"The session has ended ({self._state()}).", "call member.session() for the next step.")
+
+    def _state(self) -> str:
+        if self._over is None:
+            return "open"
+        return "committed" if self._over.committed else f"aborted: {self._over.reason}"
 
     def __enter__(self) -> Session:
         return self
@@ -307,10 +299,7 @@ class Session:
         self.abandon()
 
     def __repr__(self) -> str:
-        state = "open"
-        if self._over is not None:
-            state = "committed" if self._over.committed else f"aborted: {self._over.reason}"
-        return f"<cues.groups.Session of {self._member.name} on {self.partition}: {state}>"
+        return f"<cues.groups.Session of {self._member.name} on {self.partition}: {self._state()}>"
 
 
 class _Refused(Exception):
@@ -345,17 +334,7 @@ class _Output:
 
         Partitions are opened here: a database cannot be opened inside a transaction.
         """
-        limit, strips = self.options.max_message_bytes, self.options.strips
-        built: Built = []
-        for number, packed in sorted(self._parts.items()):
-            pages: list[Page] = []
-            for _, run in itertools.groupby(packed, key=type):
-                messages = list(run)
-                encoded = [message for message in messages if isinstance(message, bytes)]
-                if encoded:
-                    pages += batch.build([], limit, encoded=encoded)
-                else:  # with metadata of their own
-                    dicts = [message for message in messages if isinstance(message, dict)]
-                    pages += batch.build(dicts, limit, strips=strips)
-            built.append((self.queue.view(number), pages))
-        return built
+        return [
+            (self.queue.view(number), pages_of(self.queue, packed, None))
+            for number, packed in sorted(self._parts.items())
+        ]

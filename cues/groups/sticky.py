@@ -41,9 +41,7 @@ _NO_ARC: Final = -1
 
 
 def plan(
-    members: Mapping[str, Iterable[str]],
-    partitions: Mapping[str, int],
-    previous: Mapping[str, Iterable[Partition]],
+    members: Mapping[str, Iterable[str]], partitions: Mapping[str, int], previous: Mapping[str, Iterable[Partition]]
 ) -> dict[str, set[Partition]]:
     """Assign each partition of a subscribed queue to one member.
 
@@ -86,10 +84,7 @@ class _Assignment:
     """The flow of one plan, and the meaning of its nodes and arcs."""
 
     def __init__(
-        self,
-        subscribed: Mapping[str, frozenset[str]],
-        counts: Mapping[str, int],
-        claims: Mapping[Partition, list[str]],
+        self, subscribed: Mapping[str, frozenset[str]], counts: Mapping[str, int], claims: Mapping[Partition, list[str]]
     ) -> None:
         self.subscribed = subscribed
         self.claims = claims
@@ -141,8 +136,7 @@ class _Assignment:
                 self._put(queue, member, self.kept[queue, claimants, member])
         for queue, claimants in rest:
             member = min(
-                self.readers[queue],
-                key=lambda m: (flow[self.load[m]], m not in claimants, flow[self.cell[m, queue]]),
+                self.readers[queue], key=lambda m: (flow[self.load[m]], m not in claimants, flow[self.cell[m, queue]])
             )
             if member in claimants:
                 self._put(queue, member, self.kept[queue, claimants, member])
@@ -208,9 +202,8 @@ class _Flow:
         """Send units around cycles of negative cost until there is none.
 
         The algorithm of Bellman and Ford, with a queue. A node's label is the least known cost of a path to it, its
-        parent is the last arc of that path, and a chain of parents that closes is a cycle of negative cost. After
-        a unit was sent around a cycle the labels stay: only its arcs have changed, so only its
-        nodes are examined again.
+        parent is the last arc of that path, and a chain of parents that closes is a cycle of negative cost. After a
+        unit was sent around a cycle the labels stay: only its arcs have changed, so only its nodes are examined again.
         """
         nodes = len(self.arcs)
         label = [0] * nodes

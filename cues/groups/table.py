@@ -17,8 +17,8 @@ from __future__ import annotations
 import os
 import struct
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeVar
+from dataclasses import dataclass, replace
+from typing import Final, Literal, NamedTuple, TypeVar
 
 from cues import codec, faults
 from cues.base import clock, names
@@ -28,12 +28,10 @@ from cues.queues import claims
 from cues.queues.claims import NOBODY, Claim
 from cues.queues.log import Log, read_row
 from cues.queues.processor_rows import boot
+from cues.queues.store import Store
 from cues.records import sealed
 from cues.storage import leases, locks, wakeup
-
-if TYPE_CHECKING:
-    from cues.queues.store import Store
-    from cues.storage.transaction import StoreTransaction
+from cues.storage.transaction import StoreTransaction
 
 R = TypeVar("R")
 
@@ -127,9 +125,8 @@ class GroupTable:
 
     def members(self, txn: StoreTransaction) -> dict[str, MemberRow]:
         """The members by name, also closed ones whose place is kept."""
-        prefix = names.member_key(self.group, "")
-        rows = {key[len(prefix) :].decode(): raw for key, raw in self.store.rows(txn, prefix)}
-        return {name: MemberRow.unpack(raw, name) for name, raw in rows.items()}
+        rows = self.store.named_rows(txn, names.member_key(self.group, ""))
+        return {name: MemberRow.unpack(raw, name) for name, raw in rows}
 
     def member(self, txn: StoreTransaction, name: str) -> MemberRow | None:
         raw = txn.get(names.member_key(self.group, name))
@@ -215,50 +212,48 @@ class GroupTable:
         has never read the positions are set to ``start``; partitions that such a queue gets later begin at their first
         message.
         """
-        with self.store.view() as txn:
-            pages = sum(partitions_of(txn, queue) for queue in row.queues)
-        return self._commit(self._join, name, row, start, pages=pages)
 
-    def _join(self, txn: StoreTransaction, name: str, row: MemberRow, start: Start) -> bytes | None:
-        for queue in row.queues:
-            logs = [names.log_id(queue, number) for number in range(partitions_of(txn, queue))]
-            if all(claims.read(txn, log, self.group) is None for log in logs):
-                for log in logs:
-                    claims.put(txn, log, self.group, claims.first(txn, log, "", latest=start == "latest"))
-        before = self.member(txn, name)
-        txn.put(names.member_key(self.group, name), row.pack())
-        self._touch(txn, anew=before is None or before.queues != row.queues)
-        faults.point("group.inside")
-        return before.id if before is not None else None
+        def join(txn: StoreTransaction) -> bytes | None:
+            for queue in row.queues:
+                logs = [names.log_id(queue, number) for number in range(partitions_of(txn, queue))]
+                if all(claims.read(txn, log, self.group) is None for log in logs):
+                    for log in logs:
+                        claims.put(txn, log, self.group, claims.first(txn, log, "", latest=start == "latest"))
+            before = self.member(txn, name)
+            txn.put(names.member_key(self.group, name), row.pack())
+            self._touch(txn, anew=before is None or before.queues != row.queues)
+            faults.point("group.inside")
+            return before.id if before is not None else None
+
+        return self._commit(join, pages=sum(self.counts(row.queues).values()))
 
     def keep(self, name: str, row: MemberRow) -> None:
         """Mark a member as closed. Its place is kept for the length of its lease."""
-        until = clock.monotonic_ns() + int(row.lease_s * 1e9)
-        kept = MemberRow(row.id, row.pid, row.boot, row.lease_s, row.static, until, row.queues)
-        self._commit(self._replace, name, row.id, kept)
+        kept = replace(row, kept_ns=clock.monotonic_ns() + int(row.lease_s * 1e9))
 
-    def _replace(self, txn: StoreTransaction, name: str, id: bytes, row: MemberRow) -> None:
-        before = self.member(txn, name)
-        if before is not None and before.id == id:
-            txn.put(names.member_key(self.group, name), row.pack())
-            self._touch(txn)
+        def keep(txn: StoreTransaction) -> None:
+            before = self.member(txn, name)
+            if before is not None and before.id == row.id:
+                txn.put(names.member_key(self.group, name), kept.pack())
+                self._touch(txn)
+
+        self._commit(keep)
 
     def remove(self, gone: Mapping[str, bytes]) -> None:
         """Remove members, given by name and id. A member that joined again meanwhile has another id and stays."""
-        self._commit(self._remove, gone)
+
+        def remove(txn: StoreTransaction) -> None:
+            rows = {name: self.member(txn, name) for name in gone}
+            removed = [name for name, row in rows.items() if row is not None and row.id == gone[name]]
+            for name in removed:
+                txn.delete(names.member_key(self.group, name))
+            if removed:
+                self._touch(txn, anew=True)
+            faults.point("group.inside")
+
+        self._commit(remove)
         for id in gone.values():
             leases.forget(self.store, id)
-
-    def _remove(self, txn: StoreTransaction, gone: Mapping[str, bytes]) -> None:
-        removed = False
-        for name, id in gone.items():
-            row = self.member(txn, name)
-            if row is not None and row.id == id:
-                txn.delete(names.member_key(self.group, name))
-                removed = True
-        if removed:
-            self._touch(txn, anew=True)
-        faults.point("group.inside")
 
     # --- the plan ---
 
@@ -277,22 +272,23 @@ class GroupTable:
             previous.setdefault(claim.assignee, set()).add(partition)
         wanted = plan({name: row.queues for name, row in seen.members.items()}, seen.counts, previous)
         assignees = {partition: name for name, given in wanted.items() for partition in given}
-        self._commit(self._write_plan, seen.row, assignees, pages=len(assignees))
-        return False
 
-    def _write_plan(self, txn: StoreTransaction, seen: GroupRow, assignees: Mapping[Partition, str]) -> None:
-        row = self.row(txn)
-        if row.generation != seen.generation or row.planned != seen.planned:
-            return  # another member was faster, or this plan is out of date
-        for (queue, number), name in sorted(assignees.items()):
-            log = names.log_id(queue, number)
-            claim = claims.read(txn, log, self.group)
-            if claim is None:
-                claims.put(txn, log, self.group, claims.first(txn, log, name))
-            elif claim.assignee != name:
-                claims.put(txn, log, self.group, claim._replace(assignee=name))
-        self._put(txn, row._replace(planned=row.generation, changes=row.changes + 1))
-        faults.point("group.inside")
+        def write(txn: StoreTransaction) -> None:
+            row = self.row(txn)
+            if row.generation != seen.row.generation or row.planned != seen.row.planned:
+                return  # another member was faster, or this plan is out of date
+            for (queue, number), name in sorted(assignees.items()):
+                log = names.log_id(queue, number)
+                claim = claims.read(txn, log, self.group)
+                if claim is None:
+                    claims.put(txn, log, self.group, claims.first(txn, log, name))
+                elif claim.assignee != name:
+                    claims.put(txn, log, self.group, claim._replace(assignee=name))
+            self._put(txn, row._replace(planned=row.generation, changes=row.changes + 1))
+            faults.point("group.inside")
+
+        self._commit(write, pages=len(assignees))
+        return False
 
     # --- claims and releases ---
 
@@ -302,40 +298,40 @@ class GroupTable:
         An owner that is dead, or no longer in the table, holds nothing: the new epoch fences it. Raises
         :class:`Diverged` if a log is not the one that the group has read.
         """
-        return self._commit(self._claim, name, id, wanted, pages=len(wanted))
 
-    def _claim(
-        self, txn: StoreTransaction, name: str, id: bytes, wanted: Mapping[Partition, Log]
-    ) -> dict[Partition, Claim]:
-        members = self.members(txn)
-        if name not in members or members[name].id != id:
-            return {}
-        living = {member.id for other, member in members.items() if self.alive(other, member)}
-        taken: dict[Partition, Claim] = {}
-        for partition, log in wanted.items():
-            before = claims.read(txn, names.log_id(*partition), self.group)
-            if before is None or before.assignee != name or before.owner in living:
-                continue
-            claim = claims.standing(txn, log, self.group, before)._replace(owner=id, epoch=before.epoch + 1)
-            claims.put(txn, names.log_id(*partition), self.group, claim)
-            taken[partition] = claim
-        if taken:
-            self._touch(txn)
-        faults.point("group.inside")
-        return taken
+        def claim(txn: StoreTransaction) -> dict[Partition, Claim]:
+            members = self.members(txn)
+            if name not in members or members[name].id != id:
+                return {}
+            living = {member.id for other, member in members.items() if self.alive(other, member)}
+            taken: dict[Partition, Claim] = {}
+            for partition, log in wanted.items():
+                before = claims.read(txn, names.log_id(*partition), self.group)
+                if before is None or before.assignee != name or before.owner in living:
+                    continue
+                standing = claims.standing(txn, log, self.group, before)
+                taken[partition] = standing._replace(owner=id, epoch=before.epoch + 1)
+                claims.put(txn, names.log_id(*partition), self.group, taken[partition])
+            if taken:
+                self._touch(txn)
+            faults.point("group.inside")
+            return taken
+
+        return self._commit(claim, pages=len(wanted))
 
     def release(self, id: bytes, given: Collection[Partition]) -> None:
         """Release those of the partitions that the member ``id`` still owns."""
-        self._commit(self._release, id, given, pages=len(given))
 
-    def _release(self, txn: StoreTransaction, id: bytes, given: Iterable[Partition]) -> None:
-        for partition in given:
-            log = names.log_id(*partition)
-            claim = claims.read(txn, log, self.group)
-            if claim is not None and claim.owner == id:  # at any epoch: a seek raises it and keeps the owner
-                claims.put(txn, log, self.group, claim._replace(owner=NOBODY, epoch=claim.epoch + 1))
-        self._touch(txn)
-        faults.point("group.inside")
+        def release(txn: StoreTransaction) -> None:
+            for partition in given:
+                log = names.log_id(*partition)
+                claim = claims.read(txn, log, self.group)
+                if claim is not None and claim.owner == id:  # at any epoch: a seek raises it and keeps the owner
+                    claims.put(txn, log, self.group, claim._replace(owner=NOBODY, epoch=claim.epoch + 1))
+            self._touch(txn)
+            faults.point("group.inside")
+
+        self._commit(release, pages=len(given))
 
     # --- positions ---
 
@@ -372,55 +368,54 @@ class GroupTable:
 
     def pause(self, partitions: Collection[Partition], paused: bool) -> None:
         """Pause or resume partitions, also those that other members hold."""
-        self._commit(self._pause, list(partitions), paused, pages=len(partitions))
 
-    def _pause(self, txn: StoreTransaction, partitions: Iterable[Partition], paused: bool) -> None:
-        for partition in partitions:
-            log = names.log_id(*partition)
-            claim = claims.read(txn, log, self.group) or claims.first(txn, log, "")
-            claims.put(txn, log, self.group, claim._replace(paused=paused))
-        self._touch(txn)
+        def pause(txn: StoreTransaction) -> None:
+            for partition in partitions:
+                log = names.log_id(*partition)
+                claim = claims.read(txn, log, self.group) or claims.first(txn, log, "")
+                claims.put(txn, log, self.group, claim._replace(paused=paused))
+            self._touch(txn)
 
-    def seek(self, targets: Mapping[Partition, tuple[bytes, int, bytes]]) -> dict[Partition, Claim]:
+        self._commit(pause, pages=len(partitions))
+
+    def seek(self, targets: Mapping[Partition, tuple[bytes, int, bytes]]) -> None:
         """Move positions (identity, index, seal) and raise their epochs, which fences steps that are under way."""
-        return self._commit(self._seek, targets, pages=len(targets))
 
-    def _seek(
-        self, txn: StoreTransaction, targets: Mapping[Partition, tuple[bytes, int, bytes]]
-    ) -> dict[Partition, Claim]:
-        moved: dict[Partition, Claim] = {}
-        for partition, (identity, index, seal) in targets.items():
-            log = names.log_id(*partition)
-            claim = claims.read(txn, log, self.group) or claims.first(txn, log, "")
-            moved[partition] = claim._replace(identity=identity, next=index, seal=seal, epoch=claim.epoch + 1)
-            claims.put(txn, log, self.group, moved[partition])
-        self._touch(txn)
-        faults.point("group.inside")
-        return moved
+        def seek(txn: StoreTransaction) -> None:
+            for partition, (identity, index, seal) in targets.items():
+                log = names.log_id(*partition)
+                claim = claims.read(txn, log, self.group) or claims.first(txn, log, "")
+                moved = claim._replace(identity=identity, next=index, seal=seal, epoch=claim.epoch + 1)
+                claims.put(txn, log, self.group, moved)
+            self._touch(txn)
+            faults.point("group.inside")
+
+        self._commit(seek, pages=len(targets))
 
     # --- the end of a group ---
 
     def delete(self) -> None:
         """Delete the group's rows. Raises :class:`AlreadyRunning` while a member of it lives."""
-        self._commit(self._delete)
 
-    def _delete(self, txn: StoreTransaction) -> None:
-        for name, row in self.members(txn).items():
-            if self.alive(name, row):
-                raise AlreadyRunning(
-                    f"The group {self.group} has a living member {name}, in process {row.pid}.",
-                    "close its members first (cues status lists them).",
-                    pid=row.pid,
-                )
-        suffix = b"\0" + self.group.encode()
-        rows = [key for key, _ in self.store.rows(txn, names.CLAIMS) if key.endswith(suffix)]
-        rows += [key for key, _ in self.store.rows(txn, names.member_key(self.group, ""))]
-        rows += [key for key in (names.group_key(self.group),) if txn.get(key) is not None]
-        if not rows:
-            raise InvalidArgument(f"The store has no group {self.group!r}.", "name a group that cues status lists.")
-        for key in rows:
-            txn.delete(key)
-        faults.point("group.inside")
+        def delete(txn: StoreTransaction) -> None:
+            for name, row in self.members(txn).items():
+                if self.alive(name, row):
+                    raise AlreadyRunning(
+                        f"The group {self.group} has a living member {name}, in process {row.pid}.",
+                        "close its members first (cues status lists them).",
+                        pid=row.pid,
+                    )
+            suffix = b"\0" + self.group.encode()
+            rows = [key for key, _ in self.store.rows(txn, names.CLAIMS) if key.endswith(suffix)]
+            rows += [key for key, _ in self.store.rows(txn, names.member_key(self.group, ""))]
+            rows += [key for key in (names.group_key(self.group),) if txn.get(key) is not None]
+            if not rows:
+                raise InvalidArgument(f"The store has no group {self.group!r}.", "name a group that cues status lists.")
+            for key in rows:
+                txn.delete(key)
+            faults.point("group.inside")
+
+        self._commit(delete)
 
     # --- inside ---
 
@@ -432,8 +427,8 @@ class GroupTable:
     def _put(self, txn: StoreTransaction, row: GroupRow) -> None:
         txn.put(names.group_key(self.group), row.pack())
 
-    def _commit(self, work: Callable[..., R], *args: Any, pages: int = 0) -> R:
-        result = self.store.commit(work, *args, pages=pages)
+    def _commit(self, work: Callable[[StoreTransaction], R], pages: int = 0) -> R:
+        result = self.store.commit(work, pages=pages)
         self.store.ring(self.mask)
         faults.point("group.after")
         return result

@@ -3,28 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from cues import faults
-from cues.errors import (
-    Closed,
-    CuesError,
-    MessageTooLarge,
-)
+from cues.base.closing import Closing
+from cues.errors import Closed, CuesError
 from cues.queues.base import BaseQueue, OptionsChanged
 from cues.queues.placement import PartitionShare, Place
 from cues.records import batch
-
-if TYPE_CHECKING:
-    from cues.storage.transaction import StoreTransaction
-
+from cues.storage import wakeup
+from cues.storage.transaction import StoreTransaction
 
 Q = TypeVar("Q", bound=BaseQueue)
 Built = list[tuple[Q, list[batch.Page], PartitionShare]]
 """The record batches of an append, by the queue of their partition."""
+_WHOLE: Final = PartitionShare(0, [])
+"""Stands for the share of an append to one log."""
 
 
-class Appender:
+class Appender(Closing):
     """Writes to a queue. Safe from any thread; each call is one transaction."""
 
     def __init__(self, queue: BaseQueue) -> None:
@@ -34,7 +31,7 @@ class Appender:
         queue.options  # noqa: B018  (as they are now)
         self._commit = queue.store.commit
         self._ring = queue.store.ring
-        self._plain = queue.append_plain
+        self._plain = queue._append_plain
         self._closed = False
 
     def write(self, message: dict[str, Any]) -> int:
@@ -70,70 +67,41 @@ class Appender:
         """
         if self._closed or self.queue._closed:
             self._check()
-        found = messages if isinstance(messages, list) else list(messages)
-        if self.queue.is_partitioned:
-            return self._write_spread(found)
-        if not found:
-            next = self.queue.row().next
-            return range(next, next)
-        version, options = self.queue._version, self.queue._options
-        try:
-            pages = batch.build(found, options.max_message_bytes, strips=options.strips)
-        except CuesError as error:
-            if isinstance(error, MessageTooLarge) and self.queue.options is not options:
-                return self.write_many(found)  # the limit has changed
-            _name(error, len(found))
-            raise
-        if faults.active:
-            faults.point("append.before")
-        size = sum(1 + len(page.pieces) for page in pages)
-        try:
-            start = self._commit(self._append, pages, version, pages=size + size // 64)
-        except OptionsChanged:
-            return self.write_many(found)
-        if faults.active:
-            faults.point("append.after")
-        self._ring(self._mask)
-        return range(start, start + len(found))
-
-    def _append(self, txn: StoreTransaction, pages: list[batch.Page], version: int) -> int:
-        start = self.queue.append_pages(txn, pages)
-        if version != self.queue._version:
-            raise OptionsChanged
-        if faults.active:
-            faults.point("append.inside")
-        return start
-
-    def _write_spread(self, messages: list[dict[str, Any]]) -> list[Place]:
-        """:meth:`write_many` over several partitions: built by partition, appended in one transaction."""
+        appended = messages if isinstance(messages, list) else list(messages)
         queue = self.queue
         while True:
-            version, options = queue._version, queue._options
+            version, options, spread = queue._version, queue._options, queue.is_partitioned
+            if not appended:
+                next = 0 if spread else queue.row().next
+                return [] if spread else range(next, next)
             try:
-                built = build(queue, messages, queue.shares(messages))
+                if spread:
+                    built = build(queue, appended, queue.shares(appended))
+                else:
+                    pages = batch.build(appended, options.max_message_bytes, strips=options.strips)
+                    built = [(queue, pages, _WHOLE)]
             except CuesError as error:
                 if queue.options is not options:
                     continue  # the limit has changed, or where messages go
-                _name(error, len(messages))
+                if len(appended) > 1:
+                    error.message = f"messages[{getattr(error, 'offset', 0)}]: {error.message}"
                 raise
-            if not built:
-                return []
             if faults.active:
                 faults.point("append.before")
             size = sum(1 + len(page.pieces) for _, pages, _ in built for page in pages)
             try:
-                starts = self._commit(self._append_spread, built, version, pages=size + size // 64)
+                starts = self._commit(self._append, built, version, pages=size + size // 64)
             except OptionsChanged:
                 continue
             if faults.active:
                 faults.point("append.after")
-            mask = 0
-            for view, _, _ in built:
-                mask |= view.log.mask
-            self._ring(mask)
-            return places(len(messages), built, starts)
+            if spread:
+                self._ring(wakeup.union(view.log.mask for view, _, _ in built))
+                return places(len(appended), built, starts)
+            self._ring(self._mask)
+            return range(starts[0], starts[0] + len(appended))
 
-    def _append_spread(self, txn: StoreTransaction, built: Built[BaseQueue], version: int) -> list[int]:
+    def _append(self, txn: StoreTransaction, built: Built[BaseQueue], version: int) -> list[int]:
         starts = [view.append_pages(txn, pages) for view, pages, _ in built]
         if self.queue._version != version:
             raise OptionsChanged
@@ -149,20 +117,8 @@ class Appender:
             raise Closed(f"The appender of {self.queue.id!r} is closed.", "make a new one with queue.appender().")
         self.queue.check()
 
-    def __enter__(self) -> Appender:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     def __repr__(self) -> str:
         return f"<cues.Appender of {self.queue.id}>"
-
-
-def _name(error: CuesError, count: int) -> None:
-    """Say which message is at fault, where there are several."""
-    if count > 1:
-        error.message = f"messages[{getattr(error, 'offset', 0)}]: {error.message}"
 
 
 def build(

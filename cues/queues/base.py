@@ -5,16 +5,14 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Self
+from datetime import datetime
+from typing import Any, Self
 
 from cues import codec, faults
-from cues.base import names
-from cues.errors import (
-    Closed,
-    InvalidArgument,
-    QueueNotFound,
-    StoreDamaged,
-)
+from cues.base import clock, names
+from cues.base.checks import is_count
+from cues.base.closing import Closing
+from cues.errors import Closed, InvalidArgument, QueueNotFound, StoreDamaged
 from cues.queues.log import Log, read_row
 from cues.queues.options import FUNCTIONS, QueueOptions
 from cues.queues.partitioners import Missing, name_of
@@ -22,13 +20,11 @@ from cues.queues.placement import PartitionShare, Placer
 from cues.queues.retention import let_go
 from cues.records import batch
 from cues.records.log_row import LogRow
-
-if TYPE_CHECKING:
-    from cues.storage.base_store import BaseStore
-    from cues.storage.transaction import StoreTransaction
+from cues.storage.base_store import BaseStore
+from cues.storage.transaction import StoreTransaction
 
 
-class BaseQueue:
+class BaseQueue(Closing):
     """One queue of a store, or one partition of it, as its readers and writers use it.
 
     :class:`cues.Queue` adds what a user calls: appenders, tailers, purges and growth.
@@ -80,13 +76,12 @@ class BaseQueue:
     def partition(self, number: int) -> Self:
         """A handle on one partition, from 0 on: a queue of its own, called ``orders/3``.
 
-        Its appender writes there whatever the key is. Raises :class:`QueueNotFound` for a number that
-        there is not.
+        Its appender writes there whatever the key is. Raises :class:`QueueNotFound` for a number that there is not.
         """
         if self._whole is not None:
             raise InvalidArgument(f"{self.id!r} is a partition.", f"store.queue({self.name!r}).partition({number!r}).")
         count = self.partitions
-        if not isinstance(number, int) or isinstance(number, bool) or not 0 <= number < count:
+        if not is_count(number, 0, count - 1):
             raise QueueNotFound(
                 f"The queue {self.id!r} has no partition {number!r}; it has {count}.",
                 f"0 to {count - 1}." if count > 1 else "0, or queue.grow(n) for more.",
@@ -98,10 +93,8 @@ class BaseQueue:
         """A handle on a partition that this one keeps, not to be closed; where there is one log, this handle."""
         if not self.is_partitioned:
             return self
-        found = self._views.get(number)
-        if found is None:
-            found = self._views.setdefault(number, self._handle(number))
-        return found
+        view = self._views.get(number)
+        return self._views.setdefault(number, self._handle(number)) if view is None else view
 
     @property
     def views(self) -> list[Self]:
@@ -111,10 +104,10 @@ class BaseQueue:
         return [self.view(number) for number in range(self.options.partitions)]
 
     def _handle(self, number: int) -> Self:
-        found = type(self)(self.store, f"{self.id}/{number}", self._options, self._version, number, self)
+        handle = type(self)(self.store, f"{self.id}/{number}", self._options, self._version, number, self)
         with self._guard:
-            self._handles.add(found)
-        return found
+            self._handles.add(handle)
+        return handle
 
     def shares(self, messages: Sequence[dict[str, Any]]) -> list[PartitionShare]:
         """Which of these messages go to which partition; an error has the ``offset`` of the message at fault."""
@@ -176,8 +169,8 @@ class BaseQueue:
                 self._whole.follow_options(txn, row)
                 self._use(self._whole._options, row.version)
             else:
-                found = read_record(self.store, self.id, txn.get(names.queue_key(self.id)))
-                self._use(self._with_functions(QueueOptions.from_dict(found["options"])), row.version)
+                record = read_record(self.store, self.id, txn.get(names.queue_key(self.id)))
+                self._use(self._with_functions(QueueOptions.from_dict(record["options"])), row.version)
         return self._options
 
     def _use(self, options: QueueOptions, version: int) -> None:
@@ -213,7 +206,7 @@ class BaseQueue:
             self._appended(txn, version)
         return start
 
-    def append_plain(self, txn: StoreTransaction, body: bytes, built_under: int) -> int:
+    def _append_plain(self, txn: StoreTransaction, body: bytes, built_under: int) -> int:
         """:meth:`append_pages` for one message (see :func:`batch.plain`), built under that options version."""
         index, version = self.log.append_plain(txn, body)
         if version != self._version or self._options.retention is not None:
@@ -240,9 +233,7 @@ class BaseQueue:
             handles = list(self._handles)
         for handle in handles:
             handle._closed = True
-        doorbells = self.store.doorbells
-        if doorbells is not None and not self.store.closed:
-            doorbells.ring_own()
+        self.store.ring_own()
 
     @property
     def closed(self) -> bool:
@@ -253,12 +244,6 @@ class BaseQueue:
         if self._closed:
             raise Closed(f"The queue {self.id!r} is closed.", "open it again with store.queue(...).")
         self.store._check()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         return f"<cues.Queue {self.id} of {self.store.path}>"
@@ -271,9 +256,8 @@ class OptionsChanged(Exception):
 def check_index(index: object, limit: int, what: str) -> int:
     """``index`` as an index from 1 to ``limit``, else :class:`InvalidArgument` naming both."""
     if not isinstance(index, int) or isinstance(index, bool):
-        raise InvalidArgument(
-            f"{what}: an index is an integer, found {type(index).__name__}.", "pass an integer, 1 or more."
-        )
+        found = type(index).__name__
+        raise InvalidArgument(f"{what}: an index is an integer, found {found}.", "pass an integer, 1 or more.")
     if index < 1:
         raise InvalidArgument(f"{what}: the first index is 1.", "pass an index of 1 or more.")
     if index > limit:
@@ -281,6 +265,20 @@ def check_index(index: object, limit: int, what: str) -> int:
             f"{what}: the queue ends before {limit}.", f"pass an index up to {limit} (the next to be written)."
         )
     return index
+
+
+def index_of(txn: StoreTransaction, log: Log, row: LogRow, place: str | int | datetime, what: str) -> int:
+    """The index that ``"start"``, ``"end"``, an index or an aware time means on a log now.
+
+    A purged index becomes the first that is left; ``what`` names the call in the error of one after the end.
+    """
+    if place == "start":
+        return row.first
+    if place == "end":
+        return row.next
+    if isinstance(place, datetime):
+        return log.index_at(txn, row, clock.to_ns(place))
+    return max(row.first, check_index(place, row.next, what))
 
 
 def read_record(store: BaseStore, id: str, raw: bytes) -> dict[str, Any]:

@@ -11,40 +11,30 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any
 
 from cues.base import clock
+from cues.base.closing import Closing
 from cues.errors import Closed
-from cues.queues.base import check_index
+from cues.queues.base import BaseQueue, check_index
 from cues.queues.log import Log
 from cues.records.log_row import LogRow
 from cues.storage import wakeup
 from cues.storage.transaction import StoreTransaction
 
-if TYPE_CHECKING:
-    from cues.queues.base import BaseQueue
-
 Place = Callable[[StoreTransaction, Log, LogRow], int]
 """Returns the index to go to on a log."""
 
 
-class BaseTailer(ABC):
-    """A reader of a queue that keeps a position."""
-
-    def __init__(self, queue: BaseQueue) -> None:
-        self.queue = queue
-        self.served = 0
-        self._store = queue.store
-        self._closed = False
-
-    # --- reading ---
+class Reader(ABC):
+    """Messages that are read one after another."""
 
     @abstractmethod
     def read(self, block: bool = False, timeout: float | None = None) -> dict[str, Any] | None:
-        """Return the next message, or None at the end of the queue; with ``block``, wait for one."""
+        """Return the next message, or None where there is none; with ``block``, wait for one."""
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        """Iterate over the messages until the end of the queue."""
+        """Iterate over the messages that are there."""
         while (message := self.read()) is not None:
             yield message
 
@@ -55,12 +45,20 @@ class BaseTailer(ABC):
             if message is not None:
                 yield message
 
+
+class BaseTailer(Reader, Closing):
+    """A reader of a queue that keeps a position."""
+
+    def __init__(self, queue: BaseQueue) -> None:
+        self.queue = queue
+        self.served = 0
+        self._store = queue.store
+        self._closed = False
+
     @property
     @abstractmethod
     def interest(self) -> tuple[wakeup.Doorbells | None, int]:
         """The doorbells and the mask of logs with which :func:`cues.storage.wakeup.wait` wakes this tailer."""
-
-    # --- the position ---
 
     def to_start(self) -> None:
         """Go to the first message that the queue still holds; of every partition that this tailer reads."""
@@ -83,20 +81,10 @@ class BaseTailer(ABC):
     def _seek(self, place: Place) -> None:
         """Move to the index that ``place`` returns."""
 
-    # --- end ---
-
     def close(self) -> None:
         """Close the tailer; a read that waits in another thread ends with :class:`Closed`."""
         self._closed = True
-        doorbells = self._store.doorbells
-        if doorbells is not None and not self._store.closed:
-            doorbells.ring_own()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+        self._store.ring_own()
 
     def _check(self) -> None:
         """Raise :class:`Closed` where the tailer, its queue or its store is closed."""

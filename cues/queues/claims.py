@@ -15,18 +15,15 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from cues.base import names
 from cues.errors import Diverged, InvalidArgument
-from cues.queues.log import read_row
+from cues.queues.log import Log, read_row
 from cues.queues.processor_rows import NO_SEAL
 from cues.records import sealed
-
-if TYPE_CHECKING:
-    from cues.queues.log import Log
-    from cues.storage.base_store import BaseStore
-    from cues.storage.transaction import StoreTransaction
+from cues.storage.base_store import BaseStore
+from cues.storage.transaction import StoreTransaction, named_rows
 
 NOBODY: Final = bytes(8)
 """The owner of a partition without a reader."""
@@ -40,7 +37,6 @@ class Claim(NamedTuple):
     """One row."""
 
     identity: bytes
-    """Identity of the queue."""
     owner: bytes
     """Incarnation of the member that reads it (8 random bytes), or :data:`NOBODY`."""
     epoch: int
@@ -77,11 +73,9 @@ def put(txn: StoreTransaction, log: str, group: str, claim: Claim) -> None:
     txn.put(names.claim_key(log, group), claim.pack())
 
 
-def of_log(store: type[BaseStore], txn: StoreTransaction, log: str) -> Iterator[tuple[str, Claim]]:
+def of_log(txn: StoreTransaction, log: str) -> Iterator[tuple[str, Claim]]:
     """The groups that read a log."""
-    prefix = names.claim_key(log, "")
-    for key, raw in store.rows(txn, prefix):
-        group = key[len(prefix) :].decode()
+    for group, raw in named_rows(txn, names.claim_key(log, "")):
         yield group, Claim.unpack(raw, log, group)
 
 
@@ -104,30 +98,26 @@ def first(txn: StoreTransaction, log: str, assignee: str, latest: bool = False) 
 def standing(txn: StoreTransaction, log: Log, group: str, claim: Claim) -> Claim:
     """Return the claim with a position after the purged messages. Raises :class:`Diverged` for another log."""
     row = log.row(txn)
-    where = f"The group {group} stands at {claim.next} of queue {log.id!r}"
-    hint = f"the store that the queue came from, or seek({{({log.queue!r}, {log.partition}): 'start'}}) to start over."
+    wrong = ""
     if row.identity != claim.identity:
+        wrong = (
+            f" with identity {claim.identity.hex()}, but the queue there has identity {row.identity.hex()}: it was"
+            " made anew."
+        )
+    elif claim.next > row.next:
+        wrong = f", but the queue ends before {row.next}: messages that were read are missing."
+    elif claim.seal != NO_SEAL and (seal := log.seal_before(txn, row, claim.next)) not in (NO_SEAL, claim.seal):
+        wrong = (
+            f" behind a batch with checksum {claim.seal.hex()}, but the batch there has {seal.hex()}: it is another"
+            " message."
+        )
+    if wrong:
         raise Diverged(
-            f"{where} with identity {claim.identity.hex()}, but the queue there has identity {row.identity.hex()}:"
-            " it was made anew.",
-            hint,
+            f"The group {group} stands at {claim.next} of queue {log.id!r}{wrong}",
+            f"the store that the queue came from, or seek({{({log.queue!r}, {log.partition}): 'start'}}) to start"
+            " over.",
             processor=group,
         )
-    if claim.next > row.next:
-        raise Diverged(
-            f"{where}, but the queue ends before {row.next}: messages that were read are missing.",
-            hint,
-            processor=group,
-        )
-    if claim.seal != NO_SEAL:
-        found = log.seal_before(txn, row, claim.next)
-        if found not in (NO_SEAL, claim.seal):
-            raise Diverged(
-                f"{where} behind a batch with checksum {claim.seal.hex()}, but the batch there has {found.hex()}:"
-                " it is another message.",
-                hint,
-                processor=group,
-            )
     return claim if claim.next >= row.first else claim._replace(next=row.first, seal=NO_SEAL)
 
 

@@ -8,20 +8,17 @@ no position in the store. A :class:`cues.txn.Consumer` keeps one, together with 
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from cues.base import names
 from cues.errors import Gap
+from cues.queues.base import BaseQueue
 from cues.queues.base_tailer import BaseTailer, Place
-from cues.queues.reader import OnGap, ReadCommitted
+from cues.queues.reader import ReadCommitted
 from cues.queues.tailer import Envelope, envelope_of, metadata
-from cues.records.batch import count_of
+from cues.records.batch import Batch, count_of
 from cues.records.identity import Flags
 from cues.storage import wakeup
-
-if TYPE_CHECKING:
-    from cues.queues.base import BaseQueue
-    from cues.records.batch import Batch
 
 _ACK: Final = int(Flags.ACK_TXN)
 
@@ -33,17 +30,16 @@ class CommittedTailer(BaseTailer):
     messages after it; :meth:`to_end` skips what is pending there, also when it is committed later.
     """
 
-    def __init__(self, queue: BaseQueue, meta: bool = False, on_gap: OnGap = "raise") -> None:
+    def __init__(self, queue: BaseQueue, meta: bool = False) -> None:
         super().__init__(queue)
         self._meta = meta
-        self._on_gap: OnGap = on_gap
         self._reader = self._read_from(None)
         self._peeked: list[tuple[int, dict[str, Any]]] = []
         self._last: int | None = None
         self._batch: Batch | None = None
 
     def _read_from(self, index: int | None) -> ReadCommitted:
-        return ReadCommitted(self.queue, begin=index, on_gap=self._on_gap, message_type=None)
+        return ReadCommitted(self.queue, begin=index, message_type=None)
 
     def read(self, block: bool = False, timeout: float | None = None) -> dict[str, Any] | None:
         """Return the next committed message, or None; with ``block`` it waits, as :meth:`Tailer.read`.
@@ -101,8 +97,6 @@ class CommittedTailer(BaseTailer):
 
     def __repr__(self) -> str:
         return f"<cues.txn.CommittedTailer of {self.queue.id} at {self.index}>"
-
-    # --- inside ---
 
     def _next(self) -> dict[str, Any] | None:
         self._check()

@@ -12,7 +12,7 @@ from __future__ import annotations
 import itertools
 import struct
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from cues.base import clock, names
 from cues.errors import BatchDamaged, QueueNotFound, StoreDamaged
@@ -21,10 +21,9 @@ from cues.records import batch, sealed
 from cues.records.batch import Batch, Page
 from cues.records.log_row import ROW, LogRow, unpack_row
 from cues.storage import wakeup
-
-if TYPE_CHECKING:
-    from cues.storage.base_store import BaseStore
-    from cues.storage.transaction import StoreTransaction
+from cues.storage.base_store import BaseStore
+from cues.storage.datafile import PAGE_BYTES, pages_of
+from cues.storage.transaction import StoreTransaction
 
 KEY: Final = struct.Struct(">Q")
 _PIECE_KEY: Final = struct.Struct(">QI")
@@ -45,12 +44,14 @@ def read_row(txn: StoreTransaction, queue: str, partition: int) -> LogRow:
     """The row of a log whose records are not asked for."""
     raw = txn.get(names.row_key(queue, partition))
     if raw is None:
-        raise QueueNotFound(
-            f"The queue {queue!r} is gone from the store.",
-            "list the queues of the store with cues queues.",
-            queue=queue,
-        )
+        raise _gone(queue)
     return unpack_row(raw, names.log_id(queue, partition))
+
+
+def _gone(queue: str) -> QueueNotFound:
+    return QueueNotFound(
+        f"The queue {queue!r} is gone from the store.", "list the queues of the store with cues queues.", queue=queue
+    )
 
 
 class Log:
@@ -76,11 +77,7 @@ class Log:
         """The row as it is stored, its checksum compared."""
         raw: bytes | None = txn.get(self.key)
         if raw is None:
-            raise QueueNotFound(
-                f"The queue {self.queue!r} is gone from the store.",
-                "list the queues of the store with cues queues.",
-                queue=self.queue,
-            )
+            raise _gone(self.queue)
         if raw != self._checked:
             unpack_row(raw, self.id)
             self._checked = raw
@@ -208,12 +205,12 @@ class Log:
         """
         opened: list[Batch] = []
         for first, value, pieces in raws:
-            found = _opened(first, value, pieces)
-            if found is None:
+            record = _opened(first, value, pieces)
+            if record is None:
                 if opened:
                     break
                 raise self.damaged(first)
-            opened.append(found)
+            opened.append(record)
         return opened
 
     def damaged(self, first: int) -> BatchDamaged:
@@ -267,6 +264,10 @@ class Log:
     def time_at(self, txn: StoreTransaction, row: LogRow, index: int) -> int:
         """Append time of the message at ``index``, which is there. Raises :class:`BatchDamaged`."""
         return int(batch.HEAD.unpack_from(self.read(txn, row, index, 1)[0][1], 8)[3])
+
+    def size_bytes(self, txn: StoreTransaction) -> int:
+        """Bytes of its pages on disk."""
+        return pages_of(txn.stat(self.database)) * PAGE_BYTES
 
     def front_time(self, txn: StoreTransaction) -> int:
         """Append time of the first record that is there; 0 when there is none."""
@@ -335,9 +336,8 @@ class Log:
         return end
 
     def _next_first(self, txn: StoreTransaction, first: int) -> int:
-        cursor = txn.cursor(self.database)
-        row = self.row(txn)
-        return self._following(cursor, row.next) if cursor.set_key(KEY.pack(first)) else first + 1
+        cursor, end = txn.cursor(self.database), self.row(txn).next
+        return self._following(cursor, end) if cursor.set_key(KEY.pack(first)) else first + 1
 
 
 def _opened(first: int, value: bytes, pieces: list[bytes]) -> Batch | None:
@@ -346,5 +346,5 @@ def _opened(first: int, value: bytes, pieces: list[bytes]) -> Batch | None:
         return None
     if pieces and not all(batch.intact(piece, number) for number, piece in enumerate(pieces, 1)):
         return None
-    found = Batch(first, value, pieces)
-    return found if found.whole() else None
+    record = Batch(first, value, pieces)
+    return record if record.whole() else None

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from cues.base import names
+from cues.queues.log import Log
 from cues.records import sealed
-
-if TYPE_CHECKING:
-    from cues.queues.log import Log
-    from cues.storage.transaction import StoreTransaction
+from cues.storage.transaction import StoreTransaction, named_rows
 
 _LOW: Final = struct.Struct(">QQB")
 
@@ -48,10 +46,9 @@ class ForeignReader:
 
 def of_log(txn: StoreTransaction, log: Log) -> list[tuple[ForeignReader, Mark]]:
     """The marks on a log, with the reader that each is of."""
-    prefix = names.low_water_prefix(log.id)
-    found = []
-    for key, value in type(log.store).rows(txn, prefix):
-        home, _, processor = key[len(prefix) :].decode().partition("/")
+    marks = []
+    for name, value in named_rows(txn, names.low_water_prefix(log.id)):
+        home, _, processor = name.partition("/")
         mark = Mark.unpack(value)
-        found.append((ForeignReader(bytes.fromhex(home), processor, mark.epoch), mark))
-    return found
+        marks.append((ForeignReader(bytes.fromhex(home), processor, mark.epoch), mark))
+    return marks

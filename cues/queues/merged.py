@@ -18,20 +18,17 @@ Readers of one name share the queue, each message to one of them; then there is 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from cues.errors import BatchDamaged, InvalidArgument
-from cues.queues.base import check_index
+from cues.queues.base import BaseQueue, check_index
 from cues.queues.base_tailer import Place
 from cues.queues.log import Log
-from cues.queues.tailer import Direction, Envelope, Tailer
+from cues.queues.tailer import Direction, Tailer
 from cues.records.batch import Batch
 from cues.records.log_row import LogRow
 from cues.storage import wakeup
-
-if TYPE_CHECKING:
-    from cues.queues.base import BaseQueue
-    from cues.storage.transaction import StoreTransaction
+from cues.storage.transaction import StoreTransaction
 
 Mark = tuple[int, tuple[Batch, int] | None]
 """The index of the tailer of a partition, and the message that it read last."""
@@ -49,11 +46,7 @@ class MergedTailer(Tailer):
         self._parts: list[Tailer] = []
         self._current: Tailer | None = None
         """The tailer whose batch is being returned."""
-        self._read: Tailer | None = None
-        """The tailer of the message read last."""
         self._have_all()
-
-    # --- the position ---
 
     @property
     def index(self) -> int:
@@ -68,29 +61,11 @@ class MergedTailer(Tailer):
         """The index that is read next, by partition."""
         return {part._log.partition: part._index for part in self._parts}
 
-    @property
-    def last_read_index(self) -> int | None:
-        """The index, on its partition (``envelope.partition``), of the message read last."""
-        return self._read.last_read_index if self._read else None
-
-    @property
-    def envelope(self) -> Envelope | None:
-        """Partition, index, time, hash and metadata of the message read last; None before the first."""
-        return self._read.envelope if self._read else None
-
-    @property
-    def direction(self) -> Direction:
-        """``"forward"`` (default) or ``"backward"``: the latest message below the positions."""
-        return self._direction
-
-    @direction.setter
-    def direction(self, value: Direction) -> None:
-        if value not in ("forward", "backward"):
-            raise InvalidArgument(f"direction is {value!r}.", "pass 'forward' or 'backward'.")
-        self._direction = value
+    def _turn(self, direction: Direction) -> None:
+        self._direction = direction
         self._current = None
         for part in self._parts:
-            part._direction = value
+            part._direction = direction
 
     def to_index(self, index: int | dict[int, int]) -> None:
         """Go to these indices, by partition, as :attr:`positions` gave them; other partitions stay."""
@@ -106,14 +81,12 @@ class MergedTailer(Tailer):
                 f"to_index({index!r}): {self.queue.id!r} has no partition {', '.join(map(repr, unknown))}.",
                 f"name partitions from 0 to {len(self._parts) - 1}.",
             )
-        goals = dict(index)
-        here = self.positions
+        goals, here = dict(index), self.positions
 
         def place(txn: StoreTransaction, log: Log, row: LogRow) -> int:
             if log.partition not in goals:
                 return here[log.partition]
-            goal = goals[log.partition]
-            return max(row.first, check_index(goal, row.next, f"to_index({index!r})"))
+            return max(row.first, check_index(goals[log.partition], row.next, f"to_index({index!r})"))
 
         self._seek(place)
 
@@ -130,8 +103,6 @@ class MergedTailer(Tailer):
                 part._index = goal
             self._current = None
 
-    # --- reading ---
-
     def _peek(self) -> dict[str, Any] | None:
         part = self._pick()
         return part._peek() if part is not None else None
@@ -139,16 +110,11 @@ class MergedTailer(Tailer):
     @property
     def interest(self) -> tuple[wakeup.Doorbells | None, int]:
         """Doorbells and mask of all partitions, with which :func:`cues.storage.wakeup.wait` wakes this tailer."""
-        mask = 0
-        for part in self._parts:
-            mask |= part._log.mask
-        return self._store.doorbells, mask
+        return self._store.doorbells, wakeup.union(part._log.mask for part in self._parts)
 
     def __repr__(self) -> str:
         name = f" {self.name}" if self.name else ""
         return f"<cues.MergedTailer{name} of {self.queue.id} at {self.positions}>"
-
-    # --- inside ---
 
     def _have_all(self) -> None:
         """Make a tailer for every partition that was added."""
@@ -220,23 +186,18 @@ class MergedTailer(Tailer):
     def _have_nothing(self, ended: list[Tailer]) -> bool:
         """Whether the partitions that had nothing more have nothing at one moment, at which all others had theirs.
 
-        Walkthrough of what would otherwise happen: partition 0 is looked at and has nothing; then a message
-        comes to 0, then one to 1; partition 1 is looked at, and its message is handed out before the
-        one that was appended earlier.
+        Walkthrough of what would otherwise happen: partition 0 is looked at and has nothing; then a message comes to 0,
+        then one to 1; partition 1 is looked at, and its message is handed out before the one that was appended earlier.
         """
         with self._store.view() as txn:
             return all(part._index >= part._log.row(txn).next for part in ended)
 
-    # --- the stored positions of a named tailer ---
-
     def _commit_positions(self) -> bool:
         """Move the stored positions to this tailer's, unless another tailer of its name moved one."""
         stored = self._store.commit(self._compare_and_set_all, [part._index for part in self._parts])
-        if stored is None:
-            return False
-        for part, row in zip(self._parts, stored):
+        for part, row in zip(self._parts, stored or ()):
             part._stored = row
-        return True
+        return stored is not None
 
     def _compare_and_set_all(self, txn: StoreTransaction, indices: list[int]) -> list[bytes] | None:
         if any(txn.get(part._row_key) != part._stored for part in self._parts):
@@ -245,13 +206,12 @@ class MergedTailer(Tailer):
 
     def _write_positions(self, txn: StoreTransaction, indices: list[int]) -> list[bytes]:
         """All of them the first time, so that retention knows a reader of every partition; then what moved."""
-        found: list[bytes] = []
-        for part, index in zip(self._parts, indices):
-            if part._stored is not None and part._position(part._stored) == index:
-                found.append(part._stored)
-            else:
-                found.append(part._write_position(txn, index))
-        return found
+        return [
+            part._stored
+            if part._stored is not None and part._position(part._stored) == index
+            else part._write_position(txn, index)
+            for part, index in zip(self._parts, indices)
+        ]
 
 
 def _when(part: Tailer) -> tuple[int, int]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import os
 import re
 from collections.abc import Iterable, Mapping
@@ -11,6 +10,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Final, TypedDict
 
+from cues.base.checks import is_count, is_number, nearest
 from cues.base.option_texts import OptionText, describes
 from cues.errors import InvalidArgument
 from cues.queues import partitioners
@@ -30,12 +30,11 @@ _UNITS_BYTES: Final = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 1 <
 class Retention:
     """The messages that a queue may delete from its front by itself.
 
-    ``count`` keeps the last so many messages, ``age`` (``"10d"``, seconds or a timedelta) those younger
-    than that, ``bytes`` (``"500MB"``) about so much, ``read`` those that some known reader (a processor
-    or a named tailer) has not read; with several, what any of them lets go goes. It is looked at when
-    something is appended. Whole record batches are deleted, at most 1,000 a commit, so up to one
-    batch more than asked stays.
-    Messages of a step that is under way or will be repeated stay, whatever the policy.
+    ``count`` keeps the last so many messages, ``age`` (``"10d"``, seconds or a timedelta) those younger than that,
+    ``bytes`` (``"500MB"``) about so much, ``read`` those that some known reader (a processor or a named tailer) has not
+    read; with several, what any of them lets go goes. It is looked at when something is appended. Whole record batches
+    are deleted, at most 1,000 a commit, so up to one batch more than asked stays. Messages of a step that is under way
+    or will be repeated stay, whatever the policy.
     """
 
     count: int | None = None
@@ -48,9 +47,7 @@ class Retention:
         object.__setattr__(self, "bytes", _bytes(self.bytes))
         for name in ("count", "age", "bytes"):
             value = getattr(self, name)
-            if value is None:
-                continue
-            if isinstance(value, bool) or not isinstance(value, (int, float)) or value <= 0:
+            if value is not None and not (is_number(value) and value > 0):
                 raise InvalidArgument(f"Retention({name}={value!r}) keeps nothing.", "pass a number above 0, or None.")
 
     @staticmethod
@@ -111,7 +108,6 @@ QUEUE_TEXTS: Final = {
         ' `"sticky"` (the default without a key), or a function `(message, n) -> int`.',
     ),
 }
-"""The options of queues."""
 
 
 @describes(QUEUE_TEXTS, QUEUE_TEXTS)
@@ -137,17 +133,23 @@ class QueueOptions:
         key: str | Key | None = None,
         partitioner: str | Placement | None = None,
     ) -> None:
-        object.__setattr__(self, "metadata", _metadata(metadata))
-        object.__setattr__(self, "retention", Retention.of(retention))
-        object.__setattr__(self, "max_message_bytes", _size(max_message_bytes))
-        object.__setattr__(self, "partitions", _partitions(partitions))
-        object.__setattr__(self, "path", os.fspath(path) if isinstance(path, os.PathLike) else path)
-        object.__setattr__(self, "key", _key(key))
-        object.__setattr__(self, "partitioner", _partitioner(partitioner, key))
-        if path is not None and (
-            not isinstance(path, (str, os.PathLike)) or not os.fspath(path) or "\0" in os.fspath(path)
-        ):
-            raise InvalidArgument(f"path is {path!r}.", "pass the directory of a store, such as 'data/shared'.")
+        path = os.fspath(path) if isinstance(path, os.PathLike) else path
+        size_fits = is_count(max_message_bytes, 1, (1 << 32) - 1)
+        self._set("max_message_bytes", max_message_bytes, size_fits, "pass a number of bytes below 4 GiB.")
+        count_fits = is_count(partitions, 1, PARTITIONS_MAX)
+        self._set("partitions", partitions, count_fits, f"pass a count from 1 to {PARTITIONS_MAX}.")
+        path_fits = path is None or (isinstance(path, str) and path and "\0" not in path)
+        self._set("path", path, path_fits, "pass the directory of a store, such as 'data/shared'.")
+        key_fits = key is None or callable(key) or (isinstance(key, str) and key)
+        self._set("key", key, key_fits, "pass the name of a field, or a function of a message.")
+        self._set("metadata", _metadata(metadata))
+        self._set("retention", Retention.of(retention))
+        self._set("partitioner", _partitioner(partitioner, key))
+
+    def _set(self, name: str, value: object, fits: object = True, hint: str = "") -> None:
+        if not fits:
+            raise InvalidArgument(f"{name} is {value!r}.", hint)
+        object.__setattr__(self, name, value)
 
     @property
     def kept(self) -> frozenset[str]:
@@ -184,7 +186,7 @@ class QueueOptions:
 
     def to_dict(self) -> dict[str, Any]:
         """As plain data, only what differs from the defaults."""
-        found: dict[str, Any] = {}
+        plain: dict[str, Any] = {}
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             if value != field.default:
@@ -194,8 +196,8 @@ class QueueOptions:
                     value = {k: v for k, v in dataclasses.asdict(value).items() if v}
                 elif field.name in FUNCTIONS and not isinstance(value, str):
                     value = {"function": partitioners.name_of(value)}
-                found[field.name] = value
-        return found
+                plain[field.name] = value
+        return plain
 
     @staticmethod
     def from_dict(found: Mapping[str, Any]) -> QueueOptions:
@@ -215,78 +217,54 @@ def check_names(options: Iterable[str]) -> None:
     known = [field.name for field in dataclasses.fields(QueueOptions)]
     for name in options:
         if name not in known:
-            near = difflib.get_close_matches(name, known, 1)
             raise InvalidArgument(
-                f"A queue has no option {name!r}; it has {', '.join(known)}.", f"{near[0] if near else known[0]}="
+                f"A queue has no option {name!r}; it has {', '.join(known)}.",
+                nearest(name, known, "{}=", f"{known[0]}="),
             )
 
 
 def _metadata(value: Iterable[str] | bool) -> frozenset[str] | bool:
-    if value is True:
-        return frozenset({"t", "time"})
-    if value is False:
-        return False
-    if isinstance(value, str):
-        value = (value,)
+    if isinstance(value, bool):
+        return value and frozenset({"t", "time"})
+    hint = "pass a set of 't', 'time' and 'tx', or True, or False."
     if not isinstance(value, Iterable):
-        raise InvalidArgument(f"metadata is {value!r}.", "pass a set of 't', 'time' and 'tx', or True, or False.")
-    found = frozenset(value)
-    unknown = found - METADATA
+        raise InvalidArgument(f"metadata is {value!r}.", hint)
+    fields = frozenset((value,) if isinstance(value, str) else value)
+    unknown = fields - METADATA
     if unknown:
-        raise InvalidArgument(
-            f"Unknown metadata {', '.join(map(repr, sorted(unknown, key=str)))}.",
-            "pass a set of 't', 'time' and 'tx', or True, or False.",
-        )
-    return found
-
-
-def _partitions(value: int) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= PARTITIONS_MAX:
-        raise InvalidArgument(f"partitions is {value!r}.", f"pass a count from 1 to {PARTITIONS_MAX}.")
-    return value
-
-
-def _key(value: object) -> object:
-    if value is None or callable(value) or (isinstance(value, str) and value):
-        return value
-    raise InvalidArgument(f"key is {value!r}.", "pass the name of a field, or a function of a message.")
+        raise InvalidArgument(f"Unknown metadata {', '.join(map(repr, sorted(unknown, key=str)))}.", hint)
+    return fields
 
 
 def _partitioner(value: object, key: object) -> object:
     if value is None or callable(value):
         return value
     if not isinstance(value, str) or value not in partitioners.NAMES:
-        near = difflib.get_close_matches(str(value), partitioners.NAMES, 1)
         raise InvalidArgument(
             f"partitioner is {value!r}; there are {', '.join(map(repr, partitioners.NAMES))}.",
-            f"{near[0]!r}." if near else "one of those, or a function (message, n) -> partition.",
+            nearest(value, partitioners.NAMES, "{!r}.", "one of those, or a function (message, n) -> partition."),
         )
     if value in partitioners.KEYED and key is None:
         raise InvalidArgument(f"partitioner={value!r} places messages by their key.", "pass key='…' with it.")
     return value
 
 
-def _size(value: int) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value < 1 << 32:
-        raise InvalidArgument(f"max_message_bytes is {value!r}.", "pass a number of bytes below 4 GiB.")
-    return value
+def _measured(value: str, units: dict[str, int], what: str, hint: str) -> float:
+    """A number with its unit."""
+    found = re.fullmatch(r"([\d._]+)\s*([a-zA-Z]+)", value)
+    unit = units.get(found[2], units.get(found[2].upper())) if found else None
+    if not found or not unit:
+        raise InvalidArgument(f"{value!r} is not {what}.", hint)
+    return float(found[1]) * unit
 
 
 def _seconds(value: float | str | timedelta | None) -> float | None:
-    if isinstance(value, timedelta):
-        return value.total_seconds()
     if isinstance(value, str):
-        found = re.fullmatch(r"([\d._]+)\s*([smhdw])", value)
-        if not found:
-            raise InvalidArgument(f"{value!r} is not an age.", "write '90s', '15m', '12h', '10d' or '2w'.")
-        return float(found[1]) * _UNITS_S[found[2]]
-    return value
+        return _measured(value, _UNITS_S, "an age", "write '90s', '15m', '12h', '10d' or '2w'.")
+    return value.total_seconds() if isinstance(value, timedelta) else value
 
 
 def _bytes(value: int | str | None) -> int | None:
-    if isinstance(value, str):
-        found = re.fullmatch(r"([\d._]+)\s*([kKmMgG]?i?[bB])", value)
-        if not found:
-            raise InvalidArgument(f"{value!r} is not a size.", "write '500MB' or '2GiB', or '10d' for an age.")
-        return int(float(found[1]) * _UNITS_BYTES[found[2].upper()])
-    return value
+    if not isinstance(value, str):
+        return value
+    return int(_measured(value, _UNITS_BYTES, "a size", "write '500MB' or '2GiB', or '10d' for an age."))

@@ -26,6 +26,7 @@ from typing import Any, Final
 import xxhash
 
 from cues import codec
+from cues.base.checks import is_count
 from cues.errors import CodecError, CuesError, InvalidArgument
 
 KEYED: Final = ("murmur2", "fnv1a-modulo", "rendezvous")
@@ -37,7 +38,6 @@ PARTITIONS_MAX: Final = 256
 """Each is a database of its own, of which a process has :data:`cues.storage.lmdb_errors.DATABASES_MAX` open at once."""
 
 Key = Callable[[dict[str, Any]], Any]
-"""Gives the key of a message."""
 Placement = Callable[[dict[str, Any], int], int]
 """Gives the partition of a message, of so many."""
 
@@ -86,7 +86,7 @@ def partition_for(key: bytes | str, n: int) -> int:
     ``key`` is bytes, or a string that is taken as UTF-8; ``b""`` is a key like any other. None, another
     type and ``n`` below 1 raise :class:`InvalidArgument` (a ValueError).
     """
-    if not isinstance(n, int) or isinstance(n, bool) or n < 1:
+    if not is_count(n):
         raise InvalidArgument(f"{n!r} is not a number of partitions.", "an integer from 1 on.")
     if isinstance(key, str):
         key = _utf8(key)
@@ -120,15 +120,8 @@ def _utf8(key: str) -> bytes:
         ) from None
 
 
-# --- by name --------------------------------------------------------------------------------------
-
-
 def _murmur2_of(data: bytes, n: int) -> int:
     return (murmur2(data) & 0x7FFF_FFFF) % n
-
-
-def _fnv1a_of(data: bytes, n: int) -> int:
-    return fnv1a32(data) % n
 
 
 def _rendezvous_of(data: bytes, n: int) -> int:
@@ -138,7 +131,7 @@ def _rendezvous_of(data: bytes, n: int) -> int:
 
 _OF_KEY: Final[Mapping[str, Callable[[bytes, int], int]]] = {
     "murmur2": _murmur2_of,
-    "fnv1a-modulo": _fnv1a_of,
+    "fnv1a-modulo": lambda data, n: fnv1a32(data) % n,
     "rendezvous": _rendezvous_of,
 }
 
@@ -210,19 +203,17 @@ class Router:
         """
         if self.sticky:
             return [self._turn({})] * len(messages)
-        found: list[int] = []
+        placed: list[int] = []
         place = self._place
         try:
             for message in messages:
-                found.append(place(message))
-        except CuesError as error:
-            error.__dict__["offset"] = len(found)
-            raise
+                placed.append(place(message))
         except Exception as error:
-            error.__dict__["offset"] = len(found)
-            error.add_note(f"in placing messages[{len(found)}] of {len(messages)} on a partition")
+            error.__dict__["offset"] = len(placed)
+            if not isinstance(error, CuesError):
+                error.add_note(f"in placing messages[{len(placed)}] of {len(messages)} on a partition")
             raise
-        return found
+        return placed
 
     def _by_key(self, message: dict[str, Any]) -> int:
         key = self._key_of(message)

@@ -3,19 +3,16 @@
     Share     the messages of one append that go to one partition
     Place     the index of a message, and the partition that it is on
 
-One append is one transaction, whatever partitions its messages go to; within a partition they keep
-their order.
+One append is one transaction, whatever partitions its messages go to; within a partition they keep their order.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
+from cues.queues.options import QueueOptions
 from cues.queues.partitioners import Router
-
-if TYPE_CHECKING:
-    from cues.queues.options import QueueOptions
 
 
 class Place(int):

@@ -11,7 +11,7 @@ import xxhash
 from cues import codec
 from cues.base import clock, names
 from cues.records import sealed
-from cues.storage.transaction import StoreTransaction
+from cues.storage.transaction import StoreTransaction, named_rows
 
 _HEAD: Final = struct.Struct(">8sQQQ8sBB")
 POSITION: Final = struct.Struct(">8sQ8s")
@@ -24,7 +24,6 @@ class Position(NamedTuple):
 
     identity: bytes
     next: int
-    """Index of the message that is taken next."""
     seal: bytes
     """Checksum of the batch that holds the message before that; zeros when there was none."""
 
@@ -113,19 +112,11 @@ def read_topology(txn: StoreTransaction, processor: str) -> ProcessorInputs | No
 
 def readers_of(txn: StoreTransaction, log_id: str) -> list[tuple[str, int, bool]]:
     """The processors that read a log: id, index that is taken next, and whether a step is under way from there."""
-    prefix = names.subscription_key(log_id, "")
-    found: list[tuple[str, int, bool]] = []
-    cursor = txn.cursor()
-    if cursor.set_range(prefix):
-        for key, _ in cursor:
-            if not key.startswith(prefix):
-                break
-            processor = key[len(prefix) :].decode()
-            row = read_row(txn, processor)
-            topology = read_topology(txn, processor)
-            if row is None or topology is None:
-                continue
-            for queue, position in zip(topology.queues, row.positions):
-                if queue == log_id:
-                    found.append((processor, position.next, row.pending))
-    return found
+    readers: list[tuple[str, int, bool]] = []
+    for processor, _ in named_rows(txn, names.subscription_key(log_id, "")):
+        row = read_row(txn, processor)
+        topology = read_topology(txn, processor)
+        if row is not None and topology is not None:
+            positions = zip(topology.queues, row.positions)
+            readers += [(processor, at.next, row.pending) for queue, at in positions if queue == log_id]
+    return readers

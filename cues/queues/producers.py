@@ -14,17 +14,15 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from cues.base import names
 from cues.records import batch, sealed
 from cues.records import stamps as stamping
 from cues.records.batch import Page
 from cues.records.identity import PRODUCER_BYTES, Flags
-
-if TYPE_CHECKING:
-    from cues.storage.base_store import BaseStore
-    from cues.storage.transaction import StoreTransaction
+from cues.storage.base_store import BaseStore
+from cues.storage.transaction import StoreTransaction
 
 _ROW: Final = struct.Struct(">QQQQ")
 _HASH_BYTES: Final = 16
@@ -102,11 +100,10 @@ def note(txn: StoreTransaction, log: str, pages: Iterable[tuple[int, Page]]) -> 
 
 def rows(store: BaseStore, log: str) -> Iterator[tuple[int, Written]]:
     """Every producer that wrote to a log."""
-    prefix = names.clocks_prefix(log)
     with store.view() as txn:
-        found = list(store.rows(txn, prefix))
-    for key, raw in found:
-        yield int(key[len(prefix) :], 16), Written.unpack(raw)
+        found = list(store.named_rows(txn, names.clocks_prefix(log)))
+    for producer, raw in found:
+        yield int(producer, 16), Written.unpack(raw)
 
 
 def _key(log: str, producer: int) -> bytes:

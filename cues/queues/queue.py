@@ -8,10 +8,9 @@
 Any number of threads and processes write, one transaction at a time, and read, without waiting for
 a writer. A message's identity is (queue, index); the first index is 1; an index is never used twice.
 
-A queue with ``partitions=n`` is n logs, ``orders/0`` to ``orders/7``, each with indices of its own. What is
-appended is placed by the queue's partitioner (:mod:`cues.queues.partitioners`), so messages of one key are on one
-partition, in their order; between partitions there is none but the time of the append, by which a
-tailer of the whole queue merges them. A partition is a queue like any other, for whoever wants one.
+A queue with ``partitions=8`` is eight logs, ``orders/0`` to ``orders/7``, each with indices of its own. The queue's
+partitioner (:mod:`cues.queues.partitioners`) places messages of one key on one partition, in their order; a tailer of
+the whole queue merges the partitions by the time of the appends. A partition is a queue like any other.
 
     q = store.queue("orders", partitions=8, key="user")
     q.appender().write({"user": "ann"})              # → 1, of partition 5
@@ -28,28 +27,21 @@ import fnmatch
 import os
 from collections.abc import Callable, Mapping
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import Any, Literal, overload
 
 from cues import codec, faults
 from cues.base import clock, names
-from cues.errors import (
-    InvalidArgument,
-    QueueNotFound,
-    QueueOptionsError,
-    StoreFull,
-)
+from cues.errors import InvalidArgument, QueueNotFound, QueueOptionsError, StoreFull
 from cues.queues.appender import Appender
 from cues.queues.base import BaseQueue, check_index, read_record
 from cues.queues.committed import CommittedTailer
-from cues.queues.log import DELETE_BATCHES_MAX, Log
+from cues.queues.log import DELETE_BATCHES_MAX, Log, read_row
 from cues.queues.merged import MergedTailer
 from cues.queues.options import FUNCTIONS, QueueOptions, check_names
 from cues.queues.tailer import Tailer
-from cues.records.log_row import LogRow, pack_row, unpack_row
-
-if TYPE_CHECKING:
-    from cues.storage.base_store import BaseStore
-    from cues.storage.transaction import StoreTransaction
+from cues.records.log_row import LogRow, pack_row
+from cues.storage.base_store import BaseStore
+from cues.storage.transaction import StoreTransaction
 
 
 class Queue(BaseQueue):
@@ -61,13 +53,12 @@ class Queue(BaseQueue):
     def grow(self, partitions: int) -> None:
         """Have so many partitions from now on, in one transaction; fewer than there are is refused.
 
-        What is there stays where it is. Of the keys that come from now on many go to another partition
-        than before (with ``"rendezvous"``, only those that go to a new one), so a reader may see a key's
-        later messages before its earlier ones: where the order of keys matters, let the readers finish
-        first. State stays with the partition that it was kept for: processors with state begin anew with
-        a key that moved. Writers follow at once; tailers of several partitions when they read next, one that
-        was made when there was one partition goes on with that; a graph that runs takes the new partitions in
-        within half a second, and reads them from their beginning.
+        What is there stays where it is. Of the keys that come from now on many go to another partition than before
+        (with ``"rendezvous"``, only those that go to a new one), so a reader may see a key's later messages before its
+        earlier ones: where the order of keys matters, let the readers finish first. State stays with the partition that
+        it was kept for: processors with state begin anew with a key that moved. Writers follow at once; tailers of
+        several partitions when they read next, one that was made when there was one partition goes on with that; a
+        graph that runs takes the new partitions in within half a second, and reads them from their beginning.
         """
         self.check()
         self._not_a_try_log("grows")
@@ -85,9 +76,8 @@ class Queue(BaseQueue):
             raise _shrinking(self.id, there, partitions)
         if partitions == there:
             return
-        for partition in range(there, partitions):
-            txn.put(names.row_key(self.id, partition), pack_row(LogRow(record["identity"], 1, 1, 0, record["version"])))
-            self.store.create_database(txn, names.log_database(self.id, partition))
+        row = LogRow(record["identity"], 1, 1, 0, record["version"])
+        _create_logs(txn, self.store, self.id, range(there, partitions), row)
         record["options"]["partitions"] = record["partitions"] = partitions
         record["version"] += 1
         _put_record(txn, self.id, record)
@@ -141,11 +131,10 @@ class Queue(BaseQueue):
     def purge(self, before: int | datetime) -> int:
         """Drop the messages below the index ``before`` (or appended before that aware datetime).
 
-        Exclusive and exact for readers at once; returns how many messages were dropped. Space is
-        given back in commits of at most 1,000 record batches. Positions on purged
-        messages continue at the first that is left. An index beyond the last is refused. Of several
-        partitions only a time means something, and all are purged in one transaction; an index is
-        refused.
+        Exclusive and exact for readers at once; returns how many messages were dropped. Space is given back in commits
+        of at most 1,000 record batches. Positions on purged messages continue at the first that is left. An index
+        beyond the last is refused. Of several partitions only a time means something, and all are purged in one
+        transaction; an index is refused.
         """
         if isinstance(before, datetime):
             ns = clock.to_ns(before)
@@ -194,7 +183,7 @@ class Queue(BaseQueue):
                     ) from error
                 with contextlib.suppress(StoreFull):
                     # What one commit frees the next but one may use: this one makes the front's the next but one.
-                    self.store.commit(self._touch, log)
+                    self.store.commit(lambda txn: txn.put(log.key, pack_row(log.row(txn))))
 
     def _move_fronts(self, txn: StoreTransaction, logs: list[Log], place: Callable[[Any, Log, LogRow], int]) -> int:
         dropped = 0
@@ -205,16 +194,13 @@ class Queue(BaseQueue):
                 log.move_front(txn, row, index)
                 dropped += index - row.first
         if dropped:
-            self.store.purged()
+            self.store._purged()
         return dropped
-
-    def _touch(self, txn: StoreTransaction, log: Log) -> None:
-        txn.put(log.key, pack_row(log.row(txn)))
 
     def _sweep_some(self, txn: StoreTransaction, log: Log, most: int) -> int:
         row = log.row(txn)
         deleted, _ = log.delete_before(txn, row, row.first, most)
-        self.store.purged()  # again: a tailer may have looked between the first time and the purge's commit
+        self.store._purged()  # again: a tailer may have looked between the first time and the purge's commit
         faults.point("purge.inside")
         return deleted
 
@@ -237,24 +223,26 @@ def open_queue(store: BaseStore, id: str, options: Mapping[str, Any] | None = No
     if raw is None and "/" in id and "." not in id:
         return _open_partition(store, id, options)
     if raw is None:
-        if "." in id:
-            # A try log: made by its processor, readable like any queue.
+        if "." in id:  # a try log: made by its processor, readable like any queue
             raise QueueNotFound(
                 f"The store {store.path} has no try log {id!r} (the name of a queue holds no dot).",
                 "cues status lists the processors.",
                 queue=id,
             )
         if store.readonly:
-            near = store.queues()
             raise QueueNotFound(
-                f"The store {store.path} has no queue {id!r}; it has {', '.join(near) or 'none'}.",
+                f"The store {store.path} has no queue {id!r}; it has {', '.join(store.queues()) or 'none'}.",
                 "name one of those, or open the store without readonly=True to make it.",
                 queue=id,
             )
         store.commit(create_queue, store, id, QueueOptions(**options))
         with store.view() as txn:
             raw = txn.get(key)
-    queue = _handle(store, id, read_record(store, id, raw))
+    record = read_record(store, id, raw)
+    if record.get("format", 1) != 1 or record.get("schema") is not None:
+        newer = "install a newer version (pip install -U cues-streams)."
+        raise _refused(id, "schema", f"The queue {id!r} was written by a newer Cues.", newer)
+    queue = Queue(store, id, QueueOptions.from_dict(record["options"]), record["version"])
     if options:
         _change(queue, options)
     return queue
@@ -271,10 +259,9 @@ def _open_partition(store: BaseStore, id: str, options: Mapping[str, Any]) -> Qu
     with store.view() as txn:
         there = txn.get(names.queue_key(name)) is not None
     if not there:
-        near = store.queues()
         raise QueueNotFound(
             f"The store {store.path} has no queue {name!r}, of which {id!r} would be a partition; it has"
-            f" {', '.join(near) or 'none'}.",
+            f" {', '.join(store.queues()) or 'none'}.",
             f"store.queue({name!r}, partitions=…, key=…) makes it.",
             queue=id,
         )
@@ -303,39 +290,27 @@ class Matching(list[str]):
 
 def _matching(store: BaseStore, pattern: str) -> list[str]:
     queue, slash, partition = pattern.partition("/")
-    found: list[str] = []
-    prefix = names.queue_key("")
     with store.view() as txn:
-        records = [(key[len(prefix) :].decode(), raw) for key, raw in store.rows(txn, prefix)]
-    for name, raw in records:
-        if "." in name or not fnmatch.fnmatchcase(name, queue):
-            continue
-        if not slash:
-            found.append(name)
-            continue
-        numbers = range(read_record(store, name, raw)["partitions"])
-        found += [f"{name}/{number}" for number in numbers if fnmatch.fnmatchcase(str(number), partition)]
-    return found
+        records = list(store.named_rows(txn, names.queue_key("")))
+    records = [(name, raw) for name, raw in records if "." not in name and fnmatch.fnmatchcase(name, queue)]
+    if not slash:
+        return [name for name, _ in records]
+    return [
+        f"{name}/{number}"
+        for name, raw in records
+        for number in range(read_record(store, name, raw)["partitions"])
+        if fnmatch.fnmatchcase(str(number), partition)
+    ]
+
+
+def _refused(queue: str, option: str, message: str, hint: str) -> QueueOptionsError:
+    return QueueOptionsError(message, hint, queue=queue, option=option)
 
 
 def _shrinking(queue: str, there: int, asked: int) -> QueueOptionsError:
-    return QueueOptionsError(
-        f"The queue {queue!r} has {there} partitions, asked for {asked}: they do not become fewer.",
-        f"partitions={there}, or a new queue: what is on a partition that went would go with it.",
-        queue=queue,
-        option="partitions",
-    )
-
-
-def _handle(store: BaseStore, id: str, record: dict[str, Any]) -> Queue:
-    if record.get("format", 1) != 1 or record.get("schema") is not None:
-        raise QueueOptionsError(
-            f"The queue {id!r} was written by a newer Cues.",
-            "install a newer version (pip install -U cues-streams).",
-            queue=id,
-            option="schema",
-        )
-    return Queue(store, id, QueueOptions.from_dict(record["options"]), record["version"])
+    message = f"The queue {queue!r} has {there} partitions, asked for {asked}: they do not become fewer."
+    hint = f"partitions={there}, or a new queue: what is on a partition that went would go with it."
+    return _refused(queue, "partitions", message, hint)
 
 
 def create_queue(txn: StoreTransaction, store: BaseStore, id: str, options: QueueOptions) -> None:
@@ -353,19 +328,21 @@ def create_queue(txn: StoreTransaction, store: BaseStore, id: str, options: Queu
         "created_ns": clock.now_ns(),
     }
     txn.put(key, codec.pack(record))
-    for partition in range(options.partitions):
-        txn.put(names.row_key(id, partition), pack_row(LogRow(identity, 1, 1, 0, 1)))
-        store.create_database(txn, names.log_database(id, partition))
+    _create_logs(txn, store, id, range(options.partitions), LogRow(identity, 1, 1, 0, 1))
+
+
+def _create_logs(txn: StoreTransaction, store: BaseStore, queue: str, partitions: range, row: LogRow) -> None:
+    for partition in partitions:
+        txn.put(names.row_key(queue, partition), pack_row(row))
+        store.create_database(txn, names.log_database(queue, partition))
 
 
 def _put_record(txn: StoreTransaction, queue: str, record: dict[str, Any]) -> None:
     """Write a queue's record, and its version into the row of every partition, by which appends notice."""
     txn.put(names.queue_key(queue), codec.pack(record))
     for partition in range(record["partitions"]):
-        key = names.row_key(queue, partition)
-        txn.put(
-            key, pack_row(unpack_row(txn.get(key), names.log_id(queue, partition))._replace(version=record["version"]))
-        )
+        row = read_row(txn, queue, partition)._replace(version=record["version"])
+        txn.put(names.row_key(queue, partition), pack_row(row))
 
 
 def _change(queue: Queue, options: Mapping[str, Any]) -> None:
@@ -375,33 +352,29 @@ def _change(queue: Queue, options: Mapping[str, Any]) -> None:
     if new.partitions < old.partitions:
         raise _shrinking(queue.id, old.partitions, new.partitions)
     if new.partitions > old.partitions:
-        raise QueueOptionsError(
+        raise _refused(
+            queue.id,
+            "partitions",
             f"The queue {queue.id!r} has {old.partitions} partition{'s' if old.partitions > 1 else ''}, asked for"
             f" {new.partitions}; growing changes where keys go, so it is asked for by name.",
             f"store.queue({queue.id!r}).grow({new.partitions}), which says what becomes of the order of keys.",
-            queue=queue.id,
-            option="partitions",
         )
     if new.placing != old.placing and old.partitions > 1:
         for name, was, now in zip(FUNCTIONS, old.placing, new.placing):
             if was != now:
-                raise QueueOptionsError(
+                raise _refused(
+                    queue.id,
+                    name,
                     f"The queue {queue.id!r} places its messages by {name}={was!r}, which cannot change (asked for"
                     f" {now!r}): messages of one key would be on several partitions.",
                     "make a new queue.",
-                    queue=queue.id,
-                    option=name,
                 )
     queue.give(new)
     if new.to_dict() == old.to_dict():
         return
     if queue.store.readonly:
-        raise QueueOptionsError(
-            f"The store is open read-only, so the options of {queue.id!r} cannot change.",
-            "open it without readonly=True.",
-            queue=queue.id,
-            option=", ".join(options),
-        )
+        message = f"The store is open read-only, so the options of {queue.id!r} cannot change."
+        raise _refused(queue.id, ", ".join(options), message, "open it without readonly=True.")
 
     def change(txn: StoreTransaction) -> None:
         record = codec.unpack(txn.get(names.queue_key(queue.id)))

@@ -4,35 +4,30 @@
     for envelope in ReadCommitted(queue): …      in the order of the commits, acknowledgements included
     queue.tailer(isolation="committed")          the same without acknowledgements, and without envelopes
 
-Iterating ends at the end of the queue (or waits, with ``block``), and continues there at the next call. A
-message's envelope names its log, index and UUID. Several logs are read through one sequencer, as
-:class:`cues.txn.Consumer` does.
+Iterating ends at the end of the queue (or waits, with ``block``), and continues there at the next call. A message's
+envelope names its log, index and UUID. Several logs are read through one sequencer, as :class:`cues.txn.Consumer` does.
 
 Of a transaction that is larger than the sequencer's ring the messages are read twice: by their index,
 in short read transactions, so that it costs no memory and pins no pages.
 
-Not guaranteed: that a purge is noticed for messages that were read ahead. Messages that were
-purged before they were read are a :class:`Gap`; ``on_gap="skip"`` continues after it, and may then deliver the rest of
-a transaction.
+Not guaranteed: that a purge is noticed for messages that were read ahead. Messages that were purged before they were
+read are a :class:`Gap`; ``on_gap="skip"`` continues after it, and may then deliver the rest of a transaction.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Final, Literal
+from typing import Final, Literal
 
 from cues.base import names
 from cues.errors import CuesError, Gap, InvalidArgument, SequenceError
-from cues.queues.base import check_index, journal_of
+from cues.queues.base import BaseQueue, check_index, journal_of
 from cues.queues.messages import DICT, MessageType
 from cues.queues.sequencer import RING, Checkpoint, Envelope, Outcome, Sequencer
 from cues.queues.stamped import check_one_log
+from cues.records.batch import Batch
 from cues.storage import wakeup
-
-if TYPE_CHECKING:
-    from cues.queues.base import BaseQueue
-    from cues.records.batch import Batch
 
 AHEAD_MESSAGES: Final = 4096
 AHEAD_BYTES_MAX: Final = 256 << 10
@@ -112,10 +107,9 @@ class ReadUncommitted:
             return False
         with self.queue.store.view() as txn:
             row = log.row(txn)
-            first = row.first
-            raws = [] if start < first else log.read(txn, row, start, count, AHEAD_BYTES_MAX)
-        if start < first:
-            self._gap(start, first)
+            raws = [] if start < row.first else log.read(txn, row, start, count, AHEAD_BYTES_MAX)
+        if start < row.first:
+            self._gap(start, row.first)
             return self._fill()
         if not raws:
             return False
@@ -143,19 +137,8 @@ class ReadUncommitted:
             for offset in range(max(0, start - index), len(messages)):
                 if index + offset == end:
                     return
-                if stamps is None:
-                    yield self._given(Envelope.of(self.journal, index + offset, 0, 0, 0, messages[offset]))
-                else:
-                    yield self._given(
-                        Envelope.of(
-                            self.journal,
-                            index + offset,
-                            stamps.producer,
-                            stamps.clocks[offset],
-                            stamps.flags,
-                            messages[offset],
-                        )
-                    )
+                stamp = (stamps.producer, stamps.clocks[offset], stamps.flags) if stamps else (0, 0, 0)
+                yield self._given(Envelope.of(self.journal, index + offset, *stamp, messages[offset]))
 
     def _given(self, envelope: Envelope) -> Envelope:
         """Return the envelope with its message in the form of ``message_type``."""

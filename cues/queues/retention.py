@@ -12,23 +12,19 @@ not read yet, and say so, once a reader and process.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from cues import codec
 from cues.base import clock, names
 from cues.base.events import log as logger
 from cues.queues import claims, marks
+from cues.queues.log import Log
+from cues.queues.options import Retention
 from cues.queues.processor_rows import POSITION, readers_of
 from cues.records import sealed
+from cues.records.log_row import LogRow
+from cues.storage.transaction import StoreTransaction, named_rows
 
-if TYPE_CHECKING:
-    from cues.queues.log import Log
-    from cues.queues.options import Retention
-    from cues.records.log_row import LogRow
-    from cues.storage.base_store import BaseStore
-    from cues.storage.transaction import StoreTransaction
-
-_PAGE_BYTES = 4096
 _NOTES = 8
 """Notes in the time of one age: what goes late is late by an eighth of it."""
 _WRONG_NS = 7 * 86_400 * 10**9
@@ -76,8 +72,7 @@ def wanted(txn: StoreTransaction, log: Log, row: LogRow, policy: Retention) -> i
         assert isinstance(policy.age, (int, float))  # seconds, whatever it was given as
         goal = max(goal, _aged(txn, log, row, clock.now_ns(), int(policy.age * 1e9)))
     if policy.bytes is not None:
-        found = txn.stat(log.database)
-        held = (found["branch_pages"] + found["leaf_pages"] + found["overflow_pages"]) * _PAGE_BYTES
+        held = log.size_bytes(txn)
         excess = held - int(policy.bytes)
         if excess > 0:
             goal = max(goal, row.first + (row.next - row.first) * excess // held)
@@ -101,8 +96,10 @@ def _aged(txn: StoreTransaction, log: Log, row: LogRow, now: int, age: int) -> i
     goal = row.first
     while kept and kept[0][1] <= now - age:
         goal = kept.pop(0)[0]
-    if kept != notes:
-        _put_notes(txn, log, kept)
+    if kept and kept != notes:
+        txn.put(names.age_key(log.id), sealed.seal(codec.pack([list(note) for note in kept])))
+    elif kept != notes:
+        txn.delete(names.age_key(log.id))
     if log.front_time(txn) < now - age:
         goal = max(goal, log.index_at(txn, row, _believed(txn, log, row, now, age)))
     return goal
@@ -129,28 +126,18 @@ def _notes(txn: StoreTransaction, log: Log) -> list[tuple[int, int]]:
     return [(index, at) for index, at in codec.unpack(sealed.unseal(raw, f"row of the age notes of queue {log.id}"))]
 
 
-def _put_notes(txn: StoreTransaction, log: Log, notes: list[tuple[int, int]]) -> None:
-    key = names.age_key(log.id)
-    if notes:
-        txn.put(key, sealed.seal(codec.pack([list(note) for note in notes])))
-    else:
-        txn.delete(key)
-
-
 def readers(txn: StoreTransaction, log: Log) -> list[PositionHolder]:
     """Iterate over the readers that have a position on the log in this store, or a mark of one in another store."""
-    found = [PositionHolder(*one) for one in readers_of(txn, log.id)]
-    found += [PositionHolder(who.processor, mark.next, mark.pending) for who, mark in marks.of_log(txn, log)]
-    prefix = names.reader_key(log.queue, log.partition, "")
-    store: type[BaseStore] = type(log.store)
-    for key, value in store.rows(txn, prefix):
-        found.append(PositionHolder(key[len(prefix) :].decode(), POSITION.unpack(value)[1], False))
-    found += [PositionHolder(f"group {group}", claim.next, False) for group, claim in claims.of_log(store, txn, log.id)]
-    return found
+    holders = [PositionHolder(*reader) for reader in readers_of(txn, log.id)]
+    holders += [PositionHolder(who.processor, mark.next, mark.pending) for who, mark in marks.of_log(txn, log)]
+    tailers = named_rows(txn, names.reader_key(log.queue, log.partition, ""))
+    holders += [PositionHolder(name, POSITION.unpack(value)[1], False) for name, value in tailers]
+    holders += [PositionHolder(f"group {group}", claim.next, False) for group, claim in claims.of_log(txn, log.id)]
+    return holders
 
 
 def _say(log: Log, reader: PositionHolder, what: str) -> None:
     said = (log.store.path, log.id, reader.name)
     if said not in _said:
         _said.add(said)
-        log.store.afterwards(lambda: logger.warning(f"retention of %s {what}", log.id, reader.name))
+        log.store._afterwards(lambda: logger.warning(f"retention of %s {what}", log.id, reader.name))

@@ -16,14 +16,12 @@ and the newest pending messages in a ring that all share. What has fallen out of
     3. step()                   until it gives None; only then the next message is queued
     4. checkpoint()             at any time, also between two steps of 3
 
-A checkpoint holds offsets and, for each producer, ``min`` and ``begin``: where its reader goes on,
-and what it must read again when an open span is acknowledged. An offset moves past a commit only when all of it
-was handed out.
+A checkpoint holds offsets and, for each producer, ``min`` and ``begin``: where its reader goes on, and what it must
+read again when an open span is acknowledged. An offset moves past a commit only when all of it was handed out.
 
-Outcomes and state are those of Gazette (``message/sequencer.go``). Not guaranteed, as there: a message with
-a zero UUID is delivered whenever it is read. An acknowledgement below the last one means that its
-producer went back to an older state: the sequencer goes back with it and may deliver messages again,
-for ignoring it could lose some.
+Outcomes and state are those of Gazette (``message/sequencer.go``). Not guaranteed, as there: a message with a zero UUID
+is delivered whenever it is read. An acknowledgement below the last one means that its producer went back to an older
+state: the sequencer goes back with it and may deliver messages again, for ignoring it could lose some.
 """
 
 from __future__ import annotations
@@ -243,7 +241,7 @@ class Sequencer:
 
     def _apply(self, outcome: Outcome, partial: _Partial, clock: int, envelope: Envelope) -> None:
         """Either begin to hand out, or move the offset; never both."""
-        if outcome is Outcome.ContinueExtendSpan or outcome is Outcome.ContinueBeginSpan:
+        if outcome in (Outcome.ContinueExtendSpan, Outcome.ContinueBeginSpan):
             if outcome is Outcome.ContinueBeginSpan:
                 partial.begin = envelope.begin
                 self._pending.add(partial)
@@ -366,24 +364,20 @@ class Sequencer:
                 f"The messages of {journal} from {begin} to {end} must be read again.", "call start_replay() first."
             )
         try:
-            for found in self._replay:
-                if found.journal != journal:
+            for envelope in self._replay:
+                if envelope.journal != journal:
                     raise SequenceError(
-                        f"Replay of wrong journal ({found.journal}; expected {journal}).",
+                        f"Replay of wrong journal ({envelope.journal}; expected {journal}).",
                         "replay the log of replay_range().",
                     )
-                if found.begin < begin:
-                    raise SequenceError(
-                        f"Replay has wrong begin ({found.begin}; expected >= {begin}).",
-                        "replay the range of replay_range().",
-                    )
-                if found.end > end:
-                    raise SequenceError(
-                        f"Replay has wrong end ({found.end}; expected <= {end}).", "replay the range of replay_range()."
-                    )
-                clock = found.clock
-                if found.producer == partial.producer and (clock > low or clock == 0) and clock <= partial.max:
-                    return found
+                if envelope.begin < begin or envelope.end > end:
+                    wrong = f"begin ({envelope.begin}; expected >= {begin}"
+                    if envelope.begin >= begin:
+                        wrong = f"end ({envelope.end}; expected <= {end}"
+                    raise SequenceError(f"Replay has wrong {wrong}).", "replay the range of replay_range().")
+                clock = envelope.clock
+                if envelope.producer == partial.producer and (clock > low or clock == 0) and clock <= partial.max:
+                    return envelope
         except SequenceError:
             self._replay = None
             raise

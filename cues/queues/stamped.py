@@ -4,9 +4,8 @@
     2. decide    which messages it has already, or does not need
     3. commit    the rest, if what was read in 1 still holds; otherwise from 1 again
 
-A message at or below its producer's last clock is left out. The exception is an acknowledgement while
-that producer has something pending there: it is what tells readers that its producer died, or that
-what is pending up to it is committed.
+A message at or below its producer's last clock is left out. The exception is an acknowledgement while that producer has
+something pending there: it is what tells readers that its producer died, or that what is pending up to it is committed.
 
 So a whole closed log may be appended again, or a file imported again, and nothing changes. Not guaranteed for
 messages without a UUID: they are appended every time.
@@ -18,7 +17,7 @@ import itertools
 import uuid as uuids
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from cues import codec, faults
 from cues.base import names
@@ -30,10 +29,9 @@ from cues.records import batch
 from cues.records import stamps as stamping
 from cues.records.batch import Page
 from cues.records.identity import Flags, as_uuid, split
-
-if TYPE_CHECKING:
-    from cues.storage.base_store import BaseStore
-    from cues.storage.transaction import StoreTransaction
+from cues.storage import wakeup
+from cues.storage.base_store import BaseStore
+from cues.storage.transaction import StoreTransaction
 
 _ACK = int(Flags.ACK_TXN)
 _EMPTY = codec.pack({})
@@ -79,14 +77,10 @@ def append_all(
         if not appended:
             return 0
         size = sum(1 + len(page.pieces) for _, some in pages for page in some)
-        if faults.active:
-            faults.point("stamped.before")
+        faults.point("stamped.before")
         if store.commit(_write, pages, read, pages=size + len(read)):
             break
-    mask = 0
-    for queue, _ in pages:
-        mask |= queue.log.mask
-    store.ring(mask)
+    store.ring(wakeup.union(queue.log.mask for queue, _ in pages))
     return appended
 
 
@@ -222,6 +216,5 @@ def _write(
         return False  # messages of the same producers were appended meanwhile: decide again
     for queue, some in pages:
         queue.append_pages(txn, some)
-    if faults.active:
-        faults.point("stamped.inside")
+    faults.point("stamped.inside")
     return True

@@ -34,10 +34,9 @@ class Store(BaseStore):
     def queue(self, id: str, **options: Unpack[QueueKeywords]) -> Queue:
         """The queue of that name, made when it is missing.
 
-        An option that is given for an existing queue is changed where it can be (retention,
-        metadata, max_message_bytes) and refused by name where it cannot. ``"orders/3"`` is a partition of
-        ``"orders"`` (:meth:`Queue.partition`). On a read-only store a
-        missing queue is :class:`QueueNotFound`.
+        An option that is given for an existing queue is changed where it can be (retention, metadata,
+        max_message_bytes) and refused by name where it cannot. ``"orders/3"`` is a partition of ``"orders"``
+        (:meth:`Queue.partition`). On a read-only store a missing queue is :class:`QueueNotFound`.
         """
         self._check()
         return open_queue(self, id, options)

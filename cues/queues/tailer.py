@@ -19,20 +19,18 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import Any, Final, Literal
 from uuid import UUID
 
 from cues.base import clock, names
 from cues.errors import BatchDamaged, ConcurrentUse, InvalidArgument
+from cues.queues.base import BaseQueue
 from cues.queues.base_tailer import BaseTailer, Place
+from cues.queues.log import Raw
 from cues.queues.processor_rows import POSITION
 from cues.records.batch import Batch
 from cues.storage import wakeup
-
-if TYPE_CHECKING:
-    from cues.queues.base import BaseQueue
-    from cues.queues.log import Raw
-    from cues.storage.transaction import StoreTransaction
+from cues.storage.transaction import StoreTransaction
 
 AHEAD_BYTES_MAX: Final = 256 << 10
 """Most bytes that read_many copies out of one transaction."""
@@ -84,6 +82,8 @@ class Tailer(BaseTailer):
         """The first message of the batch that still exists: a purge may have ended inside the batch."""
         self._purges = -1
         self._last: tuple[Batch, int] | None = None
+        self._read: Tailer | None = None
+        """Of several partitions, the tailer of the message read last."""
         self._row_key = names.reader_key(queue.name, queue.log.partition, name) if name is not None else b""
         with self._store.view() as txn:
             row = self._log.row(txn)
@@ -91,8 +91,6 @@ class Tailer(BaseTailer):
             self._stored = txn.get(self._row_key) if name is not None else None
         self._identity = row.identity
         self._index = self._position(self._stored) if self._stored is not None else row.first
-
-    # --- reading ---
 
     def read(self, block: bool = False, timeout: float | None = None) -> dict[str, Any] | None:
         """Return the next message, or None at the end of the queue.
@@ -130,8 +128,6 @@ class Tailer(BaseTailer):
         message = self._batch.messages()[offset]
         return self._with_meta(message, self._batch, offset) if self._meta else message
 
-    # --- the position ---
-
     @property
     def index(self) -> int:
         """The index that is read next (backward: the message below it is)."""
@@ -144,16 +140,18 @@ class Tailer(BaseTailer):
 
     @property
     def last_read_index(self) -> int | None:
-        """The index of the message read last; None before the first."""
-        return self._last[0].first + self._last[1] if self._last else None
+        """The index of the message read last, on its partition; None before the first."""
+        last = (self._read or self)._last
+        return last[0].first + last[1] if last else None
 
     @property
     def envelope(self) -> Envelope | None:
-        """Index, time, hash and metadata of the message read last; None before the first."""
-        if self._last is None:
+        """Partition, index, time, hash and metadata of the message read last; None before the first."""
+        part = self._read or self
+        if part._last is None:
             return None
-        batch, offset = self._last
-        return envelope_of(batch, offset, self._metadata(batch, offset), self._log.partition)
+        batch, offset = part._last
+        return envelope_of(batch, offset, part._metadata(batch, offset), part._log.partition)
 
     @property
     def direction(self) -> Direction:
@@ -164,7 +162,10 @@ class Tailer(BaseTailer):
     def direction(self, value: Direction) -> None:
         if value not in ("forward", "backward"):
             raise InvalidArgument(f"direction is {value!r}.", "pass 'forward' or 'backward'.")
-        self._direction = value
+        self._turn(value)
+
+    def _turn(self, direction: Direction) -> None:
+        self._direction = direction
 
     def _seek(self, place: Place) -> None:
         with self._use():
@@ -177,8 +178,6 @@ class Tailer(BaseTailer):
     def __repr__(self) -> str:
         name = f" {self.name}" if self.name else ""
         return f"<cues.Tailer{name} of {self.queue.id} at {self._index}>"
-
-    # --- inside ---
 
     @property
     def interest(self) -> tuple[wakeup.Doorbells | None, int]:
@@ -273,9 +272,8 @@ class Tailer(BaseTailer):
             assert batch is not None
             if self._messages or not batch.head.acknowledges:
                 return True
-            self._index = (
-                batch.first if self._direction == "backward" else batch.next
-            )  # an acknowledgement is not a message
+            # An acknowledgement is not a message.
+            self._index = batch.first if self._direction == "backward" else batch.next
         return False
 
     def _load(self, n: int, purges: int, fresh: bool) -> bool:
@@ -319,8 +317,6 @@ class Tailer(BaseTailer):
 
     def _metadata(self, batch: Batch, offset: int) -> dict[str, Any]:
         return metadata(batch, offset, self._log.id, self._kept)
-
-    # --- the stored position of a named tailer ---
 
     def _position(self, raw: bytes) -> int:
         return int(POSITION.unpack(raw)[1])

@@ -214,7 +214,9 @@ def build(
                         return pages + _build_runs(messages, start, uuids, limit_bytes, hash, provenance)
                     continue
         else:
-            body = _array_head(stop - start) + b"".join(encoded[start:stop])
+            count = stop - start
+            array = bytes((0x90 | count,)) if count < 16 else b"\xdc" + _U16.pack(count)
+            body = array + b"".join(encoded[start:stop])
         flags, optional = fixed_flags, fixed
         if stamps is not None:
             some = stamps.slice(start, stop)
@@ -231,7 +233,9 @@ def build(
         count = stop - start
         if size <= VALUE_BYTES_MAX:
             if len(body) > limit_bytes:
-                _check_sizes(messages[start:stop] if encoded is None else encoded[start:stop], start, limit_bytes)
+                for offset in range(start, stop):
+                    one = encoded[offset] if encoded is not None else codec.pack(messages[offset])
+                    _check_size(len(one), offset, limit_bytes)
             pages.append(Page(flags, count, optional + body))
             start = stop
             if start == total:
@@ -327,11 +331,6 @@ def split_meta(message: dict[str, Any], provenance: Provenance) -> tuple[dict[st
     return plain, came or provenance
 
 
-def _check_sizes(messages: Sequence[Any], start: int, limit_bytes: int) -> None:
-    for offset, message in enumerate(messages, start):
-        _check_size(len(message if isinstance(message, bytes) else codec.pack(message)), offset, limit_bytes)
-
-
 def _check_size(size_bytes: int, offset: int, limit_bytes: int) -> None:
     if size_bytes > limit_bytes:
         raise _at(
@@ -360,10 +359,6 @@ def _pack_array(chunk: Sequence[dict[str, Any]], start: int) -> bytes:
             except CodecError as error:
                 raise _at(start + offset, error) from None
         raise
-
-
-def _array_head(count: int) -> bytes:
-    return bytes((0x90 | count,)) if count < 16 else b"\xdc" + _U16.pack(count)
 
 
 def _cut(flags: int, optional: bytes, body: bytes, offset: int) -> Page:

@@ -49,12 +49,13 @@ class Provenance:
         """The columns of the messages ``start`` to ``stop`` (exclusive)."""
         if start == 0 and stop == self.count:
             return self
-        columns: dict[str, tuple[Indices, Times]] = {}
-        for queue, (t, time) in self.columns.items():
-            columns[queue] = (
+        columns: dict[str, tuple[Indices, Times]] = {
+            queue: (
                 t[start:stop] if type(t) is range else _slice(t, start, stop),
                 time if type(time) is int else _slice(time, start, stop),
             )
+            for queue, (t, time) in self.columns.items()
+        }
         return Provenance(stop - start, columns, _slice(self.extra, start, stop))
 
     def select(self, offsets: Sequence[int]) -> Provenance:
@@ -95,12 +96,10 @@ class Provenance:
         return result
 
     def encode(self) -> bytes:
-        columns = {}
-        for queue, (t, time) in self.columns.items():
-            columns[queue] = [
-                [t.start] if type(t) is range else _pack_ints(t),
-                time if type(time) is int else _pack_ints(time),
-            ]
+        columns = {
+            queue: [[t.start] if type(t) is range else _pack_ints(t), time if type(time) is int else _pack_ints(time)]
+            for queue, (t, time) in self.columns.items()
+        }
         return codec.pack([columns, self.extra] if self.extra is not None else [columns])
 
 
@@ -119,10 +118,7 @@ def concat(parts: Sequence[Provenance]) -> Provenance:
     columns: dict[str, tuple[Indices, Times]] = {}
     for queue in queues:
         pairs = [(part.count, *part.columns.get(queue, (None, None))) for part in parts]
-        columns[queue] = (
-            _join([(n, t) for n, t, _ in pairs]),
-            _join([(n, time) for n, _, time in pairs]),
-        )
+        columns[queue] = (_join([(n, t) for n, t, _ in pairs]), _join([(n, time) for n, _, time in pairs]))
     extra: Extra = None
     if any(part.extra is not None for part in parts):
         extra = []
@@ -179,9 +175,8 @@ def _filled(count: int, first: tuple[Indices, Times], second: tuple[Indices, Tim
     if all(known):
         return first
     chosen = [first if here else second for here in known]
-    return [_one(t, j) or 0 for j, (t, _) in enumerate(chosen)], [
-        _one(time, j) or 0 for j, (_, time) in enumerate(chosen)
-    ]
+    times = [_one(time, j) or 0 for j, (_, time) in enumerate(chosen)]
+    return [_one(t, j) or 0 for j, (t, _) in enumerate(chosen)], times
 
 
 def _one(column: Indices | Times, offset: int) -> int | None:
@@ -194,9 +189,7 @@ def _one(column: Indices | Times, offset: int) -> int | None:
 def _join(parts: list[tuple[int, Any]]) -> Any:
     """One column from the columns of consecutive runs, in the most compact form."""
     first = parts[0][1]
-    if all(type(column) is int or column is None for _, column in parts) and all(
-        column == first for _, column in parts
-    ):
+    if all((type(column) is int or column is None) and column == first for _, column in parts):
         return first
     if all(type(column) is range for _, column in parts):
         stop = first.start

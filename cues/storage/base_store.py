@@ -85,7 +85,8 @@ class BaseStore:
         )
         self._closed = False
         self._tidy: list[Callable[[], None]] = []
-        self._afterwards: list[Callable[[], None]] = []
+        self._due: list[Callable[[], None]] = []
+        """Calls to make after the transaction under way."""
         doorbells = self._shared.doorbells
         self.ring: Callable[[int], None] = doorbells.ring if doorbells is not None else lambda mask: None
         """Wake the readers that wait for a log of the mask."""
@@ -133,10 +134,8 @@ class BaseStore:
 
     def queues(self, all: bool = False) -> list[str]:
         """The names of the store's queues, sorted; with ``all`` the try logs of processors too."""
-        prefix = names.queue_key("")
         with self.view() as txn:
-            found = [key[len(prefix) :].decode() for key, _ in self.rows(txn, prefix)]
-        return [name for name in found if all or "." not in name]
+            return [name for name, _ in self.named_rows(txn, names.queue_key("")) if all or "." not in name]
 
     def check(self) -> list[str]:
         """Check the whole store and return its problems, one sentence each. A handle without queues finds none."""
@@ -170,17 +169,17 @@ class BaseStore:
             self._check()  # another thread closed the store, and with it the shared words
             raise
         finally:
-            if self._afterwards:
-                calls, self._afterwards = self._afterwards, []
+            if self._due:
+                calls, self._due = self._due, []
                 for call in calls:
                     call()
 
-    def afterwards(self, call: Callable[[], None]) -> None:
+    def _afterwards(self, call: Callable[[], None]) -> None:
         """Call ``call`` after the current transaction: for code of users, such as the handler of a logger.
 
         Such code may write to the store; inside the transaction it would wait for itself.
         """
-        self._afterwards.append(call)
+        self._due.append(call)
 
     def look(self) -> None:
         """Call :meth:`check_file`, on a ``"process"`` store at most ten times a second (it costs half a commit)."""
@@ -227,16 +226,20 @@ class BaseStore:
     def doorbells(self) -> wakeup.Doorbells | None:
         return self._shared.doorbells
 
+    def ring_own(self) -> None:
+        """Wake every reader of this process, so that it sees that something was closed."""
+        if self._shared.doorbells is not None and not self.closed:
+            self._shared.doorbells.ring_own()
+
     @property
     def locks(self) -> locks.LockFile:
-        found = self._shared.locks
-        if found is None:
+        if self._shared.locks is None:
             raise StoreReadOnly(
                 f"The lock file of {self.path} cannot be written.",
                 "give this user permission to write the directory of the store.",
                 path=self.path,
             )
-        return found
+        return self._shared.locks
 
     def purges(self) -> int:
         """A number that changes with every purge; -1 if it is unknown."""
@@ -247,7 +250,7 @@ class BaseStore:
             self._check()  # closed by another thread
             raise
 
-    def purged(self) -> None:
+    def _purged(self) -> None:
         """Tell tailers to drop the messages that they read ahead; call it inside the purging transaction."""
         if self._shared.doorbells is not None:
             words = self._shared.doorbells.words
@@ -290,45 +293,44 @@ class BaseStore:
         """Make a named database inside a write transaction; open it with :meth:`database` after the commit."""
         self._shared.env.open_db(name, txn=txn, create=True)
 
-    def drop_database(self, txn: StoreTransaction, name: bytes) -> None:
+    def _drop_database(self, txn: StoreTransaction, name: bytes) -> None:
         """Remove a named database that is open here; only while no other process has it open (:func:`alone`)."""
         txn.drop(self._shared.databases.pop(name), delete=True)
 
     rows = staticmethod(transaction.rows)
+    named_rows = staticmethod(transaction.named_rows)
 
     def entries(self) -> Iterator[tuple[bytes, int]]:
         """Every named database and its number of entries, from LMDB's own structure (for checks)."""
-        with self.view() as txn:
-            found = [key for key, _ in txn.cursor() if b"\0" not in key]
-        for name in found:
-            handle = self.database(name)
-            with self.view() as txn:
-                yield name, int(txn.stat(handle)["entries"])
+        for name, figures in self._figures():
+            yield name, int(figures["entries"])
 
-    def live(self) -> int:
-        """Bytes of the used pages, without the free ones: about the size of a compacted copy."""
-        found = [self._shared.env.stat()]
+    def _figures(self) -> Iterator[tuple[bytes, dict[str, int]]]:
+        """LMDB's figures of every named database."""
         with self.view() as txn:
             databases = [key for key, _ in txn.cursor() if b"\0" not in key]
         for name in databases:
             handle = self.database(name)
             with self.view() as txn:
-                found.append(txn.stat(handle))
-        pages = sum(one["branch_pages"] + one["leaf_pages"] + one["overflow_pages"] for one in found)
-        return int(pages + 2) * int(found[0]["psize"])
+                yield name, txn.stat(handle)
+
+    def _live(self) -> int:
+        """Bytes of the pages that hold something now, without the free ones: about what a compacted copy takes."""
+        unnamed = self._shared.env.stat()
+        databases = [figures for _, figures in self._figures()]
+        return sum(map(datafile.pages_of, (unnamed, *databases)), start=2) * int(unnamed["psize"])
 
     def info(self) -> dict[str, int]:
         """Sizes in bytes: ``map`` (the bound), ``used`` (pages ever used), ``disk`` (allocated blocks)."""
         self._check()
-        found = self._shared.env.info()
-        disk = os.stat(self._shared.path / "data.mdb").st_blocks * 512
+        info = self._shared.env.info()
         return {
-            "map": int(found["map_size"]),
-            "used": (int(found["last_pgno"]) + 1) * datafile.PAGE_BYTES,
-            "disk": disk,
+            "map": int(info["map_size"]),
+            "used": (int(info["last_pgno"]) + 1) * datafile.PAGE_BYTES,
+            "disk": os.stat(self._shared.path / "data.mdb").st_blocks * 512,
         }
 
-    def dump(self, write: Callable[[bytes], object]) -> int:
+    def _dump(self, write: Callable[[bytes], object]) -> int:
         """Pass a compacted copy of the data file to ``write``, in pieces; returns the number of its last transaction.
 
         The copy is of one moment. An error of ``write`` ends it and is raised.
@@ -359,7 +361,7 @@ class BaseStore:
             raise translate(errors[0], self.path) from errors[0]
         return txnid
 
-    def same(self, copy: Path, txnid: int) -> bool:
+    def _same(self, copy: Path, txnid: int) -> bool:
         """Whether the file ``copy`` opens, ends with transaction ``txnid``, and has this store's rows and databases."""
         env = lmdb.open(
             os.fsencode(copy), subdir=False, readonly=True, create=False, max_dbs=0, lib_version=0, lock=False
@@ -378,11 +380,12 @@ class BaseStore:
     def sync(self) -> None:
         """Make all commits so far durable, whatever the durability of the store."""
         self._check()
-        self._shared.env.sync(True)
+        if self._shared.durability != "disk":  # there each commit is durable by itself
+            self._shared.env.sync(True)
 
     # --- end ---
 
-    def on_close(self, tidy: Callable[[], None]) -> None:
+    def _on_close(self, tidy: Callable[[], None]) -> None:
         """Call ``tidy`` when this handle closes."""
         self._tidy.append(tidy)
 
@@ -468,7 +471,7 @@ def internal_handle(kind: type[S], shared: Environment, transact: Any = None) ->
     handle = kind.__new__(kind)
     handle.readonly = transact is None
     handle.path = str(shared.path)
-    handle._closed, handle._shared, handle._tidy, handle._afterwards = False, shared, [], []
+    handle._closed, handle._shared, handle._tidy, handle._due = False, shared, [], []
     handle.ring = lambda mask: None
     handle._transact = handle._refuse if transact is None else transact(shared)
     return handle

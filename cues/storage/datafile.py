@@ -41,6 +41,20 @@ _GROW_PAGES_MIN: Final = 256
 _GROW_PAGES_MAX: Final = 16384
 
 
+def pages_of(figures: dict[str, int]) -> int:
+    """The number of pages of a database, from LMDB's figures."""
+    return int(figures["branch_pages"] + figures["leaf_pages"] + figures["overflow_pages"])
+
+
+def sync_directory(path: Path) -> None:
+    """Make the names of the files in a directory durable."""
+    directory = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
+
+
 def used(path: Path) -> int:
     """Bytes that the data file uses; 0 without a file. Refuses one that is not LMDB's, or is shorter than it should be.
 

@@ -15,24 +15,23 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from cues.storage.transaction import StoreTransaction
 from cues.storage.writer_lock import WriterLock
 
 
+@dataclass(slots=True, eq=False)
 class _Member:
     """One commit that waits to share a transaction."""
 
-    __slots__ = ("args", "done", "error", "pages", "result", "work")
-
-    def __init__(self, work: Callable[..., Any], args: tuple[Any, ...], pages: int) -> None:
-        self.work = work
-        self.pages = pages
-        self.args = args
-        self.done = False
-        self.error: BaseException | None = None
-        self.result: Any = None
+    work: Callable[..., Any]
+    args: tuple[Any, ...]
+    pages: int
+    done: bool = False
+    error: BaseException | None = None
+    result: Any = None
 
     def reset(self) -> _Member:
         """Return the member as it was before it was run."""

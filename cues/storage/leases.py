@@ -12,13 +12,9 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from typing import TYPE_CHECKING
 
 from cues.base import clock
-
-if TYPE_CHECKING:
-    from cues.storage.base_store import BaseStore
-
+from cues.storage.base_store import BaseStore
 
 Figures = dict[str, float]
 """Figures of a processor: ``calls`` that returned, calls ``in_flight``, and the mean ``call_s``."""

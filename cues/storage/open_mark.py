@@ -11,6 +11,7 @@ import os
 from pathlib import Path
 
 from cues.base import clock
+from cues.storage.datafile import sync_directory
 
 _FILE = "open"
 
@@ -32,11 +33,7 @@ def write(path: Path) -> None:
         file.write(clock.boot_id())
         file.flush()
         os.fsync(file.fileno())
-    directory = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
+    sync_directory(path)
 
 
 def exists(path: Path) -> bool:

@@ -23,17 +23,15 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import xxhash
 
 from cues import codec
 from cues.base import names
 from cues.records import sealed
-
-if TYPE_CHECKING:
-    from cues.records.log_row import LogRow
-    from cues.storage.transaction import StoreTransaction
+from cues.records.log_row import LogRow
+from cues.storage.transaction import StoreTransaction
 
 FILE: Final = "mark"
 _ID_BYTES: Final = 8

@@ -34,11 +34,9 @@ class StoreCursor(Protocol):
 
     def set_key(self, key: bytes) -> bool:
         """Move to exactly this key."""
-        ...
 
     def set_range(self, key: bytes) -> bool:
         """Move to the first key that is equal to this one or greater."""
-        ...
 
     def key(self) -> bytes: ...
 
@@ -48,13 +46,11 @@ class StoreCursor(Protocol):
 
     def delete(self) -> bool:
         """Delete the current key, and move to the next one."""
-        ...
 
     def putmulti(
         self, items: Any, dupdata: bool = True, overwrite: bool = True, append: bool = False
     ) -> tuple[int, int]:
         """Write several rows; return how many were consumed, and how many were written."""
-        ...
 
     def iternext(self, keys: bool = True, values: bool = True) -> Iterator[Any]: ...
 
@@ -76,11 +72,9 @@ class StoreTransaction(Protocol):
 
     def id(self) -> int:
         """Return the number of this transaction; for a read transaction, of the commit that it sees."""
-        ...
 
     def get(self, key: bytes, default: Any = None, db: Any = None) -> Any:
         """Return the value of a key as bytes, or ``default``."""
-        ...
 
     def put(
         self,
@@ -96,23 +90,23 @@ class StoreTransaction(Protocol):
         Return False, and write nothing, if ``overwrite`` is False and the key exists, or if ``append`` is
         True and the key is not greater than every other key. A caller that appends must check the result.
         """
-        ...
 
     def delete(self, key: bytes, value: bytes = b"", db: Any = None) -> bool:
         """Delete a key; return False if there is none."""
-        ...
 
     def cursor(self, db: Any = None) -> StoreCursor:
         """Return a new cursor, which is not yet at a key."""
-        ...
 
     def stat(self, db: Any) -> dict[str, int]:
         """Return LMDB's figures of a database: ``entries``, and the numbers of its pages by kind."""
-        ...
 
     def drop(self, db: Any, delete: bool = True) -> None:
         """Delete every row of a database and, with ``delete``, the database."""
-        ...
+
+
+def named_rows(txn: StoreTransaction, prefix: bytes) -> Iterator[tuple[str, bytes]]:
+    """:func:`rows` by the rest of their keys, as text."""
+    return ((key[len(prefix) :].decode(), value) for key, value in rows(txn, prefix))
 
 
 def rows(txn: StoreTransaction, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:

@@ -19,12 +19,14 @@ The mapping also holds the few words that processes share without a transaction 
 from __future__ import annotations
 
 import contextlib
+import functools
 import mmap
+import operator
 import os
 import select
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -63,6 +65,11 @@ T = TypeVar("T")
 def mask_of(queue: str, partition: int = 0) -> int:
     """Return the bit of a log in interest masks. Logs may share one, which causes unnecessary wake-ups."""
     return 1 << (xxhash.xxh3_64_intdigest(f"{queue}/{partition}".encode()) & 63)
+
+
+def union(masks: Iterable[int]) -> int:
+    """Return the interest mask of several logs."""
+    return functools.reduce(operator.or_, masks, 0)
 
 
 class Bell:
@@ -116,8 +123,6 @@ class Doorbells:
         self._find = self.mapping.find
         self._closed = False
 
-    # --- the writer's side ---
-
     def ring(self, mask: int) -> None:
         """Wake every sleeper that is interested in a log of ``mask``."""
         try:
@@ -155,8 +160,6 @@ class Doorbells:
                     fd = self._writers.pop(slot, None)
                     if fd is not None:
                         os.close(fd)
-
-    # --- the reader's side ---
 
     def acquire(self) -> Bell | None:
         """A bell for one sleeper, or None when all slots are taken (then sleep for :data:`SAFETY_S`)."""
@@ -228,11 +231,7 @@ def allocate(fd: int, size: int) -> None:
         os.truncate(fd, size)
 
 
-def wait(
-    interests: Sequence[tuple[Doorbells | None, int]],
-    ready: Callable[[], T],
-    timeout_s: float | None,
-) -> T:
+def wait(interests: Sequence[tuple[Doorbells | None, int]], ready: Callable[[], T], timeout_s: float | None) -> T:
     """Sleep until ``ready()`` is true, or the timeout is over; returns its last result.
 
     ``interests`` pairs the doorbells of a store (None if they cannot be written) with the mask

@@ -21,13 +21,14 @@ Free pages are not checked. Queue records and named tailers have no checksum.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
 import struct
 import subprocess
 import sys
 from collections.abc import Callable, Generator, Iterator
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from cues import codec
 from cues.base import names
@@ -38,14 +39,12 @@ from cues.queues import claims, processor_rows, producers
 from cues.queues.log import KEY, Log
 from cues.queues.options import QueueOptions
 from cues.queues.processor_rows import NO_SEAL, POSITION, ProcessorInputs, ProcessorRow
+from cues.queues.store import Store
 from cues.records import batch, provenance, sealed
 from cues.records.batch import Batch
 from cues.records.log_row import LogRow, unpack_row
 from cues.steps import state
-
-if TYPE_CHECKING:
-    from cues.queues.store import Store
-    from cues.storage.transaction import StoreTransaction
+from cues.storage.transaction import StoreTransaction
 
 PROBLEMS_MAX: Final = 1000
 """The largest number of reported problems; more would not help."""
@@ -95,11 +94,10 @@ def check_others(store: Store) -> list[str]:
                     Forwarder(store, other, [parts[0]]).compare()
                 except CuesError as error:
                     found.append(error.message)
-        prefix = names.topology_key("")
         with store.view() as txn:
-            rows = [(key[len(prefix) :].decode(), raw) for key, raw in store.rows(txn, prefix)]
-        known = [(processor, ProcessorInputs.unpack(raw, processor)) for processor, raw in rows]
-        for processor, topology in known:
+            rows = list(store.named_rows(txn, names.topology_key("")))
+        for processor, raw in rows:
+            topology = ProcessorInputs.unpack(raw, processor)
             with store.view() as txn:
                 row = processor_rows.read_row(txn, processor)
             for tailer, queue, id, position in zip(
@@ -145,34 +143,25 @@ class _Walker:
             elif kind != "log" or owner not in self._known:
                 yield f"The database {name!r} belongs to no queue and no processor."
 
-    def _rows(self, prefix: bytes) -> dict[bytes, bytes]:
-        with self.store.view() as txn:
-            return self._rows_in(txn, prefix)
+    def _rows(self, prefix: bytes, txn: StoreTransaction | None = None) -> dict[str, bytes]:
+        """The rows by the rest of their keys, in the transaction or in one of its own."""
+        with contextlib.nullcontext(txn) if txn is not None else self.store.view() as txn:
+            return {key[len(prefix) :].decode("utf-8", "replace"): raw for key, raw in self.store.rows(txn, prefix)}
 
-    def _rows_in(self, txn: StoreTransaction, prefix: bytes) -> dict[bytes, bytes]:
-        return {key[len(prefix) :]: value for key, value in self.store.rows(txn, prefix)}
+    def _intact(self, prefix: bytes, what: str) -> Generator[str, None, list[tuple[str, bytes]]]:
+        """The rows whose checksum holds; names the others, as ``what`` says with the rest of their keys."""
+        whole = []
+        for name, raw in self._rows(prefix).items():
+            if sealed.intact(raw):
+                whole.append((name, raw))
+            else:
+                yield what.format(name.replace("\0", " ")) + " is damaged (its checksum fails)."
+        return whole
 
     def _key_order(self) -> Iterator[str]:
         """Check that every row of the unnamed database has a known kind, and that a search finds it."""
-        kinds = (
-            *(
-                "queue",
-                "row",
-                "proc",
-                "topo",
-                "sub",
-                "reader",
-                "store",
-                "producer",
-                "low",
-                "source",
-                "clock",
-                "line",
-                "age",
-            ),
-            *("group", "member", "claim", "checkpoint", "pending"),
-        )
-        prefixes = tuple(b"\0%b\0" % kind.encode() for kind in kinds)
+        kinds = b"queue row proc topo sub reader store producer low source clock line age group member claim checkpoint"
+        prefixes = tuple(b"\0%b\0" % kind for kind in (*kinds.split(), b"pending"))
         last = None
         unfound: list[bytes] = []
         with self.store.view() as txn:
@@ -194,19 +183,18 @@ class _Walker:
         """Check records against rows; returns the ids of the logs that can be walked."""
         walkable: list[str] = []
         with self.store.view() as txn:
-            rows = self._rows_in(txn, names.row_key("", 0))
-            records = self._rows_in(txn, names.queue_key(""))
-        if any(names.log_database(key.decode("utf-8", "replace"), 0) not in self._entries for key in rows):
+            rows = self._rows(names.row_key("", 0), txn)
+            records = self._rows(names.queue_key(""), txn)
+        if any(names.log_database(log, 0) not in self._entries for log in rows):
             self._entries = dict(self.store.entries())  # one was made or removed meanwhile
-        for key, raw in records.items():
-            queue = key.decode("utf-8", "replace")
+        for queue, raw in records.items():
             identity, partitions, problem = _queue_record(queue, raw)
             if problem:
                 yield problem
             for partition in range(partitions):
                 log = names.log_id(queue, partition)
                 self._known.add(log)
-                row = rows.pop(log.encode(), None)
+                row = rows.pop(log, None)
                 if problem:
                     continue
                 if row is None:
@@ -222,8 +210,8 @@ class _Walker:
                     yield f"Queue {log} has no database."
                 else:
                     walkable.append(log)
-        for key in rows:
-            yield f"The row of {key.decode('utf-8', 'replace')} belongs to no queue."
+        for log in rows:
+            yield f"The row of {log} belongs to no queue."
         return walkable
 
     def _log(self, queue: str) -> Iterator[str]:
@@ -243,8 +231,7 @@ class _Walker:
 
     def _processors(self, queues: list[str]) -> Iterator[str]:
         with_topology = set(self._rows(names.topology_key("")))
-        for key in self._rows(names.processor_key("")):
-            processor = key.decode("utf-8", "replace")
+        for processor in self._rows(names.processor_key("")):
             # One transaction for the row and its queues, because they change together.
             with self.store.view() as txn:
                 raw, raw_topology = txn.get(names.processor_key(processor)), txn.get(names.topology_key(processor))
@@ -273,15 +260,15 @@ class _Walker:
                         yield f"Processor {processor} reads queue {queue}, which has no row about it."
             if row.source and not _decodes(row.source):
                 yield f"The source position of {processor} cannot be decoded."
-            with_topology.discard(key)
+            with_topology.discard(processor)
             if processor in queues:
                 yield from self._tries(processor, queues)
-        for key in with_topology:
-            yield f"The topology of {key.decode('utf-8', 'replace')} belongs to no processor."
+        for processor in with_topology:
+            yield f"The topology of {processor} belongs to no processor."
 
     def _readers(self, queues: list[str]) -> Iterator[str]:
-        for key, raw in self._rows(b"\0reader\0").items():
-            queue, _, name = key.decode("utf-8", "replace").partition("\0")
+        for reader, raw in self._rows(b"\0reader\0").items():
+            queue, _, name = reader.partition("\0")
             who = f"The named tailer {name!r} of queue {queue}"
             if len(raw) != POSITION.size:
                 yield f"{who} has a position of {len(raw)} bytes instead of {POSITION.size}."
@@ -292,13 +279,15 @@ class _Walker:
                     yield from self._position(txn, who, queue, *POSITION.unpack(now), known=queues)
 
     def _producers(self, queues: list[str]) -> Iterator[str]:
-        for key in self._rows(names.CLOCKS):
-            log, _, producer = key.decode("utf-8", "replace").partition("\0")
+        with self.store.view() as txn:
+            keys = [key for key, _ in self.store.rows(txn, names.CLOCKS)]
+        for key in keys:
+            log, _, producer = key[len(names.CLOCKS) :].decode("utf-8", "replace").partition("\0")
             queue, _, partition = log.partition("/")
             who = f"The row of producer {producer} of queue {log}"
             known = Log(self.store, queue, int(partition or 0)) if queue in queues else None
             with self.store.view() as txn:
-                raw = txn.get(names.CLOCKS + key)
+                raw = txn.get(key)
                 there = txn.get(names.queue_key(queue)) is not None
                 row = known.row(txn) if known is not None else None
             if raw is None:
@@ -314,58 +303,40 @@ class _Walker:
 
     def _others(self, queues: list[str]) -> Iterator[str]:
         """Check the rows about other stores, and the fork queues for them."""
-        for key, raw in self._rows(names.timeline_key("")).items():
-            if not sealed.intact(raw):
-                yield f"The row of the timelines of queue {key.decode('utf-8', 'replace')} is damaged."
-        for key, raw in self._rows(names.store_key(b"")).items():
+        yield from self._intact(names.timeline_key(""), "The row of the timelines of queue {}")
+        for store, raw in self._rows(names.store_key(b"")).items():
             if not _decodes(raw):
-                yield f"The path of the store {key.decode('utf-8', 'replace')} cannot be decoded."
-        for key, raw in self._rows(names.PRODUCERS).items():
-            who = f"The row of the steps that {key.decode('utf-8', 'replace')} forwarded"
-            if not sealed.intact(raw):
-                yield f"{who} is damaged (its checksum fails)."
-                continue
+                yield f"The path of the store {store} cannot be decoded."
+        for writer, raw in (yield from self._intact(names.PRODUCERS, "The row of the steps that {} forwarded")):
             for queue, last in other_stores.ProducerRow.unpack(raw).ends.items():
-                if queue in queues:
-                    with self.store.view() as txn:
-                        next = Log(self.store, queue).row(txn).next
-                    if last >= next:
-                        yield f"{who} says that it reached {last} of queue {queue}, which ends before {next}."
-        for key, raw in self._rows(names.PENDINGS).items():
-            if not sealed.intact(raw):
-                yield f"The pending row of {key.decode('utf-8', 'replace')} is damaged (its checksum fails)."
-        for key, raw in self._rows(names.LOW_WATERS).items():
-            if not sealed.intact(raw):
-                yield f"The low-water mark {key.decode('utf-8', 'replace')!r} is damaged (its checksum fails)."
+                if queue in queues and last >= (next := self._row(queue).next):
+                    yield (
+                        f"The row of what {writer} forwarded says that it reached {last} of queue {queue}, which ends"
+                        f" before {next}."
+                    )
+        yield from self._intact(names.PENDINGS, "The pending row of {}")
+        yield from self._intact(names.LOW_WATERS, "The low-water mark {!r}")
         for queue in queues:
             if names.fork_parts(queue) is not None:
                 yield from self._fork(queue)
 
     def _outside(self, queues: list[str]) -> Iterator[str]:
         """Check the source positions of external writers."""
-        for key, raw in self._rows(names.SOURCES).items():
-            who = f"The position of writer {key.decode('utf-8', 'replace')!r}"
-            if not sealed.intact(raw):
-                yield f"{who} is damaged (its checksum fails)."
-                continue
-            found = external_writers.SourceRow.unpack(raw, key.decode("utf-8", "replace"))
-            said = found.next if isinstance(found.next, list) else [found.next]
+        for writer, raw in (yield from self._intact(names.SOURCES, "The position of writer {!r}")):
+            position = external_writers.SourceRow.unpack(raw, writer)
+            said = position.next if isinstance(position.next, list) else [position.next]
             for partition, written in enumerate(said):
-                log = names.log_id(found.queue, partition)
-                if log not in queues:
-                    continue
-                with self.store.view() as txn:
-                    next = Log(self.store, *names.log_parts(log)).row(txn).next
-                if written > next:
-                    yield f"{who} says that it wrote up to {written - 1} of queue {log}, which ends before {next}."
+                log = names.log_id(position.queue, partition)
+                if log in queues and written > (next := self._row(log).next):
+                    yield (
+                        f"The position of writer {writer!r} says that it wrote up to {written - 1} of queue {log},"
+                        f" which ends before {next}."
+                    )
 
     def _groups(self, queues: list[str]) -> Iterator[str]:
         """Check groups, their members and their claims."""
-        for kind, what in (("group", "group"), ("member", "member of a group")):
-            for key, raw in self._rows(f"\0{kind}\0".encode()).items():
-                if not sealed.intact(raw):
-                    name = key.decode("utf-8", "replace").replace("\0", " ")
-                    yield f"The row of the {what} {name!r} is damaged (its checksum fails)."
+        yield from self._intact(names.group_key(""), "The row of the group {!r}")
+        yield from self._intact(b"\0member\0", "The row of the member of a group {!r}")
         for log, group, raw in claims.all_rows(self.store):
             who = f"The claim of group {group!r} on {log}"
             if not sealed.intact(raw):
@@ -376,11 +347,14 @@ class _Walker:
                 if claim is not None:
                     yield from self._position(txn, who, log, claim.identity, claim.next, claim.seal, known=queues)
 
+    def _row(self, log: str) -> LogRow:
+        with self.store.view() as txn:
+            return Log(self.store, *names.log_parts(log)).row(txn)
+
     def _fork(self, queue: str) -> Iterator[str]:
         """Check that every step on a fork queue is whole."""
         log = Log(self.store, queue)
-        with self.store.view() as txn:
-            row = log.row(txn)
+        row = self._row(queue)
         at = row.first
         try:
             while at < row.next:

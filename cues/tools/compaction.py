@@ -19,7 +19,6 @@ its identity and next index ensure that no index is used twice.
 
 from __future__ import annotations
 
-import difflib
 import os
 import shutil
 from collections.abc import Callable, Iterable, Sequence
@@ -30,13 +29,14 @@ from typing import Final
 
 from cues import codec, faults
 from cues.base import names
+from cues.base.checks import nearest
 from cues.errors import QueueInUse, QueueNotFound, StoreError, StoreFull
 from cues.forwarding.other_stores import ProducerRow
 from cues.queues.log import Log, read_row
 from cues.queues.processor_rows import ProcessorInputs
 from cues.queues.store import Store
 from cues.storage import timeline
-from cues.storage.datafile import carry_on
+from cues.storage.datafile import carry_on, sync_directory
 from cues.storage.exclusive import alone
 from cues.storage.transaction import StoreTransaction
 
@@ -63,7 +63,7 @@ def look(store: Store, remove: Iterable[str] = ()) -> Compaction:
     with store.view() as txn:
         for queue in chosen:
             _check_removable(txn, store, queue, tails)
-    return Compaction(store.info()["disk"], store.live(), chosen)
+    return Compaction(store.info()["disk"], store._live(), chosen)
 
 
 def compact(path: str | os.PathLike[str], remove: Iterable[str] = (), progress: Progress | None = None) -> Compaction:
@@ -87,7 +87,7 @@ def compact(path: str | os.PathLike[str], remove: Iterable[str] = (), progress: 
         if chosen:
             _remove(store, chosen)
             faults.point("compact.removed")
-        total = store.live()
+        total = store._live()
         free = shutil.disk_usage(place).free
         if free < total:
             raise StoreFull(
@@ -111,17 +111,15 @@ def compact(path: str | os.PathLike[str], remove: Iterable[str] = (), progress: 
         copy.rename(place / "data.mdb")
         faults.point("compact.renamed")
         timeline.mark(place)  # a death before it costs a timeline
-        _sync_directory(place)
+        sync_directory(place)
     return Compaction(before, (place / "data.mdb").stat().st_blocks * 512, chosen)
-
-
-# --- queues -----------------------------------------------------------------------------------------
 
 
 def _remove(store: Store, queues: Sequence[str]) -> None:
     tails = _tails(store)
     with store.view() as txn:
-        databases = [name for queue in queues for name in _databases(txn, queue)]
+        partitions = [(queue, partition) for queue in queues for partition in range(_partitions(txn, queue))]
+    databases = [names.log_database(queue, partition) for queue, partition in partitions]
     for name in databases:
         store.database(name)  # opened here, because it must not be opened first inside the transaction
 
@@ -129,7 +127,7 @@ def _remove(store: Store, queues: Sequence[str]) -> None:
         for queue in queues:
             _check_removable(txn, store, queue, tails)
         for name in databases:
-            store.drop_database(txn, name)
+            store._drop_database(txn, name)
         for queue in queues:
             for key in _rows(txn, queue):
                 txn.delete(key)
@@ -146,12 +144,10 @@ def _check_removable(txn: StoreTransaction, store: Store, queue: str, tails: Seq
     if "." in queue:
         raise QueueInUse(f"{queue!r} belongs to a processor.", "name a queue of your own.", queue=queue)
     if txn.get(names.queue_key(queue)) is None:
-        known = [key[len(names.queue_key("")) :].decode() for key, _ in Store.rows(txn, names.queue_key(""))]
-        known = [name for name in known if "." not in name]
-        near = difflib.get_close_matches(queue, known, 1)
+        known = [name for name, _ in Store.named_rows(txn, names.queue_key("")) if "." not in name]
         raise QueueNotFound(
             f"The store {store.path} has no queue {queue!r}; it has {', '.join(known) or 'none'}.",
-            f"give {near[0]!r}." if near else "give one of those.",
+            nearest(queue, known, "give {!r}.", "give one of those."),
             queue=queue,
         )
     for partition in range(_partitions(txn, queue)):
@@ -162,27 +158,25 @@ def _check_removable(txn: StoreTransaction, store: Store, queue: str, tails: Seq
                 "empty it with store.queue(…).delete(), if you do not need the messages.",
                 queue=queue,
             )
-    prefix = names.topology_key("")
-    for key, raw in Store.rows(txn, prefix):
-        topology = ProcessorInputs.unpack(raw, key[len(prefix) :].decode())
+    for processor, raw in Store.named_rows(txn, names.topology_key("")):
+        topology = ProcessorInputs.unpack(raw, processor)
         if any(log.partition("/")[0] == queue for log, other in zip(topology.queues, topology.stores) if not other):
             raise QueueInUse(
-                f"The processor {key[len(prefix) :].decode()!r} has a position on the queue {queue!r}.",
+                f"The processor {processor!r} has a position on the queue {queue!r}.",
                 "start its graph without that input (--accept-topology), which removes the position.",
                 queue=queue,
             )
-    for key, raw in Store.rows(txn, names.PRODUCERS):
+    for name, raw in Store.named_rows(txn, names.PRODUCERS):
         if any(names.log_parts(log)[0] == queue for log in ProducerRow.unpack(raw).ends):
             raise QueueInUse(
-                f"The processor {key.decode().partition('/')[2]!r} of another store forwards to the queue {queue!r}.",
+                f"The processor {name.partition('/')[2]!r} of another store forwards to the queue {queue!r}.",
                 "use --forget, if that store is lost for good.",
                 queue=queue,
             )
     logs = [names.log_id(queue, partition) for partition in range(_partitions(txn, queue))]
-    for key in [key for log in logs for key, _ in Store.rows(txn, names.low_water_prefix(log))]:
-        reader = key.decode().rpartition("\0")[2].partition("/")[2]
+    for name in [name for log in logs for name, _ in Store.named_rows(txn, names.low_water_prefix(log))]:
         raise QueueInUse(
-            f"The processor {reader!r} of another store reads the queue {queue!r}.",
+            f"The processor {name.partition('/')[2]!r} of another store reads the queue {queue!r}.",
             "start its graph without that input (--accept-topology), or use --forget if its store is lost for good.",
             queue=queue,
         )
@@ -212,10 +206,6 @@ def _partitions(txn: StoreTransaction, queue: str) -> int:
     return 0 if raw is None else int(codec.unpack(raw)["partitions"])
 
 
-def _databases(txn: StoreTransaction, queue: str) -> list[bytes]:
-    return [names.log_database(queue, partition) for partition in range(_partitions(txn, queue))]
-
-
 def _rows(txn: StoreTransaction, queue: str) -> list[bytes]:
     """The keys of all rows about a queue: record, rows of logs, named readers, claims."""
     found = [names.queue_key(queue)]
@@ -227,9 +217,6 @@ def _rows(txn: StoreTransaction, queue: str) -> list[bytes]:
         found += [key for key, _ in Store.rows(txn, names.claim_key(log, ""))]
         found += [names.timeline_key(log), names.age_key(log)]
     return found
-
-
-# --- the copy ---------------------------------------------------------------------------------------
 
 
 def _copy(store: Store, copy: Path, total: int, progress: Progress) -> None:
@@ -245,24 +232,16 @@ def _copy(store: Store, copy: Path, total: int, progress: Progress) -> None:
             faults.point("compact.copying")
             progress(done, max(done, total))
 
-        txnid = store.dump(write)
+        txnid = store._dump(write)
         carry_on(file, txnid)
         os.fchmod(file.fileno(), data.st_mode & 0o7777)
         with suppress(PermissionError):  # a user who may write the store may not be allowed to change the owner
             os.fchown(file.fileno(), data.st_uid, data.st_gid)
         file.flush()
         os.fsync(file.fileno())
-    if not store.same(copy, txnid):
+    if not store._same(copy, txnid):
         raise StoreError(
             f"The copy {copy} differs from the store; the store was not changed.",
             "look for damage with: cues check.",
             path=store.path,
         )
-
-
-def _sync_directory(path: Path) -> None:
-    directory = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)

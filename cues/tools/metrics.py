@@ -19,9 +19,9 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from cues import codec
 from cues.base import clock, names
@@ -35,16 +35,14 @@ from cues.queues.log import Log
 from cues.queues.options import QueueOptions
 from cues.queues.processor_rows import ProcessorRow
 from cues.queues.queue import open_queue
+from cues.queues.store import Store
 from cues.records.batch import HEAD
 from cues.records.log_row import LogRow
 from cues.steps import ownership
 from cues.steps.ownership import LEASE_S
 from cues.storage import leases, locks
 from cues.storage.base_store import BaseStore
-
-if TYPE_CHECKING:
-    from cues.queues.store import Store
-    from cues.storage.transaction import StoreTransaction
+from cues.storage.transaction import StoreTransaction
 
 WINDOW_S: Final = 10.0
 """The time over which rates are computed."""
@@ -52,7 +50,6 @@ _SPAN_S_MIN: Final = 1.0
 """The shortest time for a rate: one message a millisecond ago is not a rate of a thousand a second."""
 ERRORS_MAX: Final = 1000
 """Messages of an error queue that are read; if there are more, the counts are lower bounds."""
-PAGE_BYTES: Final = 4096
 
 
 @dataclass(frozen=True)
@@ -67,7 +64,6 @@ class QueueMetrics:
     rate: float
     """Messages appended a second, over the last :data:`WINDOW_S`."""
     appended: datetime | None
-    """The time of the last message."""
     options: QueueOptions
     partitions: tuple[QueueMetrics, ...] = ()
     """The metrics of each partition, if there are several; then ``first`` is the lowest and ``last`` the highest."""
@@ -152,7 +148,6 @@ class ProcessorMetrics:
     rate: float | None
     """Messages taken a second, over the last :data:`WINDOW_S`; None for a source (see its queue)."""
     stepped: datetime | None
-    """The time of its last commit."""
     errors: int
     """The number of its failed messages on error queues now. One record has all messages of a failed batch."""
     last_error: LastError | None
@@ -187,7 +182,6 @@ class GroupMemberMetrics:
     lease_s: float
     """Seconds until others get its partitions, if it makes no call."""
     queues: tuple[str, ...]
-    """The queues that it subscribes to."""
 
 
 @dataclass(frozen=True)
@@ -264,18 +258,18 @@ def of_queues(store: Store, all: bool = False) -> list[QueueMetrics]:
 def of_queue(store: Store, name: str) -> QueueMetrics:
     """Measure one queue, or one partition of it (``orders/3``)."""
     queue = store.queue(name)
-    found = [_of_log(store, view.log, view.id, queue.options) for view in queue.views]
-    if len(found) == 1:
-        return found[0]
+    logs = tuple(_of_log(store, view.log, view.id, queue.options) for view in queue.views)
+    if len(logs) == 1:
+        return logs[0]
     return QueueMetrics(
         name,
-        min(one.first for one in found),
-        max(one.last for one in found),
-        sum(one.bytes for one in found),
-        sum(one.rate for one in found),
-        max((one.appended for one in found if one.appended), default=None),
+        min(log.first for log in logs),
+        max(log.last for log in logs),
+        sum(log.bytes for log in logs),
+        sum(log.rate for log in logs),
+        max((log.appended for log in logs if log.appended), default=None),
         queue.options,
-        tuple(found),
+        logs,
     )
 
 
@@ -284,13 +278,12 @@ def _of_log(store: Store, log: Log, name: str, options: QueueOptions) -> QueueMe
     with store.view() as txn:
         row = log.row(txn)
         start, span_s = _window(log, txn, row, now)
-        stat = txn.stat(log.database)
-    pages = stat["branch_pages"] + stat["leaf_pages"] + stat["overflow_pages"]
+        size_bytes = log.size_bytes(txn)
     return QueueMetrics(
         name,
         row.first,
         row.next - 1,
-        pages * PAGE_BYTES,
+        size_bytes,
         (row.next - start) / span_s,
         clock.to_datetime(row.time_ns) if row.time_ns else None,
         options,
@@ -302,9 +295,8 @@ def _of_log(store: Store, log: Log, name: str, options: QueueOptions) -> QueueMe
 
 def processors(store: Store) -> list[str]:
     """The ids of the processors that the store knows."""
-    prefix = names.processor_key("")
     with store.view() as txn:
-        return [key[len(prefix) :].decode() for key, _ in store.rows(txn, prefix)]
+        return [id for id, _ in store.named_rows(txn, names.processor_key(""))]
 
 
 def of_processors(store: Store, only: Iterable[str] | None = None) -> list[ProcessorMetrics]:
@@ -359,7 +351,7 @@ def of_forwards(store: Store) -> list[ForwardMetrics]:
 def producers(store: Store) -> list[str]:
     """The processors of other stores that have forwarded to this one."""
     with store.view() as txn:
-        return [key.decode().partition("/")[2] for key, _ in store.rows(txn, names.PRODUCERS)]
+        return [name.partition("/")[2] for name, _ in store.named_rows(txn, names.PRODUCERS)]
 
 
 def of_readers(store: Store) -> list[ReaderMetrics]:
@@ -484,13 +476,12 @@ def _window(log: Log, txn: StoreTransaction, row: LogRow, now_ns: int) -> tuple[
 
 def of_groups(store: Store) -> list[GroupMetrics]:
     """Every consumer group, by name."""
-    prefix = names.group_key("")
     with store.view() as txn:
-        found = [key[len(prefix) :].decode() for key, _ in store.rows(txn, prefix)]
-    queues: dict[str, set[str]] = {group: set() for group in found}
+        queues: dict[str, set[str]] = {group: set() for group, _ in store.named_rows(txn, names.group_key(""))}
+    groups = list(queues)
     for log, group, _ in claims.all_rows(store):
         queues.setdefault(group, set()).add(names.log_parts(log)[0])
-    return [_group(GroupTable(store, group), sorted(queues[group])) for group in found]
+    return [_group(GroupTable(store, group), sorted(queues[group])) for group in groups]
 
 
 def _group(table: GroupTable, queues: Iterable[str]) -> GroupMetrics:
@@ -531,7 +522,7 @@ def _group_member(table: GroupTable, name: str, row: MemberRow) -> GroupMemberMe
 @dataclass
 class _Failures:
     count: int = 0
-    last: LastError | None = field(default=None)
+    last: LastError | None = None
 
 
 def _failures(store: Store) -> dict[str, _Failures]:

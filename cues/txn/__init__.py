@@ -18,8 +18,9 @@ Each name is loaded when it is first used.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from cues.base.lazy import loader
 
 if TYPE_CHECKING:
     from cues.errors import Desynchronised, FramingError, Gap, NoPartitions, SequenceError, UnexpectedEOF, WaitTimeout
@@ -36,6 +37,17 @@ if TYPE_CHECKING:
     from cues.txn.publisher import Publisher
     from cues.txn.writer import Append
 
+# fmt: off
+__all__ = [
+    "DICT", "ZERO_UUID", "AckIntent", "App", "Append", "Checkpoint", "Clock", "Consumer", "Defer",
+    "Desynchronised", "Envelope", "Flags", "FrameReader", "Framing", "FramingError", "Gap", "MessageType",
+    "NoPartitions", "Outcome", "ProducerID", "ProducerState", "Publisher", "ReadCommitted", "ReadUncommitted",
+    "SequenceError", "Sequencer", "UnexpectedEOF", "WaitTimeout", "append_stamped", "build_uuid", "dicts",
+    "fnv1a32", "framing_for", "journal_of", "modulo_mapping", "parse_uuid", "random_mapping",
+    "register_framing", "rendezvous_mapping",
+]
+# fmt: on
+
 _HOMES = {
     "errors": "Desynchronised FramingError Gap NoPartitions SequenceError UnexpectedEOF WaitTimeout",
     "txn.consumer": "App Consumer Defer",
@@ -51,63 +63,10 @@ _HOMES = {
     "queues.stamped": "append_stamped",
     "queues.sequencer": "AckIntent Checkpoint Envelope Outcome ProducerState Sequencer",
 }
-_HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
-
-__all__ = [
-    "DICT",
-    "ZERO_UUID",
-    "AckIntent",
-    "App",
-    "Append",
-    "Checkpoint",
-    "Clock",
-    "Consumer",
-    "Defer",
-    "Desynchronised",
-    "Envelope",
-    "Flags",
-    "FrameReader",
-    "Framing",
-    "FramingError",
-    "Gap",
-    "MessageType",
-    "NoPartitions",
-    "Outcome",
-    "ProducerID",
-    "ProducerState",
-    "Publisher",
-    "ReadCommitted",
-    "ReadUncommitted",
-    "SequenceError",
-    "Sequencer",
-    "UnexpectedEOF",
-    "WaitTimeout",
-    "append_stamped",
-    "build_uuid",
-    "dicts",
-    "fnv1a32",
-    "framing_for",
-    "journal_of",
-    "modulo_mapping",
-    "parse_uuid",
-    "random_mapping",
-    "register_framing",
-    "rendezvous_mapping",
-]
-
-
-def _load(name: str) -> Any:
-    """Load a name on its first use (PEP 562)."""
-    home = _HOME_OF.get(name)
-    if home is None:
-        raise AttributeError(f"module 'cues.txn' has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"cues.{home}"), name)
-    globals()[name] = value
-    return value
 
 
 if not TYPE_CHECKING:  # for a type checker it would define every name
-    __getattr__ = _load
+    __getattr__ = loader(__name__, _HOMES)
 
 
 def __dir__() -> list[str]:

@@ -47,9 +47,11 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import Any, Final, Protocol
 
 from cues import faults
+from cues.base.closing import Closing
+from cues.checkpoints import CheckpointStore
 from cues.errors import CuesError, InvalidArgument, SequenceError
 from cues.queues.base import journal_of
 from cues.queues.queue import Queue
@@ -58,9 +60,6 @@ from cues.queues.sequencer import RING, AckIntent, Checkpoint, Envelope, Outcome
 from cues.storage import wakeup
 from cues.txn.publisher import Missing, Publisher
 from cues.txn.sources import Source, Sources
-
-if TYPE_CHECKING:
-    from cues.checkpoints import CheckpointStore
 
 MAX_S: Final = 1.0
 """The longest time for which a transaction takes messages."""
@@ -114,7 +113,7 @@ class _Transaction:
     """Whether its commit is under way, or done."""
 
 
-class Consumer:
+class Consumer(Closing):
     """Runs an application over queues, one transaction after another; see the module.
 
     ``sources``        queues of any stores, each once
@@ -221,12 +220,6 @@ class Consumer:
             with contextlib.suppress(CuesError):  # its pending messages are dropped in any case
                 self._publisher.close()
 
-    def __enter__(self) -> Consumer:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     def _run(self, draining: bool) -> bool:
         """Run; return whether it ended without :meth:`stop`."""
         if self._ended:
@@ -236,7 +229,7 @@ class Consumer:
                 self._start()
             while not self._stopping and self._transaction(draining):
                 pass
-            self._settle()
+            self._collect(wait=True)
             stopped, self._stopping = self._stopping, False
             return not stopped
         except BaseException as error:
@@ -257,13 +250,11 @@ class Consumer:
             acknowledge_timeout_s=None
         )  # no timeout: the acknowledgement is appended, or the publisher is closed
         self._thread = ThreadPoolExecutor(1, "cues consumer")
-        if faults.active:
-            faults.point("consumer.restored")
+        faults.point("consumer.restored")
         # 2. Repeat.
         for skipped in self._publisher.append_ack_intents(restored.ack_intents, self._missing):
             _log.warning("%s is missing: its readers never see the messages of the last transaction.", skipped.journal)
-        if faults.active:
-            faults.point("consumer.repeated")
+        faults.point("consumer.repeated")
         if hasattr(self._app, "start"):
             self._app.start()
         # 3. Read.
@@ -412,8 +403,7 @@ class Consumer:
         assert publisher is not None and self._thread is not None
         # 5. Finalize.
         work = None if transaction.began is None else self._app.finalize(publisher)
-        if faults.active:
-            faults.point("consumer.finalized")
+        faults.point("consumer.finalized")
         # 6. The barrier of the published messages, which also builds their acknowledgements.
         intents = publisher.build_ack_intents()
         # 7. Checkpoint.
@@ -421,7 +411,8 @@ class Consumer:
         checkpoint = dataclasses.replace(checkpoint, ack_intents=tuple(intents))
         transaction.handed_over = True
         self._commit_under_way = self._thread.submit(self._commit_in_thread, checkpoint, work, intents)
-        self._commit_under_way.add_done_callback(lambda _: self._ring_own())
+        store = self._queues[0].store
+        self._commit_under_way.add_done_callback(lambda _: store.ring_own())  # wakes the thread of the consumer
         if transaction.began is not None:
             self._finish(self._commit_under_way)
 
@@ -431,18 +422,14 @@ class Consumer:
         try:
             # 6. The barrier of the messages that were read.
             for store in {id(queue.store): queue.store for queue in self._queues}.values():
-                if store.durability != "disk":
-                    store.sync()
-            if faults.active:
-                faults.point("consumer.before")
+                store.sync()
+            faults.point("consumer.before")
             # 8. Commit.
             self._checkpoint.commit(checkpoint, work)
-            if faults.active:
-                faults.point("consumer.committed")
+            faults.point("consumer.committed")
             # 9. Acknowledge.
             publisher.append_ack_intents(intents)
-            if faults.active:
-                faults.point("consumer.acknowledged")
+            faults.point("consumer.acknowledged")
         except BaseException:
             # The next transaction may wait for these acknowledgements, which will not be appended.
             with contextlib.suppress(CuesError):
@@ -457,15 +444,9 @@ class Consumer:
                 needed[state.journal] = min(state.begin, needed.get(state.journal, state.begin))
         self.read_through, self.needed_from = checkpoint.offsets, needed
 
-    def _collect(self) -> None:
-        """Take the result of the commit under way, if it is done. Raises its error."""
-        if self._commit_under_way is not None and self._commit_under_way.done():
-            commit, self._commit_under_way = self._commit_under_way, None
-            commit.result()
-
-    def _settle(self) -> None:
-        """Wait for the commit under way. Raises its error."""
-        if self._commit_under_way is not None:
+    def _collect(self, wait: bool = False) -> None:
+        """Take the result of the commit under way, if it is done, or ``wait`` for it. Raises its error."""
+        if self._commit_under_way is not None and (wait or self._commit_under_way.done()):
             commit, self._commit_under_way = self._commit_under_way, None
             commit.result()
 
@@ -480,12 +461,6 @@ class Consumer:
     def _finish(self, commit: Future[None]) -> None:
         if hasattr(self._app, "finish"):
             self._app.finish(commit)
-
-    def _ring_own(self) -> None:
-        """Wake the thread that runs the consumer."""
-        doorbells = self._queues[0].store.doorbells
-        if doorbells is not None and not self._queues[0].store.closed:
-            doorbells.ring_own()
 
 
 def _check_has(given: object, what: str, *methods: str) -> None:

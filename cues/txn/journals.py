@@ -15,6 +15,7 @@ repeatedly, and two exports of a message have the same identity.
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import os
@@ -22,20 +23,18 @@ import uuid as uuids
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Final
+from typing import Any, BinaryIO, Final
 
 from cues import codec
 from cues.base import clock, names
 from cues.errors import CuesError, FramingError, InvalidArgument
+from cues.queues.queue import Queue
 from cues.queues.reader import ReadCommitted, ReadUncommitted
+from cues.queues.sequencer import Envelope
 from cues.queues.stamped import append_stamped, check_one_log
 from cues.records.batch import checksum
 from cues.records.identity import TICK, ZERO_UUID, Clock, Flags, ProducerID, as_uuid, build_uuid, split
 from cues.txn.framing import CSV, FIXED, JSON_LINES, Fixed, FrameReader, framing_for, register_framing
-
-if TYPE_CHECKING:
-    from cues.queues.queue import Queue
-    from cues.queues.sequencer import Envelope
 
 MSGPACK_FIXED: Final = "application/x-msgpack-fixed"
 SUFFIXES: Final = {
@@ -132,9 +131,6 @@ def content_type_of(path: Path) -> str | None:
     return SUFFIXES.get(Path(str(path).removesuffix(STAMPED)).suffix)
 
 
-# --- in -------------------------------------------------------------------------------------------
-
-
 def read(stream: BinaryIO, form: Form) -> Iterator[tuple[int, Pair]]:
     """Read the messages of a journal, each with the offset after it.
 
@@ -205,9 +201,6 @@ def bring(
     return appended, total - appended
 
 
-# --- stamping -------------------------------------------------------------------------------------
-
-
 def stamp(path: Path, form: Form) -> tuple[Path, int]:
     """Write a copy of a file in which every message has an identity; return its path and number of messages.
 
@@ -222,21 +215,28 @@ def stamp(path: Path, form: Form) -> tuple[Path, int]:
                 f"import {copy.name} without {path.name}; or remove {copy.name}, to import all messages as new.",
             )
         return copy, 0
-    part = copy.with_name(f"{copy.name}.{os.getpid()}.part")
     producer, ticking = ProducerID(), Clock()
     ticking.update(clock.now_ns())
     number = 0
+    with path.open("rb") as source, written_whole(copy) as target:
+        for frame in _stamped(source, form, producer, ticking):
+            target.write(frame)
+            number += 1
+    return copy, number
+
+
+@contextlib.contextmanager
+def written_whole(path: Path) -> Iterator[BinaryIO]:
+    """Write a file that has its name only when it is complete, and is then durable."""
+    part = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
-        with path.open("rb") as source, part.open("xb") as target:
-            for frame in _stamped(source, form, producer, ticking):
-                target.write(frame)
-                number += 1
-            target.flush()
-            os.fsync(target.fileno())
-        os.replace(part, copy)
+        with part.open("xb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(part, path)
     finally:
         part.unlink(missing_ok=True)
-    return copy, number
 
 
 def _stamped(source: BinaryIO, form: Form, producer: ProducerID, ticking: Clock) -> Iterator[bytes]:
@@ -263,9 +263,6 @@ def _stamped(source: BinaryIO, form: Form, producer: ProducerID, ticking: Clock)
                 f"The message before offset {offset:,} is stamped already.", "import the file as it is."
             )
         yield form.encode(new(), message)
-
-
-# --- out ------------------------------------------------------------------------------------------
 
 
 def take_out(

@@ -39,7 +39,7 @@ import time
 import uuid as uuids
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import Any, Final, Literal
 
 from cues import codec, faults
 from cues.base import clock
@@ -47,15 +47,12 @@ from cues.errors import Closed, CuesError, Forked, InvalidArgument, QueueNotFoun
 from cues.queues import producers, stamped
 from cues.queues.base import journal_of
 from cues.queues.messages import DICT, MessageType
+from cues.queues.queue import Queue
 from cues.queues.sequencer import AckIntent
 from cues.queues.store import Store
 from cues.records.identity import ZERO_UUID, Clock, Flags, ProducerID, assemble
 from cues.storage.base_store import BaseStore
 from cues.txn.writer import CONTINUE, Append, Writer
-
-if TYPE_CHECKING:
-    from cues.queues.queue import Queue
-    from cues.queues.store import Store
 
 ACKNOWLEDGE_TIMEOUT_S: Final = 60.0
 """Seconds for which a call waits for an acknowledgement that it needs, before :class:`WaitTimeout`."""
@@ -112,15 +109,13 @@ class Publisher:
         self._lost: BaseException | None = None
         """The error of a pending message that was not appended: the transaction must not be acknowledged."""
 
-    # --- 1. publishing ------------------------------------------------------------------------
-
     def publish_committed(self, mapping: Mapping, message: Any) -> Append:
         """Append a message that readers see at once. Any thread may call it.
 
         Raises the errors of ``validate``, the mapping and the encoding; the message is then not written. Raises
         :class:`InvalidArgument` if this publisher has pending messages in the queue: they would be lost.
         """
-        return self._add(*self._prepare(mapping, message, 0), None)
+        return self._publish(mapping, message, 0, None)
 
     def publish_uncommitted(self, mapping: Mapping, message: Any, timeout: float | None = None) -> Append:
         """Append a message of the transaction under way, pending until it is acknowledged. One thread at a time.
@@ -129,16 +124,30 @@ class Publisher:
         waits only while 32 MiB of messages wait. Raises :class:`WaitTimeout` after ``timeout`` seconds, and the errors
         of :meth:`publish_committed`.
         """
-        return self._add(*self._prepare(mapping, message, CONTINUE), timeout)
+        return self._publish(mapping, message, CONTINUE, timeout)
 
-    def _add(self, queue: Queue, body: stamped.Body, flags: int, timeout: float | None) -> Append:
+    def _publish(self, mapping: Mapping, message: Any, flags: int, timeout: float | None) -> Append:
+        """Check, map and encode a message, and hand it to the writer of its store."""
+        self._check()
+        if not callable(mapping):
+            raise InvalidArgument(
+                f"The mapping {mapping!r:.60} cannot be called.",
+                "pass lambda message: queue, or cues.txn.modulo_mapping(…).",
+            )
+        if self._validate is not None:
+            self._validate(message)
+        queue = mapping(message)
+        stamped.check_target(queue)
+        if self._type.get_uuid(message) == ZERO_UUID:
+            flags = -1  # without identity
+        body = stamped.encode(queue, self._type.fields(message))
         writer = self._writer(queue.store)
         journal = journal_of(queue) if flags == CONTINUE else ""
         append = Append(writer, queue, flags, body, journal)
         with self.guard:
             writer.make_room(timeout)
             self._check()
-            if flags == 0 and (self._spans or self.due) and self._pends(queue):
+            if flags == 0 and (self._spans or self.due) and journal_of(queue) in {**self._spans, **self.due}:
                 raise InvalidArgument(
                     f"This publisher has pending messages in {queue.id!r}; a message outside of the transaction would"
                     " drop them.",
@@ -149,10 +158,6 @@ class Publisher:
                 self._queues.setdefault(journal, queue)
             writer.add(append)
         return append
-
-    def _pends(self, queue: Queue) -> bool:
-        journal = journal_of(queue)
-        return journal in self._spans or journal in self.due
 
     def append_stamped(self, queue: Queue, messages: Iterable[stamped.Pair]) -> int:
         """Append messages that have UUIDs already; see :func:`cues.txn.append_stamped`."""
@@ -183,22 +188,6 @@ class Publisher:
     def _all(self) -> list[Writer]:
         return [writer for some in list(self._writers.values()) for writer in some]
 
-    def _prepare(self, mapping: Mapping, message: Any, flags: int) -> tuple[Queue, stamped.Body, int]:
-        """Check, map and encode a message. The flags are −1 for a message without identity."""
-        self._check()
-        if not callable(mapping):
-            raise InvalidArgument(
-                f"The mapping {mapping!r:.60} cannot be called.",
-                "pass lambda message: queue, or cues.txn.modulo_mapping(…).",
-            )
-        if self._validate is not None:
-            self._validate(message)
-        queue = mapping(message)
-        stamped.check_target(queue)
-        if self._type.get_uuid(message) == ZERO_UUID:
-            flags = -1
-        return queue, stamped.encode(queue, self._type.fields(message)), flags
-
     def _writer(self, store: BaseStore) -> Writer:
         with self.guard:
             some = self._writers.setdefault(store.id, [])
@@ -207,8 +196,6 @@ class Publisher:
                     return writer
             some.append(Writer(self, store))
             return some[-1]
-
-    # --- 2 and 4. acknowledging -----------------------------------------------------------------
 
     def build_ack_intents(self, timeout: float | None = None) -> list[AckIntent]:
         """Build the acknowledgements of all messages published uncommitted since the last call: one for each queue.
@@ -221,8 +208,7 @@ class Publisher:
         if self._lost is not None:
             raise self._lost
         for store in {id(queue.store): queue.store for queue in self._spans.values()}.values():
-            if store.durability != "disk":
-                store.sync()
+            store.sync()
         built, due = [], {}
         with self.guard:
             for journal, queue in self._spans.items():
@@ -230,8 +216,7 @@ class Publisher:
                 built.append(AckIntent(journal, codec.pack([uuid.bytes, queue.store.directory])))
             self.due.update(due)
             self._spans.clear()
-        if faults.active:
-            faults.point("intents.built")
+        faults.point("intents.built")
         return built
 
     def append_ack_intents(self, intents: Iterable[AckIntent], missing: Missing = "refuse") -> list[AckIntent]:
@@ -266,8 +251,7 @@ class Publisher:
             for store, pairs in bound.values():
                 stamped.append_all(store, [(queue, [(uuid, {})]) for queue, uuid in pairs])
                 # The next checkpoint drops these intents, even if its transaction writes nothing to this store.
-                if store.durability != "disk":
-                    store.sync()
+                store.sync()
         finally:
             for store in opened:
                 store.close()
@@ -350,8 +334,6 @@ class Publisher:
             " acknowledgement out, and readers of that store never see the transaction.",
             path=path,
         )
-
-    # --- end ----------------------------------------------------------------------------------
 
     def close(self) -> None:
         """Flush, and end the threads. Unacknowledged messages stay pending. Raises the errors of :meth:`flush`.

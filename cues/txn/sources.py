@@ -28,7 +28,6 @@ class Source:
                 f"The checkpoint is at {begin} of queue {queue.id!r}, but the queue ends at {row.next}:"
                 " messages that were processed are missing.",
                 "put back a newer copy of the store.",
-                processor="",
             )
         self.at = row.first if begin is None else begin
         self._reader = ReadUncommitted(queue, begin=self.at, on_gap=on_gap)

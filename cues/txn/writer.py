@@ -16,18 +16,17 @@ import time
 import uuid as uuids
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import Any, Final, Protocol
 
 from cues import codec, faults
 from cues.errors import WaitTimeout
 from cues.queues import stamped
+from cues.queues.queue import Queue
 from cues.records import stamps
 from cues.records.batch import Page
 from cues.records.identity import TICK, ZERO_UUID, Flags, ProducerID, assemble
+from cues.storage import wakeup
 from cues.storage.base_store import BaseStore
-
-if TYPE_CHECKING:
-    from cues.queues.queue import Queue
 
 WAITING_BYTES_MAX: Final = 32 << 20
 """Published messages that wait to be appended to one store, in bytes. A call that publishes more waits as well.
@@ -159,8 +158,6 @@ class Writer:
         self.failed: BaseException | None = None
         """The first error of an append since the last :meth:`Publisher.flush`."""
 
-    # --- calls of the publisher, which holds its guard in all of them but settle() and wait() ---
-
     def make_room(self, timeout: float | None) -> None:
         """Wait until less than 32 MiB of messages wait."""
         if self._bytes > WAITING_BYTES_MAX:
@@ -252,8 +249,6 @@ class Writer:
             return []
         return sorted({repr(append.queue.id) for append in left})
 
-    # --- the thread ---
-
     def _append_all(self) -> None:
         while appends := self._next():
             error: BaseException | None = None
@@ -279,12 +274,9 @@ class Writer:
                 self._under_way = self._take()
                 if self._under_way:
                     return self._under_way
-                if self._closed or not self._moved.wait_for(self._has_work, _LINGER_S):
+                if self._closed or not self._moved.wait_for(lambda: self._closed or self._can_append(), _LINGER_S):
                     self._thread = None
             return []
-
-    def _has_work(self) -> bool:
-        return self._closed or self._can_append()
 
     def _can_append(self) -> bool:
         return bool(self._waiting) or any(journal not in self._publisher.due for journal in self._held)
@@ -319,16 +311,11 @@ class Writer:
         return [_Run(self.producer, run) for runs in by_queue.values() for run in runs]
 
     def _commit(self, runs: list[_Run]) -> None:
-        if faults.active:
-            faults.point("publish.before")
+        faults.point("publish.before")
         size = sum(1 + len(page.pieces) for run in runs for page in run.pages)
         self.store.commit(self._write, runs, pages=size + len(runs))
-        if faults.active:
-            faults.point("publish.after")
-        mask = 0
-        for run in runs:
-            mask |= run.queue.log.mask
-        self.store.ring(mask)
+        faults.point("publish.after")
+        self.store.ring(wakeup.union(run.queue.log.mask for run in runs))
 
     def _write(self, txn: Any, runs: list[_Run]) -> None:
         for run in runs:
@@ -337,8 +324,7 @@ class Writer:
                 run.index = run.queue.append_pages(txn, run.at(run.first))
             else:
                 run.index = run.queue.append_pages(txn, run.pages)
-        if faults.active:
-            faults.point("publish.inside")
+        faults.point("publish.inside")
 
     def _fail(self, appends: list[Append], error: BaseException) -> None:
         self.failed = self.failed or error

@@ -1,0 +1,24 @@
+"""Checks of arguments that many modules have in common."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Iterable
+from typing import Any
+
+
+def is_count(value: Any, least: int = 1, most: float = math.inf) -> bool:
+    """Whether ``value`` is an integer from ``least`` to ``most``; a bool is not."""
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
+
+
+def is_number(value: Any) -> bool:
+    """Whether ``value`` is a finite number; a bool is not."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def nearest(name: object, known: Iterable[str], form: str, otherwise: str) -> str:
+    """Return ``form`` with the known name that is most like ``name``; ``otherwise`` where none is like it."""
+    near = difflib.get_close_matches(str(name), list(known), 1)
+    return form.format(near[0]) if near else otherwise

@@ -1,0 +1,18 @@
+"""Objects that ``with`` closes."""
+
+from __future__ import annotations
+
+from typing import Self
+
+
+class Closing:
+    """Calls ``close()`` at the end of a ``with`` block."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        raise NotImplementedError

@@ -1,0 +1,22 @@
+"""Names of a package that load on first use (PEP 562)."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from typing import Any
+
+
+def loader(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
+    """Return the ``__getattr__`` of a package; ``homes`` has for each module of ``cues`` its names, with spaces."""
+    home_of = {name: home for home, names in homes.items() for name in names.split()}
+
+    def load(name: str) -> Any:
+        if name not in home_of:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        value = getattr(import_module(f"cues.{home_of[name]}"), name)
+        setattr(sys.modules[package], name, value)
+        return value
+
+    return load
