@@ -55,7 +55,7 @@ from cues.spark.cluster.files import Files, folder_of
 from cues.spark.cluster.ledger import Ledger, LedgerRecord
 from cues.spark.cluster.maintenance import Maintenance, sweep
 from cues.spark.cluster.step import Stage
-from cues.spark.running import ship
+from cues.spark.shipping import ship
 
 
 def copy_of(template_path: Path, place: Path) -> None:
@@ -75,7 +75,8 @@ def to_the_end(running: Any) -> None:
     try:
         running.wait_done()
     except ProcessorStopped:
-        until(lambda: all(getattr(worker.delivery, "ended", True) for worker in running.workers))
+        sources = {node.id for node in running.plan.running if node.kind == "source"}
+        until(lambda: all(unit.state != "running" for unit in running.standings() if unit.processor in sources))
         running.drain(240)
     finally:
         running.close()

@@ -29,9 +29,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from cues import faults
+from cues.engine.engine import Host
 from cues.engine.threads import Worker
 from cues.errors import GraphError
 from cues.graphs.graph import Graph
@@ -40,8 +41,8 @@ from cues.queues.queue import Queue
 from cues.records.batch import Page
 from cues.spark import staging
 from cues.spark.chunk import NO_HASH, ChunkTask, CommitRun
+from cues.spark.driver import SparkEngine
 from cues.spark.remote import SparkRunner
-from cues.spark.running import SparkRunning
 from cues.spark.staging import Staged, StagingArea
 from cues.steps.failure import Failure, stopped_at
 from cues.steps.feed import SourceStepper
@@ -317,24 +318,26 @@ class Rounds:
 class Turns(Worker):
     """One unit of a processor, which works when it is its turn."""
 
-    running: Backfill
+    def __init__(self, engine: BackfillEngine, stepper: Stepper) -> None:
+        super().__init__(engine.host, stepper)
+        self.engine = engine
 
     def finish(self, error: BaseException | None = None) -> None:
         super().finish(error)
-        self.running.rounds.leave(self.id)
+        self.engine.rounds.leave(self.id)
 
     @property
     def _exhausted(self) -> bool:
-        return isinstance(self.delivery, SourceStepper) or self.running.rounds.over
+        return isinstance(self.delivery, SourceStepper) or self.engine.rounds.over
 
     def _turn(self) -> bool:
-        self.running.rounds.take_turn(self.id, self._work)
-        return True  # it has waited for its turn; nobody is to sleep besides
+        self.engine.rounds.take_turn(self.id, self._work)
+        return True  # the thread has waited for the turn, and must not sleep besides
 
     def _work(self) -> bool:
         """Step until nothing is left; returns whether there was anything."""
         steps = self.delivery.counters.steps
-        self.running.settle()
+        self.engine.settle()
         while not self.running.halted and self._any_left():
             super()._turn()
         self.busy = False
@@ -346,19 +349,22 @@ class Turns(Worker):
         if delivery._pending is not None:
             return True
         some = any if delivery.node.mode == "alts" else all
-        return some(delivery.left(one, self.running.ends.get(one.log.id)) > 0 for one in delivery.inputs)
+        return some(delivery.left(read, self.engine.ends.get(read.log.id)) > 0 for read in delivery.inputs)
 
     def _pull(self) -> None:
         """Sources do not run."""
 
 
-class Backfill(SparkRunning):
-    """A graph that works off what lies on its queues, and ends; used as any other, but that no source runs."""
+class BackfillEngine(SparkEngine):
+    """Processes the messages that are on the queues, and ends. No source runs."""
 
-    pulls: ClassVar[bool] = False
+    pulls = False
 
     def __init__(self, graph: Graph, spark: SparkSession | None, master: str | None, **options: Any) -> None:
         super().__init__(graph, spark, master, delivery=BackfillStepper, **options)
+
+    def start(self, host: Host) -> None:
+        super().start(host)
         staging.sweep(self.store.directory)
 
     def _start_threads(self) -> None:
@@ -369,8 +375,8 @@ class Backfill(SparkRunning):
         self.rounds = Rounds([unit for name in order for unit in units[name]])
         super()._start_threads()
 
-    def _worker(self, delivery: Stepper) -> Worker:
-        return Turns(self, delivery)
+    def _worker(self, stepper: Stepper) -> Worker:
+        return Turns(self, stepper)
 
     def _take_in(self, units: Sequence[Node]) -> None:
         """Refuse: its rounds are made at the start."""
@@ -388,21 +394,22 @@ class Backfill(SparkRunning):
         written = {port.queue for node in nodes for port in node.writes} | {node.errors for node in nodes}
         return {
             view.log.id: view.row().next
-            for name, queue in self._assembly.queues.items()
+            for name, queue in self.queues.items()
             if name not in written
             for view in queue.views
         }
 
     def settle(self) -> None:
-        """Wait until what was written for other stores lies there, or is not forwarded any more."""
-        while self.forwarder_threads and not self.halted:
+        """Wait until the messages for other stores are there, or are not forwarded any more."""
+        while self.forwarder_threads and not self.host.halted:
             with self.store.view() as txn:
-                ends = [forwarder_thread.forwarder.ends(txn) for forwarder_thread in self.forwarder_threads]
-            if all(
-                forwarder_thread.idle(end) for forwarder_thread, end in zip(self.forwarder_threads, ends)
-            ) or self.pause(LOOK_S):
+                ends = [thread.forwarder.ends(txn) for thread in self.forwarder_threads]
+            forwarded = all(thread.idle(end) for thread, end in zip(self.forwarder_threads, ends))
+            if forwarded or self.host.pause(LOOK_S):
                 return
 
-    def wait_done(self, idle_exit_s: float | None = None) -> bool:
-        """Wait until everything is worked off; False when it was halted before. It ends by itself."""
-        return self._wait(lambda: all(worker.finished for worker in self.workers) and self.idle(), None)
+    def resting(self) -> bool:
+        return False  # it ends by itself, and not after a quiet time
+
+    def done(self) -> bool:
+        return bool(self.stopped) or (all(worker.finished for worker in self.workers) and self.idle())
