@@ -332,7 +332,7 @@ def test_a_graph_that_no_file_holds_is_refused() -> None:
         capture_output=True,
         text=True,
     )
-    assert "no global of a file" in found.stderr
+    assert "is not a global of a file" in found.stderr
 
 
 PROGRAM = """

@@ -218,8 +218,8 @@ class _SharedQueues:
     def check_send(self, queue: str) -> None:
         if queue in self._driver.queues and queue not in self._home:
             raise InvalidArgument(
-                f"The queue {queue!r} lies in {self.place} and is written by the graph's processors;"
-                " what is sent goes to queues of this machine's store.",
+                f"The queue {queue!r} is in {self.place}, and the graph's processors write it;"
+                " messages can be sent only to queues in the store of this machine.",
                 f"send to one of {', '.join(sorted(self._home))}.",
             )
 
@@ -452,7 +452,7 @@ def written_on_spark(plan: Plan) -> set[str]:
 
 
 def at_home(plan: Plan) -> set[str]:
-    """The queues that lie in the store of the driver's machine and are copied from there."""
+    """The queues that are in the store of the driver's machine, and are copied from there."""
     sources = [node for node in plan.nodes if node.kind == "source" and not isinstance(node.fn, Stream)]
     return {port.queue for node in sources for port in node.outputs} | set(plan.fed)
 
@@ -463,15 +463,15 @@ def _source_errors(plan: Plan) -> set[str]:
 
 
 def check(plan: Plan) -> None:
-    """Refuse by name what has no form on a shared filesystem, before anything is started."""
+    """Refuse by name the queues and processors that cannot be on a shared filesystem, before anything is started."""
     written = written_on_spark(plan)
     for name in sorted(at_home(plan) & written):
         writer = next(
             n for n in plan.running if n.kind != "source" and name in (*(p.queue for p in n.outputs), n.errors)
         )
         raise GraphError(
-            f"The queue {name!r} is a source's, which lies in the store of the driver's machine, and {writer.id}"
-            " writes to it too, which would write into the shared directory.",
+            f"The queue {name!r} belongs to a source and is in the store of the driver's machine. {writer.id}"
+            " writes to it too, but into the shared directory.",
             f"give {writer.name} a queue of its own, and read both with cues.AnyOf.",
             processor=writer.name,
         )
@@ -479,7 +479,7 @@ def check(plan: Plan) -> None:
         _require_one_log(name, options.partitions)
         if options.path is not None and name in written:
             raise GraphError(
-                f"The queue {name!r} has path={options.path!r}, a store on one machine, and lies in the"
+                f"The queue {name!r} has path={options.path!r}, a store on one machine, but must be in the"
                 " shared directory.",
                 "remove path= from the queue.",
                 processor="",
@@ -497,7 +497,7 @@ def _require_one_log(queue: str, partitions: int) -> None:
 
 
 def _refuse_speculation(session: Any, plan: Plan) -> None:
-    """A task of a sink that runs twice at once would deliver twice at once."""
+    """Refuse a setting of Spark with which a task of a sink may run twice at the same time."""
     ordered = [node.id for node in plan.running if node.kind != "source" and (node.side_effects or node.at_most_once)]
     if ordered and session.conf.get("spark.speculation", "false") == "true":
         raise Unsupported(
@@ -521,14 +521,14 @@ def place(node: Node) -> str:
     if node.options.key is not None:
         if node.options.batch or node.mode == "join":
             return "on an executor, one task a step, which has the state"
-        return "on all executors, by key; the state lies in the directory"
+        return "on all executors, by key; the state is in the directory"
     if node.options.batch:
         return "on all executors, a batch each"
     return "on all executors; on one where the function asks for the processor's state"
 
 
 class _SourceGraph(Graph):
-    """A graph that may have no processors: the sources of the whole may all be streams of Spark."""
+    """A graph that may have no processors, because all sources of the whole graph may be Spark streams."""
 
     def plan(self) -> Plan:
         return super().plan() if self.processors else build(self.id, [], **_NOTHING)
@@ -552,7 +552,7 @@ def source_graph(graph: Graph, plan: Plan) -> Graph:
     ]
     declared = {processor.id for processor in sources}
     sources += [Source(name) for name in plan.fed if name not in declared]
-    found = _SourceGraph(
+    part = _SourceGraph(
         graph.id,
         sources,
         store=graph.store,
@@ -561,8 +561,8 @@ def source_graph(graph: Graph, plan: Plan) -> Graph:
         system=graph.system,
         durability=graph.durability,
     )
-    found.directory = graph.directory
-    named = set(found.plan().queues)
-    found.queues = {name: options for name, options in plan.queues.items() if name in named}
-    found.default_source = plan.source if plan.source in named else None
-    return found
+    part.directory = graph.directory
+    named = set(part.plan().queues)
+    part.queues = {name: options for name, options in plan.queues.items() if name in named}
+    part.default_source = plan.source if plan.source in named else None
+    return part
