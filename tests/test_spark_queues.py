@@ -667,7 +667,7 @@ def test_the_command_line_says_what_becomes_of_each_processor(tmp_path: Path) ->
     for processor, place in (
         ("in", "a feeder copies the queue into the directory"),
         ("plain", "on all executors"),
-        ("counted", "by key; the state lies in the directory"),
+        ("counted", "by key; the state is in the directory"),
         ("outside", "one task a step"),
     ):
         (line,) = [line for line in shown.output.splitlines() if line.startswith(f"  {processor}: ")]

@@ -357,7 +357,7 @@ def test_a_program_starts_its_graph_behind_a_guard(tmp_path: Path) -> None:
     path = tmp_path / "program.py"
     path.write_text(PROGRAM.format(store=str(tmp_path / "store"), guard="if True:"))
     found = subprocess.run([sys.executable, path], capture_output=True, text=True)
-    assert "is started where its file is imported" in found.stderr
+    assert "is started by the import of its file" in found.stderr
     assert 'if __name__ == "__main__":' in found.stderr
     path.write_text(PROGRAM.format(store=str(tmp_path / "store"), guard="if __name__ == '__main__':"))
     found = subprocess.run([sys.executable, path], capture_output=True, text=True, check=True)

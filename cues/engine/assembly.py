@@ -24,6 +24,7 @@ from typing import Any
 
 from cues.base import events, names
 from cues.engine.growth import Growth, divide, tell_of_growth
+from cues.engine.status import processor_of
 from cues.engine.stores import Stores, open_stores, prepare, prepare_units
 from cues.errors import CuesError, GraphError, StoreError, TopologyChanged
 from cues.forwarding import low_water, other_stores
@@ -208,8 +209,8 @@ def _refuse_renamed(home: Store, plan: Plan, claimants: Sequence[Claimant]) -> N
     prefix = names.processor_key(f"{plan.id}.")
     with home.view() as txn:
         ids = [key.removeprefix(names.processor_key("")).decode() for key, _ in home.rows(txn, prefix)]
-        gone = {id: read_topology(txn, id) for id in ids if _processor(id) not in known}
-        new = [claimant for claimant in claimants if read_topology(txn, _processor(claimant.processor)) is None]
+        gone = {id: read_topology(txn, id) for id in ids if processor_of(id) not in known}
+        new = [claimant for claimant in claimants if read_topology(txn, processor_of(claimant.processor)) is None]
         for claimant in new if gone else ():
             topology = claimant.topology(home)
             reads = set(zip(topology.queues, topology.stores))
@@ -217,7 +218,7 @@ def _refuse_renamed(home: Store, plan: Plan, claimants: Sequence[Claimant]) -> N
                 both = sorted(queue for queue, _ in reads & set(zip(before.queues, before.stores))) if before else []
                 if not both:
                     continue
-                old, name = _processor(id), _processor(claimant.processor)
+                old, name = processor_of(id), processor_of(claimant.processor)
                 raise TopologyChanged(
                     f"{name} is new and reads {', '.join(both)}, which {old} has read; the graph has no {old} any"
                     " more.",
@@ -235,7 +236,7 @@ def _give_up(stores: Stores, units: Sequence[Node]) -> None:
     prefix = names.processor_key("")
     with home.view() as txn:
         ids = [key[len(prefix) :].decode() for key, _ in home.rows(txn, prefix)]
-        gone = {id: read_topology(txn, id) for id in ids if id not in known and _processor(id) in processors}
+        gone = {id: read_topology(txn, id) for id in ids if id not in known and processor_of(id) in processors}
 
     def forget(txn: StoreTransaction) -> None:
         for id, topology in gone.items():
@@ -361,11 +362,6 @@ def _begin_marks(
                 begun.append((queue, reader))
             highest = max(highest, mark.epoch or 0)
     return begun, highest
-
-
-def _processor(unit: str) -> str:
-    """The id of a unit's processor."""
-    return unit.partition("/")[0]
 
 
 def _topologies(home: Store, claimants: Sequence[Claimant]) -> dict[str, ProcessorInputs | None]:

@@ -28,7 +28,7 @@ MISFIT_S: Final = 30.0
 def divide(plan: Plan, queues: Mapping[str, Queue]) -> list[Node]:
     """The units of a graph: each processor once for each partition that its inputs have now.
 
-    Raises :class:`GraphError` where the inputs of a processor do not fit together.
+    Raises :class:`GraphError` if the inputs of a processor do not fit together.
     """
     units, misfits = _divide(plan, queues)
     for misfit in misfits:

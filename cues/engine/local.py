@@ -62,7 +62,7 @@ class EmbeddedEngine:
     pulls: bool = True
     shared: Shared | None = None
     over = False
-    """A processor that stopped does not keep the others from finishing what is there."""
+    """A processor that stopped does not keep the others from finishing the messages on the queues."""
 
     def __init__(self, graph: Graph, **options: Any) -> None:
         """``options`` are arguments of :func:`assemble`."""
@@ -230,7 +230,7 @@ class EmbeddedEngine:
     # --- keeping ---
 
     def _keep(self) -> None:
-        """Say that the process answers, and take new partitions in."""
+        """Renew the lease of this process, and take new partitions in."""
         beat_at = time.monotonic() + LEASE_BEAT_S
         while not self.host.halted:
             self._look.wait(_KEEP_S)

@@ -45,9 +45,9 @@ class Running:
         self._draining = threading.Event()
         self._halt = threading.Event()
         self._closed = False
-        """Used no more."""
+        """The graph must not be used any more."""
         self._given_back = False
-        """Locks and stores; after ``_closed``."""
+        """Locks and stores are given back. It is set after ``_closed``."""
         self._quiet_mark: tuple[int, float] | None = None
         self._hurried_at = -HURRY_S
         engine.start(self)
@@ -92,9 +92,9 @@ class Running:
     # --- using ---
 
     def send(self, *arguments: Any) -> int:
-        """``send(queue, message)``, or ``send(message)`` to the graph's source; returns the index.
+        """Send one message: ``send(queue, message)``, or ``send(message)`` to the graph's source. Return its index.
 
-        One commit each. Raises as :meth:`Appender.write` does.
+        Each call is one commit. Raises the errors of :meth:`Appender.write`.
         """
         self._check()
         if len(arguments) == 2:
@@ -116,7 +116,7 @@ class Running:
         return index
 
     def messages(self, queue: str) -> list[dict[str, Any]]:
-        """All messages that are on a queue now."""
+        """Return all messages that are on a queue now."""
         self._check()
         elsewhere = None if self.shared is None else self.shared.messages(queue)
         return list(self._queue(queue).tailer()) if elsewhere is None else elsewhere
@@ -135,7 +135,7 @@ class Running:
         )
 
     def counters(self) -> dict[str, events.Counters]:
-        """By processor id, since the start; of a processor over partitions, all units together."""
+        """Return the counters since the start, by processor id. The units of a processor are added up."""
         total: dict[str, events.Counters] = {}
         for unit in self.standings():
             known = total.get(unit.processor)
@@ -143,7 +143,7 @@ class Running:
         return total
 
     def standings(self) -> list[UnitStatus]:
-        """The status of each unit, in the order of the plan."""
+        """Return the status of each unit, in the order of the plan."""
         return self.engine.standings()
 
     @property
@@ -159,16 +159,16 @@ class Running:
     # --- waiting ---
 
     def idle(self) -> bool:
-        """Whether no processor has anything to do, at one moment.
+        """Return whether no processor has anything to do, at one moment.
 
-        One transaction of the home store sees all positions and what there is to take and to forward
-        there. Other stores are read after it. A reader that is at the end of such a queue by then was at its end
-        at that moment already.
+        One transaction of the home store reads all positions, and the ends of the queues to take and to forward from.
+        Other stores are read after it. A reader that is at the end of such a queue then was at its end
+        at the moment of the transaction too.
         """
         return self.engine.idle()
 
     def wait_idle(self, timeout: float | None = None) -> bool:
-        """Wait until nothing is left to do; True then, False at the timeout.
+        """Wait until nothing is left to do. Return False at the timeout, or when the graph was halted before.
 
         Raises :class:`ProcessorStopped`, with the user's exception as its cause, when a processor
         stopped.
@@ -189,8 +189,8 @@ class Running:
     def wait_done(self, idle_exit_s: float | None = None) -> bool:
         """Wait until every source has ended and every queue is drained.
 
-        A graph that is fed by ``send`` is never done, unless ``idle_exit_s`` says after how many
-        seconds without anything to do it is. Returns False when it was halted before.
+        A graph that is fed by ``send`` is never done, unless ``idle_exit_s`` is set: then it is done after this
+        number of seconds without anything to do. Return False when the graph was halted before.
 
         Raises :class:`ProcessorStopped` when a processor stopped. With ``workers`` the other processors
         continue, and it is raised at the end.
@@ -206,7 +206,7 @@ class Running:
         return False
 
     def _quiet_for(self, seconds: float) -> bool:
-        """Idle, and no step for so long."""
+        """Return whether the graph is idle, and made no step for this time."""
         steps = sum(unit.counters.steps for unit in self.standings())
         now = time.monotonic()
         if self._quiet_mark is None or self._quiet_mark[0] != steps or not self.engine.resting():
@@ -219,15 +219,15 @@ class Running:
         return False
 
     def hurry(self) -> None:
-        """Somebody waits until the graph is idle: steps do not wait for more messages (``linger_s``) meanwhile."""
+        """Let steps not wait for more messages (``linger_s``) for a short time, because a caller waits for idleness."""
         self._hurried_at = time.monotonic()
 
     def may_linger(self) -> bool:
-        """Whether steps may wait for more messages now."""
+        """Return whether steps may wait for more messages now."""
         return not (self.draining or self.halted) and time.monotonic() - self._hurried_at >= HURRY_S
 
     def changed(self) -> None:
-        """A worker went idle or ended."""
+        """Wake the callers that wait, because a worker is idle now or has ended."""
         with self.changes:
             self.changes.notify_all()
 
@@ -238,9 +238,10 @@ class Running:
     # --- ending ---
 
     def drain(self, timeout: float | None = None) -> bool:
-        """Stop the sources, let the rest finish what is there, and stop; False when ``timeout`` came first.
+        """Stop the sources, let the other processors finish the messages on the queues, and halt.
 
-        Processors that stopped at an error leave what they did not take, forwarders what they did not forward.
+        Return False if ``timeout`` comes first. A processor that stopped at an error leaves the messages that it did
+        not take, and a stopped forwarder those that it did not forward.
         """
         self.end_sources()
         deadline = None if timeout is None else time.monotonic() + timeout
@@ -253,7 +254,7 @@ class Running:
         return True
 
     def end_sources(self) -> None:
-        """Pull nothing more; what is on the queues is still processed."""
+        """Pull no more messages from sources. Messages on the queues are still processed."""
         self._draining.set()
         self.engine.end_sources()
 
@@ -265,9 +266,9 @@ class Running:
         self.changed()
 
     def close(self, timeout: float = 30.0) -> None:
-        """Halt, wait for the steps under way, and give everything back.
+        """Halt, wait up to ``timeout`` seconds for the current steps, and give locks and stores back.
 
-        Closing again does nothing, or what an exception (a Ctrl-C) kept the last close from doing.
+        A second call does nothing. If an exception (a Ctrl-C) interrupted the first call, it does the rest.
         """
         if self._given_back:
             return
@@ -279,11 +280,11 @@ class Running:
         self._given_back = True
 
     def pause(self, seconds: float) -> bool:
-        """Sleep; True when halted meanwhile."""
+        """Sleep. Return True if the graph was halted meanwhile."""
         return self._halt.wait(seconds)
 
     def keep_stop(self, event: events.Stopped) -> None:
-        """Leave in the store's directory why something stopped, for ``cues status``, also when nothing runs."""
+        """Record the reason of a stop in the store's directory, where ``cues status`` reads it even after the end."""
         self.engine.keep_stop(event)
 
     def _check(self) -> None:

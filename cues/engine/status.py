@@ -22,6 +22,11 @@ class UnitStatus:
     """ended: a source that has no more messages; stopped: by an error."""
 
 
+def processor_of(unit: str) -> str:
+    """The id of a unit's processor."""
+    return unit.partition("/")[0]
+
+
 def sources_ended(plan: Plan, units: Iterable[UnitStatus]) -> bool:
     """Return True if no more messages come from outside: no queue is fed by ``send``, and every source has ended."""
     sources = {node.id for node in plan.running if node.kind == "source"}
@@ -55,7 +60,7 @@ class Shared(Protocol):
         """Number of messages that the processor has not taken."""
 
     def messages(self, queue: str) -> list[dict[str, Any]] | None:
-        """All messages of a queue; None where a store of this machine has the queue."""
+        """All messages of a queue; None if a store of this machine has the queue."""
 
     def check_send(self, queue: str) -> None:
         """Raise :class:`InvalidArgument` if processors of the graph write the queue, and no store of this machine."""

@@ -41,7 +41,7 @@ from cues.engine import wire
 from cues.engine.assignment import Assignment
 from cues.engine.child import Child
 from cues.engine.record import RecordedFailure, WorkerRecord, WorkersRecord
-from cues.engine.status import UnitStatus
+from cues.engine.status import UnitStatus, processor_of
 from cues.errors import AlreadyRunning, ProcessorStopped, WorkerDied
 from cues.graphs.processor import Node
 from cues.queues.processor_rows import ProcessorRow, read_row
@@ -554,8 +554,3 @@ def _print(worker: str, is_error: bool, line: str) -> None:
 def _no_status(unit: str) -> UnitStatus:
     """The status of a unit that no worker has reported yet."""
     return UnitStatus(unit, processor_of(unit), events.Counters(), "running")
-
-
-def processor_of(unit: str) -> str:
-    """The id of a unit's processor."""
-    return unit.partition("/")[0]

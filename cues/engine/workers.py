@@ -236,7 +236,7 @@ class _WorkerProcess:
     def _obey(self, running: Running, message: Any) -> None:
         if isinstance(message, wire.StatusRequest):
             assert isinstance(running.engine, WorkerEngine)
-            with contextlib.suppress(CuesError):  # the graph is being closed, and nobody waits for an answer
+            with contextlib.suppress(CuesError):  # the graph is closing, and nothing waits for an answer
                 self.channel.send(running.engine.reply(message.number))
         elif isinstance(message, wire.Drain):
             running.end_sources()

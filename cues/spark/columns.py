@@ -4,7 +4,7 @@
     STRING, VARCHAR, CHAR      str; UUID as its text                        NULL
     BYTE … LONG                int in range                                 NULL (also for 1.0 and True)
     FLOAT, DOUBLE              float, int                                   NULL
-    DECIMAL(p, s)              Decimal, int, where no digit is lost         NULL
+    DECIMAL(p, s)              Decimal, int, if no digit is lost            NULL
     BOOLEAN                    bool                                         NULL
     BINARY                     bytes                                        NULL
     DATE                       date                                         NULL (also for a datetime)

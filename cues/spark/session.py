@@ -1,4 +1,4 @@
-"""Spark sessions: the user's own where there is one, else a quiet one of ours.
+"""Spark sessions: the user's own if there is one, else a quiet one that Cues makes.
 
     with session(master="local[*]") as spark: ...      stopped at the end, if it was made here
     with session(spark=mine) as spark: ...             the user's, never stopped

@@ -76,7 +76,8 @@ class _Writing:
         if self._spread:
             _check_placing(options.place.queue, self._queue_options)
         staging.sweep(options.place.store)
-        self._stage = StagingArea(options.place.store, os.getppid())  # this process is Spark's, beside the driver
+        # Spark started this process on the driver's machine. The owner of the area is the parent process.
+        self._stage = StagingArea(options.place.store, os.getppid())
         self._boot = staging.this_boot()
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:

@@ -230,7 +230,7 @@ class ClusterEngine:
     pulls: bool = True
     shared: Shared | None = None
     over = False
-    """A processor that stopped does not keep the others from finishing what is there."""
+    """A processor that stopped does not keep the others from finishing the messages on the queues."""
 
     def __init__(
         self,
@@ -524,7 +524,7 @@ def place(node: Node) -> str:
         return "on all executors, by key; the state is in the directory"
     if node.options.batch:
         return "on all executors, a batch each"
-    return "on all executors; on one where the function asks for the processor's state"
+    return "on all executors; on one if the function asks for the processor's state"
 
 
 class _SourceGraph(Graph):
