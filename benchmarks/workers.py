@@ -111,7 +111,7 @@ def restart(folder: Path) -> float:
         (pid,) = running.pids.values()
         os.kill(pid, signal.SIGKILL)
         until(lambda: running.pids.get("worker-1", pid) != pid)
-        child = running._supervisor.posts[0].child
+        child = running.engine._supervisor.slots[0].child
         spawned = time.time() - (time.monotonic() - child.started_at)
         reached = queue.last_index
         until(lambda: queue.last_index > reached)

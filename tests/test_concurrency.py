@@ -20,7 +20,6 @@ from small import feed, numbers, run
 import cues
 from cues import AnyOf, Graph, Retry, Sink, Source, Store, Stream, testing
 from cues.base.events import Retrying
-from cues.engine.running import Running
 from cues.errors import Diverged, Fenced, GraphError, ProcessorStopped
 from cues.graphs import draw
 from cues.steps.concurrency import Closed, Schedule, Threads
@@ -555,10 +554,10 @@ def test_a_halt_ends_the_waiting_of_a_retry(store: Store, asynchronous: bool, co
     function: Any = fails_async if asynchronous else fails
     feed(store, a=list(range(8)))
     graph = Graph("g", [Stream(function, "a", "out", id="s", concurrency=concurrency, retries=retries)])
-    running = Running(graph, store=store, listeners=(listener,))
+    running = graph.start(store=store, listeners=(listener,))
     assert waiting.wait(MEET_S)
     running.close()
-    assert not running.workers[0].thread.is_alive() and not running.stopped
+    assert not running.engine.workers[0].thread.is_alive() and not running.stopped
     assert testing.contents(store)["positions"] == {"g.s.a": 1}
 
 
@@ -578,8 +577,8 @@ def test_closing_cancels_async_calls_that_never_end(store: Store) -> None:
     assert inside.wait(MEET_S)
     running.close(timeout=0.05)  # does not wait for a step that will not end
     assert cleaned.wait(MEET_S)
-    running.workers[0].thread.join(MEET_S)
-    assert not running.workers[0].thread.is_alive()
+    running.engine.workers[0].thread.join(MEET_S)
+    assert not running.engine.workers[0].thread.is_alive()
     assert not [error for error in running.stopped if not isinstance(error.__cause__, cues.errors.Closed)]
 
 
@@ -603,11 +602,11 @@ def test_async_calls_that_wait_are_cancelled_with_their_step(store: Store) -> No
 
     feed(store, a=list(range(3)))
     graph = Graph("g", [Sink(waits, "a", concurrency=3, retries=Retry(2, 3600, 3600))])
-    running = Running(graph, store=store, listeners=(listener,))
+    running = graph.start(store=store, listeners=(listener,))
     assert waiting.wait(MEET_S)
     running.halt()
-    running.workers[0].thread.join(MEET_S)
-    assert not running.workers[0].thread.is_alive()
+    running.engine.workers[0].thread.join(MEET_S)
+    assert not running.engine.workers[0].thread.is_alive()
     assert sorted(cancelled) == [0, 1] and not running.stopped
     running.close()
     assert testing.contents(store)["positions"] == {"g.waits.a": 1}
@@ -823,7 +822,7 @@ def test_a_call_that_hangs_fails_its_message_and_its_late_result_is_dropped(stor
         assert running.wait_idle(60)
         assert [m["n"] for m in running.messages("out")] == [1, 2, 4, 5, 6, 7]
         if shape in ("plain", "async"):
-            assert running.workers[0].delivery.state.view(None)["sum"] == 1 + 2 + 4 + 5 + 6 + 7
+            assert running.engine.workers[0].delivery.state.view(None)["sum"] == 1 + 2 + 4 + 5 + 6 + 7
     assert any("continues in its thread" in event.text for event in told) is ("async" not in shape)
 
 

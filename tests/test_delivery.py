@@ -1325,7 +1325,7 @@ def test_a_retry_in_its_pause_is_interrupted_by_closing(tmp_path: Path) -> None:
     running.send({"n": 1})
     assert called.wait(10)
     running.close(timeout=10)
-    assert not any(worker.thread.is_alive() for worker in running.workers)
+    assert not any(worker.thread.is_alive() for worker in running.engine.workers)
 
 
 def test_concurrent_writers_and_a_graph_keep_every_message_in_each_writers_order(tmp_path: Path) -> None:

@@ -235,7 +235,7 @@ def hold_after_takeover(path: str) -> str:
         running = graph().start(store=store, take_over=True)
     with cues.open(path) as store:
         os.kill(os.getpid(), signal.SIGSTOP)
-        running._assembly.ownership.beat()
+        running.engine._assembly.ownership.beat()
         os.kill(os.getpid(), signal.SIGSTOP)
         running.close()
     return "closed"

@@ -90,7 +90,9 @@ def test_order_and_state_of_each_key_through_two_stages(tmp_path: Path, instance
         assert running.counters()["g.counted"].taken == 1500
         assert len(running.messages("out")) == 1500
         assert len(running.messages("orders/2")) == sum(partition_for(m["user"], 4) == 2 for m in messages)
-        threads = {worker.thread.name for worker in running.workers if worker.delivery.node.processor == "g.counted"}
+        threads = {
+            worker.thread.name for worker in running.engine.workers if worker.delivery.node.processor == "g.counted"
+        }
         assert len(threads) == min(instances, 4)
     with cues.open(tmp_path / "s") as store:
         judge(messages, store.queue("out"))
@@ -361,7 +363,9 @@ def test_a_running_graph_takes_new_partitions_in(tmp_path: Path, fed: bool) -> N
         assert sorted(units) == sorted(
             ["g.counted", *(f"g.counted/{n}" for n in range(1, 9)), "g.copy", *(f"g.copy/{n}" for n in range(1, 5))]
         )
-        assert len({worker.thread for worker in running.workers}) == 2  # instances=1: a thread for each processor
+        assert (
+            len({worker.thread for worker in running.engine.workers}) == 2
+        )  # instances=1: a thread for each processor
     texts = [event.text for event in told]
     assert any("reads 5 more partitions from now on" in text for text in texts)
     assert any("reads 2 more partitions from now on" in text for text in texts)

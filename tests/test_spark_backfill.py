@@ -205,9 +205,9 @@ def test_the_drivers_memory_does_not_grow_with_the_queue(
     before = own_memory()
     with made.start(store=tmp_path / "store", engine="spark", spark=spark, backfill=True) as running:
         most = 0
-        while not running.workers[0].finished:
+        while not running.engine.workers[0].finished:
             most = max(most, own_memory())
-            running.workers[0].thread.join(0.05)
+            running.engine.workers[0].thread.join(0.05)
         running.wait_done()
     assert most - before < 200 << 20
     with cues.open(tmp_path / "store", readonly=True) as store:

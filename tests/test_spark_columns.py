@@ -144,10 +144,10 @@ def test_a_type_that_no_message_has_is_refused_by_name() -> None:
 @pytest.mark.parametrize(
     ("options", "error"),
     [
-        ({}, "Which queue"),
+        ({}, "The options name no queue"),
         ({"path": "data/flights"}, "without a store before '#'"),
         ({"path": "hdfs://host/x#q"}, "local disk"),
-        ({"path": "a#b", "store": "c", "queue": "b"}, "Which queue"),
+        ({"path": "a#b", "store": "c", "queue": "b"}, "The options name no queue"),
         ({"path": "a#b", "maxMessagesPerTriger": "7"}, "no option 'maxMessagesPerTriger'.*maxMessagesPerTrigger"),
         ({"path": "a#b", "mode": "loose"}, "mode='loose'.*permissive or strict"),
         ({"path": "a#b", "partitions": "0"}, "an integer from 1 on"),

@@ -53,7 +53,7 @@ def run(made: Graph, path: Path, **options: Any) -> None:
     except ProcessorStopped:
         # The source may be slower than the processor that stops: both engines are to leave all of its messages.
         if not options.get("backfill"):  # in which no source runs
-            until(lambda: all(worker.delivery.ended for worker in running.workers if not worker.delivery.inputs))
+            until(lambda: all(worker.delivery.ended for worker in running.engine.workers if not worker.delivery.inputs))
         running.drain(60)
     finally:
         running.close()
@@ -220,7 +220,7 @@ def test_a_step_that_does_not_end_is_given_up_when_the_graph_is_closed(spark: Sp
     running = made.start(engine="spark", spark=spark, store=tmp_path / "store")
     until(lambda: (tmp_path / "held").exists())
     running.close(timeout=0.1)
-    for worker in running.workers:
+    for worker in running.engine.workers:
         worker.thread.join(30)
         assert not worker.thread.is_alive() and worker.stopped is None
     pid = (tmp_path / "held").read_text()

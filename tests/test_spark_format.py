@@ -380,7 +380,7 @@ def test_a_queue_that_was_made_anew_is_not_read_from_the_old_position(copy: Star
     finish(copy())
     (tmp_path / "s").rename(tmp_path / "old")
     fill(tmp_path / "s", "in", [{"other": n} for n in range(20)])
-    with pytest.raises(PySparkException, match="The checkpoint stands on another source"):
+    with pytest.raises(PySparkException, match="The checkpoint belongs to another source"):
         finish(copy())
     assert len(contents(tmp_path / "o", "out")) == 10
 

@@ -214,11 +214,11 @@ def test_a_stream_of_all_partitions_is_not_taken_for_one_of_a_partition(tmp_path
     one = QueueStream(row_of(False), options(tmp_path / "s", READ_STREAM, queue="in/1"), 2)
     first = QueueStream(row_of(False), options(tmp_path / "s", READ_STREAM, queue="in/0"), 2)
     offset, _ = follow(whole, whole.initialOffset())
-    with pytest.raises(Diverged, match="stands on another source"):
+    with pytest.raises(Diverged, match="belongs to another source"):
         one.latestOffset(offset, ReadAllAvailable())
-    with pytest.raises(Diverged, match=r"checkpoint stands on 3 partitions of .*in/0', which has 1"):
+    with pytest.raises(Diverged, match=r"checkpoint has offsets of 3 partitions of .*in/0', which has 1"):
         first.latestOffset(offset, ReadAllAvailable())
-    with pytest.raises(Diverged, match="stands on another source"):
+    with pytest.raises(Diverged, match="belongs to another source"):
         follow(whole, follow(one, one.initialOffset())[0])
 
 

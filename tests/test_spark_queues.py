@@ -55,7 +55,7 @@ from cues.spark.cluster.files import Files, folder_of
 from cues.spark.cluster.ledger import Ledger, LedgerRecord
 from cues.spark.cluster.maintenance import Maintenance, sweep
 from cues.spark.cluster.step import Stage
-from cues.spark.running import ship
+from cues.spark.shipping import ship
 
 
 def copy_of(template_path: Path, place: Path) -> None:
@@ -75,7 +75,8 @@ def to_the_end(running: Any) -> None:
     try:
         running.wait_done()
     except ProcessorStopped:
-        until(lambda: all(getattr(worker.delivery, "ended", True) for worker in running.workers))
+        sources = {node.id for node in running.plan.running if node.kind == "source"}
+        until(lambda: all(unit.state != "running" for unit in running.standings() if unit.processor in sources))
         running.drain(240)
     finally:
         running.close()
@@ -446,7 +447,7 @@ def test_records_that_are_gone_or_old_are_refused_and_control_without_the_check_
         shutil.rmtree(steps)
         if copy is not None:
             shutil.copytree(copy, steps)
-        with pytest.raises(Diverged, match=r"holds what record 1 of g\.plain wrote"):
+        with pytest.raises(Diverged, match=r"holds messages of record 1 of g\.plain"):
             owner(tmp_path, spark)
     monkeypatch.setattr(Stage, "_check_newest", lambda stage, last: None)
     owner(tmp_path, spark).step()
@@ -579,7 +580,7 @@ def test_any_hadoop_filesystem_will_do_and_frames_run_there(spark: SparkSession,
         assert "no_such_column" in errors[0]["err/cause"][0]["message"]
         seen = spark.read.parquet("viewfs://cues/here/q/out").orderBy("index").collect()
         assert [row["hash"] for row in seen] == [message["hash"] for message in found]
-        with pytest.raises(InvalidArgument, match="what is sent goes to queues of this machine's store"):
+        with pytest.raises(InvalidArgument, match="messages can be sent only to queues in the store of this machine"):
             running.send("out", {"n": 1})
     place = tmp_path / "files" / "q"
     assert [one.message for one in inspection.last_messages(place, "out", 2)] == found[-2:]
@@ -590,7 +591,7 @@ def test_any_hadoop_filesystem_will_do_and_frames_run_there(spark: SparkSession,
 def test_what_has_no_form_there_is_refused_by_name(spark: SparkSession, tmp_path: Path) -> None:
     places: dict[str, Any] = {"engine": "spark", "spark": spark, "store": tmp_path / "s", "queues": tmp_path / "q"}
     back = Graph("g", [Source("in"), Stream(spark_graphs.plain, "in", "out"), Stream(spark_graphs.picky, "out", "in")])
-    with pytest.raises(GraphError, match=r"The queue 'in' is a source's.*and g\.picky writes to it too"):
+    with pytest.raises(GraphError, match=r"The queue 'in' belongs to a source.*g\.picky writes to it too"):
         back.start(**places)
     elsewhere = {"out": cues.QueueOptions(path=str(tmp_path / "other"))}
     other = Graph("g", [Stream(spark_graphs.plain, "in", "out")], queues=elsewhere)
@@ -666,7 +667,7 @@ def test_the_command_line_says_what_becomes_of_each_processor(tmp_path: Path) ->
     for processor, place in (
         ("in", "a feeder copies the queue into the directory"),
         ("plain", "on all executors"),
-        ("counted", "by key; the state lies in the directory"),
+        ("counted", "by key; the state is in the directory"),
         ("outside", "one task a step"),
     ):
         (line,) = [line for line in shown.output.splitlines() if line.startswith(f"  {processor}: ")]

@@ -94,7 +94,7 @@ class Told:
 def test_messages_go_through_two_processes_that_are_not_this_one(write: Write, checked: Any) -> None:
     graph = write(FED)
     with graph.start(workers=2) as running:
-        assert isinstance(running, supervised.Supervised)
+        assert isinstance(running.engine, supervised.SupervisedEngine)
         assert [running.send("numbers", {"n": n}) for n in range(10)] == list(range(1, 11))
         assert running.wait_idle(timeout=WAIT_S)
         roots = running.messages("roots")
@@ -324,7 +324,7 @@ def test_digests_are_the_same_in_another_process(write: Write, tmp_path: Path) -
 
 def test_a_graph_that_no_file_holds_is_refused() -> None:
     graph = cues.Graph("local", [cues.Source("in"), cues.Sink(print, "in", id="out")])
-    with pytest.raises(GraphError, match="no global of a file") as refused:
+    with pytest.raises(GraphError, match="is not a global of a file") as refused:
         graph.start(workers=1)
     assert "target='graph.py:make()'" in refused.value.hint
     found = subprocess.run(
@@ -332,7 +332,7 @@ def test_a_graph_that_no_file_holds_is_refused() -> None:
         capture_output=True,
         text=True,
     )
-    assert "no global of a file" in found.stderr
+    assert "is not a global of a file" in found.stderr
 
 
 PROGRAM = """
@@ -357,7 +357,7 @@ def test_a_program_starts_its_graph_behind_a_guard(tmp_path: Path) -> None:
     path = tmp_path / "program.py"
     path.write_text(PROGRAM.format(store=str(tmp_path / "store"), guard="if True:"))
     found = subprocess.run([sys.executable, path], capture_output=True, text=True)
-    assert "is started where its file is imported" in found.stderr
+    assert "is started by the import of its file" in found.stderr
     assert 'if __name__ == "__main__":' in found.stderr
     path.write_text(PROGRAM.format(store=str(tmp_path / "store"), guard="if __name__ == '__main__':"))
     found = subprocess.run([sys.executable, path], capture_output=True, text=True, check=True)
@@ -402,7 +402,7 @@ def test_what_a_start_would_refuse_is_refused_as_without_workers(write: Write, t
     with changed.start(workers=2, accept_topology=True):
         pass
     for wrong in (0, -1, True, "many", 1.5):
-        with pytest.raises(InvalidArgument, match="no number of worker processes"):
+        with pytest.raises(InvalidArgument, match="is not a number of worker processes"):
             graph.start(workers=wrong)
     with pytest.raises(InvalidArgument, match="Spark has its own workers"):
         graph.start(workers=1, engine="spark")

@@ -60,12 +60,12 @@ def show(graph: str, format: str, engine: str, queues: str | None, output: Comma
 
 def _places(plan: Plan, shared: bool) -> dict[str, str]:
     """The place where Spark would call each processor's function; refuses processors that it cannot run."""
-    from cues.spark import running
+    from cues.spark import driver
 
-    running.check(plan)
+    driver.check(plan)
     if shared:
         from cues.spark.cluster import engine as cluster
 
         cluster.check(plan)
         return {node.id: cluster.place(node) for node in plan.running}
-    return {node.id: running.place(node) for node in plan.running}
+    return {node.id: driver.place(node) for node in plan.running}

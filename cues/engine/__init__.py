@@ -1,1 +1,1 @@
-"""Engines: what runs a plan. ``local`` runs it in threads of one process."""
+"""Engines, which run a plan. ``local`` runs it in threads of one process."""

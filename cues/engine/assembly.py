@@ -1,16 +1,16 @@
-"""From a plan to owned, recovered processors on a store: what every engine does before it runs.
+"""From a plan to owned, recovered processors on a store: the steps of every start.
 
-1. open the home store, and those of queues that have a path; make what is missing of queues;
-   divide every processor into units, one for each partition of what it reads; make what is missing of
-   their try logs and fork queues
+1. open the home store, and the stores of queues that have a path; make the queues that are missing;
+   divide every processor into units, one for each partition that it reads; make the try logs and fork
+   queues that are missing
 2. take the locks of all units, or none
 3. claim: raise every epoch, in one transaction
 4. recover each unit by the start table
-5. compare the fork queues with what the other stores got of them
+5. compare the fork queues with the messages that the other stores got from them
 
-A unit is to everything below it a processor of its own: owner row, epoch, positions, try log and state are
-its own, under its own id, ``flights.enrich/3``. The first has the processor's id, so what was written when
-its queue had one partition is its.
+For all code below this module a unit is a processor of its own. It has its own owner row, epoch, positions, try log
+and state, under its own id, ``flights.enrich/3``. The first unit has the id of the processor. So it owns what was
+written when its queue had one partition.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from typing import Any
 
 from cues.base import events, names
 from cues.engine.growth import Growth, divide, tell_of_growth
+from cues.engine.status import processor_of
 from cues.engine.stores import Stores, open_stores, prepare, prepare_units
 from cues.errors import CuesError, GraphError, StoreError, TopologyChanged
 from cues.forwarding import low_water, other_stores
@@ -32,6 +33,7 @@ from cues.graphs.graph import Graph
 from cues.graphs.plan import Plan, unwritten
 from cues.graphs.processor import FRAME, Node
 from cues.queues import marks
+from cues.queues.log import Log
 from cues.queues.processor_rows import ProcessorInputs, ProcessorRow, read_topology
 from cues.queues.queue import Queue
 from cues.queues.store import Store
@@ -46,7 +48,7 @@ from cues.storage.transaction import StoreTransaction
 
 @dataclass
 class Assembly:
-    """A graph's processors, owned by this process and recovered, not running yet."""
+    """The processors of a graph, owned by this process and recovered. They do not run yet."""
 
     plan: Plan
     stores: Stores
@@ -55,9 +57,9 @@ class Assembly:
     forwarders: list[Forwarder]
     queues: dict[str, Queue]
     recovered: Callable[[Sequence[Node], dict[str, ProcessorRow]], tuple[list[Stepper], list[Forwarder]]]
-    """Make, from claimed units, what delivers and what forwards."""
+    """Make the steppers and the forwarders of claimed units."""
     growth: Growth | None = None
-    """None where another process divides the graph."""
+    """None if another process divides the graph."""
 
     @property
     def store(self) -> Store:
@@ -65,9 +67,9 @@ class Assembly:
         return self.stores.home
 
     def take_in(self, nodes: Sequence[Node]) -> tuple[list[Stepper], list[Forwarder]]:
-        """Own and recover more units, by the same moves as at the start; returns what is to run now.
+        """Own and recover more units, by the steps of a start. Return their steppers and forwarders.
 
-        Where it raises, none of them is owned, and everything else is as it was.
+        If it raises, this process owns none of them, and everything else is as before.
         """
         prepare_units(self.stores, nodes)
         claimants = _claimants(nodes, self.queues)
@@ -88,7 +90,7 @@ class Assembly:
             delivery.close()
         try:
             for forwarder in self.forwarders:
-                with contextlib.suppress(CuesError):  # what is not tidied now is at the next close
+                with contextlib.suppress(CuesError):  # the next close tidies the rest
                     forwarder.tidy()
         finally:
             self.ownership.release()
@@ -109,10 +111,10 @@ def assemble(
     runner: Callable[..., Runner] = Runner,
     delivery: type[Stepper] = Stepper,
 ) -> Assembly:
-    """Do the five moves. Raises before anything of the graph ran, and leaves nothing locked then.
+    """Do the five steps. An error is raised before a function of the graph ran, and leaves nothing locked.
 
-    ``units`` are the ids of those that this process is to own (:func:`divide`); None: all. What the others write
-    for other stores is forwarded by the processes that own them.
+    ``units`` are the ids of the units that this process is to own (:func:`divide`); None: all. Their owners forward
+    the messages of the other units.
     """
     plan = graph.plan()
     if runner is Runner:
@@ -184,15 +186,14 @@ def assemble(
 
 
 def _claimants(nodes: Sequence[Node], queues: Mapping[str, Queue]) -> list[Claimant]:
-    found = []
-    for node in nodes:
-        logs = {node.tailer(port.queue): queues[port.queue].view(node.partition).log for port in node.reads}
-        found.append(Claimant(node.id, node.kind, logs))
-    return found
+    def logs(node: Node) -> dict[str, Log]:
+        return {node.tailer(port.queue): queues[port.queue].view(node.partition).log for port in node.reads}
+
+    return [Claimant(node.id, node.kind, logs(node)) for node in nodes]
 
 
 def tell_of_misspelt(plan: Plan, queues: Mapping[str, Queue], emit: Callable[[events.Event], None]) -> None:
-    """Say which queues are empty and written by nothing, and are called nearly like one that is written."""
+    """Warn of queues that are empty and that no processor writes, if their name is nearly that of a written one."""
     for queue, near in plan.misspelt.items():
         if all(row.next == 1 for row in queues[queue].rows()):
             readers = ", ".join(node.id for node in plan.running if queue in {port.queue for port in node.reads})
@@ -200,16 +201,16 @@ def tell_of_misspelt(plan: Plan, queues: Mapping[str, Queue], emit: Callable[[ev
 
 
 def _refuse_renamed(home: Store, plan: Plan, claimants: Sequence[Claimant]) -> None:
-    """Refuse a new processor that reads what one read that the graph has no more: most often it was renamed.
+    """Refuse a new processor that reads a queue of a processor which is gone: probably it was renamed.
 
-    It would begin at the start of its queues, and do once more, sinks too, what is done.
+    It would begin at the start of its queues, and process all messages again. A sink would deliver them again.
     """
     known = {node.id for node in plan.running}
     prefix = names.processor_key(f"{plan.id}.")
     with home.view() as txn:
         ids = [key.removeprefix(names.processor_key("")).decode() for key, _ in home.rows(txn, prefix)]
-        gone = {id: read_topology(txn, id) for id in ids if id.partition("/")[0] not in known}
-        new = [one for one in claimants if read_topology(txn, one.processor.partition("/")[0]) is None]
+        gone = {id: read_topology(txn, id) for id in ids if processor_of(id) not in known}
+        new = [claimant for claimant in claimants if read_topology(txn, processor_of(claimant.processor)) is None]
         for claimant in new if gone else ():
             topology = claimant.topology(home)
             reads = set(zip(topology.queues, topology.stores))
@@ -217,25 +218,25 @@ def _refuse_renamed(home: Store, plan: Plan, claimants: Sequence[Claimant]) -> N
                 both = sorted(queue for queue, _ in reads & set(zip(before.queues, before.stores))) if before else []
                 if not both:
                     continue
-                old, name = id.partition("/")[0], claimant.processor.partition("/")[0]
+                old, name = processor_of(id), processor_of(claimant.processor)
                 raise TopologyChanged(
                     f"{name} is new and reads {', '.join(both)}, which {old} has read; the graph has no {old} any"
                     " more.",
-                    f"id={old.partition('.')[2]!r} for it, if it was renamed: it goes on where {old} was; or"
-                    " --accept-topology (graph.start(accept_topology=True)), if it is another one: it begins at the"
-                    " start of its queues; or --fresh to start over.",
+                    f"give it id={old.partition('.')[2]!r} if it was renamed, to continue at the positions of {old}; or"
+                    " start with --accept-topology (graph.start(accept_topology=True)) if it is another processor,"
+                    " which begins at the start of its queues; or with --fresh to start over.",
                     processor=name,
                 )
 
 
 def _give_up(stores: Stores, units: Sequence[Node]) -> None:
-    """Forget the units of processors that read fewer partitions than before: retention would wait for them for ever."""
+    """Forget the units of processors that read fewer partitions than before. Retention would always wait for them."""
     home = stores.home
     known, processors = {unit.id for unit in units}, {unit.processor for unit in units}
     prefix = names.processor_key("")
     with home.view() as txn:
         ids = [key[len(prefix) :].decode() for key, _ in home.rows(txn, prefix)]
-        gone = {id: read_topology(txn, id) for id in ids if id not in known and id.partition("/")[0] in processors}
+        gone = {id: read_topology(txn, id) for id in ids if id not in known and processor_of(id) in processors}
 
     def forget(txn: StoreTransaction) -> None:
         for id, topology in gone.items():
@@ -261,7 +262,7 @@ def _claim(
     claimants: Sequence[Claimant],
     accept_topology: bool,
 ) -> dict[str, ProcessorRow]:
-    """Claim the processors, with marks in other stores before there are positions that need them."""
+    """Claim the processors. The marks in other stores are made first, before there are positions that need them."""
     before = _topologies(stores.home, claimants)
     begun, epoch = _begin_marks(stores.home, nodes, queues)
     try:
@@ -282,7 +283,10 @@ def _forwarder(
     marks: dict[str, dict[str, Marked]],
     queues: dict[str, Queue],
 ) -> Forwarder:
-    """The forwarder to one other store, compared with what that one got; also for what is ``left_over`` there."""
+    """The forwarder to one other store, compared with the messages that are there.
+
+    ``left_over`` are processors with a fork queue from earlier starts.
+    """
     forked = {delivery.node.id for delivery in steppers if other.id in delivery.forks}
     here = [marked for of_node in marks.values() for marked in of_node.values() if marked.mark.queue.store is other]
     there = {name: queue for name, queue in queues.items() if queue.store is other}
@@ -299,19 +303,19 @@ def _finish_pending(
     give_up: bool,
     emit: Callable[[events.Event], None],
 ) -> None:
-    """Finish what a processor wrote by pending messages when it was declared so, which it is not any more."""
+    """Finish the pending messages of a processor that was declared with ``across="pending"`` and is not any more."""
     for what in pending.finish(home, node.id, row, there, give_up).values():
         emit(events.Event(node.id, f"given up: {what}", logging.WARNING))
 
 
 def refuse_frames(plan: Plan) -> None:
-    """Refuse what only Spark can run."""
+    """Refuse processors that only Spark can run."""
     for node in plan.running:
         if node.options.batch == FRAME:
             raise GraphError(
                 f"{node.id} is written for Spark, from DataFrame to DataFrame (graph.frame), and this is the embedded"
                 " engine.",
-                "cues run --engine spark; or a stream for both engines.",
+                "run cues run --engine spark, or write a stream, which both engines can run.",
                 processor=node.name,
             )
 
@@ -323,17 +327,17 @@ def _marks(
     home: Store, nodes: Sequence[Node], rows: dict[str, ProcessorRow], queues: dict[str, Queue]
 ) -> dict[str, dict[str, Marked]]:
     """The low-water marks in other stores, by processor and tailer id."""
-    found: dict[str, dict[str, Marked]] = {}
+    marked: dict[str, dict[str, Marked]] = {}
     for node in nodes:
-        found[node.id] = {}
+        marked[node.id] = {}
         reader = marks.ForeignReader(home.id, node.id, rows[node.id].epoch)
         by_tailer = {node.tailer(port.queue): port.queue for port in node.reads}
         for place, tailer in enumerate(sorted(by_tailer)):
             if by_tailer[tailer] in queues:
                 log = queues[by_tailer[tailer]].view(node.partition)
                 mark = low_water.LowWater(log, reader, holding=rows[node.id].pending)
-                found[node.id][tailer] = Marked(mark, place)
-    return found
+                marked[node.id][tailer] = Marked(mark, place)
+    return marked
 
 
 def _begin_marks(
@@ -341,8 +345,8 @@ def _begin_marks(
 ) -> tuple[list[tuple[Queue, marks.ForeignReader]], int]:
     """Make the marks that are missing, before there are positions that need them.
 
-    Returns those made, and the highest epoch of those that were there: a home store that was put back
-    has a lower one, and its owner could not write its marks.
+    Return the new marks, and the highest epoch of the marks that existed. The claim needs a higher epoch. A home store
+    that was restored from a copy has a lower one, with which its owner could not write its marks.
     """
     begun: list[tuple[Queue, marks.ForeignReader]] = []
     highest = 0
@@ -366,7 +370,7 @@ def _topologies(home: Store, claimants: Sequence[Claimant]) -> dict[str, Process
 
 
 def _drop_marks(stores: Stores, claimants: Sequence[Claimant], before: dict[str, ProcessorInputs | None]) -> None:
-    """Take away the marks of inputs that are read no more, also in stores that the graph names no more."""
+    """Remove the marks of inputs that are not read any more, also in stores that the graph does not name any more."""
     for claimant in claimants:
         old, now = before[claimant.processor], claimant.topology(stores.home)
         for tailer, queue, id in zip(old.tailers, old.queues, old.stores) if old else ():

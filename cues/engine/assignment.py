@@ -1,18 +1,18 @@
-"""Which worker carries what: a pure function over a graph's shape.
+"""The assignment of units to workers: a pure function of the shape of a graph.
 
-    unit      what one owner runs: a processor, or its part for one partition of what it reads
-    instance  units of a processor that are stepped in turn; all of them, unless it has ``instances=``
-    chain     processors along a path of the graph: what one writes the next reads
+    unit      a processor, or its part for one partition that it reads; it has one owner
+    instance  units of a processor that are stepped in turn: all of them, unless it has ``instances=``
+    chain     processors along a path of the graph: each reads the output of the one before it
 
-1. Processors are put in a row in the order of the graph, each chain without a gap.
-2. The row is cut into as many pieces as there are workers, none longer by more than a quarter than a fair
-   share; of all ways to do so that with the fewest queues across the cuts, then the most even one. So
-   short chains stay whole, and a long one is cut only where the balance asks for it.
-3. Several instances of a processor do not stand in the row: they are dealt out, each to the worker with
-   the least, and two of one processor to two workers where there are enough.
+1. The processors are put in a row in the order of the graph, each chain without a gap.
+2. The row is cut into as many pieces as there are workers. No piece is longer than a fair share by more than a
+   quarter. Of all such cuts, the one with the fewest queues across it is taken, then the most even one. So
+   short chains stay whole, and a long chain is cut only if the balance needs it.
+3. Several instances of one processor are not in the row. Each goes to the worker with the fewest units, and two
+   instances of one processor go to two workers if there are enough.
 
-Nobody knows before a run how much work a function is, so every instance counts as one. Who knows better
-says it by the number of workers, or by instances.
+The work of a function is not known before a run, so every instance counts as one. A user who knows more sets the
+number of workers, or ``instances=``.
 """
 
 from __future__ import annotations
@@ -27,23 +27,25 @@ from cues.graphs.processor import Node
 from cues.graphs.topology import Topology
 
 SLACK: Final = 1.25
-"""How much more than a fair share a worker may get for the sake of a chain that stays whole."""
+"""Most units of a worker, as a multiple of a fair share, so that a chain can stay whole."""
 
 Assignment = dict[str, tuple[str, ...]]
 """Unit ids by worker name."""
 
 
 def check_number(workers: int | Literal["auto"]) -> None:
-    """Raise :class:`InvalidArgument` for what is no number of workers."""
+    """Raise :class:`InvalidArgument` if ``workers`` is not a number of workers."""
     if workers != "auto" and (not isinstance(workers, int) or isinstance(workers, bool) or workers < 1):
-        raise InvalidArgument(f"workers={workers!r} is no number of worker processes.", "1 or more, or 'auto'.")
+        raise InvalidArgument(
+            f"workers={workers!r} is not a number of worker processes.", "set it to 1 or more, or to 'auto'."
+        )
 
 
 def assign(topology: Topology, units: Sequence[Node], workers: int | Literal["auto"]) -> Assignment:
-    """Share a graph's units out among ``workers``; fewer where there are not so many instances.
+    """Divide a graph's units among ``workers``, or among fewer if there are fewer instances.
 
-    ``"auto"`` is a worker for each processor of the machine that this process may use, but not more than the graph
-    has chains and instances: more would only hand messages to one another.
+    ``"auto"`` is one worker for each CPU that this process may use, but not more than the graph
+    has chains and instances. More workers would only pass messages to each other.
     """
     alone, instances = _instances(units)
     chains = _chains(list(alone), topology)
@@ -61,7 +63,7 @@ def _cpus() -> int:
 
 
 def _chains(names: Sequence[str], topology: Topology) -> list[list[str]]:
-    """All ``names`` in the order of the graph, as paths; one goes on while the next reads only what stands before."""
+    """All ``names`` in the order of the graph, as chains. The next of a chain reads only from those placed before."""
     wanted = set(names)
     edges = [(a, b) for a, _, b in sorted(topology.edges) if a in wanted and b in wanted and a != b]
     before = {name: {a for a, b in edges if b == name} for name in names}
@@ -81,28 +83,28 @@ def _chains(names: Sequence[str], topology: Topology) -> list[list[str]]:
 
 
 def _cut(row: Sequence[str], topology: Topology, pieces: int) -> list[Sequence[str]]:
-    """The row in so many pieces, or fewer where it is shorter."""
+    """The row in ``pieces`` pieces, or in fewer if it is shorter."""
     pieces = min(pieces, len(row))
     if not pieces:
         return []
     longest = math.ceil(len(row) / pieces * SLACK)
     place = {name: at for at, name in enumerate(row)}
     across = [0] * (len(row) + 1)
-    """Edges that a cut before the unit at this place would part."""
+    """By place: the number of edges that a cut before it would separate."""
     for a, _, b in topology.edges:
         if a in place and b in place:
             low, high = sorted((place[a], place[b]))
             for at in range(low + 1, high + 1):
                 across[at] += 1
-    # best[k][end]: of row[:end] in k pieces the edges across cuts, the sum of squared lengths, and the last cut
+    # best[k][end]: for row[:end] in k pieces, the edges across cuts, the sum of squared lengths, and the last cut
     best: list[dict[int, tuple[int, int, int]]] = [{0: (0, 0, 0)}]
     for _ in range(pieces):
-        found: dict[int, tuple[int, int, int]] = {}
+        longer: dict[int, tuple[int, int, int]] = {}
         for start, (parted, squares, _) in best[-1].items():
             for end in range(start + 1, min(start + longest, len(row)) + 1):
-                one = (parted + across[start], squares + (end - start) ** 2, start)
-                found[end] = min(found.get(end, one), one)
-        best.append(found)
+                candidate = (parted + across[start], squares + (end - start) ** 2, start)
+                longer[end] = min(longer.get(end, candidate), candidate)
+        best.append(longer)
     end, cut = len(row), []
     for k in range(pieces, 0, -1):
         start = best[k][end][2]
@@ -112,7 +114,7 @@ def _cut(row: Sequence[str], topology: Topology, pieces: int) -> list[Sequence[s
 
 
 def _instances(units: Sequence[Node]) -> tuple[dict[str, list[str]], dict[tuple[str, int], list[str]]]:
-    """The units of processors with one instance, by name; and of each of several, by name and number."""
+    """The units of processors with one instance, by name; and the units of each other instance, by name and number."""
     by_name: dict[str, list[Node]] = {}
     for unit in units:
         by_name.setdefault(unit.processor.rpartition(".")[2], []).append(unit)
@@ -129,7 +131,7 @@ def _instances(units: Sequence[Node]) -> tuple[dict[str, list[str]], dict[tuple[
 
 
 def _deal(instances: dict[tuple[str, int], list[str]], loads: list[list[str]]) -> None:
-    """Give each instance to the worker with the least that has none of its processor yet, or the fewest."""
+    """Give each instance to the worker with the fewest instances of its processor, and then the fewest units."""
     has: list[list[str]] = [[] for _ in loads]
     for (processor, _), ids in instances.items():
         at = min(range(len(loads)), key=lambda n: (has[n].count(processor), len(loads[n])))

@@ -1,15 +1,18 @@
-"""One worker process, as its supervisor holds it: how it is spawned, spoken to and heard.
+"""One worker process, as its supervisor uses it: spawned, sent messages, and read.
 
-    control     supervisor to worker; its end is how a worker hears that the supervisor is gone
+    control     supervisor to worker; when this pipe ends, the worker knows that the supervisor is gone
     reports     worker to supervisor (wire.py)
-    out, err    what the worker prints, in whole lines
-    marks       shared memory: WORDS 64-bit words for each unit: 1 while it is in a step; and of the function
-                that is called in it the input, the index of its first message, and how many these are
-    pidfd       readable when the process is dead (Linux; elsewhere the end of `reports` says it)
+    out, err    the output of the worker, in whole lines
+    marks       shared memory with WORDS 64-bit words for each unit:
+                0  1 while the unit is in a step
+                1  the input of the call under way
+                2  the index of its first message
+                3  the number of its messages
+    pidfd       readable when the process is dead (Linux; elsewhere the end of `reports` shows it)
 
-The worker also holds the reading ends of its own `out` and `err`, so that a print never fails: behind
-the death of a supervisor it would fail the function that prints, and its message with it, in the moment
-before the worker ends as well.
+The worker also keeps the reading ends of its own `out` and `err` open, so that a print never fails. Otherwise, after
+the death of the supervisor and before the end of the worker, a print would raise in the user's function, and its
+message would fail.
 """
 
 from __future__ import annotations
@@ -34,26 +37,26 @@ _BOOT: Final = (
 )
 _READ_BYTES: Final = 1 << 16
 UNITS_MAX: Final = 1 << 16
-"""Room for what one worker may carry, with the partitions that come while it runs; untouched pages cost nothing."""
+"""Most units of one worker, with those of partitions that come while it runs. Untouched memory costs nothing."""
 
 Status = Literal["loading", "assembling", "running", "waiting", "left"]
-"""waiting: it could not begin now, and another is started later; left: it has nothing to do any more."""
+"""waiting: it could not begin now, and another is started later; left: it has nothing more to do."""
 
 
 class Child:
-    """A worker process. Used by the supervisor's thread alone, which must be the one that made it."""
+    """A worker process. Only the supervisor's thread uses it, and the same thread must make it."""
 
     def __init__(self, name: str, units: Sequence[str]) -> None:
-        """Spawn it. It ends when the calling thread does, so that must be one that stays."""
+        """Spawn it. It ends when the calling thread ends."""
         self.name = name
         self.units = tuple(units)
         self.status: Status = "loading"
-        self.stand: wire.StatusReply | None = None
-        """What it said last of its processors."""
+        self.status_reply: wire.StatusReply | None = None
+        """The last status of its processors."""
         self.answer: wire.StatusReply | None = None
-        """What it answered last."""
+        """The last status that was asked for."""
         self.stopped_since: float | None = None
-        """When it was first seen stopped (SIGSTOP)."""
+        """The time at which it was first seen stopped (SIGSTOP)."""
         self.started_at = time.monotonic()
         control, self._control = os.pipe()
         self._reports, reports = os.pipe()
@@ -82,57 +85,55 @@ class Child:
 
     @property
     def descriptors(self) -> list[int]:
-        """What to poll for reading."""
+        """The descriptors to poll for reading."""
         return [*self._open, *([] if self._pidfd is None else [self._pidfd])]
 
     @property
     def in_step(self) -> set[str]:
-        """The units that are, or were at the death, between taking messages and finding none."""
+        """The units that are in a step, or were in one when the worker died."""
         return {unit for place, unit in enumerate(self.units) if self._marks[place * WORDS]}
 
     @property
     def calls(self) -> dict[str, tuple[int, int, int]]:
-        """By unit: input, index and count of the messages that its function is, or was, called for."""
-        found = {}
+        """By unit: input, index and count of the messages of the call that is, or was, under way."""
+        calls = {}
         for place, unit in enumerate(self.units):
             at = place * WORDS
             if self._marks[at] and self._marks[at + 3]:
-                found[unit] = (self._marks[at + 1], self._marks[at + 2], self._marks[at + 3])
-        return found
+                calls[unit] = (self._marks[at + 1], self._marks[at + 2], self._marks[at + 3])
+        return calls
 
     def send(self, message: Any) -> None:
-        """Say something; to a worker that is dead, or stopped and has not read for long, it is lost."""
+        """Send a message. It is lost if the worker is dead, or was stopped for so long that the pipe is full."""
         os.set_blocking(self._control, isinstance(message, (wire.LoadGraph, wire.AssignUnits, wire.More)))
         with contextlib.suppress(BlockingIOError, BrokenPipeError):
             os.write(self._control, wire.pack(message))
 
     def give(self, units: Sequence[str]) -> None:
-        """Let it carry these too."""
+        """Let the worker run these units too."""
         self.units += tuple(units)
         self.send(wire.More(tuple(units)))
 
-    def hear(self, fd: int) -> Iterator[wire.StatusReply | Any]:
-        """What came in on a descriptor: messages of :mod:`wire`, and pairs of (is it of stderr, line)."""
+    def read(self, fd: int) -> Iterator[Any]:
+        """Yield the input of a descriptor: messages of :mod:`wire`, and pairs (whether from stderr, line)."""
         while fd in self._open:
             try:
-                found = os.read(fd, _READ_BYTES)
+                raw = os.read(fd, _READ_BYTES)
             except BlockingIOError:
                 return
-            if not found:
+            if not raw:
                 self._open.discard(fd)
             if fd == self._reports:
-                yield from self._unpacker.feed(found)
+                yield from self._unpacker.feed(raw)
             else:
-                for line in self._lines[fd].feed(found):
-                    yield fd == self._err, line
+                yield from ((fd == self._err, line) for line in self._lines[fd].feed(raw))
 
-    def hear_all(self) -> Iterator[Any]:
-        """What is left on all descriptors; for a worker that is dead."""
+    def read_all(self) -> Iterator[Any]:
+        """Yield the rest of the input of all descriptors, after the worker died."""
         for fd in (self._reports, *self._lines):
-            yield from self.hear(fd)
+            yield from self.read(fd)
             if fd in self._lines:
-                for line in self._lines[fd].feed(b""):
-                    yield fd == self._err, line
+                yield from ((fd == self._err, line) for line in self._lines[fd].feed(b""))
 
     def dead(self) -> bool:
         return self.process.poll() is not None
@@ -142,14 +143,14 @@ class Child:
             self.process.send_signal(signal.SIGKILL)
 
     def close(self) -> None:
-        """Let go of a worker that is dead."""
+        """Close the descriptors of a worker that is dead."""
         for fd in (self._reports, self._control, *self._lines, *([] if self._pidfd is None else [self._pidfd])):
             os.close(fd)
         self._marks.release()
         self._mapping.close()
 
     def death(self) -> str:
-        """How it died, in words."""
+        """Describe how it died."""
         code = self.process.returncode
         if code is None or code >= 0:
             return f"ended with exit code {code}"
@@ -160,21 +161,21 @@ class Child:
 
 
 class _Lines:
-    """Bytes in, whole lines out; the end gives what is left."""
+    """Bytes in, whole lines out. No bytes are the end, which gives the rest."""
 
     def __init__(self) -> None:
         self._rest = b""
 
-    def feed(self, found: bytes) -> list[str]:
-        if not found:
+    def feed(self, raw: bytes) -> list[str]:
+        if not raw:
             lines, self._rest = ([self._rest] if self._rest else []), b""
         else:
-            *lines, self._rest = (self._rest + found).split(b"\n")
+            *lines, self._rest = (self._rest + raw).split(b"\n")
         return [line.decode("utf-8", "replace") for line in lines]
 
 
 def _shared_memory(size: int) -> int:
-    """A descriptor of so many bytes, all 0, that two processes can map."""
+    """Return a descriptor of ``size`` bytes, all 0, that two processes can map."""
     if hasattr(os, "memfd_create"):
         fd = os.memfd_create("cues worker")
     else:

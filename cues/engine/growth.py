@@ -28,18 +28,18 @@ MISFIT_S: Final = 30.0
 def divide(plan: Plan, queues: Mapping[str, Queue]) -> list[Node]:
     """The units of a graph: each processor once for each partition that its inputs have now.
 
-    Raises :class:`GraphError` where the inputs of a processor do not fit together.
+    Raises :class:`GraphError` if the inputs of a processor do not fit together.
     """
-    found, misfits = _divide(plan, queues)
+    units, misfits = _divide(plan, queues)
     for misfit in misfits:
         raise misfit
-    return found
+    return units
 
 
 def _divide(plan: Plan, queues: Mapping[str, Queue]) -> tuple[list[Node], list[GraphError]]:
     """The units, and the errors of processors that have none."""
     options = {name: queue.options for name, queue in queues.items()}
-    found: list[Node] = []
+    units: list[Node] = []
     misfits: list[GraphError] = []
     for node in plan.running:
         try:
@@ -49,13 +49,14 @@ def _divide(plan: Plan, queues: Mapping[str, Queue]) -> tuple[list[Node], list[G
             continue
         if node.options.instances > 1 and partitions == 1:
             raise GraphError(
-                f"{node.id} has instances={node.options.instances}, and what it reads has one partition, so the others"
-                " would have nothing to do.",
-                "queues={…: cues.QueueOptions(partitions=…, key=…)}; or concurrency=…, for calls at once in one order.",
+                f"{node.id} has instances={node.options.instances}, and its inputs have one partition, so the other"
+                " instances would have nothing to do.",
+                "give the queues partitions, queues={…: cues.QueueOptions(partitions=…, key=…)}; or set concurrency=…,"
+                " for several calls at once in one order.",
                 processor=node.name,
             )
-        found += [node.unit(partition) for partition in range(partitions)]
-    return found, misfits
+        units += [node.unit(partition) for partition in range(partitions)]
+    return units, misfits
 
 
 class Growth:
@@ -70,7 +71,7 @@ class Growth:
         """Partitions by queue, as of the last look that found no unit missing."""
 
     def look(self) -> tuple[list[Node], list[GraphError]]:
-        """The units that are missing, and why there are none of processors whose inputs do not fit together now."""
+        """The units that are missing, and the errors of processors whose inputs do not fit together now."""
         partitions = {name: queue.options.partitions for name, queue in self._queues.items()}
         if partitions == self._settled:
             return [], []
@@ -81,14 +82,14 @@ class Growth:
         return missing, misfits
 
     def took(self, units: Sequence[Node]) -> None:
-        """Look for these units no more."""
+        """Count these units as known."""
         self._known |= {unit.id for unit in units}
 
 
 class MisfitLimit:
     """A limit for the time in which the inputs of a processor have different numbers of partitions.
 
-    They are grown one after another, so a short time of misfit is normal.
+    Queues grow one after another, so a short misfit is normal.
     """
 
     def __init__(self, graph: str, emit: Callable[[events.Event], None]) -> None:
@@ -110,10 +111,10 @@ class MisfitLimit:
 
 
 def tell_of_growth(home: Store, nodes: Sequence[Node], emit: Callable[[events.Event], None]) -> None:
-    """Say which processors have new units beside old ones: what they knew of a key is where the key was before.
+    """Warn of processors that have new units besides old ones: the state of a key stays with its old partition.
 
-    ``nodes`` are all units of the graph, and none of them is claimed yet by this start: another process of the
-    same start, which claims the first unit before the others are looked at, would make every start a growth.
+    ``nodes`` are all units of the graph. Call it before this start has claimed any of them. If another process of the
+    same start had claimed the first unit, the units that are not claimed yet would look like growth.
     """
     grown: dict[str, int] = {}
     with home.view() as txn:
@@ -125,7 +126,7 @@ def tell_of_growth(home: Store, nodes: Sequence[Node], emit: Callable[[events.Ev
 
 
 def taken_in(units: Sequence[Node]) -> list[events.Event]:
-    """What is said of units that a running graph has taken in."""
+    """The warnings of a running graph that has taken in these units."""
     counts: dict[str, int] = {}
     for unit in units:
         counts[unit.processor] = counts.get(unit.processor, 0) + 1

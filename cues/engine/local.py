@@ -1,25 +1,310 @@
 """The embedded engine: threads for each processor of a graph, in this process.
 
+    EmbeddedEngine ──▶ WorkerThread ──▶ Worker      threads.py
+                   ──▶ ForwarderThread
+                   ──▶ keeper                       a thread that renews leases and takes new partitions in
+                   ──▶ Assembly                     assembly.py: stores, locks and steppers, given back by close()
+
 A processor over partitioned queues has a unit for each partition. ``instances=n`` sets the number of
-threads that its units are divided among; each thread steps its units in turn (threads.py). The started
-graph is a :class:`Running` (running.py).
+threads that its units are divided among; each thread steps its units in turn.
 
 Threads and not one event loop, because user functions block: a sink that waits for its server must not
-hold up the other processors. With large batches the interpreter lock costs little; with small ones the
+delay the other processors. With large batches the interpreter lock costs little; with small ones the
 writer of the store is the limit anyway.
+
+The other engines are made of this one. A worker process runs it over some of the units (workers.py). On Spark it
+calls functions elsewhere (cues/spark/driver.py), or runs only the sources (cues/spark/cluster/engine.py).
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
-from typing import TYPE_CHECKING
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Final
 
+from cues import faults
 from cues.base import events
+from cues.engine import record
+from cues.engine.assembly import Assembly, assemble
+from cues.engine.engine import Host
+from cues.engine.growth import MisfitLimit, taken_in
 from cues.engine.running import Running
+from cues.engine.status import Shared, UnitStatus, sources_ended
+from cues.engine.threads import ForwarderThread, Worker, WorkerThread, report_stop
+from cues.errors import Closed
+from cues.forwarding.forwarder import Forwarder
+from cues.queues.log import Log
+from cues.queues.processor_rows import ProcessorRow, read_row
+from cues.records.log_row import LogRow
+from cues.steps.failure import passes, stopped_by
+from cues.steps.feed import SourceStepper
+from cues.steps.ownership import LEASE_BEAT_S
+from cues.steps.stepper import Stepper
+from cues.storage import leases
 
 if TYPE_CHECKING:
     from cues.graphs.graph import Graph
+    from cues.graphs.plan import Plan
+    from cues.graphs.processor import Node
+    from cues.queues.queue import Queue
     from cues.queues.store import Store
+
+_KEEP_S: Final = 0.5
+"""Longest time until the new partitions of a queue are taken in."""
+
+
+class EmbeddedEngine:
+    """Threads of this process. An :class:`Engine`."""
+
+    pulls: bool = True
+    shared: Shared | None = None
+    over = False
+    """A processor that stopped does not keep the others from finishing the messages on the queues."""
+
+    def __init__(self, graph: Graph, **options: Any) -> None:
+        """``options`` are arguments of :func:`assemble`."""
+        self.graph = graph
+        self._options = options
+        self.workers: list[Worker] = []
+        self.forwarder_threads: list[ForwarderThread] = []
+        self._worker_threads: list[WorkerThread] = []
+        self._failures: list[BaseException] = []
+        """Errors that keep the graph from continuing, and belong to no processor."""
+        self._look = threading.Event()
+        """Set: the keeper looks at once."""
+        self._recording = threading.Lock()
+
+    # --- starting ---
+
+    def start(self, host: Host) -> None:
+        """Own the processors, and start their threads."""
+        self.host = host
+        self._misfits = MisfitLimit(self.graph.id, host.emit)
+        self._keeper = threading.Thread(target=self._keep, name="cues keeper", daemon=True)
+        self._assembly: Assembly = assemble(
+            self.graph,
+            pause=host.pause,
+            stopping=lambda: host.draining,
+            may_linger=host.may_linger,
+            emit=host.emit,
+            **self._options,
+        )
+        try:
+            self._start_threads()
+            self._forget_stops()
+        except BaseException:  # the caller has nothing to close yet
+            host.halt()
+            join(self._threads)
+            self._assembly.close()
+            raise
+
+    def _start_threads(self) -> None:
+        self._run(self._assembly.steppers, self._assembly.forwarders)
+        self._keeper.start()
+
+    def _run(self, steppers: Sequence[Stepper], forwarders: Sequence[Forwarder]) -> None:
+        """Let threads step these, besides those that run already."""
+        workers = [self._worker(stepper) for stepper in steppers]
+        forwarder_threads = [ForwarderThread(self.host, forwarder) for forwarder in forwarders]
+        worker_threads = self._deal(workers)
+        self._worker_threads += worker_threads
+        self.workers = [*self.workers, *workers]
+        self.forwarder_threads = [*self.forwarder_threads, *forwarder_threads]
+        started: list[WorkerThread | ForwarderThread] = [*worker_threads, *forwarder_threads]
+        for started_thread in started:
+            started_thread.thread.start()
+
+    def _deal(self, workers: Sequence[Worker]) -> list[WorkerThread]:
+        """Share units out among the threads of their processors, as many as it has instances; returns the new ones."""
+        new: list[WorkerThread] = []
+        for worker in workers:
+            node = worker.delivery.node
+            mine = [
+                thread
+                for thread in (*self._worker_threads, *new)
+                if thread.processor == node.processor and not thread.ended
+            ]
+            mine.sort(key=lambda thread: thread.count)
+            full = len(mine) >= node.options.instances
+            if not (full and any(thread.add(worker) for thread in mine)):
+                new.append(WorkerThread(self.host, worker))
+        return new
+
+    def _worker(self, stepper: Stepper) -> Worker:
+        return Worker(self.host, stepper)
+
+    @property
+    def plan(self) -> Plan:
+        return self._assembly.plan
+
+    @property
+    def store(self) -> Store:
+        return self._assembly.store
+
+    @property
+    def queues(self) -> dict[str, Queue]:
+        return self._assembly.queues
+
+    @property
+    def pids(self) -> dict[str, int]:
+        return {}
+
+    # --- the work that is left ---
+
+    def standings(self) -> list[UnitStatus]:
+        return [worker.standing for worker in self.workers]
+
+    @property
+    def stopped(self) -> list[BaseException]:
+        threads: list[Worker | ForwarderThread] = [*self.workers, *self.forwarder_threads]
+        return [*(thread.stopped for thread in threads if thread.stopped is not None), *self._failures]
+
+    def idle(self) -> bool:
+        before = self._progress()
+        rows: dict[str, ProcessorRow | None] = {}
+        known: dict[Log, LogRow] = {}
+        logs = {read.log for worker in self.workers for read in worker.delivery.inputs}
+        with self.store.view() as txn:
+            for worker in self.workers:
+                rows[worker.id] = read_row(txn, worker.id)
+            known |= {log: log.row(txn) for log in logs if log.store.id == self.store.id}
+            ends = [thread.forwarder.ends(txn) for thread in self.forwarder_threads]
+        forwarded = all(thread.idle(end) for thread, end in zip(self.forwarder_threads, ends))
+        for log in logs - known.keys():
+            with log.store.view() as txn:
+                known[log] = log.row(txn)
+        quiet = forwarded and all(worker.idle(rows[worker.id], known.__getitem__) for worker in self.workers)
+        if not quiet or before != self._progress():
+            return False
+        return not self._grown()  # last: a partition that is not there now was not there at that moment either
+
+    def _progress(self) -> list[tuple[bool, int]]:
+        """Changes with each step that begins or ends."""
+        return [(worker.busy, worker.delivery.counters.steps) for worker in self.workers]
+
+    def resting(self) -> bool:
+        return self.idle()
+
+    def done(self) -> bool:
+        if self.stopped:
+            return True
+        if not sources_ended(self.plan, self.standings()):
+            return False
+        self.host.hurry()
+        return self.idle()
+
+    # --- ending ---
+
+    def end_sources(self) -> None:
+        for worker in self.workers:
+            if isinstance(worker.delivery, SourceStepper):
+                worker.delivery.feed.close()
+
+    def halt(self) -> None:
+        self._look.set()
+        self.end_sources()
+        stores = self._assembly.stores
+        for store in (stores.home, *stores.others.values()):
+            doorbells = None if store.closed else store.doorbells
+            if doorbells is not None:
+                doorbells.ring_own()
+
+    def join(self, timeout: float) -> None:
+        join([self._keeper, *self._threads], timeout)
+
+    @property
+    def _threads(self) -> list[threading.Thread]:
+        return [loop.thread for loop in self._worker_threads] + [loop.thread for loop in self.forwarder_threads]
+
+    @property
+    def stuck(self) -> bool:
+        return any(worker.thread.is_alive() for worker in self.workers)
+
+    def close(self) -> None:
+        faults.point("close.before")
+        self._assembly.close()
+
+    # --- keeping ---
+
+    def _keep(self) -> None:
+        """Renew the lease of this process, and take new partitions in."""
+        beat_at = time.monotonic() + LEASE_BEAT_S
+        while not self.host.halted:
+            self._look.wait(_KEEP_S)
+            self._look.clear()
+            if time.monotonic() >= beat_at:
+                beat_at = time.monotonic() + LEASE_BEAT_S
+                with contextlib.suppress(OSError):
+                    self._assembly.ownership.beat(self._figures())
+            if not self.host.halted:
+                self._look_for_growth()
+            for worker in self.workers:
+                worker.tell_if_slow()
+
+    def _grown(self) -> bool:
+        """Whether there are partitions that no unit reads yet. The keeper takes them in then."""
+        growth = self._assembly.growth
+        if growth is None or not any(growth.look()):
+            return False
+        self._look.set()
+        return True
+
+    def _look_for_growth(self) -> None:
+        growth = self._assembly.growth
+        if growth is None:
+            return
+        try:
+            missing, misfits = growth.look()
+            self._misfits.bear(misfits)
+            if missing:
+                self._take_in(missing)
+                growth.took(missing)
+                for event in taken_in(missing):
+                    self.host.emit(event)
+                self.host.changed()
+        except BaseException as error:
+            # An error that may pass is left to the next look.
+            if not (passes(error) or (self.host.halted and isinstance(error, Closed))):
+                self.fail(error)
+
+    def _take_in(self, units: Sequence[Node]) -> None:
+        """Own and run units of partitions that came while the graph ran."""
+        self._run(*self._assembly.take_in(units))
+
+    def fail(self, error: BaseException) -> None:
+        """Stop with an error that belongs to no processor, and wake the callers that wait. The first one counts."""
+        if not self._failures:
+            self._failures.append(stopped_by(self.plan.id, error))
+            report_stop(self.host, self.plan.id, self._failures[0])
+            self.host.changed()
+
+    def _figures(self) -> dict[str, leases.Figures]:
+        """The calls of the functions of the processors, for ``cues status`` of other processes."""
+        counted = {worker.id: worker.delivery.counters for worker in self.workers}
+        return {
+            id: {"calls": counters.calls, "in_flight": counters.in_flight, "call_s": counters.call_s or 0.0}
+            for id, counters in counted.items()
+        }
+
+    def keep_stop(self, event: events.Stopped) -> None:
+        with self._recording, contextlib.suppress(OSError):  # a full disk
+            record.keep_stop(self.store.path, self.graph.id, event.processor, event.text)
+
+    def _forget_stops(self) -> None:
+        """Remove the reasons why processors of the last run stopped: they run again."""
+        with contextlib.suppress(OSError):
+            record.forget_stops(self.store.path, self.graph.id)
+
+
+def join(threads: Iterable[threading.Thread], timeout: float | None = None) -> None:
+    """Wait until the threads that were started have ended, for ``timeout`` seconds at most in all."""
+    deadline = None if timeout is None else time.monotonic() + timeout
+    for thread in threads:
+        if thread.ident is not None:
+            thread.join(None if deadline is None else max(0.0, deadline - time.monotonic()))
 
 
 def start(
@@ -31,4 +316,5 @@ def start(
     listeners: tuple[events.Listener, ...] = (),
 ) -> Running:
     """Start ``graph`` in threads of this process; see :meth:`Graph.start`."""
-    return Running(graph, store=store, accept_topology=accept_topology, take_over=take_over, listeners=listeners)
+    engine = EmbeddedEngine(graph, store=store, accept_topology=accept_topology, take_over=take_over)
+    return Running(graph, engine, listeners)

@@ -1,15 +1,15 @@
-"""Where another process finds a graph, and whether what it found is the same one.
+"""The place where another process finds a graph, and the test that it found the same one.
 
     origin_of    the file or module, and the name in it, by which a graph can be imported
-    Origin.load  import it: what a worker does
-    digests      of each processor and of the rest: equal where two processes built the same graph
+    Origin.load  import it, in a worker
+    digests      of each processor and of the rest: equal if two processes built the same graph
 
-Nothing of a graph travels between processes: functions, `system` and connections are made anew by importing
-the file. So a graph must be a global of a file or module, or come from a function that can be named with
-literal arguments (``graph.py:make(3)``); one that was made in a REPL or inside a function has no origin.
+No part of a graph is sent to another process. Functions, `system` and connections are made anew by importing
+the file. So a graph must be a global of a file or module, or be returned by a function that can be called with
+literal arguments (``graph.py:make(3)``). A graph that was made in a REPL or inside a function has no origin.
 
 Not guaranteed: that equal digests mean equal behaviour. Names, options and the code of functions are in
-them, what functions close over and import is not.
+the digests. The values in closures, and imported modules, are not.
 """
 
 from __future__ import annotations
@@ -42,37 +42,37 @@ class Origin:
     """Whether ``target`` begins with a file."""
 
     def load(self) -> Graph:
-        """Import it. Raises :class:`GraphError`, or what :func:`graphfile.load` raises."""
+        """Import it. Raises :class:`GraphError`, and the errors of :func:`graphfile.load`."""
         if self.file:
             return graphfile.load(self.target).graph
         module, _, name = self.target.partition(":")
         try:
-            found = getattr(importlib.import_module(module), name, None)
+            graph = getattr(importlib.import_module(module), name, None)
         except Exception as error:
             raise GraphError(
                 f"A worker cannot import {module} ({type(error).__name__}: {error}).",
-                f"python -c 'import {module}'.",
+                f"run python -c 'import {module}' to see the error.",
                 processor="",
             ) from error
-        if not isinstance(found, Graph):
+        if not isinstance(graph, Graph):
             raise GraphError(
                 f"{self.target} is not a graph where a worker imports it.",
                 "make the graph a global of that module.",
                 processor="",
             )
-        return found
+        return graph
 
 
 def origin_of(graph: Graph, target: str | None = None) -> Origin:
-    """Where workers find ``graph``; ``target`` says it where it cannot be found out.
+    """The place where workers find ``graph``. ``target`` names it if it cannot be found out.
 
-    Raises :class:`GraphError` where there is no such place.
+    Raises :class:`GraphError` if there is no such place.
     """
     if target is not None:
         path, name, call = graphfile.split(target)
         return Origin(f"{path.resolve()}:{name}{call}" if name else str(path.resolve()), file=True)
-    # A module that is imported before __main__: whoever imports that runs the program once more.
-    modules = sorted(sys.modules.items(), key=lambda found: found[0] == "__main__")
+    # __main__ comes last, because a worker that imports it runs the program once more.
+    modules = sorted(sys.modules.items(), key=lambda item: item[0] == "__main__")
     for name, module in modules:
         attribute = next((a for a, value in tuple(vars(module).items()) if value is graph), None)
         if attribute is None or not isinstance(module, ModuleType):
@@ -85,9 +85,10 @@ def origin_of(graph: Graph, target: str | None = None) -> Origin:
         if file and file.endswith(".py") and Path(file).exists():
             return Origin(f"{Path(file).resolve()}:{attribute}", file=True)
     raise GraphError(
-        f"The graph {graph.id!r} is no global of a file, so worker processes cannot import it: it was made inside a"
+        f"The graph {graph.id!r} is not a global of a file, so worker processes cannot import it: it was made inside a"
         " function, at a prompt, or with python -c.",
-        f"{graph.id} = cues.Graph(…) at the top of a file; or target='graph.py:make()' for what a function returns.",
+        f"write {graph.id} = cues.Graph(…) at the top of a file, or pass target='graph.py:make()' for a graph that a"
+        " function returns.",
         processor="",
     )
 
@@ -96,21 +97,20 @@ def origin_of(graph: Graph, target: str | None = None) -> Origin:
 
 
 def digests(plan: Plan) -> dict[str, str]:
-    """By processor id, and under ``""`` of the rest; equal in every process that builds the same."""
-    found = {node.id: _digest(node) for node in plan.nodes}
-    found[""] = _digest((plan.id, dict(plan.queues), plan.source))
-    return found
+    """By processor id, and of the rest under ``""``. They are equal in every process that builds the same graph."""
+    rest = _digest((plan.id, dict(plan.queues), plan.source))
+    return {node.id: _digest(node) for node in plan.nodes} | {"": rest}
 
 
 def compare(graph: Graph, here: Mapping[str, str], there: Mapping[str, str]) -> None:
-    """Raise :class:`GraphError` naming what differs between the digests of this start and those of a worker."""
+    """Raise :class:`GraphError` if the digests of this start and of a worker differ, with the processors."""
     differ = sorted(id for id in here.keys() | there.keys() if here.get(id) != there.get(id))
     if differ:
         what = ", ".join(id or "its queues" for id in differ)
         raise GraphError(
             f"A worker that imports the graph {graph.id!r} builds another one than this start has ({what}).",
-            "start again if the file was changed meanwhile; else build it without what differs between processes"
-            " (arguments, variables, time).",
+            "start again if the file was changed meanwhile; else build the graph without values that differ between"
+            " processes (arguments, variables, time).",
             processor=differ[0],
         )
 
@@ -120,7 +120,7 @@ def _digest(value: Any) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """The same nested tuples for the same value in every process: no addresses, no order of sets."""
+    """The value as nested tuples, which are the same in every process: without addresses, with sets in order."""
     if value is None or isinstance(value, (bool, int, float, complex, str, bytes)):
         return type(value).__name__, repr(value)
     if isinstance(value, CodeType):
@@ -134,15 +134,15 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Mapping):
         return "map", tuple(sorted((repr(_plain(k)), _plain(v)) for k, v in value.items()))
     if isinstance(value, (list, tuple)):
-        return "list", tuple(_plain(one) for one in value)
+        return "list", tuple(map(_plain, value))
     if isinstance(value, (set, frozenset)):
-        return "set", tuple(sorted(repr(_plain(one)) for one in value))
+        return "set", tuple(sorted(repr(_plain(member)) for member in value))
     if callable(value):
         return _function(value)
     return type(value).__qualname__, str(value) if isinstance(value, Path) else ""
 
 
 def _function(fn: Callable[..., Any]) -> Any:
-    """Its name and code. Not its module: a file that is run is ``__main__`` in one process, and not in the others."""
+    """The name and the code of a function. Not its module, which is ``__main__`` in the process that runs the file."""
     code = getattr(fn, "__code__", None) or getattr(type(fn).__call__, "__code__", None)
     return "function", getattr(fn, "__qualname__", type(fn).__qualname__), _plain(code)

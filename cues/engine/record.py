@@ -1,10 +1,10 @@
-"""What a supervisor leaves in the store's directory about its workers, for ``cues status`` and for its successor.
+"""The record of a supervisor about its workers, for ``cues status`` and for the next supervisor.
 
     data/flights/workers-<graph>.json
 
-It is replaced as a whole at every start, death and stop of a worker, and stays behind the end: the last
-failure is asked for afterwards. Nothing rests on it. Whether its supervisor is alive is said by a
-POSIX lock (:func:`ownership.supervisor_lock`).
+The file is replaced as a whole at every start, death and stop of a worker. It stays after the end, because users ask
+for the last failure then. Exactness does not depend on it. A POSIX lock shows whether the supervisor is alive
+(:func:`ownership.supervisor_lock`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ PATTERN: Final = "workers-*.json"
 
 @dataclass
 class RecordedFailure:
-    """The last death of a worker, or what stopped a processor."""
+    """The last death of a worker, or the stop of a processor."""
 
     time: str
     text: str
@@ -56,7 +56,7 @@ class WorkersRecord:
     """Its pid."""
     workers: dict[str, WorkerRecord] = field(default_factory=dict)
     stopped: dict[str, RecordedFailure] = field(default_factory=dict)
-    """Processors that were stopped alone, and why."""
+    """Processors that were stopped alone, and the reasons."""
 
     def save(self, store: str) -> None:
         path = _path(store, self.graph)
@@ -66,14 +66,14 @@ class WorkersRecord:
 
     @staticmethod
     def load(path: Path) -> WorkersRecord | None:
-        """The record at ``path``, or None where it cannot be read."""
+        """The record at ``path``; None if it cannot be read."""
         try:
-            found: dict[str, Any] = json.loads(path.read_text())
+            data: dict[str, Any] = json.loads(path.read_text())
             return WorkersRecord(
-                found["graph"],
-                found["supervisor"],
-                {name: _worker(one) for name, one in found["workers"].items()},
-                {unit: RecordedFailure(**one) for unit, one in found["stopped"].items()},
+                data["graph"],
+                data["supervisor"],
+                {name: _worker(worker) for name, worker in data["workers"].items()},
+                {unit: RecordedFailure(**failure) for unit, failure in data["stopped"].items()},
             )
         except (OSError, ValueError, KeyError, TypeError):
             return None
@@ -81,8 +81,8 @@ class WorkersRecord:
     @staticmethod
     def all(store: str) -> list[WorkersRecord]:
         """The records of all graphs that have run with workers on a store."""
-        found = [WorkersRecord.load(path) for path in sorted(Path(store).glob(PATTERN))]
-        return [record for record in found if record is not None]
+        records = [WorkersRecord.load(path) for path in sorted(Path(store).glob(PATTERN))]
+        return [record for record in records if record is not None]
 
     @staticmethod
     def of(store: str, graph: str) -> WorkersRecord | None:
@@ -109,6 +109,6 @@ def _path(store: str, graph: str) -> Path:
     return Path(store) / f"workers-{graph}.json"
 
 
-def _worker(found: dict[str, Any]) -> WorkerRecord:
-    last = found["last_failure"]
-    return WorkerRecord(found["pid"], found["units"], found["restarts"], RecordedFailure(**last) if last else None)
+def _worker(data: dict[str, Any]) -> WorkerRecord:
+    last = data["last_failure"]
+    return WorkerRecord(data["pid"], data["units"], data["restarts"], RecordedFailure(**last) if last else None)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from cues.base import events
+from cues.graphs.plan import Plan
 
 
 @dataclass(frozen=True)
@@ -18,6 +20,17 @@ class UnitStatus:
     counters: events.Counters
     state: Literal["running", "ended", "stopped"]
     """ended: a source that has no more messages; stopped: by an error."""
+
+
+def processor_of(unit: str) -> str:
+    """The id of a unit's processor."""
+    return unit.partition("/")[0]
+
+
+def sources_ended(plan: Plan, units: Iterable[UnitStatus]) -> bool:
+    """Return True if no more messages come from outside: no queue is fed by ``send``, and every source has ended."""
+    sources = {node.id for node in plan.running if node.kind == "source"}
+    return not plan.fed and all(unit.state != "running" for unit in units if unit.processor in sources)
 
 
 @dataclass(frozen=True)
@@ -45,3 +58,9 @@ class Shared(Protocol):
 
     def lag(self, processor: str) -> int:
         """Number of messages that the processor has not taken."""
+
+    def messages(self, queue: str) -> list[dict[str, Any]] | None:
+        """All messages of a queue; None if a store of this machine has the queue."""
+
+    def check_send(self, queue: str) -> None:
+        """Raise :class:`InvalidArgument` if processors of the graph write the queue, and no store of this machine."""

@@ -1,10 +1,10 @@
 """The stores of a graph: its own, and those of queues that have a path.
 
-    open_stores   open them; one that was exchanged for another, or is a copy, is :class:`Diverged`
-    prepare       have every queue
-    prepare_units have the try logs and fork queues of what this process runs
+    open_stores   open them; raises :class:`Diverged` if a store was replaced by another one, or is a copy
+    prepare       open every queue, and make those that are missing
+    prepare_units make the try logs and fork queues of the units that this process runs
 
-A store that the graph has used is known by its id, which the home store remembers with its place.
+The home store remembers the id and the path of each store that the graph has used.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ Emit = Callable[[events.Event], None]
 
 @dataclass
 class Stores:
-    """The home store of a graph, and those of queues that lie elsewhere."""
+    """The home store of a graph, and the stores of queues that have a path."""
 
     home: Store
     opened: list[Store]
-    """Those that were opened here, to be closed here."""
+    """The stores that this start opened, and that it closes."""
     others: dict[bytes, Store] = field(default_factory=dict)
     """By id."""
     of_queue: dict[str, Store] = field(default_factory=dict)
-    """Of the queues that are not at home."""
+    """The stores of the queues that are not in the home store."""
     left_over: dict[bytes, set[str]] = field(default_factory=dict)
     """Processors with a fork queue from earlier starts, by the id of the store that it is for."""
 
@@ -56,7 +56,7 @@ class Stores:
 def open_stores(
     graph: Graph, plan: Plan, store: str | os.PathLike[str] | Store | None, accept_topology: bool, emit: Emit
 ) -> Stores:
-    """Open the home store and the others; nothing is left open where it raises."""
+    """Open the home store and the others. If it raises, no store is left open."""
     home, owned = _open_home(graph, store)
     stores = Stores(home, [home] if owned else [])
     try:
@@ -71,14 +71,14 @@ def open_stores(
 
 def _open_home(graph: Graph, store: str | os.PathLike[str] | Store | None) -> tuple[Store, bool]:
     """The graph's store, and whether it was opened here."""
-    found: Any = store if store is not None else graph.store
-    if isinstance(found, Store):
-        return found, False
-    return Store(found if found is not None else graph.store_path(), durability=graph.durability), True
+    given: Any = store if store is not None else graph.store
+    if isinstance(given, Store):
+        return given, False
+    return Store(given if given is not None else graph.store_path(), durability=graph.durability), True
 
 
 def _open_others(stores: Stores, plan: Plan, graph: Graph, accept_topology: bool) -> None:
-    """Open the stores of queues that have a ``path``; one that was exchanged for another is :class:`Diverged`."""
+    """Open the stores of queues that have a ``path``. Raises :class:`Diverged` if one was replaced by another."""
     home = stores.home
     known: dict[str, set[bytes]] = {}
     for id, places in other_stores.places(home).items():
@@ -94,7 +94,7 @@ def _open_others(stores: Stores, plan: Plan, graph: Graph, accept_topology: bool
         if real not in by_path:
             new = not (path / "data.mdb").exists()
             if new and expected and not accept_topology:
-                raise _exchanged(path, f"in which queue {name!r} lies", "is gone")
+                raise _exchanged(path, f"which has queue {name!r}", "is gone")
             other = Store(path, durability=graph.durability if new else None)
             stores.opened.append(other)
             if other.same_as(home):
@@ -106,7 +106,7 @@ def _open_others(stores: Stores, plan: Plan, graph: Graph, accept_topology: bool
                 other = stores.others.setdefault(other.id, other)
             if expected and other.id not in expected and not accept_topology:
                 raise _exchanged(
-                    path, f"in which queue {name!r} lies", "is another one than the one that this graph has used"
+                    path, f"which has queue {name!r}", "is another one than the one that this graph has used"
                 )
             by_path[real] = other
         if by_path[real] is not home:
@@ -115,9 +115,9 @@ def _open_others(stores: Stores, plan: Plan, graph: Graph, accept_topology: bool
 
 def _copied(path: Path, queue: str, twin: Store) -> Diverged:
     return Diverged(
-        f"The store {path}, in which queue {queue!r} lies, is a copy of {twin.path}: both have the id {twin.id.hex()},"
+        f"The store {path}, which has queue {queue!r}, is a copy of {twin.path}: both have the id {twin.id.hex()},"
         " and one id is one store.",
-        f"the path {twin.path}, or a store of its own.",
+        f"set the path of the queue to {twin.path}, or to another store.",
         processor="",
     )
 
@@ -125,8 +125,8 @@ def _copied(path: Path, queue: str, twin: Store) -> Diverged:
 def _exchanged(path: Path, use: str, what: str) -> Diverged:
     return Diverged(
         f"The store {path}, {use}, {what}.",
-        "the store that was there; or --accept-topology to go on without it: what had not been forwarded to it"
-        " is given up.",
+        "put back the store that was there; or start with --accept-topology to continue without it and to give up the"
+        " messages that had not been forwarded to it.",
         processor="",
     )
 
@@ -134,7 +134,7 @@ def _exchanged(path: Path, use: str, what: str) -> Diverged:
 def _find_left_over(stores: Stores, plan: Plan, accept_topology: bool, emit: Emit) -> None:
     """Open the stores of fork queues from earlier starts.
 
-    A graph may have stopped writing there; what it wrote before is forwarded all the same.
+    The graph may not write there any more. The messages that it wrote before are still forwarded.
     """
     home = stores.home
     places = other_stores.places(home)
@@ -159,8 +159,8 @@ def _find_left_over(stores: Stores, plan: Plan, accept_topology: bool, emit: Emi
                 emit(
                     events.Event(
                         processor,
-                        f"what had not been forwarded to the store {where} is given up, as far as it is among the last"
-                        f" {len(opened):,} messages: the store is gone",
+                        f"the store {where} is gone: of the last {len(opened):,} messages for it, those that had not"
+                        " been forwarded are given up",
                         logging.WARNING,
                     )
                 )
@@ -181,26 +181,26 @@ def _drop_all(queue: Queue) -> None:
 
 
 def _say_durability(stores: Stores, plan: Plan, emit: Emit) -> None:
-    weak = [one for one in (stores.home, *stores.others.values()) if one.durability == "process"]
+    weak = [store for store in (stores.home, *stores.others.values()) if store.durability == "process"]
     if weak and len(weak) <= len(stores.others):
         emit(
             events.Event(
                 plan.id,
-                "its stores differ in durability; after a power cut the weaker one holds: "
-                + ", ".join(one.path for one in weak)
-                + " may be damaged then ('process'), and the start says what does not fit together",
+                "its stores differ in durability, and the weakest one counts: after a power cut "
+                + ", ".join(store.path for store in weak)
+                + " ('process') may be damaged, and the next start reports the messages that do not fit together",
                 logging.WARNING,
             )
         )
 
 
 def prepare(stores: Stores, plan: Plan, graph: Graph, emit: Emit, made: bool = False) -> dict[str, Queue]:
-    """Have every queue, with the options that the graph gives.
+    """Open every queue with the options that the graph gives. Make those that are missing.
 
-    Where they are ``made``, by a supervisor, they may have got more partitions since, and that is no disagreement.
+    ``made``: a supervisor has made them. They may have got more partitions since then, which is not an error.
     """
     home = stores.home
-    wanted: dict[Store, dict[str, QueueOptions]] = {one: {} for one in (home, *stores.others.values())}
+    wanted: dict[Store, dict[str, QueueOptions]] = {store: {} for store in (home, *stores.others.values())}
     for name, options in plan.queues.items():
         wanted[stores.store_of(name)][name] = options.inside
     for store, queues in wanted.items():
@@ -209,7 +209,7 @@ def prepare(stores: Stores, plan: Plan, graph: Graph, emit: Emit, made: bool = F
         other_stores.remember(home, other)
     opened: dict[str, Queue] = {}
     for name in plan.queues:
-        # Options that the graph gives hold from now on; without any the queue stays as it is.
+        # Options of the graph apply from now on. Without options the queue stays as it is.
         given = graph.queues.get(name) or graph.queues.get("*")
         if given and made:
             given = given.changed({"partitions": 1})
@@ -235,7 +235,7 @@ def _have(store: Store, queues: Mapping[str, QueueOptions]) -> None:
 
 
 def prepare_units(stores: Stores, units: Sequence[Node]) -> None:
-    """Have the try log of each unit, and a fork queue for each other store that it writes to."""
+    """Make the try log of each unit, and a fork queue for each other store that it writes to."""
     home = stores.home
     wanted: dict[str, QueueOptions] = {}
     for node in units:
@@ -249,16 +249,17 @@ def prepare_units(stores: Stores, units: Sequence[Node]) -> None:
 
 
 def _shared_queue(store: Store, name: str, given: QueueOptions, emit: Emit) -> Queue:
-    """A queue of another store, which other graphs may use as well: what this one leaves unsaid stays as it is."""
+    """Open a queue of another store. Other graphs may use it, so options that this graph does not give stay."""
     queue = store.queue(name)
     before = queue.options
-    said = {option: getattr(given, option) for option in given.to_dict()}
+    options = {option: getattr(given, option) for option in given.to_dict()}
     queue.give(given)
     known = before.to_dict()
     changed = [option for option, value in given.to_dict().items() if known.get(option) != value]
     if changed:
-        queue = store.queue(name, **said)
+        queue = store.queue(name, **options)
         now = queue.options.to_dict()
         what = ", ".join(f"{option} from {known.get(option, 'the default')} to {now[option]}" for option in changed)
-        emit(events.Event("", f"queue {name} of {store.path} is changed for all who use it: {what}", logging.WARNING))
+        text = f"queue {name} of {store.path} is changed for all graphs that use it: {what}"
+        emit(events.Event("", text, logging.WARNING))
     return queue

@@ -1,12 +1,13 @@
-"""A graph whose processors run in workers: what :meth:`Graph.start` gives with ``workers=``.
+"""The engine with workers: a supervisor in this process, and worker processes that run the processors.
 
-It is used as any running graph. The stores are open in this process as well, for ``send`` and
-``messages``; it owns no processor and calls no function of the user's.
+    SupervisedEngine ──▶ Supervisor ──▶ Child ──▶ a worker process      supervisor.py, child.py, workers.py
 
-Whether the graph is idle is asked twice: when every worker says at two moments that it has nothing to
-do, and none has done a step in between, then there was a moment, the end of the first round, at which
-none had. (One round would not do: a message may go from a worker that is asked later to one that
-was asked before.)
+The stores are open in this process as well, for ``send`` and ``messages``. This process owns no processor and
+calls no function of the user.
+
+Whether the graph is idle is asked twice. If every worker answers in both rounds that it has nothing to do, and none
+made a step in between, then at the end of the first round no worker had anything to do. (One round is not enough: a
+worker that is asked later may send a message to a worker that was asked before.)
 """
 
 from __future__ import annotations
@@ -17,23 +18,24 @@ import os
 import sys
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 from cues.base import events
 from cues.engine import wire
 from cues.engine.assembly import refuse_frames, tell_of_misspelt
 from cues.engine.assignment import assign, check_number
-from cues.engine.growth import Growth, divide, taken_in, tell_of_growth
-from cues.engine.origin import digests, origin_of
+from cues.engine.engine import Host
+from cues.engine.growth import Growth, MisfitLimit, divide, taken_in, tell_of_growth
+from cues.engine.origin import Origin, digests, origin_of
 from cues.engine.record import WorkersRecord
 from cues.engine.running import Running
-from cues.engine.status import UnitStatus
+from cues.engine.status import Shared, UnitStatus, sources_ended
 from cues.engine.stores import open_stores, prepare, prepare_units
 from cues.engine.supervisor import Supervisor
 from cues.errors import AlreadyRunning, CuesError
 from cues.steps.failure import passes
 from cues.steps.ownership import supervisor_lock
-from cues.storage import locks
+from cues.storage.locks import offset_of
 
 if TYPE_CHECKING:
     from cues.graphs.graph import Graph
@@ -43,133 +45,147 @@ if TYPE_CHECKING:
     from cues.queues.store import Store
 
 ANSWER_S: Final = 1.0
-"""How long an answer of a worker is waited for before the graph counts as busy."""
+"""Longest wait for the answer of a worker. Without an answer the graph counts as busy."""
 ORPHANS_S: Final = 5.0
-"""How long a start waits for workers whose supervisor was killed: the kernel is ending them."""
-_LOOK_S: Final = 0.05
+"""Longest wait of a start for workers whose supervisor was killed. The kernel ends them at that moment."""
 _KILL_S: Final = 10.0
+"""Longest wait for the end of workers that were killed."""
 
 
-class Supervised(Running):
-    """A graph that runs in worker processes, and their supervisor."""
+class SupervisedEngine:
+    """Worker processes, and their supervisor. An :class:`Engine`."""
 
-    def _begin(self, **options: Any) -> None:
-        self._plan = self.graph.plan()
-        refuse_frames(self._plan)
-        workers = options.pop("workers")
-        check_number(workers)
-        origin = origin_of(self.graph, options.pop("target"))
-        take_over = options["take_over"]
+    pulls: bool = True
+    shared: Shared | None = None
+    stuck = False
+    """A worker that does not end is killed, and the call of a function with it."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        workers: int | Literal["auto"],
+        target: str | None,
+        store: str | os.PathLike[str] | Store | None,
+        accept_topology: bool,
+        take_over: bool,
+    ) -> None:
+        self._graph = graph
+        self._workers = workers
+        self._target = target
+        self._store = store
+        self._accept_topology = accept_topology
+        self._take_over = take_over
         self._numbers = itertools.count(1)
-        self._stores = open_stores(self.graph, self._plan, options["store"], options["accept_topology"], self.emit)
-        home = self._stores.home
-        self._lock = supervisor_lock(self.graph.id)
+
+    def start(self, host: Host) -> None:
+        """Start the workers, and wait until they own their units and run."""
+        self._host = host
+        self._misfits = MisfitLimit(self._graph.id, host.emit)
+        self.plan: Plan = self._graph.plan()
+        refuse_frames(self.plan)
+        check_number(self._workers)
+        origin = origin_of(self._graph, self._target)
+        self._stores = open_stores(self._graph, self.plan, self._store, self._accept_topology, host.emit)
+        self._lock = supervisor_lock(self._graph.id)
         try:
-            if not home.locks.try_lock(self._lock) and not take_over:
-                raise self._already_running(home.locks.holder(self._lock) or os.getpid())
-            self._await_orphans()
-            self._queues = prepare(self._stores, self._plan, self.graph, self.emit)
-            tell_of_misspelt(self._plan, self._queues, self.emit)
-            self._units = divide(self._plan, self._queues)
-            self._growth = Growth(self._plan, self._queues, self._units)
-            tell_of_growth(home, self._units, self.emit)
+            self._claim()
+            self.queues: dict[str, Queue] = prepare(self._stores, self.plan, self._graph, host.emit)
+            tell_of_misspelt(self.plan, self.queues, host.emit)
+            self._units = divide(self.plan, self.queues)
+            self._growth = Growth(self.plan, self.queues, self._units)
+            tell_of_growth(self.store, self._units, host.emit)
             prepare_units(self._stores, self._units)
-            load = wire.LoadGraph("", origin, digests(self._plan), sys.argv)
-            carry = wire.AssignUnits(
-                (),
-                os.path.abspath(home.path),
-                None if self.graph.directory is None else str(self.graph.directory.resolve()),
-                self.graph.durability,
-                options["accept_topology"],
-                take_over,
-            )
-            self._record = WorkersRecord(self.graph.id, os.getpid())
-            self._supervisor = Supervisor(
-                home,
-                assign(self._plan.topology(), self._units, workers),
-                lambda name: dataclasses.replace(load, worker=name),
-                lambda units, first, over: dataclasses.replace(
-                    carry,
-                    units=units,
-                    accept_topology=first and carry.accept_topology,
-                    take_over=over or (first and carry.take_over),
-                ),
-                self._record,
-                self.emit,
-                self.changed,
-                self._new_units,
-            )
+            self._supervisor = self._supervise(origin)
             self._supervisor.thread.start()
             try:
                 self._supervisor.begun.wait()
                 if self._supervisor.failed is not None:
                     raise self._supervisor.failed
             except BaseException:
-                self._end_workers(0)
+                host.halt()
+                self.join(0)
                 raise
         except BaseException:
-            self._give_back()
+            self.close()
             raise
 
-    def _already_running(self, pid: int) -> AlreadyRunning:
-        here = pid == os.getpid()
-        where = "in workers of this process" if here else f"by process {pid} and its workers"
-        return AlreadyRunning(
-            f"The graph {self.graph.id} is already run {where}, on the store {self._stores.home.path}.",
-            "stop that one first" + ("." if here else f" (kill {pid})."),
-            pid=pid,
-        )
+    def _claim(self) -> None:
+        """Take the lock of the supervisor. Raises :class:`AlreadyRunning`, unless this start takes over."""
+        locks, graph = self.store.locks, self._graph.id
+        if not locks.try_lock(self._lock) and not self._take_over:
+            pid = locks.holder(self._lock) or os.getpid()
+            here = pid == os.getpid()
+            where = "in workers of this process" if here else f"by process {pid} and its workers"
+            raise AlreadyRunning(
+                f"The graph {graph} is already run {where}, on the store {self.store.path}.",
+                "stop that one first" + ("." if here else f" (kill {pid})."),
+                pid=pid,
+            )
+        self._await_orphans()
 
     def _await_orphans(self) -> None:
-        """Let the workers of a supervisor that was killed come to their end, which the kernel has begun."""
-        home = self._stores.home
-        record = WorkersRecord.of(home.path, self.graph.id)
+        """Wait for the end of the workers of a supervisor that was killed. The kernel has begun to end them."""
+        record = WorkersRecord.of(self.store.path, self._graph.id)
         deadline = time.monotonic() + ORPHANS_S
         for worker in record.workers.values() if record is not None else ():
             for unit in worker.units:
-                while home.locks.holder(locks.offset_of(unit)) == worker.pid and time.monotonic() < deadline:
+                while self.store.locks.holder(offset_of(unit)) == worker.pid and time.monotonic() < deadline:
                     time.sleep(0.005)
+
+    def _supervise(self, origin: Origin) -> Supervisor:
+        graph, store = self._graph, self.store
+        load = wire.LoadGraph("", origin, digests(self.plan), sys.argv)
+        carry = wire.AssignUnits(
+            (),
+            os.path.abspath(store.path),
+            None if graph.directory is None else str(graph.directory.resolve()),
+            graph.durability,
+            self._accept_topology,
+            self._take_over,
+        )
+        return Supervisor(
+            store,
+            assign(self.plan.topology(), self._units, self._workers),
+            lambda name: dataclasses.replace(load, worker=name),
+            lambda units, first, over: dataclasses.replace(
+                carry,
+                units=units,
+                accept_topology=first and carry.accept_topology,
+                take_over=over or (first and carry.take_over),
+            ),
+            WorkersRecord(graph.id, os.getpid()),
+            self._host.emit,
+            self._host.changed,
+            self._new_units,
+        )
 
     @property
     def store(self) -> Store:
         return self._stores.home
 
     @property
-    def plan(self) -> Plan:
-        return self._plan
-
-    @property
-    def queues(self) -> dict[str, Queue]:
-        return self._queues
-
-    @property
     def pids(self) -> dict[str, int]:
-        """The processes of the workers that are alive, by name."""
-        return {post.name: post.child.pid for post in self._supervisor.posts if post.child is not None}
+        return {slot.name: slot.child.pid for slot in self._supervisor.slots if slot.child is not None}
 
-    # --- how it goes ---
+    # --- the work that is left ---
 
     def standings(self) -> list[UnitStatus]:
-        found = self._supervisor.standings()
-        return [found[unit.id] for unit in self._units if unit.id in found]
-
-    @property
-    def stuck(self) -> bool:
-        return False  # who did not come to an end was killed
+        status = self._supervisor.standings()
+        return [status[unit.id] for unit in self._units if unit.id in status]
 
     @property
     def stopped(self) -> list[BaseException]:
         failed = self._supervisor.failed
-        return [*self._supervisor.stopped.values(), *([] if failed is None else [failed])]
+        return [*([] if failed is None else [failed]), *self._supervisor.stopped.values()]
 
     def idle(self) -> bool:
         first = self._answers()
-        if first is None or not all(one.idle for one in first):
+        if first is None or not all(answer.idle for answer in first):
             return False
         second = self._answers()
-        if second is None or not all(one.idle for one in second) or _steps(first) != _steps(second):
+        if second is None or not all(answer.idle for answer in second) or _steps(first) != _steps(second):
             return False
-        return not self._grown()  # last: what was not there by now was not there at that moment either
+        return not self._grown()  # last: a partition that is not there now was not there at that moment either
 
     def _grown(self) -> bool:
         if not any(self._growth.look()):
@@ -178,12 +194,12 @@ class Supervised(Running):
         return True
 
     def _new_units(self) -> Sequence[Node]:
-        """The units of partitions that came, which the supervisor gives to workers."""
+        """The units of partitions that came while the graph runs, which the supervisor gives to workers."""
         try:
             missing, misfits = self._growth.look()
             prepare_units(self._stores, missing)
         except (CuesError, OSError) as error:
-            if passes(error):  # for the next look
+            if passes(error):  # the next look finds them
                 return []
             raise
         self._misfits.bear(misfits)
@@ -191,118 +207,69 @@ class Supervised(Running):
             self._growth.took(missing)
             self._units = [*self._units, *missing]
             for event in taken_in(missing):
-                self.emit(event)
+                self._host.emit(event)
         return missing
 
-    def _resting(self) -> bool:
-        """Whether every worker runs, and none was in a step when it spoke last. Asks nobody."""
-        children = [post.child for post in tuple(self._supervisor.posts)]
-        return all(child is not None and child.stand is not None and not child.stand.busy for child in children)
+    def resting(self) -> bool:
+        """Return whether every worker runs, and none was in a step at its last report. No worker is asked."""
+        children = [slot.child for slot in tuple(self._supervisor.slots)]
+        replies = [None if child is None else child.status_reply for child in children]
+        return all(reply is not None and not reply.busy for reply in replies)
 
     def _answers(self) -> list[wire.StatusReply] | None:
-        """What every worker says when it is asked now; None where one is not there, or does not answer."""
-        posts = tuple(self._supervisor.posts)
-        children = [post.child for post in posts if post.child is not None and post.child.status == "running"]
-        if len(children) < len(posts):
+        """The answers of all workers to a question that is asked now; None if one is not there, or does not answer."""
+        slots = tuple(self._supervisor.slots)
+        children = [slot.child for slot in slots if slot.child is not None and slot.child.status == "running"]
+        if len(children) < len(slots):
             return None
         number = next(self._numbers)
         self._supervisor.look(number)
         deadline = time.monotonic() + ANSWER_S
-        with self._condition:
+        with self._host.changes:
             while True:
-                found = [child.answer for child in children]
-                stands = [one for one in found if one is not None and one.number >= number]
-                if len(stands) == len(children):
+                answers = [child.answer for child in children]
+                now = [answer for answer in answers if answer is not None and answer.number >= number]
+                if len(now) == len(children):
                     break
                 left = deadline - time.monotonic()
                 if left <= 0:
                     return None
-                self._condition.wait(left)
-        return stands if children == [post.child for post in tuple(self._supervisor.posts)] else None
+                self._host.changes.wait(left)
+        return now if children == [slot.child for slot in tuple(self._supervisor.slots)] else None
 
-    def wait_done(self, idle_exit_s: float | None = None) -> bool:
-        """As of any running graph; but a processor that stopped is told of at the end, since the others go on."""
-        live = bool(self.plan.fed)
-        while not self.halted:
-            self._check()
-            nothing_runs = not self._supervisor.posts
-            if (
-                nothing_runs
-                or (not live and self._done())
-                or (idle_exit_s is not None and self._quiet_for(idle_exit_s))
-            ):
-                self._raise()
-                return True
-            if self._supervisor.failed is not None:
-                raise self._supervisor.failed
-            with self._condition:
-                self._condition.wait(_LOOK_S)
-        return False
+    def done(self) -> bool:
+        return self.over or (sources_ended(self.plan, self.standings()) and self.idle())
 
-    def _done(self) -> bool:
-        kinds = {node.id: node.kind for node in self.plan.running}
-        sources = [one for one in self.standings() if kinds[one.processor] == "source"]
-        return all(one.state != "running" for one in sources) and self.idle()
-
-    def _quiet_for(self, seconds: float) -> bool:
-        steps = sum(one.counters.steps for one in self.standings())
-        now = time.monotonic()
-        if self._quiet_mark is None or self._quiet_mark[0] != steps or not self._resting():
-            self._quiet_mark = (steps, now)
-        if now - self._quiet_mark[1] < seconds:
-            return False
-        if self.idle():
-            return True
-        self._quiet_mark = (steps, now)
-        return False
+    @property
+    def over(self) -> bool:
+        return not self._supervisor.slots or self._supervisor.failed is not None
 
     # --- ending ---
 
     def end_sources(self) -> None:
-        self._draining.set()
         self._supervisor.drain()
 
-    def drain(self, timeout: float | None = None) -> bool:
-        self.end_sources()
-        deadline = None if timeout is None else time.monotonic() + timeout
-        while not self.halted and self._supervisor.posts and self._supervisor.failed is None and not self.idle():
-            if deadline is not None and time.monotonic() > deadline:
-                return False
-            with self._condition:
-                self._condition.wait(_LOOK_S)
-        self.halt()
-        return True
-
     def halt(self) -> None:
-        self._halt.set()
-        self._draining.set()
         self._supervisor.halt()
-        self.changed()
 
-    def close(self, timeout: float = 30.0) -> None:
-        """Halt, wait for the steps under way, and give everything back; workers that still run then are killed."""
-        if self._given_back:
-            return
-        self._closed = True
-        self._end_workers(timeout)
-        self._give_back()
-        self._given_back = True
-
-    def _end_workers(self, timeout: float) -> None:
-        self.halt()
+    def join(self, timeout: float) -> None:
+        """Wait for the steps under way. A worker that still runs after ``timeout`` seconds is killed."""
         self._supervisor.thread.join(timeout)
         if self._supervisor.thread.is_alive():
             self._supervisor.kill()
             self._supervisor.thread.join(_KILL_S)
 
-    def _give_back(self) -> None:
-        if not self._stores.home.closed:
-            self._stores.home.locks.unlock(self._lock)
+    def close(self) -> None:
+        if not self.store.closed:
+            self.store.locks.unlock(self._lock)
         self._stores.close()
 
+    def keep_stop(self, event: events.Stopped) -> None:
+        """The supervisor does it."""
 
-def _steps(stands: list[wire.StatusReply]) -> list[tuple[str, int]]:
-    return sorted((one.id, one.counters.steps) for stand in stands for one in stand.standings)
+
+def _steps(answers: list[wire.StatusReply]) -> list[tuple[str, int]]:
+    return sorted((unit.id, unit.counters.steps) for answer in answers for unit in answer.standings)
 
 
 def start(
@@ -314,14 +281,6 @@ def start(
     accept_topology: bool = False,
     take_over: bool = False,
     listeners: tuple[events.Listener, ...] = (),
-) -> Supervised:
-    """What :meth:`Graph.start` does with ``workers=``."""
-    return Supervised(
-        graph,
-        workers=workers,
-        target=target,
-        store=store,
-        accept_topology=accept_topology,
-        take_over=take_over,
-        listeners=listeners,
-    )
+) -> Running:
+    """Start ``graph`` in worker processes, for :meth:`Graph.start` with ``workers=``."""
+    return Running(graph, SupervisedEngine(graph, workers, target, store, accept_topology, take_over), listeners)

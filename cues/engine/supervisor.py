@@ -1,23 +1,23 @@
-"""Keeping workers alive: one thread that sleeps until a worker speaks, dies, or is due.
+"""The supervisor of workers: a thread that sleeps until a worker reports, dies, or is to be started.
 
-    start     spawn all; when all have the graph, let each own its units; when all do, let all run
-    death     start it again, with the units that it had, after a wait that doubles while nothing moves
-    a unit that its worker dies of
-              1. count: the worker died, the unit was in a step, and it stands where it stood at the death before
-              2. up to the end of that step it takes one message at a time: what is before the one that kills is
-                 committed, and a death says which message it was
-              3. after DEATHS_MAX deaths in the call of one message that message has failed: it goes to the error
+    start     spawn all workers; when all have loaded the graph, let each own its units; then let all run
+    death     start the worker again, with its units, after a wait that doubles while no unit makes progress
+    a unit that kills its worker
+              1. count the deaths at which the unit was in a step, and its positions were those of the last death
+              2. up to the end of that step the unit takes one message at a time: the messages before the one that
+                 kills are committed, and the next death shows which message it is
+              3. after DEATHS_MAX deaths in the call of one message that message has failed: it is sent to the error
                  queue, or the unit stops
-              4. where several units of the worker were in a step, first give each a worker of its own; and a unit
-                 that its worker dies of outside of any call is stopped alone; the others go on
-    a worker that is stopped (SIGSTOP) past its lease
-              start another in its place, which takes its units over; the old one is fenced when it goes on
-    end       halt all, and wait; who does not come to an end is killed, which loses nothing
+              4. if several units of the worker were in a step, first give each a worker of its own; a unit that
+                 kills its worker outside of any call is stopped alone, and the others continue
+    a worker that is stopped (SIGSTOP) for longer than its lease
+              start another in its place, which takes its units over; the old one is fenced when it continues
+    end       halt all workers, and wait; a worker that does not end is killed, which loses nothing
 
-Nothing here is needed for exactness: who owns a unit, and where it stands, is in the store. So two
-supervisors, or one that is killed at any instant, can do no harm.
+Exactness does not depend on the supervisor: the owner and the positions of a unit are in the store. So two
+supervisors, or one that is killed at any moment, can do no harm.
 
-Not guaranteed: that a worker which hangs in a function is noticed. A function may take as long as it likes.
+Not guaranteed: that a worker which hangs in a function is noticed. A function may take any time.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -41,7 +41,7 @@ from cues.engine import wire
 from cues.engine.assignment import Assignment
 from cues.engine.child import Child
 from cues.engine.record import RecordedFailure, WorkerRecord, WorkersRecord
-from cues.engine.status import UnitStatus
+from cues.engine.status import UnitStatus, processor_of
 from cues.errors import AlreadyRunning, ProcessorStopped, WorkerDied
 from cues.graphs.processor import Node
 from cues.queues.processor_rows import ProcessorRow, read_row
@@ -51,42 +51,43 @@ from cues.steps.ownership import LEASE_BEAT_S, LEASE_S
 from cues.storage import locks
 
 BACKOFF_S: Final = 0.1
-"""Before the second start in a row of a worker whose units have not moved; doubled each time."""
+"""Wait before the second start in a row of a worker whose units made no progress. It is doubled each time."""
 BACKOFF_S_MAX: Final = 30.0
 DEATHS_MAX: Final = 5
-"""Deaths in a row in the same step: by then it is no accident."""
+"""After so many deaths in a row in the same step, the step is the cause."""
 LOOK_S: Final = 0.5
-"""How often it looks for what no worker tells: workers that are stopped, partitions that came."""
+"""Time between two looks for facts that no worker reports: workers that are stopped, and new partitions."""
 STOPPED_S: Final = LEASE_S + LEASE_BEAT_S
-"""How long a worker may be stopped before another takes its units: its lease has run out by then."""
+"""Time that a worker may be stopped before another takes its units. Its lease has run out by then."""
 
 _Place = tuple[Any, bytes] | None
+"""The positions of a unit, and the own position of a source; None before its first start."""
 
 
 @dataclass
 class WorkerSlot:
-    """What one worker is for: units, and what became of those who carried them."""
+    """The units of one worker, the process that runs them now, and the deaths of the processes before it."""
 
     name: str
     units: list[str]
     child: Child | None = None
     due: float | None = None
-    """When the next one is to be spawned."""
+    """The time at which the next process is to be spawned."""
     take_over: bool = False
     deaths: int = 0
-    """In a row, in which no unit moved."""
+    """Deaths in a row, between which no unit made progress."""
     strikes: dict[str, int] = field(default_factory=dict)
     """By unit: deaths in a row in the same step."""
     places: dict[str, _Place] = field(default_factory=dict)
-    """Where the units stood at the last death."""
+    """The places of the units at the last death."""
     careful: dict[str, dict[int, int]] = field(default_factory=dict)
-    """By unit and input: where the step ended in which a worker died."""
+    """By unit and input: the end of the step in which a worker died."""
     verdicts: dict[str, Verdict] = field(default_factory=dict)
-    """By unit: the message that its worker dies of."""
+    """By unit: the message that kills its worker."""
 
 
 class Supervisor:
-    """The thread, and what it knows. Others read its attributes, and call the methods that say so."""
+    """The thread and its state. Other threads read its attributes, and call the methods of the first section."""
 
     def __init__(
         self,
@@ -99,16 +100,16 @@ class Supervisor:
         changed: Callable[[], None],
         grown: Callable[[], Sequence[Node]],
     ) -> None:
-        """``load(name)`` and ``carry(units, first, take_over)`` make the messages to a worker; ``changed`` is
-        called when something is new that others may wait for; ``grown`` gives units of partitions that came since
-        it was called last."""
+        """``load(name)`` and ``carry(units, first, take_over)`` make the messages to a worker. ``changed`` is
+        called after each change that others may wait for. ``grown`` returns the units of partitions that came since
+        its last call."""
         self.failed: BaseException | None = None
-        """Why the start failed, or the supervisor itself."""
+        """The error of the start, or of the supervisor itself."""
         self.begun = threading.Event()
-        """All run, or the start failed."""
+        """Set when all workers run, or when the start failed."""
         self.stopped: dict[str, BaseException] = {}
-        """By unit, what stopped it; it is not run any more."""
-        self.posts = [WorkerSlot(name, list(units)) for name, units in assignment.items()]
+        """By unit: the error that stopped it. No worker runs it any more."""
+        self.slots = [WorkerSlot(name, list(units)) for name, units in assignment.items()]
         self._store = store
         self._load = load
         self._carry = carry
@@ -117,10 +118,10 @@ class Supervisor:
         self._changed = changed
         self._grown = grown
         self._lost: list[Child] = []
-        """Workers that were given up, stopped; another has their units."""
+        """Stopped workers that were given up. Others have their units."""
         self._counted: dict[str, events.Counters] = {}
-        """What workers that are dead have counted."""
-        self._spawned = len(self.posts)
+        """The counters of workers that are dead, by unit."""
+        self._spawned = len(self.slots)
         self._draining = self._halting = False
         self._look_at = 0.0
         self._calls: collections.deque[Callable[[], None]] = collections.deque()
@@ -136,14 +137,14 @@ class Supervisor:
     # --- for other threads ---
 
     def call(self, work: Callable[[], None]) -> None:
-        """Let the supervisor's thread do something soon."""
+        """Call ``work`` soon, in the supervisor's thread."""
         with self._waking:
             if not self._ended:
                 self._calls.append(work)
                 os.write(self._wake, b"\0")
 
     def drain(self) -> None:
-        """End the sources of all workers, also of those that are started again."""
+        """End the sources of all workers, also of those that are started later."""
 
         def end() -> None:
             self._draining = True
@@ -152,12 +153,12 @@ class Supervisor:
         self.call(end)
 
     def halt(self) -> None:
-        """Stop all workers behind their steps under way; the thread ends when they have."""
+        """Stop all workers after their current steps. The thread ends after the last of them."""
 
         def end() -> None:
             self._halting = True
-            for post in self.posts:
-                post.due = None
+            for slot in self.slots:
+                slot.due = None
             self._tell_all(wire.Halt())
             for child in self._lost:
                 child.kill()
@@ -174,34 +175,32 @@ class Supervisor:
         self.call(end)
 
     def look(self, number: int) -> None:
-        """Ask every worker whether it is idle; ``posts`` have the answers by that number."""
+        """Ask every worker whether it is idle; ``slots`` have the answers by that number."""
         self.call(lambda: self._tell_all(wire.StatusRequest(number)))
 
     def standings(self) -> dict[str, UnitStatus]:
-        """How each unit does, with what workers counted that died since (but for their last moments)."""
-        found: dict[str, UnitStatus] = {}
-        for post in tuple(self.posts):
-            stand = post.child.stand if post.child is not None else None
-            now = {one.id: one for one in stand.standings} if stand is not None else {}
-            for unit in post.units:
-                one = now.get(unit, UnitStatus(unit, processor_of(unit), events.Counters(), "running"))
-                found[unit] = self._whole(one)
-        for unit in tuple(self.stopped):
-            one = found.get(unit) or self._whole(UnitStatus(unit, processor_of(unit), events.Counters(), "stopped"))
-            found[unit] = dataclasses.replace(one, state="stopped")
-        return found
+        """The status of each unit. The counters include those of workers that died, except for their last moments."""
+        status: dict[str, UnitStatus] = {}
+        for slot in tuple(self.slots):
+            reply = slot.child.status_reply if slot.child is not None else None
+            known = {unit.id: unit for unit in reply.standings} if reply is not None else {}
+            status |= {id: self._whole(known.get(id) or _no_status(id)) for id in slot.units}
+        for id in tuple(self.stopped):
+            known_status = status.get(id) or self._whole(_no_status(id))
+            status[id] = dataclasses.replace(known_status, state="stopped")
+        return status
 
-    def _whole(self, one: UnitStatus) -> UnitStatus:
-        """With what was counted by workers that are dead."""
-        before = self._counted.get(one.id)
-        return one if before is None else dataclasses.replace(one, counters=one.counters.with_those_of(before))
+    def _whole(self, unit: UnitStatus) -> UnitStatus:
+        """The status with the counters of workers that are dead added."""
+        before = self._counted.get(unit.id)
+        return unit if before is None else dataclasses.replace(unit, counters=unit.counters.with_those_of(before))
 
     # --- the thread ---
 
     def _run(self) -> None:
         try:
-            for post in self.posts:
-                self._spawn(post, first=True)
+            for slot in self.slots:
+                self._spawn(slot, first=True)
             while not (self._halting and not self._children and not self._lost):
                 self._turn()
         except BaseException as error:
@@ -221,7 +220,7 @@ class Supervisor:
 
     @property
     def _children(self) -> list[Child]:
-        return [post.child for post in self.posts if post.child is not None]
+        return [slot.child for slot in self.slots if slot.child is not None]
 
     def _turn(self) -> None:
         for fd, _ in self._poll.poll(self._timeout_ms()):
@@ -232,40 +231,36 @@ class Supervisor:
                     self._calls.popleft()()
             elif fd in self._polled:
                 child = self._polled[fd]
-                for news in child.hear(fd):
-                    self._heard(child, news)
+                for report in child.read(fd):
+                    self._handle(child, report)
                 self._watch(child)
         for child in (*self._children, *self._lost):
             if child.dead():
                 self._died(child)
         now = time.monotonic()
-        for post in tuple(self.posts):
-            if post.due is not None and post.due <= now:
-                self._spawn(post, first=False)
+        for slot in tuple(self.slots):
+            if slot.due is not None and slot.due <= now:
+                self._spawn(slot, first=False)
         if now >= self._look_at:
             self._look_at = now + LOOK_S
             self._look_for_stopped()
             self._take_in()
 
     def _timeout_ms(self) -> float:
-        due = [post.due for post in self.posts if post.due is not None]
+        due = [slot.due for slot in self.slots if slot.due is not None]
         return max(0.0, min([self._look_at, *due]) - time.monotonic()) * 1000 + 1
 
     def _watch(self, child: Child) -> None:
-        """Poll what is open of it, and nothing else."""
-        wanted = set(child.descriptors)
-        for fd in [fd for fd, whose in self._polled.items() if whose is child and fd not in wanted]:
-            self._poll.unregister(fd)
-            del self._polled[fd]
-        for fd in wanted - self._polled.keys():
+        """Poll the descriptors of a worker that are open, and no others of it."""
+        self._unwatch(child, except_for=set(child.descriptors))
+        for fd in set(child.descriptors) - self._polled.keys():
             self._poll.register(fd, select.POLLIN)
             self._polled[fd] = child
 
-    def _forget(self, child: Child) -> None:
-        for fd in [fd for fd, whose in self._polled.items() if whose is child]:
+    def _unwatch(self, child: Child, except_for: Set[int] = frozenset()) -> None:
+        for fd in [fd for fd, owner in self._polled.items() if owner is child and fd not in except_for]:
             self._poll.unregister(fd)
             del self._polled[fd]
-        child.close()
 
     def _tell_all(self, message: Any) -> None:
         for child in self._children:
@@ -273,76 +268,75 @@ class Supervisor:
 
     # --- starting ---
 
-    def _spawn(self, post: WorkerSlot, first: bool) -> None:
-        post.due = None
-        post.child = child = Child(post.name, post.units)
-        child.send(self._load(post.name))
+    def _spawn(self, slot: WorkerSlot, first: bool) -> None:
+        slot.due = None
+        slot.child = child = Child(slot.name, slot.units)
+        child.send(self._load(slot.name))
         if not first:
-            carry = self._carry(child.units, False, post.take_over)
-            child.send(dataclasses.replace(carry, careful=post.careful, verdicts=post.verdicts))
+            carry = self._carry(child.units, False, slot.take_over)
+            child.send(dataclasses.replace(carry, careful=slot.careful, verdicts=slot.verdicts))
             child.send(wire.Begin(self._draining))
         self._watch(child)
-        known = self._record.workers.get(post.name)
+        known = self._record.workers.get(slot.name)
         if known is None:
-            known = self._record.workers[post.name] = WorkerRecord(child.pid, post.units)
-        known.pid, known.units, known.restarts = child.pid, list(post.units), known.restarts + (not first)
+            known = self._record.workers[slot.name] = WorkerRecord(child.pid, slot.units)
+        known.pid, known.units, known.restarts = child.pid, list(slot.units), known.restarts + (not first)
         self._save()
 
     def _loaded(self, child: Child) -> None:
         child.status = "assembling"
-        if not self.begun.is_set() and all(one.status == "assembling" for one in self._children):
-            for one in self._children:
-                one.send(self._carry(one.units, True, False))
+        if not self.begun.is_set() and all(other.status == "assembling" for other in self._children):
+            for other in self._children:
+                other.send(self._carry(other.units, True, False))
 
     def _ready(self, child: Child) -> None:
         child.status = "running"
-        if not self.begun.is_set() and all(one.status == "running" for one in self._children):
+        if not self.begun.is_set() and all(other.status == "running" for other in self._children):
             self._tell_all(wire.Begin(self._draining))
             self.begun.set()
 
     def _refused(self, child: Child, error: BaseException) -> None:
-        """A worker could not begin."""
+        """Handle the report of a worker that could not begin."""
         child.status = "left"
-        post = self._post_of(child)
-        if post is None:
+        slot = self._slot_of(child)
+        if slot is None:
             return
         if not self.begun.is_set():
             self.failed = error
             self.begun.set()
-        elif passes(error) or (post.take_over and isinstance(error, AlreadyRunning)):
+        elif passes(error) or (slot.take_over and isinstance(error, AlreadyRunning)):
             child.status = "waiting"
-            text = f"{child.name} cannot begin now: {getattr(error, 'message', error)}"
-            self._emit(events.Event("", text, logging.WARNING))
+            self._warn(f"{child.name} cannot begin now: {getattr(error, 'message', error)}")
         else:
-            for unit in tuple(post.units):
+            for unit in tuple(slot.units):
                 self._stop(unit, _stopped(unit, f"cannot begin: {getattr(error, 'message', error)}", error))
 
-    # --- hearing ---
+    # --- reports ---
 
-    def _heard(self, child: Child, news: Any) -> None:
-        if isinstance(news, tuple):
-            _print(child.name, *news)
-        elif isinstance(news, wire.StatusReply):
-            child.stand = news
-            if news.number:
-                child.answer = news
+    def _handle(self, child: Child, report: Any) -> None:
+        if isinstance(report, tuple):
+            _print(child.name, *report)
+        elif isinstance(report, wire.StatusReply):
+            child.status_reply = report
+            if report.number:
+                child.answer = report
             self._changed()
-        elif isinstance(news, wire.EventReport):
-            self._told(child, news.whole())
-        elif isinstance(news, wire.Logged):
-            logging.getLogger(news.logger).log(news.level, "%s: %s", child.name, news.text)
-        elif isinstance(news, wire.Loaded):
+        elif isinstance(report, wire.EventReport):
+            self._pass_on(child, report.whole())
+        elif isinstance(report, wire.Logged):
+            logging.getLogger(report.logger).log(report.level, "%s: %s", child.name, report.text)
+        elif isinstance(report, wire.Loaded):
             self._loaded(child)
-        elif isinstance(news, wire.Ready):
+        elif isinstance(report, wire.Ready):
             self._ready(child)
-        elif isinstance(news, wire.Refused):
-            self._refused(child, news.failure.whole())
-        elif isinstance(news, wire.Departure):
+        elif isinstance(report, wire.Refused):
+            self._refused(child, report.failure.whole())
+        elif isinstance(report, wire.Departure):
             child.status = "left"
 
-    def _told(self, child: Child, event: events.Event) -> None:
+    def _pass_on(self, child: Child, event: events.Event) -> None:
         if child in self._lost:
-            return  # fenced, as it must be
+            return  # it reports that it was fenced, which is expected
         if isinstance(event, events.Stopped) and event.error is not None:
             self._stop(event.processor, event.error, event)
         elif isinstance(event, events.Waiting) and event.error is not None:
@@ -351,14 +345,14 @@ class Supervisor:
             self._emit(event)
 
     def _named(self, text: str, pid: int) -> str:
-        """With the name of the worker where a text tells of a process that is one."""
+        """The text, with the name of the worker if the process ``pid`` in it is one."""
         for child in (*self._children, *self._lost):
             if child.pid == pid:
                 return text.replace(f"process {pid} ", f"{child.name}, process {pid} ")
         return text
 
     def _stop(self, unit: str, error: BaseException, event: events.Stopped | None = None) -> None:
-        """A unit is not run any more, the others are; or the forwarding of a worker has stopped."""
+        """Run a unit no more, or record that the forwarding of a worker has stopped. The other units continue."""
         self.stopped[unit] = error
         text = event.text if event is not None else getattr(error, "message", str(error)).removeprefix(f"{unit} ")
         self._record.stopped[unit] = RecordedFailure.now(text.removeprefix("stopped").lstrip(": "))
@@ -366,18 +360,19 @@ class Supervisor:
         self._emit(events.Stopped(unit, f"{text}; the others go on", logging.ERROR, error=error, alone=True))
         self._changed()
 
-    # --- dying ---
+    # --- deaths ---
 
     def _died(self, child: Child) -> None:
-        for news in child.hear_all():
-            self._heard(child, news)
-        post = self._post_of(child)
+        for report in child.read_all():
+            self._handle(child, report)
+        slot = self._slot_of(child)
         in_step, calls = child.in_step, child.calls
-        self._forget(child)
-        if post is None:
+        self._unwatch(child)
+        child.close()
+        if slot is None:
             self._lost.remove(child)
             return
-        post.child = None
+        slot.child = None
         self._count(child)
         self._changed()
         if self._halting:
@@ -387,65 +382,60 @@ class Supervisor:
             self.begun.set()
             return
         if child.status != "left":
-            self._judge(post, child, in_step, calls)
-        post.units = [unit for unit in post.units if unit not in self.stopped]
-        if not post.units:
-            self.posts.remove(post)
+            self._judge(slot, child, in_step, calls)
+        slot.units = [unit for unit in slot.units if unit not in self.stopped]
+        if not slot.units:
+            self.slots.remove(slot)
 
-    def _judge(self, post: WorkerSlot, child: Child, in_step: set[str], calls: dict[str, tuple[int, int, int]]) -> None:
-        """A worker died that should not: was it one of its units, and when is it started again?"""
-        places = self._places(post.units)
-        moved = [unit for unit in post.units if places[unit] != post.places.get(unit)]
+    def _judge(self, slot: WorkerSlot, child: Child, in_step: set[str], calls: dict[str, tuple[int, int, int]]) -> None:
+        """Find out whether a unit killed its worker, and when the worker is started again."""
+        places = self._places(slot.units)
+        moved = [unit for unit in slot.units if places[unit] != slot.places.get(unit)]
         suspects = in_step
         if child.status in ("loading", "assembling") and child.process.returncode != -signal.SIGKILL:
-            suspects = set(post.units)  # of being imported, or recovered
-        for unit in post.units:
-            known = 0 if unit in moved else post.strikes.get(unit, 0)
-            post.strikes[unit] = known + 1 if unit in suspects else 0
-        post.places = places
-        post.deaths = 1 if moved else post.deaths + 1
-        wait_s = min(BACKOFF_S_MAX, BACKOFF_S * 2 ** (post.deaths - 1))
-        post.due = time.monotonic() + wait_s
+            suspects = set(slot.units)  # it died of the import of the graph, or of the recovery of a unit
+        for unit in slot.units:
+            known = 0 if unit in moved else slot.strikes.get(unit, 0)
+            slot.strikes[unit] = known + 1 if unit in suspects else 0
+        slot.places = places
+        slot.deaths = 1 if moved else slot.deaths + 1
+        wait_s = min(BACKOFF_S_MAX, BACKOFF_S * 2 ** (slot.deaths - 1))
+        slot.due = time.monotonic() + wait_s
         what = f"{child.name} (process {child.pid}) {child.death()}"
         at = f" in a step of {', '.join(sorted(suspects))}" if suspects else ""
-        self._record.workers[post.name].last_failure = RecordedFailure.now(what + at)
+        self._record.workers[slot.name].last_failure = RecordedFailure.now(what + at)
         self._save()
         for unit, (chosen, start, count) in calls.items():
-            until = post.careful.setdefault(unit, {})
+            until = slot.careful.setdefault(unit, {})
             until[chosen] = max(start + count, until.get(chosen, 0))
-        guilty = [unit for unit in post.units if post.strikes[unit] >= DEATHS_MAX]
-        alone = len(guilty) == 1 and (len(post.units) == 1 or suspects == set(guilty))
+        guilty = [unit for unit in slot.units if slot.strikes[unit] >= DEATHS_MAX]
+        alone = len(guilty) == 1 and (len(slot.units) == 1 or suspects == set(guilty))
         if alone and guilty[0] in calls:
-            verdict = Verdict(*calls[guilty[0]], post.strikes[guilty[0]], child.death())
-            before = post.verdicts.get(guilty[0])
+            verdict = Verdict(*calls[guilty[0]], slot.strikes[guilty[0]], child.death())
+            before = slot.verdicts.get(guilty[0])
             if before is None or (before.chosen, before.start) != (verdict.chosen, verdict.start):
-                post.verdicts[guilty[0]] = verdict
+                slot.verdicts[guilty[0]] = verdict
                 guilty = []
-        if guilty and len(post.units) == 1:
-            text = f"its worker died {post.strikes[guilty[0]]} times in a row in the same step: it {child.death()}"
+        if guilty and len(slot.units) == 1:
+            text = f"its worker died {slot.strikes[guilty[0]]} times in a row in the same step: it {child.death()}"
             self._stop(guilty[0], _stopped(guilty[0], f"stopped: {text}", None))
             return
-        self._emit(events.Event("", f"{what}{at}; it is started again in {wait_s:g} s", logging.WARNING))
+        self._warn(f"{what}{at}; it is started again in {wait_s:g} s")
         if guilty:
-            self._separate(post, guilty)
+            self._separate(slot, guilty)
 
-    def _separate(self, post: WorkerSlot, guilty: list[str]) -> None:
-        """Give each unit that a worker may have died of a worker of its own: the next death shows which it was."""
+    def _separate(self, slot: WorkerSlot, guilty: list[str]) -> None:
+        """Give each unit that may have killed the worker a worker of its own. The next death shows which unit it is."""
         for unit in guilty:
-            own = self._post_of_its_own([unit], post.due or 0.0)
-            own.deaths = post.deaths
-            own.strikes[unit], own.places[unit] = post.strikes.pop(unit), post.places.pop(unit)
-            own.careful[unit] = post.careful.pop(unit, {})
-            post.units.remove(unit)
-        names = ", ".join(guilty)
-        self._emit(
-            events.Event(
-                "", f"{names}: in a worker of its own from now on, to see what {post.name} dies of", logging.WARNING
-            )
-        )
+            own = self._own_slot([unit], slot.due or 0.0)
+            own.deaths = slot.deaths
+            own.strikes[unit], own.places[unit] = slot.strikes.pop(unit), slot.places.pop(unit)
+            own.careful[unit] = slot.careful.pop(unit, {})
+            slot.units.remove(unit)
+        self._warn(f"{', '.join(guilty)}: in a worker of its own from now on, to see what {slot.name} dies of")
 
     def _places(self, units: list[str]) -> dict[str, _Place]:
-        """Where each unit stands: its positions, and a source's own."""
+        """The place of each unit."""
 
         def place(row: ProcessorRow | None) -> _Place:
             return None if row is None else (row.positions, row.source)
@@ -454,87 +444,90 @@ class Supervisor:
             return {unit: place(read_row(txn, unit)) for unit in units}
 
     def _count(self, child: Child) -> None:
-        for one in child.stand.standings if child.stand is not None else ():
-            self._counted[one.id] = self._whole(one).counters
+        for unit in child.status_reply.standings if child.status_reply is not None else ():
+            self._counted[unit.id] = self._whole(unit).counters
 
-    # --- partitions that came ---
+    # --- new partitions ---
 
     def take_in(self) -> None:
         """Look for new partitions at once. For other threads."""
         self.call(self._take_in)
 
     def _take_in(self) -> None:
-        """Give new units to the workers that carry their processors, the one with the fewest of them first."""
+        """Give new units to the workers that run their processors: each to the worker that has the fewest of them."""
         if not self.begun.is_set() or self._halting:
             return
-        found: dict[str, list[str]] = {}
+        given: dict[str, list[str]] = {}
         for node in self._grown():
-            count = {post.name: sum(processor_of(unit) == node.processor for unit in post.units) for post in self.posts}
-            carriers = [post for post in self.posts if count[post.name]]
+            count = {slot.name: sum(processor_of(unit) == node.processor for unit in slot.units) for slot in self.slots}
+            carriers = [slot for slot in self.slots if count[slot.name]]
             if carriers:
-                post = min(carriers, key=lambda post: count[post.name])
+                slot = min(carriers, key=lambda slot: count[slot.name])
             else:  # all of its units are stopped
-                post = self._post_of_its_own([])
-            post.units.append(node.id)
-            found.setdefault(post.name, []).append(node.id)
-        for post in self.posts:
-            if post.name not in found:
+                slot = self._own_slot([])
+            slot.units.append(node.id)
+            given.setdefault(slot.name, []).append(node.id)
+        for slot in self.slots:
+            if slot.name not in given:
                 continue
-            if post.child is not None:
-                post.child.give(found[post.name])
-            known = self._record.workers.get(post.name)
+            if slot.child is not None:
+                slot.child.give(given[slot.name])
+            known = self._record.workers.get(slot.name)
             if known is not None:
-                known.units = list(post.units)
-        if found:
+                known.units = list(slot.units)
+        if given:
             self._save()
             self._changed()
 
-    def _post_of_its_own(self, units: list[str], due: float = 0.0) -> WorkerSlot:
-        """A worker more, to be started when it is ``due``."""
+    def _own_slot(self, units: list[str], due: float = 0.0) -> WorkerSlot:
+        """Add a worker, which is started when it is ``due``."""
         self._spawned += 1
         own = WorkerSlot(f"worker-{self._spawned}", units, due=due)
-        self.posts.append(own)
+        self.slots.append(own)
         return own
 
     # --- workers that are stopped ---
 
     def _look_for_stopped(self) -> None:
-        for post in self.posts:
-            child = post.child
+        for slot in self.slots:
+            child = slot.child
             if child is None or child.status != "running" or self._halting:
                 continue
             if locks.process_state(child.pid) != "stopped":
                 child.stopped_since = None
             elif child.stopped_since is None:
                 child.stopped_since = time.monotonic()
-                self._emit(events.Event("", f"{child.name} (process {child.pid}) is stopped", logging.WARNING))
+                self._warn(f"{child.name} (process {child.pid}) is stopped")
             elif time.monotonic() - child.stopped_since > STOPPED_S:
-                self._replace(post, child)
+                self._replace(slot, child)
 
-    def _replace(self, post: WorkerSlot, child: Child) -> None:
+    def _replace(self, slot: WorkerSlot, child: Child) -> None:
         text = f"{child.name} (process {child.pid}) is stopped, and does not answer for {STOPPED_S:g} s"
-        self._record.workers[post.name].last_failure = RecordedFailure.now(text)
-        self._emit(events.Event("", f"{text}; another takes its place", logging.WARNING))
+        self._record.workers[slot.name].last_failure = RecordedFailure.now(text)
+        self._warn(f"{text}; another takes its place")
         self._lost.append(child)
         self._count(child)
-        post.child, post.take_over = None, True
-        post.units = [unit for unit in post.units if unit not in self.stopped]
-        self._spawn(post, first=False)
+        slot.child, slot.take_over = None, True
+        slot.units = [unit for unit in slot.units if unit not in self.stopped]
+        self._spawn(slot, first=False)
 
-    # --- small things ---
+    # --- helpers ---
 
-    def _post_of(self, child: Child) -> WorkerSlot | None:
-        return next((post for post in self.posts if post.child is child), None)
+    def _warn(self, text: str) -> None:
+        self._emit(events.Event("", text, logging.WARNING))
+
+    def _slot_of(self, child: Child) -> WorkerSlot | None:
+        return next((slot for slot in self.slots if slot.child is child), None)
 
     def _save(self) -> None:
-        with contextlib.suppress(OSError):  # a full disk; it is only for `cues status`
+        with contextlib.suppress(OSError):  # a full disk; only `cues status` reads the record
             self._record.save(self._store.directory)
 
 
 def _died_first(child: Child) -> WorkerDied:
     return WorkerDied(
         f"{child.name}, which was to run {', '.join(child.units)}, {child.death()} before it was ready; nothing ran.",
-        "what it printed above; or a start without workers.",
+        "read what the worker printed above, or start the graph without workers.",
         worker=child.name,
         pid=child.pid,
         returncode=child.process.returncode,
@@ -550,14 +543,14 @@ def _stopped(unit: str, why: str, cause: BaseException | None) -> ProcessorStopp
 
 
 def _print(worker: str, is_error: bool, line: str) -> None:
-    """What a worker printed; on stderr under its name, since many speak there."""
-    with contextlib.suppress(OSError, ValueError):  # nobody reads it any more
+    """Print a line of a worker. On stderr, where many write, its name comes first."""
+    with contextlib.suppress(OSError, ValueError):  # the reader has closed the stream
         if is_error:
             print(f"{worker}: {line}", file=sys.stderr, flush=True)
         else:
             print(line, flush=True)
 
 
-def processor_of(unit: str) -> str:
-    """The id of a unit's processor."""
-    return unit.partition("/")[0]
+def _no_status(unit: str) -> UnitStatus:
+    """The status of a unit that no worker has reported yet."""
+    return UnitStatus(unit, processor_of(unit), events.Counters(), "running")

@@ -4,24 +4,23 @@
     ForwarderThread ──▶ Forwarder             outputs of the graph that belong to another store
 
 A thread makes steps while there is something to take, and sleeps on a doorbell while there is nothing.
-A thread knows of its graph only what :class:`Host` names. A unit that an error stops does not stop the
-other units of its thread.
+A thread knows of its graph only what :class:`cues.engine.engine.Host` names. A unit that an error stops does not
+stop the other units of its thread.
 """
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from typing import ClassVar, Final, Literal, Protocol
+from collections.abc import Callable, Sequence
+from typing import ClassVar, Final, Literal
 
 from cues.base import events
+from cues.engine.engine import Host
 from cues.engine.status import UnitStatus
 from cues.errors import Closed, CuesError, Fenced, ProcessorStopped, WriterStuck
 from cues.forwarding.forwarder import Forwarder
-from cues.graphs.plan import Plan
 from cues.queues.log import Log
 from cues.queues.processor_rows import ProcessorRow, read_row
 from cues.records.log_row import LogRow
@@ -32,7 +31,7 @@ from cues.steps.stepper import Stepper
 from cues.storage import wakeup
 
 QUIET_S: Final = 0.1
-"""A generator that has yielded nothing for this time counts as idle."""
+"""A generator that has yielded no message for this time counts as idle."""
 BACKOFF_S: Final = 0.1
 """Time before a step that the store refused is tried again. It is doubled after each refusal."""
 BACKOFF_S_MAX: Final = 30.0
@@ -40,36 +39,11 @@ SLOW_S: Final = 60.0
 """A step that takes longer is reported by a warning."""
 
 
-class Host(Protocol):
-    """The running graph, as its threads see it."""
-
-    patient: ClassVar[bool]
-    """Whether a unit waits for a condition of the store that may pass, instead of stopping."""
-
-    @property
-    def plan(self) -> Plan: ...
-
-    @property
-    def halted(self) -> bool: ...
-
-    @property
-    def draining(self) -> bool: ...
-
-    @property
-    def emit(self) -> Callable[[events.Event], None]: ...
-
-    def pause(self, seconds: float) -> bool:
-        """Sleep. Return True if the graph was halted meanwhile."""
-
-    def changed(self) -> None:
-        """Wake the callers that wait for a change of the graph's state."""
-
-    def keep_stop(self, event: events.Stopped) -> None:
-        """Record the reason of a stop in the store's directory."""
-
-
 class Worker:
-    """One unit of a processor: what its thread does for it, and how it is."""
+    """One unit of a processor, with its state. A :class:`WorkerThread` steps it."""
+
+    patient: ClassVar[bool] = False
+    """Whether it waits for a condition of the store that may pass, instead of stopping."""
 
     def __init__(self, running: Host, delivery: Stepper) -> None:
         self.running = running
@@ -80,10 +54,10 @@ class Worker:
         self.stopped: BaseException | None = None
         self.finished = False
         self._refused = 0
-        """Steps in a row that the store refused."""
+        """Number of steps in a row that the store refused."""
         self._stepping_since: float | None = None
         self._slow_at = SLOW_S
-        """Seconds of one step after which it is told of, and next of twice as many."""
+        """Seconds of one step before the next warning. Each warning doubles them."""
         self.worker_thread: WorkerThread
 
     @property
@@ -92,12 +66,12 @@ class Worker:
         return self.worker_thread.thread
 
     def begin(self) -> None:
-        """Before the first turn."""
+        """Prepare the first turn."""
         if isinstance(self.delivery, SourceStepper):
             self._pull()
 
     def turn(self) -> bool:
-        """One step, if it can; False when there was nothing to take. What stops it leaves the others going."""
+        """Make one step, if there is something to take; else return False. An error stops this unit alone."""
         try:
             if not (self.running.halted or self._exhausted):
                 return self._turn()
@@ -107,7 +81,7 @@ class Worker:
         return False
 
     def finish(self, error: BaseException | None = None) -> None:
-        """It has had its last turn, because of ``error`` if there is one."""
+        """End the unit after its last turn, because of ``error`` if there is one."""
         interrupted = isinstance(error, Interrupted) or (isinstance(error, Closed) and self.running.halted)
         if error is not None and not interrupted:
             self._stop(error)
@@ -117,7 +91,7 @@ class Worker:
 
     @property
     def _exhausted(self) -> bool:
-        """A source whose generator ended has nothing to wait for."""
+        """Whether it is a source whose generator has ended."""
         return isinstance(self.delivery, SourceStepper) and self.delivery.ended
 
     def _turn(self) -> bool:
@@ -132,7 +106,7 @@ class Worker:
             self._adopt()
             return True
         except (CuesError, OSError) as error:
-            if self.running.patient and passes(error):
+            if self.patient and passes(error):
                 self._wait_out(error)
                 return True
             if isinstance(error, ProcessorStopped) and isinstance(delivery, SourceStepper):
@@ -152,7 +126,7 @@ class Worker:
         return outcome != "idle"
 
     def _wait_out(self, error: CuesError | OSError) -> None:
-        """The store could not take the step, which may pass: wait, and begin again from the row."""
+        """Wait after an error of the store that may pass, then continue from the row of the processor."""
         while True:
             wait_s = min(BACKOFF_S_MAX, BACKOFF_S * 2.0 ** min(self._refused, 30))
             self._refused += 1
@@ -169,7 +143,7 @@ class Worker:
                 error = again
 
     def tell_if_slow(self) -> None:
-        """Say that a step is under way for long: nobody else would hear of a function that hangs."""
+        """Warn of a step that has run for a long time. Nothing else shows a function that hangs."""
         since = self._stepping_since
         if since is None or time.monotonic() - since < self._slow_at:
             return
@@ -191,7 +165,7 @@ class Worker:
         threading.Thread(target=delivery.feed.run, name=f"cues {self.id} generator", daemon=True).start()
 
     def _adopt(self) -> None:
-        """The positions were moved by a seek: take the row as it is, and start again from it."""
+        """Continue from the row of the processor, after a seek or a refused step."""
         while True:
             with self.delivery.store.view() as txn:
                 row = read_row(txn, self.id)
@@ -200,7 +174,7 @@ class Worker:
             try:
                 self.delivery.recover()
                 break
-            except Fenced as fence:  # moved once more meanwhile
+            except Fenced as fence:  # a seek has moved the positions once more
                 if fence.reason != "seek":
                     raise
         if isinstance(self.delivery, SourceStepper):
@@ -208,9 +182,7 @@ class Worker:
 
     def _stop(self, error: BaseException) -> None:
         self.stopped = stopped_by(self.id, error)
-        event = stop_event(self.id, self.stopped)
-        self.running.keep_stop(event)
-        self.running.emit(event)
+        report_stop(self.running, self.id, self.stopped)
 
     @property
     def standing(self) -> UnitStatus:
@@ -220,11 +192,11 @@ class Worker:
         return UnitStatus(self.id, self.delivery.node.processor, self.delivery.counters, state)
 
     def idle(self, row: ProcessorRow | None, log_row: Callable[[Log], LogRow]) -> bool:
-        """Whether there is nothing to take, by its row and those of the logs."""
+        """Return whether there is nothing to take, by its row and the rows of the logs."""
         delivery = self.delivery
         if self.finished:
             return True
-        if self.busy:  # at-most-once, positions move before the function runs
+        if self.busy:  # at most once: positions move before the function runs
             return False
         if isinstance(delivery, SourceStepper):
             feed = delivery.feed
@@ -234,12 +206,12 @@ class Worker:
         if row is None:
             return True
         if not delivery.owns(row):
-            return False  # taken over: it stops as soon as it looks
+            return False  # another owner took it over, and it stops at its next step
         left = []
-        for one in delivery.inputs:
-            position = delivery.position_in(row, one.tailer)
-            log = log_row(one.log)
-            left.append(log.next - max(position.next, log.first))  # what was purged is nobody's to take
+        for read in delivery.inputs:
+            position = delivery.position_in(row, read.tailer)
+            log = log_row(read.log)
+            left.append(log.next - max(position.next, log.first))  # messages that were purged cannot be taken
         return not (any if delivery.node.mode == "alts" else all)(n > 0 for n in left)
 
 
@@ -250,16 +222,16 @@ class WorkerThread:
         self.running = running
         self.processor = worker.delivery.node.processor
         self.count = 0
-        """Units that it was given."""
+        """Number of units that it was given."""
         self.ended = False
-        """Has no unit left, and takes none any more."""
+        """It has no unit left, and takes no more."""
         self._joining: list[Worker] = []
         self._guard = threading.Lock()
         self.thread = threading.Thread(target=self._run, name=f"cues {worker.id}", daemon=True)
         self.add(worker)
 
     def add(self, worker: Worker) -> bool:
-        """Step one more unit; False where the thread has ended."""
+        """Step one more unit. Return False if the thread has ended."""
         with self._guard:
             if self.ended:
                 return False
@@ -273,19 +245,19 @@ class WorkerThread:
         try:
             while going := self._with_joined(going):
                 moved = False
-                for worker in going:  # a step each: one that has much to do does not keep the others waiting
+                for worker in going:  # one step each, so that a unit with many messages does not delay the others
                     moved |= worker.turn()
                 going = [worker for worker in going if not worker.finished]
                 if going and not moved:
                     self._sleep([worker.delivery for worker in going])
-        except BaseException as error:  # of sleeping: the store was closed, say
+        except BaseException as error:  # an error of the sleep: for example, the store was closed
             with self._guard:
                 self.ended = True
             for worker in (*going, *self._joining):
                 worker.finish(error)
 
     def _with_joined(self, going: list[Worker]) -> list[Worker]:
-        """Those that go on, and those that join them."""
+        """The units that continue, and those that were added."""
         with self._guard:
             joined, self._joining = self._joining, []
             self.ended = not (going or joined)
@@ -295,8 +267,8 @@ class WorkerThread:
 
     def _sleep(self, steppers: Sequence[Stepper]) -> None:
         first = steppers[0]
-        if isinstance(first, SourceStepper):  # which is alone
-            if first.feed.closed:  # draining: the generator may still be in the middle of something
+        if isinstance(first, SourceStepper):  # a source has its thread for itself
+            if first.feed.closed:  # the graph drains, and the generator may still work on its last message
                 self.running.pause(wakeup.SAFETY_S)
             else:
                 first.feed.wait(wakeup.SAFETY_S)
@@ -310,63 +282,87 @@ class WorkerThread:
 
 
 def _ready(delivery: Stepper) -> bool:
-    """Whether a turn of the unit would do anything; one that cannot tell has its turn, which says why."""
+    """Return whether a turn would find something to do. On an error return True: the turn reports the error."""
     try:
         return delivery.ready()
     except CuesError:
         return True
 
 
-class ForwarderThread:
+class Loop:
+    """A thread that takes turns until the graph halts or an error stops it. :meth:`turn` is one turn."""
+
+    def __init__(self, running: Host, id: str) -> None:
+        self.running = running
+        self.id = id
+        self.finished = False
+        self.stopped: BaseException | None = None
+        self.thread = threading.Thread(target=self._run, name=f"cues {id}", daemon=True)
+
+    def turn(self) -> None:
+        raise NotImplementedError
+
+    def _run(self) -> None:
+        try:
+            while not self.running.halted:
+                self.turn()
+        except Interrupted:
+            pass
+        except BaseException as error:
+            if not (isinstance(error, Closed) and self.running.halted):
+                self.stop(error)
+        finally:
+            self.finished = True
+            self.running.changed()
+
+    def stop(self, error: BaseException) -> None:
+        """Report the error that ended the loop."""
+        self.stopped = stopped_by(self.id, error)
+        self.running.emit(stop_event(self.id, self.stopped))
+
+
+class ForwarderThread(Loop):
     """The thread of one forwarder."""
 
     def __init__(self, running: Host, forwarder: Forwarder) -> None:
-        self.running = running
+        super().__init__(running, repr(forwarder))
         self.forwarder = forwarder
-        self.stopped: BaseException | None = None
-        self.thread = threading.Thread(target=self._run, name=f"cues {forwarder!r}", daemon=True)
 
-    def _run(self) -> None:
+    def turn(self) -> None:
+        """Sleep until there is something to forward, and forward it.
+
+        The sleep has a timeout. So low-water marks are written also when no messages come.
+        """
         forwarder = self.forwarder
         try:
-            while not self.running.halted:
-                # The safety timeout of a sleep is also what writes low-water marks when nothing comes.
-                with self._patience():
-                    wakeup.wait(
-                        [(forwarder.home.doorbells, forwarder.mask)],
-                        lambda: self.running.halted or forwarder.step(),
-                        None,
-                    )
-                self.running.changed()
-        except BaseException as error:
-            if not (isinstance(error, Closed) and self.running.halted):
-                self._stop(error)
-        finally:
-            self.running.changed()
-
-    @contextlib.contextmanager
-    def _patience(self) -> Iterator[None]:
-        """Wait for a process that holds a writer lock and does not move: nothing was written, and it is tried again."""
-        try:
-            yield
-        except WriterStuck as stuck:
+            wakeup.wait(
+                [(forwarder.home.doorbells, forwarder.mask)],
+                lambda: self.running.halted or forwarder.step(),
+                None,
+            )
+        except WriterStuck as stuck:  # nothing was written, and the next turn tries again
             text = f"waits to forward: {stuck.message}"
             self.running.emit(events.Waiting(self.running.plan.id, text, logging.WARNING, stuck))
+        self.running.changed()
 
-    def _stop(self, error: BaseException) -> None:
+    def stop(self, error: BaseException) -> None:
         graph, other = self.running.plan.id, self.forwarder.other.path
-        stopped = ProcessorStopped(
-            f"What {graph} writes for the store {other} is not forwarded any more:"
+        self.stopped = ProcessorStopped(
+            f"The messages of {graph} for the store {other} are not forwarded any more:"
             f" {type(error).__name__}: {getattr(error, 'message', words(error))}",
             getattr(error, "hint", "") or "start again when the cause is gone; nothing is lost.",
             processor=graph,
         )
-        stopped.__cause__ = error
-        self.stopped = stopped
-        event = events.Stopped(graph, stopped.message, logging.ERROR, error=stopped)
-        self.running.keep_stop(event)
-        self.running.emit(event)
+        self.stopped.__cause__ = error
+        report_stop(self.running, graph, self.stopped)
 
     def idle(self, ends: list[int]) -> bool:
-        """Whether everything before ``ends`` of the fork queues is in the other store; or never will be."""
+        """Return whether all messages before ``ends`` of the fork queues were forwarded, or never will be."""
         return self.stopped is not None or self.forwarder.done(ends)
+
+
+def report_stop(running: Host, id: str, stopped: BaseException) -> None:
+    """Record the error that stopped ``id``, and tell the listeners."""
+    event = stop_event(id, stopped)
+    running.keep_stop(event)
+    running.emit(event)

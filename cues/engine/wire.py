@@ -1,21 +1,21 @@
-"""What a supervisor and a worker say to one another, over two pipes.
+"""The messages between a supervisor and a worker, over two pipes.
 
-    supervisor                         worker
-    ──────────                         ──────
-    Load     import that graph    ──▸
-                                  ◂──  Loaded, or Refused: it cannot be imported, or is another one
-    Carry    own these units      ──▸
-                                  ◂──  Ready, or Refused: they cannot be owned
-    Go       run them             ──▸
-                                  ◂──  Told, Logged, Stand: what happens, and how far it is
-    More     own these units too  ──▸
-    Look     are you idle?        ──▸
-                                  ◂──  Stand, with the number of the question
-    Drain, Halt                   ──▸
-                                  ◂──  Left: everything is given back
+    supervisor                               worker
+    ──────────                               ──────
+    LoadGraph      import this graph    ──▸
+                                        ◂──  Loaded, or Refused: it cannot be imported, or is another graph
+    AssignUnits    own these units      ──▸
+                                        ◂──  Ready, or Refused: they cannot be owned
+    Begin          run them             ──▸
+                                        ◂──  EventReport, Logged, StatusReply: events, log records, counters
+    More           own these units too  ──▸
+    StatusRequest  are you idle?        ──▸
+                                        ◂──  StatusReply, with the number of the request
+    Drain, Halt                         ──▸
+                                        ◂──  Departure: everything is given back
 
-A worker that takes another's place gets Load, Carry and Go at once. Frames are a length and a pickle. The
-end of the first pipe is the end of the supervisor, however it came.
+A worker that replaces another gets LoadGraph, AssignUnits and Begin at once. A frame is a length and a pickle. The
+end of the first pipe means that the supervisor has ended, for whatever reason.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from cues.steps.failure import Verdict, words
 
 _HEAD: Final = struct.Struct(">I")
 WORDS: Final = 4
-"""64-bit words of shared memory for each unit of a worker (child.py says what they hold)."""
+"""64-bit words of shared memory for each unit of a worker (described in child.py)."""
 
 
 # --- from the supervisor --------------------------------------------------------------------------
@@ -62,7 +62,7 @@ class AssignUnits:
     careful: dict[str, dict[int, int]] = field(default_factory=dict)
     """By unit and input: the index up to which a step takes one message, because of a death there."""
     verdicts: dict[str, Verdict] = field(default_factory=dict)
-    """By unit: what is not called any more."""
+    """By unit: the messages for which the function is not called any more."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class Begin:
 
 @dataclass(frozen=True)
 class More:
-    """Units of partitions that queues have got while the graph runs."""
+    """Units of partitions that queues got while the graph runs."""
 
     units: tuple[str, ...]
 
@@ -97,12 +97,12 @@ class Halt:
 
 @dataclass(frozen=True)
 class ErrorReport:
-    """An error on its way to another process: its cause does not travel with it by itself."""
+    """An error on its way to another process. A pickle of the error would lose its cause."""
 
     error: BaseException
     cause: BaseException | None
     trace: str
-    """The cause's traceback, as the user is shown it."""
+    """The traceback of the cause, as the user sees it."""
 
     @staticmethod
     def of(error: BaseException, show: Callable[[BaseException], str]) -> ErrorReport:
@@ -114,7 +114,7 @@ class ErrorReport:
         return ErrorReport(_portable(error), _portable(cause), show(cause))
 
     def whole(self) -> BaseException:
-        """The error with its cause; ``trace`` is an attribute of a :class:`CuesError`."""
+        """The error with its cause. A :class:`CuesError` gets the attribute ``trace``."""
         self.error.__cause__ = self.cause
         if self.trace and isinstance(self.error, CuesError):
             self.error.__dict__["trace"] = self.trace
@@ -122,7 +122,7 @@ class ErrorReport:
 
 
 def _portable(error: BaseException) -> BaseException:
-    """The error, or one that says the same where it cannot be pickled."""
+    """The error, or one with the same text if it cannot be pickled."""
     try:
         pickle.loads(pickle.dumps(error))
     except Exception:
@@ -147,7 +147,7 @@ class Ready:
 
 @dataclass(frozen=True)
 class EventReport:
-    """An event; the error that it holds is beside it."""
+    """An event, and separately the error that it has."""
 
     event: events.Event
     failure: ErrorReport | None
@@ -167,7 +167,7 @@ class EventReport:
 
 @dataclass(frozen=True)
 class Logged:
-    """A record of somebody's logger that no handler of the graph file took."""
+    """A log record that no handler of the graph file took."""
 
     logger: str
     level: int
@@ -176,11 +176,11 @@ class Logged:
 
 @dataclass(frozen=True)
 class StatusReply:
-    """How the worker's processors do; the answer to :class:`StatusRequest` where ``number`` is not 0."""
+    """The status of a worker's processors. It answers a :class:`StatusRequest` if ``number`` is not 0."""
 
     number: int
     idle: bool
-    """Nobody has anything to do; only in an answer."""
+    """No processor has anything to do. It is False in a reply that is not an answer."""
     busy: bool
     """A stream or sink is in a step."""
     standings: tuple[UnitStatus, ...]
@@ -205,9 +205,9 @@ class Unpacker:
     def __init__(self) -> None:
         self._buffer = bytearray()
 
-    def feed(self, found: bytes) -> list[Any]:
+    def feed(self, raw: bytes) -> list[Any]:
         buffer = self._buffer
-        buffer += found
+        buffer += raw
         messages = []
         while len(buffer) >= _HEAD.size:
             end = _HEAD.size + _HEAD.unpack_from(buffer)[0]
@@ -219,7 +219,7 @@ class Unpacker:
 
 
 class Channel:
-    """A worker's side: blocking, and safe from any thread."""
+    """The pipes of a worker. Calls block, and may come from any thread."""
 
     def __init__(self, reads: int, writes: int) -> None:
         self._reads = reads
@@ -238,10 +238,10 @@ class Channel:
         return pickle.loads(self._exactly(length))
 
     def _exactly(self, count: int) -> bytes:
-        found = b""
-        while len(found) < count:
-            more = os.read(self._reads, count - len(found))
+        raw = b""
+        while len(raw) < count:
+            more = os.read(self._reads, count - len(raw))
             if not more:
                 raise EOFError
-            found += more
-        return found
+            raw += more
+        return raw

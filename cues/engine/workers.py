@@ -1,18 +1,18 @@
-"""A worker: a process that carries some of a graph's processors, for a supervisor.
+"""A worker: a process that runs some of a graph's processors, for a supervisor.
 
     1. end with the supervisor, whatever ends it
-    2. import the graph, and compare it with the one that the supervisor has
-    3. own the units that it is given: the same moves as in any start (assembly.py)
-    4. run them: the embedded engine (threads.py)
+    2. import the graph, and compare it with the graph of the supervisor
+    3. own the units that the supervisor assigns, by the steps of any start (assembly.py)
+    4. run them, on the embedded engine (local.py)
 
 It is spawned, never forked: a store must not be used in a child of the process that opened it. It
-knows nothing of other workers. What keeps two of them apart, one that was given up and its
-successor say, are lock and epoch of each unit, as between any two processes.
+knows nothing of other workers. Lock and epoch of each unit keep two workers apart, as they do for any two
+processes: for example a worker that was given up, and its successor.
 
-Signals are for the supervisor: a Ctrl-C reaches the whole terminal, and SIGTERM may be sent to a
-whole service; a worker that ended by itself then would not let the others finish what is there.
+A worker ignores signals. A Ctrl-C reaches every process of the terminal, and SIGTERM may be sent to a
+whole service. A worker that ended by itself then could not let the others finish what is there.
 
-Nothing of the command line is imported here: a restart waits for every import.
+Nothing of the command line is imported here, because a restart waits for every import.
 """
 
 from __future__ import annotations
@@ -31,9 +31,11 @@ from typing import Any, Final
 
 from cues.base import events
 from cues.engine import origin, wire
+from cues.engine.engine import Host
 from cues.engine.growth import divide
+from cues.engine.local import EmbeddedEngine
 from cues.engine.running import Running
-from cues.engine.threads import Host, Worker
+from cues.engine.threads import Worker
 from cues.engine.wire import WORDS
 from cues.errors import CuesError, Fenced
 from cues.graphs import graph, graphfile
@@ -42,15 +44,15 @@ from cues.steps.feed import SourceStepper
 from cues.steps.stepper import Stepper
 
 REPORT_S: Final = 0.05
-"""How far apart a worker says how its processors do, where that has changed."""
+"""Time between two reports of the status of the processors, if it changes."""
 TIMED_OUT: Final = 75
-"""Exit code of a worker that ends to end a call (EX_TEMPFAIL: it is started again)."""
+"""Exit code of a worker that ends in order to end a call (EX_TEMPFAIL: it is started again)."""
 CLOSE_S: Final = 3600.0
-"""How long a worker waits for its steps under way; the supervisor, which ends it before, decides."""
+"""Longest wait of a worker for its current steps. The supervisor kills it before that."""
 
 
 def main(reads: int, writes: int, marks: int, supervisor: int) -> None:
-    """Be a worker. The arguments are descriptors, and the pid of the supervisor."""
+    """Run a worker. The arguments are three descriptors, and the pid of the supervisor."""
     _end_with(supervisor)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda number, frame: None)
@@ -60,14 +62,13 @@ def main(reads: int, writes: int, marks: int, supervisor: int) -> None:
     code = worker.run()
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(code)  # a thread of the user's must not keep it
+    os._exit(code)  # a thread of the user must not keep the process
 
 
 def _end_with(supervisor: int) -> None:
     """Let the kernel kill this process when the supervisor's thread that started it is gone (Linux).
 
-    It works where the pipe does not: in a process that is stopped, or that a function keeps from running
-    any other thread.
+    The pipe is not enough: a process may be stopped, or a function may keep every other thread from running.
     """
     if sys.platform == "linux":
         import ctypes
@@ -78,78 +79,72 @@ def _end_with(supervisor: int) -> None:
         os._exit(1)
 
 
-class WorkerEngine(Running):
-    """The embedded engine over the units of one worker: it waits for the word before it runs them."""
-
-    patient = True
+class WorkerEngine(EmbeddedEngine):
+    """The embedded engine over the units of one worker. It waits for :class:`wire.Begin` before it runs them."""
 
     def __init__(self, worker: _WorkerProcess, graph: graph.Graph, carry: wire.AssignUnits) -> None:
-        self._process = worker
-        self._carry = carry
-        self._marked = {unit: place for place, unit in enumerate(carry.units)}
         super().__init__(
             graph,
             units=carry.units,
-            listeners=(worker.tell,),
             store=carry.store,
             accept_topology=carry.accept_topology,
             take_over=carry.take_over,
         )
+        self._process = worker
+        self._carry = carry
+        self._marked = {unit: place for place, unit in enumerate(carry.units)}
 
     def _start_threads(self) -> None:
         self._process.channel.send(wire.Ready())
-        go = self._process.expect(wire.Begin)
-        if go is None:
-            self.halt()
-        elif go.draining:
-            self.end_sources()
+        begin = self._process.expect(wire.Begin)
+        if begin is None:
+            self.host.halt()
+        elif begin.draining:
+            self.host.end_sources()
         super()._start_threads()
 
-    def _worker(self, delivery: Stepper) -> Worker:
-        carry, unit = self._carry, delivery.node.id
-        delivery.be_careful(carry.careful.get(unit, {}), carry.verdicts.get(unit))
-        return _Watched(self, delivery, self._process.marks, self._marked[delivery.node.id])
+    def _worker(self, stepper: Stepper) -> Worker:
+        unit = stepper.node.id
+        stepper.be_careful(self._carry.careful.get(unit, {}), self._carry.verdicts.get(unit))
+        return _Watched(self.host, stepper, self._process.marks, self._marked[unit])
 
     def keep_stop(self, event: events.Stopped) -> None:
-        """The supervisor does, which hears of it."""
+        """The supervisor does it, which gets the event."""
 
     def _forget_stops(self) -> None:
-        """The supervisor has."""
+        """The supervisor did it."""
 
-    def join(self, units: tuple[str, ...]) -> None:
-        """Own and run more units. Where that fails they are stopped, and the others go on."""
+    def join_units(self, units: tuple[str, ...]) -> None:
+        """Own and run more units. If that fails, these units stop and the others continue."""
         for unit in units:
             self._marked[unit] = len(self._marked)
         try:
             self._take_in([node for node in divide(self.plan, self.queues) if node.id in units])
         except Exception as error:
             for unit in units:
-                self.emit(stop_event(unit, stopped_by(unit, error)))
+                self.host.emit(stop_event(unit, stopped_by(unit, error)))
 
-    def stand(self, number: int = 0) -> wire.StatusReply:
-        """How the processors do; asked for by the supervisor where ``number`` is not 0."""
+    def reply(self, number: int = 0) -> wire.StatusReply:
+        """The status of the processors; the answer to the supervisor's question ``number`` if that is not 0."""
         busy = any(worker.busy for worker in self.workers if not isinstance(worker.delivery, SourceStepper))
-        standings = [worker.standing for worker in self.workers]
-        standings = [dataclasses.replace(s, counters=events.Counters(**vars(s.counters))) for s in standings]
+        units = [dataclasses.replace(u, counters=events.Counters(**vars(u.counters))) for u in self.standings()]
         if number:
-            self.hurry()
+            self.host.hurry()
         idle = bool(number) and not self._process.joining and self.idle()
-        return wire.StatusReply(number, idle, busy, tuple(standings))
-
-    def wait_changed(self, seconds: float) -> None:
-        with self._condition:
-            self._condition.wait(seconds)
+        return wire.StatusReply(number, idle, busy, tuple(units))
 
     @property
     def dispossessed(self) -> bool:
-        """Whether every unit was taken over: this process was given up, and has come back."""
+        """Whether another worker took over every unit: this process was stopped, given up, and continued."""
         return bool(self.workers) and all(
             isinstance(worker.stopped, Fenced) and worker.stopped.reason == "takeover" for worker in self.workers
         )
 
 
 class _Watched(Worker):
-    """Marks in the shared memory that its unit is in a step, and in which: child.py says what for."""
+    """Marks in the shared memory that its unit is in a step, and in which one. child.py describes the marks."""
+
+    patient = True
 
     def __init__(self, running: Host, delivery: Stepper, marks: memoryview[int], place: int) -> None:
         self._marks = marks
@@ -159,7 +154,7 @@ class _Watched(Worker):
 
     def _mark_step(self, chosen: int, start: int, count: int) -> None:
         marks, place = self._marks, self._place
-        marks[place + 3] = 0  # a death between the lines must not tell of a step that never was
+        marks[place + 3] = 0  # a death between these lines must not show a step that never was
         marks[place + 1], marks[place + 2] = chosen, start
         marks[place + 3] = count
 
@@ -167,7 +162,8 @@ class _Watched(Worker):
         moved = super()._turn()
         runner = self.delivery.runner
         if runner is not None and runner.abandoned:
-            # What the step made of the call that took too long is committed; only this ends the call itself.
+            # The step is committed, with the call that took too long as a failure. Only the end of the process
+            # ends the call.
             text = f"ends its worker (process {os.getpid()}), and with it a call that took longer than timeout_s"
             self.running.emit(events.Event(self.id, text, logging.WARNING))
             os._exit(TIMED_OUT)
@@ -180,7 +176,7 @@ class _Watched(Worker):
 
 
 class _WorkerProcess:
-    """What a worker does from its first message to its last."""
+    """A worker, from its first message to its last."""
 
     def __init__(self, channel: wire.Channel, marks: memoryview[int]) -> None:
         self.channel = channel
@@ -188,23 +184,23 @@ class _WorkerProcess:
         self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._halted = threading.Event()
         self._drained = threading.Event()
-        self._carrier: WorkerEngine | None = None
+        self._running: Running | None = None
         self.joining = 0
-        """Units that are not run yet, which came after the start."""
+        """Number of units that came after the start and do not run yet."""
         threading.Thread(target=self._listen, name="cues supervisor", daemon=True).start()
 
     def run(self) -> int:
-        """Until the supervisor says so; returns the exit code."""
+        """Run until the supervisor ends it. Return the exit code."""
         try:
             loaded = self._load()
-            carrier = None if loaded is None else self._carry(loaded)
+            engine = None if loaded is None else self._own(loaded)
         except Exception as error:
             self.channel.send(wire.Refused(wire.ErrorReport.of(error, graphfile.users_trace)))
             return 1
-        if carrier is not None:
-            self._report(carrier)
-            carrier.close(CLOSE_S)
-            self.channel.send(carrier.stand())
+        if engine is not None and self._running is not None:
+            self._report(self._running, engine)
+            self._running.close(CLOSE_S)
+            self.channel.send(engine.reply())
         self.channel.send(wire.Departure())
         return 0
 
@@ -212,17 +208,17 @@ class _WorkerProcess:
         self.channel.send(wire.EventReport.of(event, graphfile.users_trace))
 
     def expect(self, kind: type[Any]) -> Any:
-        """The next message, which is of that kind; None where the graph is halted before."""
+        """Return the next message, which is of that kind; None if the graph is halted before it comes."""
         message = self._inbox.get()
         return message if isinstance(message, kind) else None
 
-    # --- the supervisor's words ---
+    # --- the messages of the supervisor ---
 
     def _listen(self) -> None:
         try:
             while True:
                 message = self.channel.receive()
-                carrier = self._carrier
+                running = self._running
                 if isinstance(message, wire.Halt):
                     self._halted.set()
                     self._inbox.put(message)
@@ -232,19 +228,20 @@ class _WorkerProcess:
                     self.joining += len(message.units)
                 if isinstance(message, (wire.LoadGraph, wire.AssignUnits, wire.Begin, wire.More)):
                     self._inbox.put(message)
-                elif carrier is not None:
-                    self._obey(carrier, message)
+                elif running is not None:
+                    self._obey(running, message)
         except (EOFError, OSError):
             os.kill(os.getpid(), signal.SIGKILL)
 
-    def _obey(self, carrier: WorkerEngine, message: Any) -> None:
+    def _obey(self, running: Running, message: Any) -> None:
         if isinstance(message, wire.StatusRequest):
-            with contextlib.suppress(CuesError):  # closing: nobody is asked any more
-                self.channel.send(carrier.stand(message.number))
+            assert isinstance(running.engine, WorkerEngine)
+            with contextlib.suppress(CuesError):  # the graph is closing, and nothing waits for an answer
+                self.channel.send(running.engine.reply(message.number))
         elif isinstance(message, wire.Drain):
-            carrier.end_sources()
+            running.end_sources()
         elif isinstance(message, wire.Halt):
-            carrier.halt()
+            running.halt()
 
     # --- work ---
 
@@ -254,51 +251,53 @@ class _WorkerProcess:
             return None
         threading.current_thread().name = load.worker
         sys.argv = list(load.argv)
-        events.log.disabled = True  # the supervisor logs what it is told
+        events.log.disabled = True  # the supervisor logs the events that it gets
         graph.importing_for_worker = True
         try:
-            found: graph.Graph = load.origin.load()
+            loaded: graph.Graph = load.origin.load()
         finally:
             graph.importing_for_worker = False
-        origin.compare(found, load.digests, origin.digests(found.plan()))
+        origin.compare(loaded, load.digests, origin.digests(loaded.plan()))
         if not logging.root.handlers:
             logging.root.addHandler(_LogsTo(self.channel))
         self.channel.send(wire.Loaded())
-        return found
+        return loaded
 
-    def _carry(self, found: graph.Graph) -> WorkerEngine | None:
+    def _own(self, loaded: graph.Graph) -> WorkerEngine | None:
+        """Own the units that the supervisor assigns, and run them."""
         carry = self.expect(wire.AssignUnits)
         if carry is None:
             return None
-        found.durability = carry.durability
-        found.directory = None if carry.directory is None else Path(carry.directory)
-        carrier = WorkerEngine(self, found, carry)
-        self._carrier = carrier
-        if self._drained.is_set():  # what was said before it was there
-            carrier.end_sources()
+        loaded.durability = carry.durability
+        loaded.directory = None if carry.directory is None else Path(carry.directory)
+        engine = WorkerEngine(self, loaded, carry)
+        self._running = running = Running(loaded, engine, (self.tell,))
+        if self._drained.is_set():  # the message came during the start
+            running.end_sources()
         if self._halted.is_set():
-            carrier.halt()
-        return carrier
+            running.halt()
+        return engine
 
-    def _report(self, carrier: WorkerEngine) -> None:
-        """Say how the processors do, where that changes, until the end."""
-        said: wire.StatusReply | None = None
-        while not carrier.halted and not carrier.dispossessed:
-            stand = carrier.stand()
-            if stand != said:
-                self.channel.send(stand)
-                said = stand
+    def _report(self, running: Running, engine: WorkerEngine) -> None:
+        """Send the status of the processors whenever it changes, until the end."""
+        sent: wire.StatusReply | None = None
+        while not running.halted and not engine.dispossessed:
+            reply = engine.reply()
+            if reply != sent:
+                self.channel.send(reply)
+                sent = reply
                 self._halted.wait(REPORT_S)
-            carrier.wait_changed(REPORT_S)
-            if self.joining and not carrier.halted:
+            with running.changes:
+                running.changes.wait(REPORT_S)
+            if self.joining and not running.halted:
                 more = self.expect(wire.More)
                 if more is not None:
-                    carrier.join(more.units)
+                    engine.join_units(more.units)
                     self.joining -= len(more.units)
 
 
 class _LogsTo(logging.Handler):
-    """Sends records that nobody else takes to the supervisor, which gives them to its own handlers."""
+    """Sends log records that no other handler takes to the supervisor, which gives them to its own handlers."""
 
     def __init__(self, channel: wire.Channel) -> None:
         super().__init__(logging.WARNING)

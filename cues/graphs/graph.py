@@ -383,23 +383,24 @@ class Graph:
         take_over: bool = False,
         **options: Unpack[EngineOptions],
     ) -> Running:
-        """Start the graph in threads of this process; returns a :class:`Running`, a context manager.
+        """Start the graph in threads of this process. Return a :class:`Running`, which is a context manager.
 
-        With ``workers=4`` its processors run in four processes of their own (``"auto"``: as many as make sense
-        here), which are started again when they die and end with this one. They import the graph, so it must
-        be a global of a file, and a program must start it under ``if __name__ == "__main__":``; for one that a function
-        returns ``target="graph.py:make(3)"`` says how. Raises :class:`GraphError` where that does not hold.
+        With ``workers=4`` its processors run in four processes of their own. With ``"auto"`` the number fits the
+        machine and the graph. A worker that dies is started again, and all workers end with this process. They import
+        the graph, so it must be a global of a file, and a program must start it under
+        ``if __name__ == "__main__":``. For a graph that a function returns, pass ``target="graph.py:make(3)"``.
+        Raises :class:`GraphError` if the workers cannot import the graph.
 
-        With ``engine="spark"`` its functions run on Spark's executors: ``spark`` is a session of yours, which
-        is never stopped, ``master`` the URL of a cluster for one that is made (default ``local[*]``).
+        With ``engine="spark"`` its functions run on Spark's executors. ``spark`` is your own session, which
+        is never stopped. Without it a session is made, for ``master``, the URL of a cluster (default ``local[*]``).
 
-        Raises :class:`AlreadyRunning`, :class:`TopologyChanged`, :class:`Diverged` before anything ran.
+        Raises :class:`AlreadyRunning`, :class:`TopologyChanged`, :class:`Diverged` before a function is called.
         """
         if engine not in ENGINES:
             raise InvalidArgument(f"There is no engine {engine!r}.", f"{' or '.join(map(repr, ENGINES))}.")
         if importing_for_worker:
             raise GraphError(
-                f"The graph {self.id!r} is started where its file is imported, which every worker process does.",
+                f"The graph {self.id!r} is started by the import of its file, and every worker process imports it.",
                 'write if __name__ == "__main__": before the start.',
             )
         module, given = _MODULES[engine], dict[str, Any](options)
@@ -407,7 +408,7 @@ class Graph:
             if engine != "embedded":
                 raise InvalidArgument(
                     f"workers={workers!r} are processes of the embedded engine, and the engine is {engine!r}.",
-                    "give workers= or engine='spark', not both: Spark has its own workers.",
+                    "set workers= or engine='spark', but not both, because Spark has its own workers.",
                 )
             module, given["workers"] = _MODULES["workers"], workers
         return importlib.import_module(module).start(  # type: ignore[no-any-return]

@@ -8,9 +8,9 @@
     java.py        a Java that Spark can run on
     session.py     the user's session, or a quiet one
     source.py      a Spark stream as a graph's source
-    datasource.py  the format "cues"; options.py, reading.py, writing.py and what they stand on
+    datasource.py  the format "cues", with options.py, reading.py, writing.py and the modules that they use
 
-Nothing here is loaded by ``import cues``, and pyspark is loaded by none of these names before it is called.
+``import cues`` loads nothing of this package, and each of these names loads pyspark only when it is called.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ __all__ = ["Source", "register", "session"]
 
 
 def register(spark: SparkSession) -> None:
-    """Make ``spark.read.format("cues")`` (and readStream, write, writeStream) known to a session.
+    """Register the format ``cues`` with a session, for read, readStream, write and writeStream.
 
-    Calling it again does nothing new. Executors need cues installed too.
+    A second call changes nothing. Executors need cues installed too.
     """
     from cues.spark.datasource import source_for
 

@@ -1,23 +1,23 @@
-"""A backfill: everything that lies on the queues goes through the graph's functions, in long stretches.
+"""A backfill: the graph's functions process all messages that are on the queues, in long steps.
 
     graph.start(engine="spark", backfill=True)
 
-A processor at a time, each behind those that it gets messages from; again from the first, until nobody has
-anything left (error queues and cycles bring messages back). Sources do not run. Then it ends.
+One processor works at a time, each after those that it gets messages from. Then the first works again, until no
+processor has messages left (error queues and cycles bring messages back). Sources do not run. Then the graph ends.
 
     driver                                        executors
-    takes a range: some seconds' work
-    cuts it into stretches, one a task      ──▶   call the function chunk by chunk, stage pages (stretch.py)
-    puts their runs together into steps     ◀──   where the pages are, and what failed
-    appends the pages, step by step, each one commit with outputs, try log and positions (delivery.py)
+    takes a range: the work of some seconds
+    cuts it into stretches, one a task      ──▶   call the function chunk by chunk, stage pages (chunk.py)
+    joins their runs into steps             ◀──   the places of the pages, and the failures
+    appends the pages, step by step; each step is one commit of outputs, try log and positions (steps/commit.py)
 
-The driver sees neither the messages nor what they become, so its memory does not grow with the queue. A
-step is what it is on any engine, only longer: owner, fence, snapshot, attempt, hash, positions. So a
-backfill that is killed has done whole steps, the next start (of whatever engine) goes on behind them, and
-what was staged and not committed is swept.
+The driver does not read the messages or the results, so its memory does not grow with the queue. A step is the same
+as on every engine, only longer: owner, fence, snapshot, attempt, hash, positions. So a backfill that is killed has
+done whole steps. The next start, of any engine, continues after them. Pages that were staged and not committed are
+swept.
 
-What the driver has to do (state, sinks, side effects, at-most-once, frames, outputs in other stores) it
-does here in the steps that it does everywhere; and so the rest of a range in which too much fails.
+Some work must be done in the driver: state, sinks, side effects, at-most-once, frames, and outputs in other stores. It
+is done in the usual steps. So is the rest of a range in which too many messages fail.
 """
 
 from __future__ import annotations
@@ -29,9 +29,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from cues import faults
+from cues.engine.engine import Host
 from cues.engine.threads import Worker
 from cues.errors import GraphError
 from cues.graphs.graph import Graph
@@ -40,8 +41,8 @@ from cues.queues.queue import Queue
 from cues.records.batch import Page
 from cues.spark import staging
 from cues.spark.chunk import NO_HASH, ChunkTask, CommitRun
-from cues.spark.remote import SparkRunner
-from cues.spark.running import SparkRunning
+from cues.spark.driver import SparkEngine
+from cues.spark.remote import SparkRunner, take_whole
 from cues.spark.staging import Staged, StagingArea
 from cues.steps.failure import Failure, stopped_at
 from cues.steps.feed import SourceStepper
@@ -53,16 +54,17 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 RANGE_MESSAGES: Final = 1_000_000
-"""Most messages of one job. A job costs some 0.1 s, whatever it does, which so many do not notice."""
+"""Most messages of one job. Every job costs about 0.1 s, which is little for so many messages."""
 FIRST_MESSAGES: Final = 20_000
-"""Messages of the first job; nobody knows yet how long the function takes."""
+"""Messages of the first job, when the time of a call is not known."""
 JOB_S: Final = 10.0
-"""Longest time of a job, about. After a driver dies before the commit, the job's calls are repeated."""
+"""Longest time of a job, approximately. If the driver dies before the commit, the calls of the job are repeated."""
 STRETCH_MESSAGES: Final = 100_000
-"""Most messages of one task: enough to forget what a task costs, few enough that no core waits long for the last."""
+"""Most messages of one task. With many messages the cost of a task is small; with too many, cores wait for the last
+task."""
 COMMIT_VALUES_MAX: Final = 32_768
-"""LMDB values (of a page each, 128 MB) of one commit: it holds the store's writer lock for some tenths of a second,
-and LMDB keeps its pages in memory."""
+"""Most LMDB values of one commit, of one page each: 128 MB. The commit holds the store's writer lock for some tenths
+of a second, and LMDB keeps its pages in memory."""
 LOOK_S: Final = 0.2
 """Longest wait of a thread for its turn before it checks that the graph is not halted."""
 BATCHES_MAX: Final = 1_000
@@ -70,31 +72,31 @@ BATCHES_MAX: Final = 1_000
 
 
 class Span(Slice):
-    """A range of an input that the driver does not look into."""
+    """A range of an input whose messages the driver does not read."""
 
     __slots__ = ("_seal",)
 
-    def __init__(self, one: Input, start: int, stop: int) -> None:
-        super().__init__(one, start, [], [])
+    def __init__(self, input: Input, start: int, stop: int) -> None:
+        super().__init__(input, start, [], [])
         self.stop = stop
-        with one.log.store.view() as txn:
-            self._seal = one.log.seal_before(txn, one.log.row(txn), stop)
+        with input.log.store.view() as txn:
+            self._seal = input.log.seal_before(txn, input.log.row(txn), stop)
 
     def seal(self) -> bytes:
         return self._seal
 
 
 class Staging:
-    """The pages that a part appends under its hash, read from the staging files some at a time."""
+    """The pages that a part appends with its hash. Some at a time are read from the staging files."""
 
     def __init__(self, digest: bytes, staged: list[tuple[Queue, Staged]]) -> None:
         self.digest = digest
-        # Views are opened here: inside the transaction a log that is not open waits for its end.
-        self.staged = [(queue.views, one) for queue, one in staged]
+        # Views are opened here. Inside the transaction, the opening of a log would wait for the end of it.
+        self.staged = [(queue.views, output) for queue, output in staged]
 
     def __iter__(self) -> Iterator[tuple[Queue, list[Page]]]:
-        for views, one in self.staged:
-            for partition, pages in one.pages():
+        for views, output in self.staged:
+            for partition, pages in output.pages():
                 for page in pages:
                     page.tail = self.digest + page.tail[len(NO_HASH) :]
                 yield views[partition], pages
@@ -105,36 +107,36 @@ class StagedPart(Part):
     """A part whose pages are not in memory."""
 
     staged: int
-    """LMDB values."""
+    """Number of LMDB values."""
 
     def values(self) -> int:
-        return self.staged + self.staged // 64  # and the branches above them
+        return self.staged + self.staged // 64  # with the branch pages above them
 
 
 class BackfillStepper(Stepper):
     """One processor, whose function executors call over long ranges."""
 
     _most = FIRST_MESSAGES
-    """Messages of the next job; it follows the time that jobs take."""
+    """Messages of the next job, adapted to the time of the last one."""
 
     def step(self) -> Outcome:
-        """One turn: a long range as several steps; or one of the usual steps, where it has to be that."""
+        """Process a long range, as several steps; or make one usual step, if executors cannot do it."""
         runner = self.runner
         assert isinstance(runner, SparkRunner)
         if not runner.on_executors or self.forks or self._pending is not None or self._stop is not None:
             return super().step()
         taken = self._range()
         if taken is None:
-            return super().step()  # which says "idle"
+            return super().step()  # which returns "idle"
         stage = StagingArea(self.store.directory, os.getpid())
         try:
             if faults.active:
                 faults.point("take.after")
             began = time.monotonic()
             edges = _edges(taken.count, self._size, runner.parallelism)
-            found = runner.gather(ChunkTask(runner.packed_job(), stage), runner.cut(taken, edges))
+            results = runner.gather(ChunkTask(runner.packed_job(), stage), runner.cut(taken, edges))
             self._pace(time.monotonic() - began)
-            if found is None or not self._commit_runs(taken, [run for made in found for run in made.runs]):
+            if results is None or not self._commit_runs(taken, [run for result in results for run in result.runs]):
                 self._step_dropped()
                 return super().step()
         except BaseException:
@@ -144,13 +146,13 @@ class BackfillStepper(Stepper):
             stage.clear()
         return "committed"
 
-    def left(self, one: Input, end: int | None) -> int:
+    def left(self, input: Input, end: int | None) -> int:
         """The number of messages before ``end`` that an input has not taken yet."""
-        row = one.queue.row()
-        return (row.next if end is None else min(end, row.next)) - max(one.index, row.first)
+        row = input.queue.row()
+        return (row.next if end is None else min(end, row.next)) - max(input.index, row.first)
 
     def _range(self) -> Taken | None:
-        """The ranges of the next job on the inputs. Nothing is read."""
+        """The ranges of the next job on the inputs. No message is read."""
         size = self._size
         most = min(self._most, RANGE_MESSAGES)
         if self.node.options.batch:
@@ -160,26 +162,26 @@ class BackfillStepper(Stepper):
             turns = [(self._served + turn) % len(self.inputs) for turn in range(len(self.inputs))]
             place = next((turn for turn in turns if self.left(self.inputs[turn], None) > 0), 0)
             self._served, chosen = place + 1, [self.inputs[place]]
-        count = min(most, *(self.left(one, None) for one in chosen))
+        count = min(most, *(self.left(input, None) for input in chosen))
         if count <= 0:
             return None
-        starts = [max(one.index, one.queue.row().first) for one in chosen]
-        return Taken([Span(one, start, start + count) for one, start in zip(chosen, starts)], count)
+        starts = [max(input.index, input.queue.row().first) for input in chosen]
+        return Taken([Span(input, start, start + count) for input, start in zip(chosen, starts)], count)
 
     @property
     def _size(self) -> int:
-        """Messages of one call."""
+        """Number of messages of one call."""
         return self.node.options.batch_size if self.node.options.batch else 1
 
     def _pace(self, took_s: float) -> None:
-        """Have the next job take a time that may be lost."""
+        """Set the size of the next job, so that its time is not too long to be repeated."""
         if took_s < JOB_S / 4:
             self._most = min(self._most * 4, RANGE_MESSAGES)
         elif took_s > JOB_S:
             self._most = max(1, int(self._most * JOB_S / 2 / took_s))
 
     def _commit_runs(self, taken: Taken, runs: list[CommitRun]) -> bool:
-        """Commit what the stretches made; False where a failed message was purged, so nobody can tell of it."""
+        """Commit the results of the stretches. Return False if a failed message was purged, and cannot be reported."""
         stop = None
         if self.errors is None:
             ran = list(itertools.takewhile(lambda run: run.failure is None, runs))
@@ -217,44 +219,42 @@ class BackfillStepper(Stepper):
         """Runs that commit as one step."""
         start, stop = runs[0].start, runs[-1].stop
         digest = self._digest(taken, start, stop)
-        # Queue by queue, so that each gets its messages in order whatever the bindings are.
+        # One queue after another, so that each gets its messages in order with any bindings.
         staged = [
             (queue, run.outputs[binding])
             for binding, queue in self.outputs.items()
             for run in runs
             if binding in run.outputs
         ]
-        written = sum(one.count for _, one in staged)
-        values = sum(one.values for _, one in staged)
+        written = sum(output.count for _, output in staged)
+        values = sum(output.values for _, output in staged)
         taking = self._taking(taken, start, stop)
         return StagedPart(start, stop, digest, taking, None, Staging(digest, staged), written, values)
 
     def _told_part(self, taken: Taken, run: CommitRun, failure: Failure) -> Part | None:
-        """The failed run with its messages, which are read again; None where they are purged."""
+        """The failed run with its messages, which are read again; None if they are purged."""
+        count = run.stop - run.start
         slices = []
         for piece in taken.slices:
-            one = Input(piece.binding, piece.tailer, piece.one.queue)
-            one.identity = piece.one.identity
-            start, count = piece.start + run.start, run.stop - run.start
-            one.go(start)
-            while one.ahead < count:
-                before = one.ahead
-                one.fill(count)
-                if one.index != start or one.ahead == before:
-                    return None
-            slices.append(one.take(count))
-        return self._failed_part(Taken(slices, run.stop - run.start), 0, run.stop - run.start, failure)
+            input = Input(piece.binding, piece.tailer, piece.one.queue)
+            input.identity = piece.one.identity
+            input.go(piece.start + run.start)
+            whole = take_whole(input, piece.start + run.start, count)
+            if whole is None:
+                return None
+            slices.append(whole)
+        return self._failed_part(Taken(slices, count), 0, count, failure)
 
 
 def _edges(count: int, size: int, cores: int) -> list[int]:
-    """The offsets at which stretches meet. Every core has one, and no batch of ``size`` is cut."""
+    """The offsets of the edges of stretches. There is one for every core, and no batch of ``size`` is cut."""
     stretch = min(STRETCH_MESSAGES, -(-count // cores))
     stretch = -(-stretch // size) * size
     return [*range(0, count, stretch), count]
 
 
 def _commits(runs: list[CommitRun]) -> Iterator[list[CommitRun]]:
-    """The runs of each commit: as many as it may hold, or one that is larger."""
+    """The runs of each commit: as many as fit into one, or a single run that is larger."""
     some: list[CommitRun] = []
     values = 0
     for run in runs:
@@ -269,7 +269,7 @@ def _commits(runs: list[CommitRun]) -> Iterator[list[CommitRun]]:
 
 
 def _steps(runs: list[CommitRun], batch: bool) -> Iterator[list[CommitRun]]:
-    """Runs that are one step: those between failures; of a batch function each."""
+    """The runs of each step: those between two failures. Of a batch function every run is a step."""
     for failed, group in itertools.groupby(runs, lambda run: run.failure is not None):
         some = list(group)
         if failed or batch:
@@ -291,7 +291,7 @@ class Rounds:
         """The units that found nothing to do since the last unit that did something."""
 
     def take_turn(self, who: str, work: Callable[[], bool]) -> None:
-        """Do ``work``, which says whether there was any, if it becomes the turn of ``who`` soon."""
+        """Call ``work`` if it soon becomes the turn of ``who``. ``work`` returns whether there was anything to do."""
         with self._changed:
             if not self._changed.wait_for(lambda: self.over or self._order[0] == who, LOOK_S) or self.over:
                 return
@@ -303,38 +303,40 @@ class Rounds:
             self._changed.notify_all()
 
     def leave(self, who: str) -> None:
-        """There will be no more turns of ``who``."""
+        """Take ``who`` out of the order."""
         with self._changed:
-            self._order = [one for one in self._order if one != who]
+            self._order = [unit for unit in self._order if unit != who]
             self._changed.notify_all()
 
     @property
     def over(self) -> bool:
-        """True after a whole round found nothing to do."""
+        """Whether a whole round found nothing to do."""
         return set(self._order) <= self._idle
 
 
 class Turns(Worker):
     """One unit of a processor, which works when it is its turn."""
 
-    running: Backfill
+    def __init__(self, engine: BackfillEngine, stepper: Stepper) -> None:
+        super().__init__(engine.host, stepper)
+        self.engine = engine
 
     def finish(self, error: BaseException | None = None) -> None:
         super().finish(error)
-        self.running.rounds.leave(self.id)
+        self.engine.rounds.leave(self.id)
 
     @property
     def _exhausted(self) -> bool:
-        return isinstance(self.delivery, SourceStepper) or self.running.rounds.over
+        return isinstance(self.delivery, SourceStepper) or self.engine.rounds.over
 
     def _turn(self) -> bool:
-        self.running.rounds.take_turn(self.id, self._work)
-        return True  # it has waited for its turn; nobody is to sleep besides
+        self.engine.rounds.take_turn(self.id, self._work)
+        return True  # the thread has waited for the turn, and must not sleep besides
 
     def _work(self) -> bool:
-        """Step until nothing is left; returns whether there was anything."""
+        """Step until nothing is left. Return whether there was anything to do."""
         steps = self.delivery.counters.steps
-        self.running.settle()
+        self.engine.settle()
         while not self.running.halted and self._any_left():
             super()._turn()
         self.busy = False
@@ -346,19 +348,22 @@ class Turns(Worker):
         if delivery._pending is not None:
             return True
         some = any if delivery.node.mode == "alts" else all
-        return some(delivery.left(one, self.running.ends.get(one.log.id)) > 0 for one in delivery.inputs)
+        return some(delivery.left(read, self.engine.ends.get(read.log.id)) > 0 for read in delivery.inputs)
 
     def _pull(self) -> None:
         """Sources do not run."""
 
 
-class Backfill(SparkRunning):
-    """A graph that works off what lies on its queues, and ends; used as any other, but that no source runs."""
+class BackfillEngine(SparkEngine):
+    """Processes the messages that are on the queues, and ends. No source runs."""
 
-    pulls: ClassVar[bool] = False
+    pulls = False
 
     def __init__(self, graph: Graph, spark: SparkSession | None, master: str | None, **options: Any) -> None:
         super().__init__(graph, spark, master, delivery=BackfillStepper, **options)
+
+    def start(self, host: Host) -> None:
+        super().start(host)
         staging.sweep(self.store.directory)
 
     def _start_threads(self) -> None:
@@ -369,40 +374,41 @@ class Backfill(SparkRunning):
         self.rounds = Rounds([unit for name in order for unit in units[name]])
         super()._start_threads()
 
-    def _worker(self, delivery: Stepper) -> Worker:
-        return Turns(self, delivery)
+    def _worker(self, stepper: Stepper) -> Worker:
+        return Turns(self, stepper)
 
     def _take_in(self, units: Sequence[Node]) -> None:
-        """Refuse: its rounds are made at the start."""
+        """Refuse new partitions, because the rounds are made at the start."""
         raise GraphError(
-            f"The queues that {units[0].processor} reads have got partitions while a backfill was running, which reads"
-            " those that were there at its start.",
-            "start the backfill again; it goes on where it is now.",
+            f"The queues that {units[0].processor} reads have got partitions during a backfill, which reads only"
+            " the partitions of its start.",
+            "start the backfill again; it continues where it is now.",
             processor=units[0].name,
         )
 
     @functools.cached_property
     def ends(self) -> dict[str, int]:
-        """The ends, at the start, of the logs that only others write to. Later messages are left to the next run."""
+        """The ends, at the start, of the logs that only others write to. The next run takes later messages."""
         nodes = [node for node in self.plan.running if node.inputs]
         written = {port.queue for node in nodes for port in node.writes} | {node.errors for node in nodes}
         return {
             view.log.id: view.row().next
-            for name, queue in self._assembly.queues.items()
+            for name, queue in self.queues.items()
             if name not in written
             for view in queue.views
         }
 
     def settle(self) -> None:
-        """Wait until what was written for other stores lies there, or is not forwarded any more."""
-        while self.forwarder_threads and not self.halted:
+        """Wait until the messages for other stores are there, or are not forwarded any more."""
+        while self.forwarder_threads and not self.host.halted:
             with self.store.view() as txn:
-                ends = [forwarder_thread.forwarder.ends(txn) for forwarder_thread in self.forwarder_threads]
-            if all(
-                forwarder_thread.idle(end) for forwarder_thread, end in zip(self.forwarder_threads, ends)
-            ) or self.pause(LOOK_S):
+                ends = [thread.forwarder.ends(txn) for thread in self.forwarder_threads]
+            forwarded = all(thread.idle(end) for thread, end in zip(self.forwarder_threads, ends))
+            if forwarded or self.host.pause(LOOK_S):
                 return
 
-    def wait_done(self, idle_exit_s: float | None = None) -> bool:
-        """Wait until everything is worked off; False when it was halted before. It ends by itself."""
-        return self._wait(lambda: all(worker.finished for worker in self.workers) and self.idle(), None)
+    def resting(self) -> bool:
+        return False  # it ends by itself, and not after a quiet time
+
+    def done(self) -> bool:
+        return bool(self.stopped) or (all(worker.finished for worker in self.workers) and self.idle())

@@ -1,4 +1,4 @@
-"""What Spark's checkpoint says of a batch: from which offset of each source to which.
+"""The offsets of a batch in Spark's checkpoint: the start and the end of each source.
 
     <checkpoint>/metadata            {"id": …}, drawn when the checkpoint is made
     <checkpoint>/offsets/<batch>     written before the batch begins, and never changed
@@ -8,17 +8,17 @@
     <offset of source 1, JSON, or "-" for none>
     …
 
-Spark hands a sink nothing but a batch number, which means something else after a checkpoint was lost. The
-offset record freezes what a batch reads, so it is what a commit is keyed by. The layout is Spark's own
-(the same from 2.1 to 4.3); another version in its first line is refused.
+Spark gives a sink only a batch number, which has another meaning after a checkpoint was lost. The
+offset record fixes the messages of a batch, so it is the key of a commit. The layout is Spark's own
+(the same from 2.1 to 4.3). Another version in its first line is refused.
 
-An offset of a queue says by itself where its batch begins:
+An offset of a queue also has the start of its batch:
 
     {"cues": "9f6c…", "from": 1, "to": 5001}                  identity of the queue, from, to (exclusive)
     {"cues": "9f6c…", "from": [1, 1], "to": [3001, 2001]}     the same on each of several partitions
 
-for Spark keeps no start for the first batch: it asks the source again after a restart, and a source that
-starts at the latest message would answer something else by then.
+because Spark keeps no start for the first batch. It asks the source again after a restart, and a source that
+starts at the latest message would give another answer then.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _VERSION: Final = "v1"
 
 
 class Offset(NamedTuple):
-    """An offset of a queue of Cues, which is the part of it that a batch reads."""
+    """An offset of a queue of Cues: the part of the queue that a batch reads."""
 
     identity: bytes
     start: Indices
@@ -49,7 +49,7 @@ class Offset(NamedTuple):
 
     @staticmethod
     def of(offset: Any) -> Offset | None:
-        """An offset as Spark gives it back; None where it is of another source."""
+        """An offset as Spark returns it; None if it belongs to another source."""
         if not isinstance(offset, dict) or set(offset) != {"cues", "from", "to"}:
             return None
         return Offset(bytes.fromhex(offset["cues"]), read_place(offset["from"]), read_place(offset["to"]))
@@ -59,7 +59,7 @@ class OffsetRecord(NamedTuple):
     """One offset record."""
 
     offsets: tuple[str, ...]
-    """One JSON text for each source; ``"-"`` for one without."""
+    """One JSON text for each source; ``"-"`` for a source without an offset."""
     checksum: bytes
 
 
@@ -68,7 +68,7 @@ def part_of(checkpoint: str, batch: int) -> SourcePart:
     record = read_record(checkpoint, batch)
     if record is None:
         raise Unsupported(
-            f"The checkpoint {checkpoint} has no offset record for batch {batch}, so nobody knows what it is about.",
+            f"The checkpoint {checkpoint} has no offset record for batch {batch}, so its messages are not known.",
             "use a micro-batch trigger (processingTime or availableNow); other triggers write their offsets later.",
         )
     before = read_record(checkpoint, batch - 1) if batch > 0 else None
@@ -86,7 +86,7 @@ def part_of(checkpoint: str, batch: int) -> SourcePart:
 
 
 def read_record(checkpoint: str, batch: int) -> OffsetRecord | None:
-    """The offset record of a batch; None where there is none."""
+    """The offset record of a batch; None if there is none."""
     raw = _read(checkpoint, f"offsets/{batch}")
     if raw is None:
         return None
@@ -107,11 +107,11 @@ def _parsed(text: str) -> Offset | None:
 
 
 def _read(checkpoint: str, name: str) -> bytes | None:
-    """A file of the checkpoint, wherever it lies; None where it is not there."""
-    found = urlparse(checkpoint)
-    if found.scheme in ("", "file"):
+    """A file of the checkpoint, on any filesystem; None if it does not exist."""
+    url = urlparse(checkpoint)
+    if url.scheme in ("", "file"):
         try:
-            return (Path(unquote(found.path) if found.scheme else checkpoint) / name).read_bytes()
+            return (Path(unquote(url.path) if url.scheme else checkpoint) / name).read_bytes()
         except FileNotFoundError:
             return None
     from pyarrow import fs

@@ -1,14 +1,14 @@
-"""A long stretch of a queue on an executor: the function over chunk after chunk, what it returns staged as pages.
+"""A long stretch of a queue on an executor: calls of the function for chunk after chunk, with results staged as pages.
 
-    chunk     what lies ahead on the inputs, up to so many messages   (of a batch function: one call)
+    chunk     the next messages of the inputs, up to a limit   (of a batch function: one call)
     run       consecutive messages of a chunk without a failure, or one that failed (a batch: all of it)
-    staged    a run's outputs, as pages of record batches in a file beside the store (staging.py)
+    staged    a run's outputs, as pages of record batches in a file in the store's folder (staging.py)
 
-An executor does here what a step does in the driver, but for the two things that only the driver knows:
-which runs commit together, and so under which hash. Pages are built with a hash of zeros, which the
+An executor does the work of a step, except for two things that only the driver knows:
+which runs commit together, and the hash of their step. Pages are built with a hash of zeros, which the
 driver overwrites when it appends them.
 
-A task holds one chunk at a time, however long its stretch is.
+A task holds one chunk in memory at a time, even if its stretch is long.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ from cues.steps.runner import Runner
 from cues.steps.taking import Input, Taken
 
 CHUNK_MESSAGES: Final = 10_000
-"""Most messages of a message function that a task has in memory; a chunk's pages are staged together."""
+"""Most messages of a chunk of a message function. A task has them in memory, and stages their pages together."""
 FIRST_CHUNK_MESSAGES: Final = 1_000
-"""Messages of a task's first chunk; nobody knows yet how much the function makes of one."""
+"""Messages of a task's first chunk, when the size of the results is not known."""
 CHUNK_VALUES: Final = 2_048
-"""Pages that a chunk should become at most, 8 MB: whoever makes much of a message gets fewer at a time."""
+"""Most pages that the results of a chunk should have: 8 MB. A function with larger results gets smaller chunks."""
 FAILURES_MAX: Final = 1_000
-"""Messages that may fail in a stretch: their accounts travel to the driver's memory. What has more is done in the
-driver's steps, which are shorter."""
+"""Most messages that may fail in a stretch, because the driver's memory holds their accounts. A stretch with more
+failures is done in the driver's steps, which are shorter."""
 NO_HASH: Final = bytes(16)
-"""In the place of a step's hash, until it is known."""
+"""Takes the place of a step's hash until that is known."""
 
 
 @dataclass
@@ -55,19 +55,19 @@ class CommitRun:
     start: int
     stop: int
     outputs: dict[str, Staged] = field(default_factory=dict)
-    """By binding; bindings without messages are not there."""
+    """By binding. Bindings without messages are left out."""
     failure: Failure | None = None
 
 
 @dataclass
 class ChunkResult(PartReport):
-    """The result of a stretch: its runs, in order and without gaps; or the reason why it was given up."""
+    """The result of a stretch: its runs, in order and without gaps, or the reason why it was given up."""
 
     runs: list[CommitRun] = field(default_factory=list)
 
 
 class ChunkTask:
-    """The function of a task over its stretch, as Spark pickles it."""
+    """The function of a task, which processes a stretch. Spark pickles it."""
 
     def __init__(self, packed: bytes, stage: StagingArea) -> None:
         self.packed = packed
@@ -85,7 +85,7 @@ class ChunkTask:
         return result
 
     def _through(self, job: StepJob, part: StepPart, inputs: list[Input], runner: Runner) -> ChunkResult:
-        """Chunk after chunk, until the end or a failure that stops the processor."""
+        """Process chunk after chunk, up to the end or to a failure that stops the processor."""
         made = ChunkResult()
         batch = bool(job.node.options.batch)
         size = job.node.options.batch_size if batch else FIRST_CHUNK_MESSAGES
@@ -95,10 +95,10 @@ class ChunkTask:
         failed = done = values = 0
         while done < part.messages:
             wanted = min(size, part.messages - done)
-            count = min(wanted, *(one.fill(wanted) for one in inputs))
-            if not count or any(one.index != piece.start + done for one, piece in zip(inputs, part.pieces)):
+            count = min(wanted, *(input.fill(wanted) for input in inputs))
+            if not count or any(input.index != piece.start + done for input, piece in zip(inputs, part.pieces)):
                 return ChunkResult(declined="purged")
-            taken = Taken([one.take(count) for one in inputs], count)
+            taken = Taken([input.take(count) for input in inputs], count)
             results = runner.run(taken)
             for cut in results.cuts(job.node, count):
                 failure = None if cut.failure is None else travelling(cut.failure)
@@ -126,8 +126,8 @@ class ChunkTask:
 def _pages(
     results: Results, taken: Taken, cut: Cut, options: dict[str, QueueOptions], batch: bool
 ) -> dict[str, list[PlacedPage]]:
-    """The outputs of a run of messages as pages, with where they came from."""
-    found: dict[str, list[PlacedPage]] = {}
+    """The outputs of a run as pages, with their provenance."""
+    by_binding: dict[str, list[PlacedPage]] = {}
     traced = taken.traced
     for binding, whole in results.outputs.items():
         output = whole if cut.stop - cut.start == taken.count else whole.between(cut.start, cut.stop)
@@ -141,8 +141,8 @@ def _pages(
                 came = came.spread(len(output.items))
             else:
                 came = came.slice(cut.start, cut.stop) if output.origins is None else came.select(output.origins)
-        found[binding] = list(_placed(output.items, came, options[binding]))
-    return found
+        by_binding[binding] = list(_placed(output.items, came, options[binding]))
+    return by_binding
 
 
 def _placed(items: list[bytes], came: Provenance | None, options: QueueOptions) -> Iterator[PlacedPage]:
@@ -153,7 +153,7 @@ def _placed(items: list[bytes], came: Provenance | None, options: QueueOptions) 
         return
     shares = outgoing.placed(items)
     if shares is None:
-        # Where turns begin does not matter, if it is not where those of every other chunk do.
+        # Each chunk begins its turns at another partition, so that small chunks do not all begin at the same one.
         start = secrets.randbelow(options.partitions)
         shares = dict(Placer(options, start).shares(options, [codec.unpack_known(item) for item in items]))
     for partition, offsets in shares.items():

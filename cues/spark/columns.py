@@ -1,10 +1,10 @@
 """Messages as columns, and columns as messages.
 
-    Spark                      takes, of a message                          else
+    Spark                      accepts, of a message                        else
     STRING, VARCHAR, CHAR      str; UUID as its text                        NULL
     BYTE … LONG                int in range                                 NULL (also for 1.0 and True)
     FLOAT, DOUBLE              float, int                                   NULL
-    DECIMAL(p, s)              Decimal, int, where no digit is lost         NULL
+    DECIMAL(p, s)              Decimal, int, if no digit is lost            NULL
     BOOLEAN                    bool                                         NULL
     BINARY                     bytes                                        NULL
     DATE                       date                                         NULL (also for a datetime)
@@ -15,16 +15,17 @@
     ARRAY                      list, tuple, set, frozenset, numpy array     NULL
     MAP, STRUCT                dict; a struct's fields by name              NULL
 
-numpy scalars count as what they hold. Inside arrays, maps and structs it is the innermost value that
-becomes NULL (a map whose key does not fit is NULL as a whole). In strict mode the first value that does
-not fit is an error that names the message's index and the field; a missing field is NULL in both.
+A numpy scalar counts as the Python value that it holds. Inside arrays, maps and structs only the innermost value
+becomes NULL (a map with a key that does not fit is NULL as a whole). In strict mode the first value that does
+not fit is an error, with the index of the message and the field. A missing field is NULL in both modes.
 
-A column goes to Arrow whole where all its values are of the expected types, which one look at the set of
-their types tells; only else is each value looked at.
+The set of the types of all values of a column is computed first. If all are expected types, the whole column is given
+to Arrow. Only otherwise each value is converted on its own.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
@@ -39,7 +40,7 @@ from cues.errors import CodecError, InvalidArgument, Unsupported
 
 
 class Misfit(Exception):
-    """A value that its column has no place for: where in the field, and what it is."""
+    """A value that does not fit its column, with its path inside the field."""
 
     def __init__(self, path: str, value: Any, expected: str) -> None:
         super().__init__(path, value, expected)
@@ -51,7 +52,7 @@ Convert = Callable[[Any], Any]
 
 _NONE: Final = type(None)
 _RANGES: Final[dict[type[T.DataType], int]] = {T.ByteType: 8, T.ShortType: 16, T.IntegerType: 32, T.LongType: 64}
-# What Arrow converts without loss or guess, so that a column of nothing else needs no look at each value.
+# Types that Arrow converts without loss or guess. A column with only these types is converted as a whole.
 _PLAIN: Final[dict[type[T.DataType], set[type]]] = {
     T.StringType: {str, _NONE},
     T.LongType: {int, _NONE},
@@ -78,22 +79,19 @@ class Column:
         self._plain = _PLAIN.get(type(field.dataType), set())
 
     def array(self, messages: Sequence[dict[str, Any]], index_of: Callable[[int], int]) -> pa.Array:
-        """The column of ``messages``; ``index_of`` tells the index of each, for errors."""
+        """The column of ``messages``. ``index_of`` returns the index of each, for errors."""
         name = self.name
         values = [message.get(name) for message in messages]
+        column = None
         if self._plain.issuperset(map(type, values)):
-            try:
-                found = pa.array(values, self.type)
-            except (pa.ArrowException, OverflowError):
-                found = None  # an integer beyond its column's range: each has to be looked at
-        else:
-            found = None
-        if found is None:
-            found = pa.array(self._each(values, index_of), self.type)
-        if not self.nullable and found.null_count:
-            at = next(i for i, valid in enumerate(found.is_valid().to_pylist()) if not valid)
+            with contextlib.suppress(pa.ArrowException, OverflowError):  # an integer beyond the range of the column
+                column = pa.array(values, self.type)
+        if column is None:
+            column = pa.array(self._each(values, index_of), self.type)
+        if not self.nullable and column.null_count:
+            at = next(i for i, valid in enumerate(column.is_valid().to_pylist()) if not valid)
             self._fail(index_of(at), name, "nothing that fits", "a value, since it is declared NOT NULL")
-        return found
+        return column
 
     def _each(self, values: list[Any], index_of: Callable[[int], int]) -> list[Any]:
         out: list[Any] = []
@@ -120,29 +118,14 @@ class Column:
 
 
 def converter(kind: T.DataType, strict: bool) -> Convert:
-    """The conversion of values to a Spark type. :class:`Unsupported` for types that no message has."""
-    if isinstance(kind, (T.StringType, T.CharType, T.VarcharType)):
-        return _string
+    """The conversion of values to a Spark type. Raises :class:`Unsupported` for types that no message can have."""
+    for types, convert in _SCALARS:
+        if isinstance(kind, types):
+            return convert
     if type(kind) in _RANGES:
         return _integer(_RANGES[type(kind)], kind.simpleString())
-    if isinstance(kind, (T.FloatType, T.DoubleType)):
-        return _float
     if isinstance(kind, T.DecimalType):
         return _decimal(kind.precision, kind.scale)
-    if isinstance(kind, T.BooleanType):
-        return _exactly(bool, "a bool")
-    if isinstance(kind, T.BinaryType):
-        return _exactly(bytes, "bytes")
-    if isinstance(kind, T.DateType):
-        return _exactly(date, "a date")
-    if isinstance(kind, T.DayTimeIntervalType):
-        return _exactly(timedelta, "a timedelta")
-    if isinstance(kind, T.TimeType):
-        return _clock
-    if isinstance(kind, T.TimestampType):
-        return _aware
-    if isinstance(kind, T.TimestampNTZType):
-        return _naive
     if isinstance(kind, T.ArrayType):
         return _array(_inside(converter(kind.elementType, strict), strict))
     if isinstance(kind, T.MapType):
@@ -156,7 +139,7 @@ def converter(kind: T.DataType, strict: bool) -> Convert:
 
 
 def _inside(convert: Convert, strict: bool) -> Convert:
-    """For values inside others: NULL is NULL, and in permissive mode what does not fit is too."""
+    """The conversion of inner values: NULL stays NULL. In permissive mode a value that does not fit becomes NULL."""
 
     def converted(value: Any) -> Any:
         if value is None:
@@ -172,7 +155,7 @@ def _inside(convert: Convert, strict: bool) -> Convert:
 
 
 def _bare(value: Any) -> Any:
-    """numpy's scalars as Python's; a message can only hold one where numpy is loaded."""
+    """The Python value of a numpy scalar; other values as they are."""
     return value.item() if type(value).__module__ == "numpy" and getattr(value, "shape", None) == () else value
 
 
@@ -253,6 +236,19 @@ def _naive(value: Any) -> datetime:
     raise Misfit("", value, "a naive datetime")
 
 
+_SCALARS: Final[tuple[tuple[Any, Convert], ...]] = (
+    ((T.StringType, T.CharType, T.VarcharType), _string),
+    ((T.FloatType, T.DoubleType), _float),
+    (T.BooleanType, _exactly(bool, "a bool")),
+    (T.BinaryType, _exactly(bytes, "bytes")),
+    (T.DateType, _exactly(date, "a date")),
+    (T.DayTimeIntervalType, _exactly(timedelta, "a timedelta")),
+    (T.TimeType, _clock),
+    (T.TimestampType, _aware),
+    (T.TimestampNTZType, _naive),
+)
+
+
 def _array(element: Convert) -> Convert:
     def convert(value: Any) -> list[Any]:
         if type(value).__name__ == "ndarray" and value.ndim > 0:
@@ -260,9 +256,9 @@ def _array(element: Convert) -> Convert:
         if not isinstance(value, (list, tuple, set, frozenset)):
             raise Misfit("", value, "a list")
         out: list[Any] = []
-        for place, one in enumerate(value):
+        for place, inner in enumerate(value):
             try:
-                out.append(element(one))
+                out.append(element(inner))
             except Misfit as misfit:
                 raise Misfit(f"[{place}]{misfit.path}", misfit.value, misfit.expected) from None
         return out
@@ -323,25 +319,25 @@ class Encoder:
         }
 
     def messages(self, rows: pa.RecordBatch) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = rows.to_pylist()
+        messages: list[dict[str, Any]] = rows.to_pylist()
         for name, restore in self._changed.items():
-            for message in found:
+            for message in messages:
                 value = message[name]
                 if value is not None:
                     message[name] = restore(value)
-        return found
+        return messages
 
 
 def _restorer(kind: T.DataType) -> Convert | None:
-    """The conversion of a value that Arrow gives; None where it needs none."""
+    """The conversion of a value of Arrow to that of a message; None if it needs no conversion."""
     if isinstance(kind, T.TimestampType):
         return lambda value: value.astimezone(UTC)
     if isinstance(kind, T.ArrayType):
         element = _restorer(kind.elementType)
         if element is None:
             return None
-        inner = element
-        return lambda value: [None if one is None else inner(one) for one in value]
+        convert = element
+        return lambda value: [None if inner is None else convert(inner) for inner in value]
     if isinstance(kind, T.MapType):
         key, item = _restorer(kind.keyType) or _same, _restorer(kind.valueType) or _same
         return lambda value: {key(k): None if v is None else item(v) for k, v in value}

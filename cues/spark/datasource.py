@@ -1,12 +1,12 @@
-"""The format ``cues``: what Spark calls.
+"""The format ``cues``: the objects that Spark calls.
 
     spark.read.format("cues").load("data/flights#enriched")
     spark.readStream.format("cues").option("maxMessagesPerTrigger", 10_000).load("data/flights#enriched")
     df.write.format("cues").mode("append").save("data/out#priced")
     df.writeStream.format("cues").option("id", "priced").option("checkpointLocation", …).start("data/out#priced")
 
-Spark makes these objects in Python processes of its own beside the driver, and sends the readers and
-writers that they give to its executors.
+Spark makes these objects in its own Python processes on the driver's machine, and sends the readers and
+writers that they return to its executors.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ class CuesSource(DataSource):
     """Queues as a data source; see the module and docs/spark.md for the options."""
 
     parallelism: int = os.cpu_count() or 2
-    """Tasks that run at once; :func:`source_for` asks the session."""
+    """Number of tasks that run at once. :func:`source_for` asks the session."""
 
     @classmethod
     def name(cls) -> str:
         return "cues"
 
     def schema(self) -> str:
-        """The row, and behind it the columns of the option ``fields``."""
+        """The columns of the row, followed by the columns of the option ``fields``."""
         columns = row_of(is_spread(place(self.options)))
         own = ", ".join(f"`{field.name}` {field.dataType.simpleString()}" for field in columns.fields)
         fields = self.options.get("fields")
@@ -57,9 +57,9 @@ class CuesSource(DataSource):
 
 
 def source_for(spark: SparkSession) -> type[CuesSource]:
-    """The data source for one session: it knows how many tasks run there at once."""
+    """The data source for one session, with the number of tasks that run there at once."""
 
-    class Registered(CuesSource):  # inside a function, so that it travels by value, with this number
+    class Registered(CuesSource):  # a class in a function is pickled by value, with this number
         parallelism = spark.sparkContext.defaultParallelism
 
     return Registered

@@ -1,25 +1,23 @@
-"""A graph on Spark: the embedded engine, whose functions executors call.
+"""The entry for ``engine="spark"``.
 
-    graph.start(engine="spark")                     a session of its own
-    graph.start(engine="spark", spark=session)      the user's, never stopped
-    graph.start(engine="spark", queues=DIR)         queues on a shared filesystem (cluster/)
-
-The driver is what a process of the embedded engine is: it owns the processors, takes, commits, recovers,
-and the stores are those of the graph; so the engines can take turns on one store. Executors read the
-queues from these stores, and must see them under the same paths.
+graph.start(engine="spark")                     a session of its own (driver.py)
+graph.start(engine="spark", spark=session)      a session of the user, never stopped
+graph.start(engine="spark", backfill=True)      all messages of the queues, in long steps (backfill.py)
+graph.start(engine="spark", queues=DIR)         queues on a shared filesystem (cluster/engine.py)
 """
 
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cues.base import events
+from cues.engine.engine import Engine
 from cues.engine.running import Running
 from cues.errors import InvalidArgument
 from cues.graphs.graph import Graph
-from cues.spark.backfill import Backfill
-from cues.spark.running import SparkRunning, check, ship
+from cues.spark.backfill import BackfillEngine
+from cues.spark.driver import SparkEngine, check
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -41,34 +39,21 @@ def start(
 ) -> Running:
     """Start a graph on Spark, for :meth:`Graph.start` with ``engine="spark"``.
 
-    With ``queues`` all queues but those of sources lie there (:mod:`cues.spark.cluster`); ``backfill``: see
-    :mod:`cues.spark.backfill`.
+    With ``queues`` all queues except those of sources are in that directory (:mod:`cues.spark.cluster`).
     """
+    options: dict[str, Any] = {"store": store, "accept_topology": accept_topology, "take_over": take_over}
+    engine: Engine
     if queues is not None:
-        from cues.spark.cluster.engine import ClusterRunning
+        from cues.spark.cluster.engine import ClusterEngine
 
         check(graph.plan())
         if backfill:
             raise InvalidArgument(
                 "backfill=True works off the queues of a store, and queues= are not in one.", "pass one of the two."
             )
-        return ClusterRunning(
-            graph,
-            queues,
-            spark,
-            master,
-            ship=ship,
-            store=store,
-            accept_topology=accept_topology,
-            take_over=take_over,
-            listeners=listeners,
-        )
-    return (Backfill if backfill else SparkRunning)(
-        graph,
-        spark,
-        master,
-        store=store,
-        accept_topology=accept_topology,
-        take_over=take_over,
-        listeners=listeners,
-    )
+        engine = ClusterEngine(graph, queues, spark, master, **options)
+    elif backfill:
+        engine = BackfillEngine(graph, spark, master, **options)
+    else:
+        engine = SparkEngine(graph, spark, master, **options)
+    return Running(graph, engine, listeners)

@@ -1,6 +1,7 @@
-"""The executor's side of Spark jobs: the parts that every kind of job has in common.
+"""Spark jobs that call a user's function: the parts that every kind of job has in common.
 
     driver                             executor
+    JobGroup         the jobs of a processor, which can be cancelled
     pack_job         ──▶  pickled  ──▶  unpack_job    once in a process
                                         runner_of     the same Runner as in the embedded engine
     PartReport       ◀──  pickled  ◀──  reporting     the result of a part, or the reason why it was given up
@@ -16,39 +17,34 @@ import pickle
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import xxhash
 
 from cues.base import events
-from cues.errors import Diverged, Fenced, GraphError, Unsupported
+from cues.errors import CuesError, Diverged, Fenced, GraphError, ProcessorStopped, Unsupported
 from cues.graphs.processor import Node
 from cues.queues.options import QueueOptions
+from cues.spark.session import in_short
 from cues.steps.failure import Failure, words
 from cues.steps.hashes import Hasher
 from cues.steps.imperative import Imperative
 from cues.steps.process import Process
-from cues.steps.runner import Runner
+from cues.steps.runner import Interrupted, Runner
 from cues.steps.state import Layer, StateTable
 
 JOBS_MAX: Final = 64
-"""Jobs that a worker process keeps unpickled, one for each processor. Beyond that it unpickles them again."""
+"""Most jobs that a worker process keeps unpickled, one for each processor. More are unpickled again."""
 
 
-class Job(Protocol):
+@dataclass(frozen=True)
+class Job:
     """The data of a processor that stay the same from step to step."""
 
-    @property
-    def node(self) -> Node: ...
-
-    @property
-    def system(self) -> Any: ...
-
-    @property
-    def epoch(self) -> int: ...
-
-    @property
-    def store_id(self) -> str: ...
+    node: Node
+    system: Any
+    epoch: int
+    store_id: str
 
 
 @dataclass(kw_only=True)
@@ -57,7 +53,7 @@ class PartReport:
 
     retries: int = 0
     declined: str = ""
-    """The reason why the executor gave the part up, and the driver must act. Nothing else in the answer counts then.
+    """The reason why the executor gave the part up, and the driver must act. The rest of the answer is then ignored.
 
     - "state": the function asked for state that the executor does not have.
     - "purged": the messages are purged from the queue, and the driver has a copy.
@@ -70,15 +66,51 @@ class PartReport:
 class NeedsState(BaseException):
     """The function asked for state that the executor does not have.
 
-    It is not an ``Exception``, so that neither the user's handlers nor retries take it for a failure.
+    It is not an ``Exception``, so that neither the user's handlers nor retries catch it as a failure.
     """
 
 
 # --- in the driver ------------------------------------------------------------------------------
 
 
+class JobGroup:
+    """The Spark jobs of one processor."""
+
+    def __init__(self, context: Any, processor: str, name: str) -> None:
+        self._context = context
+        self._processor = processor
+        self._name = name
+        self.cancelled = False
+
+    @contextlib.contextmanager
+    def step(self, description: str, extent: str) -> Iterator[None]:
+        """Run a step, whose jobs Spark's page shows with the description.
+
+        An exception of Spark is raised as :class:`ProcessorStopped`, or as :class:`Interrupted` after :meth:`cancel`.
+        """
+        self._context.setJobGroup(self._name, description, True)
+        try:
+            yield
+        except (CuesError, Interrupted):
+            raise
+        except Exception as error:
+            if self.cancelled:
+                raise Interrupted from error
+            raise ProcessorStopped(
+                f"{self._processor} stopped: Spark could not do its step {extent}: {in_short(error)}.",
+                "start again when the cause is gone; it continues after its last commit.",
+                processor=self._processor,
+            ) from None
+
+    def cancel(self) -> None:
+        """Cancel the jobs that run. Executors end the calls."""
+        self.cancelled = True
+        with contextlib.suppress(Exception):  # the session was stopped, and its jobs with it
+            self._context.cancelJobGroup(self._name)
+
+
 def pack_job(job: Job) -> bytes:
-    """Pickle a job for executors. Raises :class:`GraphError` with the name of the object that cannot be pickled."""
+    """Pickle a job for executors. Raises :class:`GraphError`, with its name, if an object cannot be pickled."""
     from pyspark import cloudpickle
 
     dumps: Callable[[Any], bytes] = cloudpickle.dumps
@@ -90,7 +122,7 @@ def pack_job(job: Job) -> bytes:
 
 
 def require_travel(node: Node, system: Any) -> None:
-    """Raise :class:`GraphError` where an object of a processor cannot be sent to executors."""
+    """Raise :class:`GraphError` if an object of a processor cannot be sent to executors."""
     from pyspark import cloudpickle
 
     dumps: Callable[[Any], bytes] = cloudpickle.dumps
@@ -150,7 +182,7 @@ def _pause(seconds: float) -> bool:
 
 @contextlib.contextmanager
 def reporting(report: PartReport) -> Iterator[None]:
-    """Put the reason into the report where the block gives its part up."""
+    """Put the reason into the report if the block gives its part up."""
     try:
         yield
     except NeedsState:

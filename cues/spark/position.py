@@ -1,4 +1,4 @@
-"""What part of its source a write is about, and whether the store has it already.
+"""The part of its source that a write covers, and the decision whether the store has it already.
 
     part (start, end]       position kept in the store      then
     any                     none                            append (a stream: only its first batch)
@@ -8,17 +8,17 @@
 
 Three kinds of source, by what their offsets mean:
 
-    Range          a batch write's own numbers
-    Queues         queues of Cues: (identity, index of each partition), which mean the same without any
-                   checkpoint; so a deleted or an old checkpoint does no harm
-    Checkpoint     anything else Spark reads (files, rate, Kafka, …): offsets that mean something only
-                   beside the checkpoint that they are written in; so a batch counts as replayed only if it
-                   is the very offset record that was committed last, and another checkpoint is refused
+    Range          the own numbers of a batch write
+    Queues         queues of Cues: (identity, index of each partition), which have the same meaning without
+                   a checkpoint; so a deleted or an old checkpoint does no harm
+    Checkpoint     any other source of Spark (files, rate, Kafka, …): offsets that have a meaning only
+                   with their checkpoint; so a batch counts as replayed only if it has the offset record
+                   that was committed last, and another checkpoint is refused
 
-A queue with several partitions stands at several indices at once. Partitions that it grows by are read from
-their start, so that a place written down before stands at 1 on them.
+The place on a queue with several partitions is one index for each. New partitions of the queue are read from
+their start, so an older place is at 1 on them.
 
-Pure: decides, and changes nothing.
+This module decides, and changes nothing.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _FIRST: Final = 1
 
 
 def read_place(written: int | Sequence[int]) -> Indices:
-    """A place as it is written down: an index where the queue has one partition, a list where it has several."""
+    """A place as it is stored: an index if the queue has one partition, a list if it has several."""
     return (written,) if isinstance(written, int) else tuple(written)
 
 
@@ -49,25 +49,25 @@ def write_place(place: Indices) -> int | list[int]:
 
 
 def widened(place: Indices, partitions: int) -> Indices:
-    """The place on a queue that has grown to so many ``partitions``."""
+    """The place on a queue that has grown to this number of ``partitions``."""
     return place + (_FIRST,) * (partitions - len(place))
 
 
 class SourcePart(Protocol):
-    """A part of a source, that one commit is about."""
+    """The part of a source that one commit covers."""
 
     def decide(self, kept: Position | None) -> Verdict:
-        """What to do with it, given the position in the store."""
+        """Decide what to do with it, by the position in the store."""
         ...
 
     def position(self) -> Position:
-        """The position behind it."""
+        """The position after it."""
         ...
 
 
 @dataclass(frozen=True)
 class Range:
-    """Of a source whose user counts himself: from ``start`` to ``end``, exclusive."""
+    """A part in the user's own numbers: from ``start`` to ``end``, exclusive."""
 
     start: int
     end: int
@@ -86,7 +86,7 @@ class Range:
 
 @dataclass(frozen=True)
 class QueueSpan:
-    """Of one queue: from ``start`` to ``end``, exclusive, on each of its partitions."""
+    """A part of one queue: from ``start`` to ``end``, exclusive, on each of its partitions."""
 
     identity: bytes
     start: Indices
@@ -95,14 +95,14 @@ class QueueSpan:
 
 @dataclass(frozen=True)
 class Queues:
-    """Of a stream that reads queues of Cues only; one span for each, in the query's order."""
+    """A part of a stream that reads only queues of Cues: one span for each, in the order of the query."""
 
     spans: tuple[QueueSpan, ...]
     record: bytes
-    """Checksum of Spark's offset record: tells batches without new messages apart, which may still have
+    """The checksum of Spark's offset record. It distinguishes batches without new messages, which may still have
     rows (windows that a watermark closed)."""
     first: bool
-    """True for the first batch of its checkpoint."""
+    """Whether it is the first batch of its checkpoint."""
 
     def decide(self, kept: Position | None) -> Verdict:
         if kept is None:
@@ -118,7 +118,7 @@ class Queues:
             starts += widened(span.start, partitions)
             ends += widened(span.end, partitions)
             places += widened(at, partitions)
-        if starts == ends == places:  # it stays
+        if starts == ends == places:  # the batch has no messages
             return "replayed" if kept[2] == self.record else "append"
         if all(end <= place for end, place in zip(ends, places)):
             return "replayed"
@@ -130,14 +130,14 @@ class Queues:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Of a stream that reads anything else, as its checkpoint writes it down."""
+    """A part of a stream that reads another source, by the records of its checkpoint."""
 
     id: str
-    """Of the checkpoint: drawn by Spark when it makes one."""
+    """The id of the checkpoint, which Spark draws when it makes one."""
     batch: int
     record: bytes
     start: tuple[str, ...] | None
-    """Offsets of the batch before, one a source; None for the first batch."""
+    """The offsets of the batch before, one for each source; None for the first batch."""
     end: tuple[str, ...]
 
     def decide(self, kept: Position | None) -> Verdict:

@@ -1,18 +1,18 @@
 """Queues as tables and streams: record batches of the log become record batches of Arrow.
 
-    driver      which indices: first and next of every partition, as one read transaction has them; cut
-                into slices, one a task (slices.py)
+    driver      reads the first and the next index of every partition in one transaction, and cuts the
+                range into slices, one for each task (slices.py)
     executor    opens the store read-only, copies record batches out in short transactions, cuts the
-                array of messages into values without decoding it, and hands Arrow the bytes as they lie
+                array of messages into values without decoding it, and gives Arrow the bytes without a change
 
 A stream's offsets are parts of the queue (:class:`cues.spark.checkpoint.Offset`). Admission control is
-``maxMessagesPerTrigger``, of several partitions the oldest messages first: a partition that ran ahead of the
-others would pass a watermark that theirs are behind. With ``resumeFrom`` the stream starts where that writer's
-position is in its store, and a batch never straddles it, so that after a deleted or an old checkpoint what was
-written is skipped whole. What a queue grows by is read from its start.
+``maxMessagesPerTrigger``. Of several partitions it takes the oldest messages first. Otherwise one partition could pass
+a watermark that the messages of the others are still before. With ``resumeFrom`` the stream starts at the position of
+that writer in its store. No batch contains this position, except at its edge. So after a deleted or an old checkpoint,
+whole batches that were written are skipped. New partitions of a queue are read from their start.
 
-Not guaranteed: that retention waits for a query. What was purged before it was read is an error, or with
-``failOnDataLoss=false`` skipped.
+Not guaranteed: that retention waits for a query. Messages that were purged before they were read are an error, or
+with ``failOnDataLoss=false`` are skipped.
 """
 
 from __future__ import annotations
@@ -56,24 +56,24 @@ ROW: Final = T.StructType(
     ]
 )
 """A message as a row: index on its queue, append time, delivery hash of the step that wrote it (32 hex
-digits, NULL where no step did), and its msgpack, untouched."""
+digits, NULL if no step wrote it), and its msgpack, unchanged."""
 _PARTITION: Final = T.StructField("partition", T.IntegerType())
-"""Beside the index where the queue has several partitions: an index is of one of them."""
+"""The column after the index if the queue has several partitions. An index belongs to one of them."""
 _READ_BYTES: Final = 1 << 20
-"""Of record batches that become one Arrow batch: some ten thousand small messages."""
+"""Bytes of record batches that become one Arrow batch: some ten thousand small messages."""
 _READ_BYTES_MIN: Final = 1 << 16
-"""Of each of many partitions, whose record batches are at hand at the same time."""
+"""Least bytes of each of many partitions, whose record batches are in memory at the same time."""
 _MESSAGES_A_TASK: Final = 20_000
-"""Below this a task costs more than it reads."""
+"""A task with fewer messages costs more than it reads."""
 
 
 def row_of(spread: bool) -> T.StructType:
-    """The row of a queue, which has one column more where the queue is ``spread`` over several partitions."""
+    """The row of a queue. It has one more column if the queue is ``spread`` over several partitions."""
     return T.StructType([ROW["index"], _PARTITION, *ROW.fields[1:]]) if spread else ROW
 
 
 class Columns:
-    """Which columns a query wants, and how record batches become them."""
+    """The columns of a query, made from record batches."""
 
     def __init__(self, schema: T.StructType, options: ReadOptions, spread: bool = False) -> None:
         self.schema = to_arrow_schema(schema, timezone="UTC")
@@ -91,7 +91,7 @@ class Columns:
         self._own = set(own)
 
     def arrow(self, pieces: Sequence[BatchSlice]) -> pa.RecordBatch:
-        """The messages of ``pieces``, of which there are some."""
+        """The messages of ``pieces``. There is at least one piece."""
         arrays: list[Any] = []
         messages: list[dict[str, Any]] | None = None
         indices = _joined([numpy.arange(b.first + low, b.first + high) for _, b, low, high in pieces])
@@ -116,7 +116,7 @@ def _partitions(pieces: Sequence[BatchSlice], indices: Any) -> pa.Array:
 
 
 def _values(pieces: Sequence[BatchSlice], indices: Any) -> pa.Array:
-    """Each message's bytes: the arrays' bodies side by side, and where each message begins."""
+    """The bytes of each message: the bodies of all arrays in one buffer, and the offset of each message."""
     bodies: list[memoryview] = []
     offsets: list[Any] = []
     at = 0
@@ -138,11 +138,11 @@ def _times(pieces: Sequence[BatchSlice], indices: Any) -> pa.Array:
 
 
 def _hashes(pieces: Sequence[BatchSlice], indices: Any) -> pa.Array:
-    found: list[str | None] = []
+    hashes: list[str | None] = []
     for _, batch, low, high in pieces:
         hash = batch.head.hash
-        found += [None if hash is None else hash.hex()] * (high - low)
-    return pa.array(found, pa.string())
+        hashes += [None if hash is None else hash.hex()] * (high - low)
+    return pa.array(hashes, pa.string())
 
 
 _OWN: Final = {
@@ -171,10 +171,10 @@ class _Reading:
         self._first, self._next = first, next
         self._parallelism = parallelism
         self._schema = schema
-        Columns(schema, options, self.pinned.spread)  # what cannot be read is refused here, not in a task
+        Columns(schema, options, self.pinned.spread)  # columns that cannot be read are refused here, not in a task
 
     def split(self, start: Indices, stop: Indices) -> list[InputPartition]:
-        """Slices of about the same size, in order."""
+        """Cut the range into slices of about the same size, in order."""
         count = sum(stop) - sum(start)
         wanted = self.options.partitions or min(self._parallelism, -(-count // _MESSAGES_A_TASK))
         slices = max(1, min(wanted, count))
@@ -186,7 +186,7 @@ class _Reading:
                 return [ReadSlice(low, high) for low, high in pairwise(edges(txn, logs, start, stop, slices))]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """On the executor: the slice of one task."""
+        """On the executor: read the slice of one task."""
         assert isinstance(partition, ReadSlice)
         columns = Columns(self._schema, self.options, self.pinned.spread)
         with self.pinned.opened() as queue:
@@ -197,7 +197,7 @@ class _Reading:
                 yield columns.arrow(pieces)
 
     def _logs(self, queue: Queue, partitions: int) -> list[Log]:
-        """The logs of so many partitions; :class:`Diverged` where the queue has fewer."""
+        """The logs of the first ``partitions`` partitions. Raises :class:`Diverged` if the queue has fewer."""
         logs = [view.log for view in queue.views]
         if len(logs) < partitions:
             raise self._behind(f"The queue {queue.id} has {len(logs)} partitions, and {partitions} were planned.")
@@ -233,14 +233,15 @@ class _Reading:
         )
 
     def lost(self, start: int, first: int, partition: int) -> int:
-        """The messages from ``start`` to ``first`` (exclusive) are gone; returns where to go on."""
+        """Handle that the messages from ``start`` to ``first`` (exclusive) are purged. Return the next index."""
         if self.options.fail_on_data_loss:
             place = self.options.place
             of = f", partition {partition}," if self.pinned.spread else ""
             raise MessagesPurged(
                 f"The messages {start} to {first - 1} of {place.store}#{place.queue}{of} were purged before they were"
                 " read.",
-                "a longer retention, or option('failOnDataLoss', 'false') to go on with what is left.",
+                "set a longer retention, or option('failOnDataLoss', 'false') to continue with the messages that are"
+                " left.",
                 queue=place.queue,
                 first=start,
                 last=first - 1,
@@ -248,7 +249,7 @@ class _Reading:
         return first
 
     def place_of(self, position: Position, name: str) -> Indices:
-        """The place that a position means, now."""
+        """The place that a position means at this moment."""
         with self.pinned.opened() as queue:
             logs = [view.log for view in queue.views]
             with queue.store.view() as txn:
@@ -277,7 +278,7 @@ class _Reading:
 
 
 def _some(pieces: Iterator[BatchSlice]) -> Iterator[list[BatchSlice]]:
-    """The pieces, as many at a time as become one Arrow batch."""
+    """The pieces, in groups that become one Arrow batch."""
     some: list[BatchSlice] = []
     size = 0
     for piece in pieces:
@@ -291,7 +292,7 @@ def _some(pieces: Iterator[BatchSlice]) -> Iterator[list[BatchSlice]]:
 
 
 class QueueReader(_Reading, DataSourceReader):
-    """A batch read: what was there when it was planned, from the starting to the ending position (exclusive)."""
+    """A batch read of the messages at the time of its plan, from the starting to the ending position (exclusive)."""
 
     def __init__(self, schema: T.StructType, options: ReadOptions, parallelism: int) -> None:
         super().__init__(schema, options, parallelism)
@@ -305,7 +306,7 @@ class QueueReader(_Reading, DataSourceReader):
 
 
 class QueueStream(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """A stream: batch after batch of what was appended."""
+    """A stream: batch after batch of the messages that are appended."""
 
     def __init__(self, schema: T.StructType, options: ReadOptions, parallelism: int) -> None:
         super().__init__(schema, options, parallelism)
@@ -328,7 +329,7 @@ class QueueStream(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow)
         if len(at) > len(end):
             place = self.options.place
             raise Diverged(
-                f"The checkpoint stands on {len(at)} partitions of {place.queue!r}, which has {len(end)}.",
+                f"The checkpoint has offsets of {len(at)} partitions of {place.queue!r}, which has {len(end)}.",
                 f"read the whole queue, if this is one of its partitions; or run cues check {place.store}: an older"
                 " copy of it may have been put back.",
                 processor="",
@@ -336,7 +337,7 @@ class QueueStream(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow)
         at = widened(at, len(end))
         committed = self._committed()
         if committed is not None and any(map(int.__lt__, at, committed)):
-            # What is written already is batches of its own, to be skipped.
+            # Messages that are written already get batches of their own, which are skipped.
             committed = widened(committed, len(end))
             end = tuple(map(min, end, committed))
         end = tuple(map(max, at, end))
@@ -352,11 +353,11 @@ class QueueStream(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow)
         before, asked = self._mine(start), self._mine(end)
         if any(map(int.__lt__, before.end, asked.start)) and before.start != before.end:
             raise Diverged(
-                f"Spark asks for the messages behind {before}, but the offset that it asks for begins later: {asked}.",
+                f"Spark asks for the messages after {before}, but the offset that it asks for begins later: {asked}.",
                 "use a new checkpoint.",
                 processor="",
             )
-        # The slice as it was frozen: what initialOffset says may have moved since.
+        # The recorded start counts: initialOffset may return another one now.
         return self.split(asked.start, asked.end) if asked.end != asked.start else []
 
     def commit(self, end: dict[str, Any]) -> None:
@@ -379,9 +380,9 @@ class QueueStream(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow)
         found = Offset.of(offset)
         if found is None or found.identity != self.pinned.identity:
             raise Diverged(
-                f"The checkpoint stands on another source ({offset}) than the queue {self.options.place.queue!r} of"
+                f"The checkpoint belongs to another source ({offset}) than the queue {self.options.place.queue!r} of"
                 f" {self.options.place.store}, whose identity is {self.pinned.identity.hex()}.",
-                "use a new checkpoint, if this queue is meant.",
+                "use a new checkpoint to read this queue.",
                 processor="",
             )
         return found

@@ -1,22 +1,23 @@
 """A step's function on Spark: executors call it over parts of the step's range, the driver commits.
 
     driver                                  executors
-    takes a range (delivery.py)
+    takes a range (steps/taking.py)
     cuts it into parts, one a core    ──▶   read their part from the store, call the function, encode
-    puts what came of them together   ◀──   outputs with the offsets of their messages, failures
-    commits (delivery.py)
+    joins their results               ◀──   outputs with the offsets of their messages, failures
+    commits (steps/commit.py)
 
-Everything durable happens in the driver, by the same code as in the embedded engine: a step is what it
-was, with the same hash, and an executor that dies has done nothing that counts; Spark runs its part
-again. Within a part messages are called one after another, by the same :class:`Runner`.
+Everything durable happens in the driver, by the same code as in the embedded engine. A step has the same hash. The
+work of an executor that dies does not count, and Spark runs its part again. Within a part the function is called for
+one message after another, by the same :class:`Runner`.
 
-Not guaranteed: that a function is called once. Whatever has effects outside, or needs the processor's
-state, therefore stays in the driver.
+Not guaranteed: that a function is called once. Therefore functions with side effects, and functions that need the
+processor's state, are called in the driver.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import os
 from collections.abc import Callable, Iterable, Sequence
@@ -25,30 +26,40 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 from cues import faults
 from cues.base import clock, events
-from cues.errors import Diverged, ProcessorStopped, ReturnError, Unsupported
+from cues.errors import Diverged, ReturnError, Unsupported
 from cues.graphs.processor import BATCH_SIZE, FRAME, Node
 from cues.queues.options import QueueOptions
 from cues.queues.store import Store
-from cues.spark.executor import NeedsState, PartReport, pack_job, reporting, runner_of, travelling, unpack_job
+from cues.spark.executor import (
+    Job,
+    JobGroup,
+    NeedsState,
+    PartReport,
+    pack_job,
+    reporting,
+    runner_of,
+    travelling,
+    unpack_job,
+)
 from cues.spark.place import Site
 from cues.spark.session import in_short
 from cues.steps.failure import Failure
 from cues.steps.pace import Pace
 from cues.steps.process import Process
 from cues.steps.results import Output, Results
-from cues.steps.runner import Interrupted, Runner
+from cues.steps.runner import Runner
 from cues.steps.state import Layer, StateTable
-from cues.steps.taking import Input, Taken
+from cues.steps.taking import Input, Slice, Taken
 from cues.storage.base_store import BaseStore
 
 STEP_MESSAGES: Final = 50_000
-"""Most messages of a step of a message function: a job costs some 50 ms, whatever it does."""
+"""Most messages of a step of a message function. Every job costs about 50 ms, even without messages."""
 STEP_S: Final = 5.0
-"""Seconds of such a step at least, where calls are slow: as long as some jobs with nothing to do."""
+"""Least time of such a step if calls are slow: many times the fixed cost of a job."""
 
 
 class InputRange(NamedTuple):
-    """The messages of a part on one input, from ``start`` on."""
+    """The messages of a part on one input, beginning at ``start``."""
 
     binding: str
     tailer: str
@@ -62,22 +73,18 @@ class StepPart(NamedTuple):
     """A part of a step's range."""
 
     offset: int
-    """Of its first message in the step."""
+    """Offset of its first message in the step."""
     messages: int
     pieces: tuple[InputRange, ...]
     hash: bytes | None
-    """The step's, where the part is all of it (batch functions)."""
+    """The hash of the step, if the part is the whole step (batch functions)."""
 
 
 @dataclass(frozen=True)
-class StepJob:
-    """The data of a processor that stay the same from step to step."""
+class StepJob(Job):
+    """The job of a processor over a store."""
 
-    node: Node
-    system: Any
     generation: int
-    epoch: int
-    store_id: str
     options: dict[str, QueueOptions]
     """By output binding."""
 
@@ -138,34 +145,41 @@ def remote_runner(job: StepJob, part: StepPart) -> tuple[Runner, events.Counters
 
 
 def inputs_of(part: StepPart) -> list[Input]:
-    """The inputs of a part, standing at its first message. Raises :class:`Diverged` and :class:`Unsupported`."""
+    """The inputs of a part, at its first message. Raises :class:`Diverged` and :class:`Unsupported`."""
     inputs = []
     for piece in part.pieces:
-        one = Input(piece.binding, piece.tailer, _store(piece.site).queue(piece.queue))
-        one.identity = piece.identity
-        row = one.queue.row()
-        if row.identity != piece.identity:
+        input = Input(piece.binding, piece.tailer, _store(piece.site).queue(piece.queue))
+        input.identity = piece.identity
+        if input.queue.row().identity != piece.identity:
             raise Diverged(
                 f"The queue {piece.queue!r} of {piece.site.path} is another one here than in the driver.",
                 "use a store that driver and executors share.",
                 processor=piece.tailer.rpartition(".")[0],
             )
-        one.go(piece.start)
-        inputs.append(one)
+        input.go(piece.start)
+        inputs.append(input)
     return inputs
 
 
 def _take(part: StepPart) -> Taken | None:
-    """The messages of a part as they lie on the queues; None where some were purged since the driver took them."""
+    """The messages of a part; None if some were purged since the driver took them."""
     slices = []
-    for piece, one in zip(part.pieces, inputs_of(part)):
-        while one.ahead < part.messages:
-            before = one.ahead
-            one.fill(part.messages)
-            if one.ahead == before or one.index != piece.start:
-                return None
-        slices.append(one.take(part.messages))
+    for piece, input in zip(part.pieces, inputs_of(part)):
+        whole = take_whole(input, piece.start, part.messages)
+        if whole is None:
+            return None
+        slices.append(whole)
     return Taken(slices, part.messages, part.hash)
+
+
+def take_whole(input: Input, start: int, count: int) -> Slice | None:
+    """Take ``count`` messages of an input that is at ``start``; None if some of them are purged."""
+    while input.ahead < count:
+        before = input.ahead
+        input.fill(count)
+        if input.ahead == before or input.index != start:
+            return None
+    return input.take(count)
 
 
 def _store(site: Site) -> Store:
@@ -176,7 +190,7 @@ def _store(site: Site) -> Store:
 
 
 def _look(sites: Sequence[Site]) -> Unsupported | None:
-    """Why this process cannot read the stores; None where it can."""
+    """The reason why this process cannot read the stores; None if it can."""
     try:
         for site in sites:
             _store(site)
@@ -189,16 +203,15 @@ def _look(sites: Sequence[Site]) -> Unsupported | None:
 
 
 class SparkRunner(Runner):
-    """Calls a function on the executors of a SparkSession, where that changes nothing but the place."""
+    """Calls a function on the executors of a SparkSession, if only the place of the calls changes by that."""
 
     def __init__(self, session: Any, system: Any, *arguments: Any, **keywords: Any) -> None:
         super().__init__(*arguments, **keywords)
         self._session = session
         self._context = session.sparkContext
         self._system = system
-        self._group = f"cues {self._node.id} {id(self)}"
+        self._jobs = JobGroup(self._context, self._node.id, f"cues {self._node.id} {id(self)}")
         self._local = why_local(self._node) is not None
-        self._closed = False
         self._sites: dict[BaseStore, Site] = {}
         if not self._local and not self._node.options.batch:
             most = max(self._node.options.batch_size, STEP_MESSAGES)
@@ -206,32 +219,31 @@ class SparkRunner(Runner):
             bound_s = None if step_s is None else max(step_s, STEP_S)
             self.pace = Pace(most, bound_s, small=True, least=BATCH_SIZE, fixed=True)
         self._job: tuple[tuple[int, int], bytes] | None = None
-        """Generation and epoch, and the job packed under them."""
+        """Generation and epoch, and the packed job that has them."""
 
     def run(self, taken: Taken, bounded: bool = False) -> Results:
         if self._local:
             return super().run(taken, bounded)
         began = clock.monotonic_ns()
         try:
-            found = self._on_executors(taken)
+            results = self._on_executors(taken)
         except BaseException:
             self.forget()
             raise
-        if found is None:
+        if results is None:
             return super().run(taken, bounded)
         self.pace.ran(taken.count, clock.monotonic_ns() - began)
-        return found
+        return results
 
     def close(self) -> None:
-        """Let a step under way go: executors end what they call."""
-        self._closed = True
+        """Give up a step under way."""
+        self._jobs.cancelled = True
         super().close()
         if not self._local:
-            with contextlib.suppress(Exception):  # the session was stopped, and its jobs with it
-                self._context.cancelJobGroup(self._group)
+            self._jobs.cancel()
 
     def _call_batch(self, taken: Taken, process: Process) -> Any:
-        """Of a frame, its DataFrame of the step's range; the rows of what it returns are messages."""
+        """Call a frame with a DataFrame of the step's range. The rows of the DataFrame that it returns are messages."""
         if self._node.options.batch != FRAME:
             return super()._call_batch(taken, process)
         from cues.spark.columns import Encoder
@@ -251,45 +263,36 @@ class SparkRunner(Runner):
                 "return the DataFrame.",
             )
         encoder = Encoder(result.schema)
-        found = [message for rows in result.toArrow().to_batches() for message in encoder.messages(rows)]
+        messages = [message for rows in result.toArrow().to_batches() for message in encoder.messages(rows)]
         faults.point("function.after")
-        return found
+        return messages
 
     def _on_executors(self, taken: Taken) -> Results | None:
-        """The results of the step; None where the driver has to run it."""
+        """The results of the step; None if the driver has to run it."""
         count = 1 if self._node.options.batch else min(taken.count, self.parallelism)
         parts = self.cut(taken, [taken.count * number // count for number in range(count + 1)])
-        answers = self.gather(_Call(self.packed_job()), parts)
+        answers = self.gather(functools.partial(run_part, self.packed_job()), parts)
         return None if answers is None else together(self._bindings, parts, answers)
 
     @property
     def on_executors(self) -> bool:
-        """True where executors call the function, each over a part of the messages."""
+        """Whether executors call the function, each over a part of the messages."""
         return not self._local and self._node.options.batch != FRAME
 
     @property
     def parallelism(self) -> int:
-        """Tasks that run at once."""
+        """Number of tasks that run at once."""
         return int(self._context.defaultParallelism)
 
     def gather(self, call: Callable[[StepPart], Answering], parts: list[StepPart]) -> list[Answering] | None:
-        """The executors' answers for the parts; None where one declined, and the driver has to run the step.
+        """The executors' answers for the parts; None if one declined, and the driver has to run the step.
 
-        Raises what was fatal to one, :class:`ProcessorStopped` where Spark could not do it, and
-        :class:`Interrupted` where this runner was closed meanwhile.
+        Raises the fatal error of an answer, :class:`ProcessorStopped` if Spark could not run the jobs, and
+        :class:`Interrupted` if this runner was closed meanwhile.
         """
         count = sum(part.messages for part in parts)
-        self._context.setJobGroup(self._group, f"{self._node.id}: {count} messages", True)
-        try:
+        with self._jobs.step(f"{self._node.id}: {count} messages", f"of {count} messages"):
             answers: list[Answering] = self._context.parallelize(parts, len(parts)).map(call).collect()
-        except Exception as error:
-            if self._closed:
-                raise Interrupted from error
-            raise ProcessorStopped(
-                f"{self._node.id} stopped: Spark could not do its step of {count} messages: {in_short(error)}.",
-                "start again when the cause is gone; it goes on where it stands.",
-                processor=self._node.id,
-            ) from None
         for answer in answers:
             self._counters.retries += answer.retries
             if answer.fatal is not None:
@@ -297,17 +300,13 @@ class SparkRunner(Runner):
             if answer.declined == "state":
                 self._local = True
                 self.pace = self._pace()
-                self._emit(
-                    events.Event(
-                        self._node.id,
-                        "uses the processor's state, which is the driver's: it runs there, one call after another",
-                    )
-                )
+                text = "uses the processor's state, which is the driver's: it runs there, one call after another"
+                self._emit(events.Event(self._node.id, text))
                 return None
         return None if any(answer.declined for answer in answers) else answers
 
     def cut(self, taken: Taken, edges: list[int]) -> list[StepPart]:
-        """The parts of what was taken that begin and end at these offsets."""
+        """The parts of ``taken`` between these offsets."""
         return [
             StepPart(
                 low,
@@ -337,46 +336,36 @@ class SparkRunner(Runner):
         process = self._process
         under = (process._hasher.generation, process._epoch)
         if self._job is None or self._job[0] != under:
+            generation, epoch = under
             options = {binding: self._options_of(binding) for binding in self._bindings}
-            job = StepJob(self._node, self._system, *under, process._store_id, options)
+            job = StepJob(self._node, self._system, epoch, process._store_id, generation, options)
             self._job = under, pack_job(job)
         return self._job[1]
 
 
-class _Call:
-    """:func:`run_part` with its job, as Spark pickles it."""
-
-    def __init__(self, packed: bytes) -> None:
-        self.packed = packed
-
-    def __call__(self, part: StepPart) -> PartResult:
-        return run_part(self.packed, part)
-
-
 def require_sight(context: Any, stores: Iterable[Store]) -> None:
-    """Raise :class:`Unsupported` where an executor cannot read the stores: a look from as many as there are cores."""
+    """Raise :class:`Unsupported` if an executor cannot read the stores. One task for each core tries to."""
     sites = [Site.of(store) for store in stores]
     cores = int(context.defaultParallelism)
     try:
-        found: list[Unsupported | None] = context.parallelize([sites] * cores, cores).map(_look).collect()
+        errors: list[Unsupported | None] = context.parallelize([sites] * cores, cores).map(_look).collect()
     except Exception as error:
         raise Unsupported(
-            f"The executors of {context.master} cannot run what is to run there: {in_short(error)}.",
+            f"The executors of {context.master} cannot run the tasks of Cues: {in_short(error)}.",
             "install the driver's Python and packages, cues among them, on every machine.",
         ) from None
-    for unseen in found:
-        if unseen is not None:
-            raise unseen
+    for unseen in filter(None, errors):
+        raise unseen
 
 
 def why_local(node: Node) -> str | None:
-    """Why a processor's function runs in the driver; None where executors call it."""
+    """The reason why a processor's function runs in the driver; None if executors call it."""
     if node.kind == "source":
-        return "a source's generator is one"
+        return "a source has one generator"
     if node.kind == "sink" or node.side_effects:
         return "its effects outside happen in order"
     if node.at_most_once:
-        return "executors repeat what failed"
+        return "executors repeat tasks that fail"
     if node.options.key is not None:
         return "its state is in the driver's store"
     if node.options.batch == FRAME:
@@ -398,10 +387,10 @@ def together(bindings: Iterable[str], parts: Sequence[StepPart], answers: Sequen
         if not failures and all(answer.outputs[binding].origins is None for answer in answers):
             origins = None
         for part, answer in zip(parts, answers):
-            found = answer.outputs[binding]
-            items += found.items
+            output = answer.outputs[binding]
+            items += output.items
             if origins is not None:
-                offsets = range(len(found.items)) if found.origins is None else found.origins
+                offsets = range(len(output.items)) if output.origins is None else output.origins
                 origins += [part.offset + offset for offset in offsets]
         outputs[binding] = Output(items, origins)
     return Results(outputs, failures, ran=sum(answer.ran for answer in answers))

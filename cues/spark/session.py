@@ -1,14 +1,14 @@
-"""Spark sessions: the user's own where there is one, else a quiet one of ours.
+"""Spark sessions: the user's own if there is one, else a quiet one that Cues makes.
 
     with session(master="local[*]") as spark: ...      stopped at the end, if it was made here
     with session(spark=mine) as spark: ...             the user's, never stopped
 
-Quiet means: no progress bars and no warnings of Spark's own start-up; errors stay. Local sessions talk
-over the loopback interface only, show Spark's web page there on a free port, and run Python workers with
-this interpreter, not with whatever ``python3`` the PATH has. A cluster's web pages and ports are as Spark
-makes them, except that the driver of a master on the loopback interface stays there too.
+Quiet means: no progress bars and no warnings of Spark's start. Errors are shown. Local sessions use
+only the loopback interface, show Spark's web page there on a free port, and run Python workers with
+this interpreter, not with the ``python3`` of the PATH. On a cluster Spark chooses web pages and ports. Only the driver
+of a master on the loopback interface stays on that interface too.
 
-Not guaranteed: silence. Java itself prints a line about incubator modules before Spark has a say.
+Not guaranteed: silence. Java itself prints a line about incubator modules before Spark starts.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ rootLogger.appenderRef.stderr.ref = stderr
 # The same level as the root's, or Spark announces that it sets another.
 logger.gateway.name = org.apache.spark.api.python.PythonGatewayServer
 logger.gateway.level = error
-# What fails in a task is told by the exception that the driver raises, or was repeated and needs no word.
+# An error of a task is in the exception that the driver raises, or the task was repeated.
 logger.task.name = org.apache.spark.executor.Executor
 logger.task.level = off
 logger.tasks.name = org.apache.spark.scheduler.TaskSetManager
@@ -68,41 +68,41 @@ def session(
 ) -> Iterator[SparkSession]:
     """A session as a context manager, with the format ``cues`` registered.
 
-    ``spark`` is used as it is; else the process's active session; else one is made, for ``master``
-    (default: what ``spark-submit`` says, else ``local[*]``), and stopped at the end. ``conf`` adds to
-    the settings of one that is made here. Raises :class:`NotInstalled` where pyspark, or
-    :class:`JavaNotFound` where Java is missing or too old, before Spark is touched.
+    ``spark`` is used if it is given, else the process's active session. Else a session is made, for ``master``
+    (default: that of ``spark-submit``, else ``local[*]``), and stopped at the end. ``conf`` adds settings
+    to a session that is made here. Before Spark is used, raises :class:`NotInstalled` if pyspark, and
+    :class:`JavaNotFound` if Java is missing or too old.
     """
     mine = None
-    found = spark or active()
-    if found is None:
-        found = mine = start(master, name, conf)
+    used = spark or active()
+    if used is None:
+        used = mine = start(master, name, conf)
     try:
         from cues.spark.datasource import source_for
 
-        found.dataSource.register(source_for(found))
-        yield found
+        used.dataSource.register(source_for(used))
+        yield used
     finally:
         if mine is not None:
             mine.stop()
 
 
 def require() -> None:
-    """Raise what :func:`session` would where something is not installed; nothing is started."""
+    """Raise the error of :func:`session` if something is not installed. Nothing is started."""
     if active() is None and not _submitted():
         java.find()
 
 
 def active() -> SparkSession | None:
-    """The session that this process has already, if it has one; also one that another thread made."""
+    """The session that this process already has, if any. It may be of another thread."""
     _require_pyspark()
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
-    found = SparkSession.getActiveSession()  # of this thread, and what it was started from
-    if found is None and SparkContext._active_spark_context is not None:
-        found = SparkSession.builder.getOrCreate()
-    return found
+    session = SparkSession.getActiveSession()  # of this thread, or of the thread that started it
+    if session is None and SparkContext._active_spark_context is not None:
+        session = SparkSession.builder.getOrCreate()
+    return session
 
 
 def start(master: str | None = None, name: str = "cues", conf: Mapping[str, str] | None = None) -> SparkSession:
@@ -132,7 +132,7 @@ def start(master: str | None = None, name: str = "cues", conf: Mapping[str, str]
             chosen[_JAVA_OPTIONS] = f"{options} {chosen.get(_JAVA_OPTIONS, '')}".strip()
         for key, value in chosen.items():
             builder = builder.config(key, value)
-        # pyspark logs each error that it raises, with a page of Java's stack, beside raising it.
+        # pyspark also logs each error that it raises, with a page of Java's stack.
         logging.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL)
         during.enter_context(_own_interrupt())
         try:
@@ -148,14 +148,14 @@ def start(master: str | None = None, name: str = "cues", conf: Mapping[str, str]
 
 
 def _submitted() -> bool:
-    """Return True where ``spark-submit`` started this process: it has started Java, and knows the master."""
+    """Return True if ``spark-submit`` started this process. It has started Java, and knows the master."""
     return "PYSPARK_GATEWAY_PORT" in os.environ
 
 
 def in_short(error: Exception) -> str:
-    """The one line that explains a failure inside Spark: of Python's traceback where it has one, else of Java's.
+    """The one line that explains a failure inside Spark, from Python's traceback if there is one, else from Java's.
 
-    Without a stop at its end.
+    It has no stop at its end.
     """
     text = str(error)
     _, python, trace = text.rpartition("Traceback (most recent call last):\n")
@@ -169,37 +169,37 @@ def in_short(error: Exception) -> str:
 
 
 def is_local(master: str) -> bool:
-    """Return True where executors of this master are threads of the driver's process."""
+    """Return True if executors of this master are threads of the driver's process."""
     return master.startswith("local") and not master.startswith("local-cluster")
 
 
 def stays_here(master: str) -> bool:
-    """Return True where no other machine needs to reach the driver."""
+    """Return True if no other machine needs to reach the driver."""
     return is_local(master) or master.startswith(("spark://127.", "spark://localhost:"))
 
 
 def settings(master: str) -> dict[str, str]:
     """The settings of a session made here that differ from Spark's defaults."""
-    found = {
+    chosen = {
         "spark.ui.showConsoleProgress": "false",
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.execution.arrow.pyspark.enabled": "true",
     }
     if stays_here(master):
-        found |= {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"}
+        chosen |= {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"}
     if is_local(master):
-        found |= {
-            "spark.ui.port": "0",  # a free one: with 4040 a second session would say that it is taken
-            # Spark's 200 are for a cluster; each costs a task, whatever little there is to do. The value is
+        chosen |= {
+            "spark.ui.port": "0",  # a free port: with 4040 a second session would warn that it is taken
+            # Spark's 200 are for a cluster. Each costs a task, even with few rows. The value is
             # written into a stream's checkpoint at its first start.
             "spark.sql.shuffle.partitions": str(max(2, os.cpu_count() or 2)),
         }
-    return found
+    return chosen
 
 
 @contextlib.contextmanager
 def _log_settings() -> Iterator[str]:
-    """Java's option for a log4j file. Spark's own setting comes too late for its first lines, and announces itself."""
+    """Java's option for a log4j file. Spark's own setting is too late for the first lines, and writes a line itself."""
     with tempfile.TemporaryDirectory(prefix="cues-log4j-") as folder:
         file = Path(folder) / "log4j2.properties"
         file.write_text(_LOG_SETTINGS)
@@ -212,7 +212,8 @@ def _log_settings() -> Iterator[str]:
 def _own_interrupt() -> Iterator[None]:
     """Put back the program's own handler of Ctrl-C, if it has one.
 
-    pyspark sets another, which cancels every job: ``cues run`` would fail its steps instead of draining.
+    pyspark sets another handler, which cancels every job. With it the steps of ``cues run`` would fail instead of
+    draining.
     """
     before = signal.getsignal(signal.SIGINT)
     try:
@@ -224,7 +225,7 @@ def _own_interrupt() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _environment(name: str, value: str) -> Iterator[None]:
-    """Set a variable while Java is started, and put back what was there."""
+    """Set a variable while Java is started, and restore its old value."""
     before = os.environ.get(name)
     os.environ[name] = value
     try:

@@ -1,14 +1,14 @@
-"""A queue with several partitions as one sequence: where it is cut, and how its record batches follow.
+"""A queue with several partitions as one sequence: its cuts, and the order of its record batches.
 
-The sequence is that of :mod:`cues.queues.merged`: by append time, of one time by partition, of one partition by
-index. A place in it is an index for each partition. So the tasks of a read, one behind the other, and the
-batches of a stream are stretches of time, of which each holds about as many messages as was asked for.
+The order is that of :mod:`cues.queues.merged`: by append time, then by partition, then by
+index. A place in it is an index for each partition. So the tasks of a read, and the
+batches of a stream, are consecutive stretches of time, each with about the number of messages that was asked for.
 
     partition 0    1 2 3 | 4 . . |
-    partition 1    1 . . | 2 3 4 |        cut behind four messages, and behind eight: (4, 2), (5, 5)
+    partition 1    1 . . | 2 3 4 |        cut after four messages, and after eight: (4, 2), (5, 5)
 
-An append time belongs to a record batch, and does not go back on a partition; so where all messages of a
-time end is found by bisection of time, in some 40 looks at each partition however long it is.
+An append time belongs to a record batch, and never decreases on a partition. So the end of all messages of a
+time is found by bisection of time, with about 40 reads of each partition, even if it is long.
 """
 
 from __future__ import annotations
@@ -33,30 +33,30 @@ class BatchSlice(NamedTuple):
     low: int
     """Offset of the first in the record batch."""
     high: int
-    """Offset behind the last."""
+    """Offset after the last one."""
 
 
 def merged(partitions: Iterable[Iterator[BatchSlice]]) -> Iterator[BatchSlice]:
-    """The pieces of several partitions, in the order of the sequence."""
+    """The pieces of several partitions, in the order of the whole queue."""
     return heapq.merge(*partitions, key=lambda piece: (piece.batch.head.time_ns, piece.partition))
 
 
 def edges(txn: StoreTransaction, logs: Sequence[Log], start: Indices, end: Indices, slices: int) -> list[Indices]:
-    """The edges of so many ``slices`` of about one size, from ``start`` to ``end`` inclusive."""
+    """The edges of ``slices`` slices of about the same size, from ``start`` to ``end`` inclusive."""
     count = sum(end) - sum(start)
-    found = [start]
+    edges = [start]
     for number in range(1, slices):
-        found.append(cut(txn, logs, found[-1], end, count * number // slices - count * (number - 1) // slices))
-    return [*found, end]
+        edges.append(cut(txn, logs, edges[-1], end, count * number // slices - count * (number - 1) // slices))
+    return [*edges, end]
 
 
 def cut(txn: StoreTransaction, logs: Sequence[Log], start: Indices, end: Indices, count: int) -> Indices:
-    """The place ``count`` messages behind ``start``, or ``end`` where that comes first."""
+    """The place ``count`` messages after ``start``, or ``end`` if that comes first."""
     if sum(end) - sum(start) <= count:
         return end
     goal = sum(start) + count
     low, high = start, end
-    logs = logs[: len(start)]  # it may have grown meanwhile
+    logs = logs[: len(start)]  # the queue may have grown meanwhile
     rows = [log.row(txn) for log in logs]
     # All messages from low to high were appended at or after `sooner`, and before `later`.
     sooner = min(filter(None, (log.front_time(txn) for log in logs)), default=0)
@@ -71,10 +71,10 @@ def cut(txn: StoreTransaction, logs: Sequence[Log], start: Indices, end: Indices
             low, sooner = reached, middle
         else:
             high, later = reached, middle
-    # What is left between them is of one partition, or of one time: partition by partition then.
-    found = []
+    # The messages between them belong to one partition, or have one time. So they are cut partition by partition.
+    place = []
     left = goal - sum(low)
     for a, b in zip(low, high):
-        found.append(min(b, a + left))
-        left -= found[-1] - a
-    return tuple(found)
+        place.append(min(b, a + left))
+        left -= place[-1] - a
+    return tuple(place)

@@ -2,8 +2,8 @@
 
     graph.add(cues.Source("clicks", cues.spark.Source("kafka", {"subscribe": "clicks", …})))
 
-For graphs whose queues are on a shared filesystem (``queues=DIR``): the stream's rows go there, without the
-driver's store. A row is a message, a dict of its columns; a row of the format ``cues`` is its ``value``.
+It is for graphs whose queues are on a shared filesystem (``queues=DIR``). The rows of the stream are written there, and
+not into the driver's store. A row is a message, a dict of its columns. A row of the format ``cues`` is its ``value``.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ class Source:
     """The function of a source that is a Spark stream.
 
     format          as of ``spark.readStream.format``
-    options         of that format; what limits a batch (``maxFilesPerTrigger``, ``maxOffsetsPerTrigger``) is useful
-    schema          where the format asks for one
-    available_now   end with what is there at the start, rather than wait for more
+    options         of that format; a limit of a batch is useful (``maxFilesPerTrigger``, ``maxOffsetsPerTrigger``)
+    schema          if the format needs one
+    available_now   end with the rows that are there at the start, and do not wait for more
 
-    Exactly once beside its checkpoint, which lies under DIR: each batch is one commit, keyed by the offsets
-    that Spark has written down for it. Another or an older checkpoint is refused. The stream must give the
-    same rows for the same offsets, as Spark asks of every source that is exact.
+    It is exactly-once together with its checkpoint, which is in DIR: each batch is one commit, with the offsets
+    that Spark has recorded for it as the key. Another or an older checkpoint is refused. The stream must give the
+    same rows for the same offsets, as Spark demands of every exact source.
     """
 
     format: str
@@ -35,8 +35,8 @@ class Source:
     available_now: bool = False
 
     def __call__(self, position: Any) -> Iterator[Any]:
-        """Called by other engines; there is no Spark to read with."""
+        """Refuse the other engines, which have no Spark to read the stream with."""
         raise Unsupported(
             f"A stream of Spark ({self.format}) is a source on a shared filesystem only.",
-            "run cues run --engine spark --queues DIR, or graph.start(engine='spark', queues=DIR).",
+            "run cues run --engine spark --queues DIR, or call graph.start(engine='spark', queues=DIR).",
         )

@@ -1,16 +1,15 @@
-"""What tasks made, on its way to the one commit: pages in the commit message, or in a file beside the store.
+"""The results of tasks before the commit: pages in the commit message, or in a file in the store's folder.
 
     <store>/staged/<boot>-<pid>-<token>/<number of the task>-<random>     msgpack, one page after the other
 
-A task places its messages on partitions and packs them into pages (:func:`cues.records.batch.build`), so that all
-the work but the order of messages is done in parallel; the commit gives them index and time. Small
-results travel in the message. Large ones are files where the task runs on the driver's machine, so that the
-driver's memory is bounded by some pages at a time, not by the batch; from other machines everything travels
-in messages, and
-``spark.driver.maxResultSize`` is the limit.
+A task places its messages on partitions and packs them into pages (:func:`cues.records.batch.build`). So all work
+except the order of the messages is done in parallel. The commit gives the messages their index and time. Small
+results are sent in the commit message. Large ones are written to files, if the task runs on the driver's machine. Then
+the driver has only some pages in memory at a time. From other machines all results are sent in messages, up to
+``spark.driver.maxResultSize``.
 
-A commit deletes its files. What killed tasks leave is deleted by the next writer of the store that finds
-their owner gone (a process of another boot, or none of that id any more).
+A commit deletes its files. The files of killed tasks are deleted by the next writer of the store that finds
+their owner gone: a process of another boot, or a process id that does not exist any more.
 """
 
 from __future__ import annotations
@@ -35,9 +34,9 @@ from cues.storage import locks
 
 FOLDER: Final = "staged"
 INLINE_BYTES_MAX: Final = 256 << 10
-"""A task's pages travel in its message up to here: as much as a hundred tasks can send a driver at once."""
+"""Most bytes of pages in a task's message. A driver can receive the messages of a hundred tasks at once."""
 _READ_PAGES: Final = 512
-"""Pages that are in memory at a time while they are committed."""
+"""Number of pages that are in memory at a time during a commit."""
 
 PlacedPage = tuple[int, Page]
 """The partition that a page goes to, and the page."""
@@ -48,19 +47,19 @@ class Staged(WriterCommitMessage):
     """The pages that one task made, in memory or in a file."""
 
     count: int = 0
-    """Messages."""
+    """Number of messages."""
     values: int = 0
-    """Pages and continuation pieces, which is what the disk must have room for."""
+    """Number of pages and continuation pieces, for which the disk must have room."""
     inline: list[bytes] = field(default_factory=list)
     path: str | None = None
 
     @property
     def inline_bytes(self) -> int:
-        """The bytes of it that are in the task's message."""
+        """The number of bytes in the task's message."""
         return sum(map(len, self.inline))
 
     def pages(self) -> Iterator[tuple[int, list[Page]]]:
-        """The pages, some at a time, with the partition that they go to; in order on each partition."""
+        """The pages, some at a time, with their partition. On each partition they are in order."""
         if self.path is None:
             yield from _some(msgpack.unpackb(raw) for raw in self.inline)
         else:
@@ -68,7 +67,7 @@ class Staged(WriterCommitMessage):
                 yield from _some(msgpack.Unpacker(file, max_buffer_size=0))
 
     def drop(self) -> None:
-        """Delete the file, and the folder if it was the last."""
+        """Delete the file, and its folder if that is empty then."""
         if self.path is not None:
             Path(self.path).unlink(missing_ok=True)
             with contextlib.suppress(OSError):
@@ -79,45 +78,45 @@ class StagingArea:
     """The folder for the pages of one writer's tasks. The driver makes it."""
 
     def __init__(self, store: str, owner: int) -> None:
-        """``owner`` is the process whose end makes what is left worthless."""
+        """``owner`` is the process that will commit the pages. After its end they are worthless."""
         self._folder = Path(store) / FOLDER / f"{this_boot()}-{owner}-{secrets.token_hex(8)}"
 
     def collect(
         self, pages: Iterable[PlacedPage], local: bool, task: int, inline_bytes: int = INLINE_BYTES_MAX
     ) -> Staged:
         """On the executor: keep ``pages`` until they are committed. ``local``: this is the driver's machine."""
-        found = Staged()
+        staged = Staged()
         size = 0
         with contextlib.ExitStack() as opened:
             file: Any = None
             try:
                 for partition, page in pages:
                     raw = msgpack.packb([partition, page.flags, page.count, page.tail, list(page.pieces)])
-                    found.count += page.count
-                    found.values += 1 + len(page.pieces)
+                    staged.count += page.count
+                    staged.values += 1 + len(page.pieces)
                     size += len(raw)
                     if file is None and size > inline_bytes and local:
                         self._folder.mkdir(parents=True, exist_ok=True)
-                        found.path = str(self._folder / f"{task}-{secrets.token_hex(8)}")
-                        file = opened.enter_context(open(found.path, "xb"))
-                        file.writelines(found.inline)
-                        found.inline = []
+                        staged.path = str(self._folder / f"{task}-{secrets.token_hex(8)}")
+                        file = opened.enter_context(open(staged.path, "xb"))
+                        file.writelines(staged.inline)
+                        staged.inline = []
                     if file is None:
-                        found.inline.append(raw)
+                        staged.inline.append(raw)
                     else:
                         file.write(raw)
             except BaseException:
-                found.drop()
+                staged.drop()
                 raise
-        return found
+        return staged
 
     def clear(self) -> None:
-        """On the driver, when no task runs any more: delete whatever is left of it."""
+        """On the driver, when no task runs any more: delete the rest of the folder."""
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
 def sweep(store: str) -> int:
-    """Delete what writers that are gone have left; returns how many folders went."""
+    """Delete the files of writers that are gone. Return the number of deleted folders."""
     swept = 0
     for folder in Path(store, FOLDER).glob("*-*-*"):
         boot, _, rest = folder.name.partition("-")
@@ -129,7 +128,7 @@ def sweep(store: str) -> int:
 
 
 def this_boot() -> str:
-    """This boot of this machine, as file names have it."""
+    """This boot of this machine, in the form of file names."""
     return xxhash.xxh3_64_hexdigest(clock.boot_id().encode())
 
 

@@ -1,20 +1,21 @@
-"""DataFrames into queues, exactly once where the source's position is known.
+"""DataFrames into queues, exactly once if the position of the source is known.
 
     executor    rows → messages → partitions → pages (staging.py); no transaction is open
-    driver      1. which part of its source is this (position.py, checkpoint.py)
-                2. in one transaction of the store: read the writer's position; replayed: skip; not what
-                   follows: refuse; else append all pages, to whatever partitions, and move the position
-                3. ring; delete what was staged
+    driver      1. find the part of its source that the write covers (position.py, checkpoint.py)
+                2. in one transaction of the store: read the writer's position; skip a part that was written;
+                   refuse a part that does not follow; else append all pages, to all partitions, and move the
+                   position
+                3. ring; delete the staged pages
 
-Position and messages change together, so whoever was killed between 2 and Spark's own commit log finds
-the position moved and skips. The batch number is not part of it: that number begins again at 0 when a
-checkpoint is lost, and a marker under it would swallow new data, or write everything twice.
+Position and messages change together. So a writer that was killed between 2 and Spark's own commit log finds
+the position moved, and skips the part. The batch number is not used: it begins again at 0 when a
+checkpoint is lost. A marker with the batch number would lose new data, or write all data twice.
 
-Without an id nothing of this is kept: a batch write is one transaction (all of it or nothing) that a
-second run repeats; a stream is at-least-once.
+Without an id no position is kept. A batch write is one transaction (all or nothing) that a
+second run repeats. A stream is at-least-once.
 
-Not guaranteed: the order of rows. They are appended in the order of Spark's tasks, which is that of the
-source as long as nothing shuffles; on each partition of a queue with several.
+Not guaranteed: the order of rows. They are appended in the order of Spark's tasks, on each partition of the queue. It
+is the order of the source if nothing shuffles the rows.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ class _Writing:
         self._value_at = schema.fieldNames().index("value") if self._as_values else -1
         self._schema = schema
         if not self._as_values:
-            Encoder(schema)  # what cannot be written is refused here, not in a task
+            Encoder(schema)  # columns that cannot be written are refused here, not in a task
         with Store(options.place.store) as store:
             queue = store.queue(options.place.queue)
             if "." in queue.id:
@@ -75,18 +76,19 @@ class _Writing:
         if self._spread:
             _check_placing(options.place.queue, self._queue_options)
         staging.sweep(options.place.store)
-        self._stage = StagingArea(options.place.store, os.getppid())  # this process is Spark's, beside the driver
+        # Spark started this process on the driver's machine. The owner of the area is the parent process.
+        self._stage = StagingArea(options.place.store, os.getppid())
         self._boot = staging.this_boot()
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        """On the executor: everything that does not need the store."""
+        """On the executor: do all work that does not need the store."""
         context = TaskContext.get()
         task = context.partitionId() if context is not None else 0
         return self._stage.collect(self._pages(iterator), self._boot == staging.this_boot(), task)
 
     def _pages(self, rows: Iterable[pa.RecordBatch]) -> Iterator[PlacedPage]:
         encoder = None if self._as_values else Encoder(self._schema)
-        # Turns begin anywhere, or every small batch would go to the partition that the one before went to.
+        # Turns begin at a random partition. Otherwise every small batch would begin at the same one.
         spread = Placer(self._queue_options, secrets.randbelow(PARTITIONS_MAX)) if self._spread else None
         for some in rows:
             if encoder is None:
@@ -108,24 +110,24 @@ class _Writing:
         return batch.build(messages, options.max_message_bytes, encoded=encoded, strips=options.strips)
 
     def _of_values(self, values: list[bytes | None]) -> tuple[list[dict[str, Any]], list[bytes] | None]:
-        """Messages that are encoded already, and their bytes, unless something in them is to be looked for.
+        """Messages that are encoded already, and their bytes. None instead of the bytes if a message has reserved keys.
 
-        Each is looked at, for a broken one would spoil its page.
+        Each message is checked, because a broken one would damage its page.
         """
         encoded = [value for value in values if value is not None]
         body = _ARRAY.pack(0xDD, len(encoded)) + b"".join(encoded)
         messages = _together(body, encoded) if len(encoded) == len(values) else None
         if messages is None:
-            messages = [_message(value) for value in values]  # of which one will say what is wrong with it
+            messages = [_message(value) for value in values]  # the broken one raises
         return messages, None if _RESERVED in body else encoded
 
     def append(self, staged: list[Staged], part: SourcePart | None) -> None:
-        """On the driver: the one commit. Raises :class:`PositionMismatch`; then nothing was written."""
+        """On the driver: make the one commit. Raises :class:`PositionMismatch`; then nothing was written."""
         place = self.options.place
         with Store(place.store) as store:
             queue = store.queue(place.queue)
-            views = queue.views  # opened here: inside the transaction a log that is not open waits for its end
-            values = sum(one.values for one in staged)
+            views = queue.views  # opened here: inside the transaction, opening a log would wait for the end of it
+            values = sum(output.values for output in staged)
             faults.point("append.before")
             written = store.commit(self._append, queue, views, staged, part, pages=values + values // 64)
             faults.point("append.after")
@@ -151,8 +153,8 @@ class _Writing:
                 return False
             if verdict == "refuse" and not (kept is None and self.options.adopt):
                 self._refuse(id, row, part, queue)
-        for one in staged:
-            for partition, pages in one.pages():
+        for output in staged:
+            for partition, pages in output.pages():
                 views[partition].append_pages(txn, pages)
         if id is not None and part is not None:
             next = write_place(tuple(view.log.row(txn).next for view in views))
@@ -161,7 +163,7 @@ class _Writing:
         return True
 
     def _require_partitions(self, txn: StoreTransaction, queue: Queue) -> None:
-        """What was placed on fewer partitions than there are now would part the messages of a key."""
+        """Refuse rows that were placed on fewer partitions than there are now: a key would be on two partitions."""
         there, placed = queue.follow_options(txn, queue.log.row(txn)).partitions, self._queue_options.partitions
         if queue.is_partitioned and there != placed:
             raise QueueOptionsError(
@@ -179,24 +181,24 @@ class _Writing:
                 f"The query is past its first batch, and {self.options.place.store} knows of no writer {id!r}: the"
                 " store is another one, or the writer is new to this query."
             )
-            hint = "a new checkpoint; or option('adopt', 'true') to begin with this batch."
+            hint = "use a new checkpoint, or option('adopt', 'true') to begin with this batch."
         elif row.queue != queue.log.id:
             message = f"The writer {id!r} writes to the queue {row.queue!r}, not to {queue.log.id!r}."
-            hint = "another id."
+            hint = "use another id."
         else:
             message = (
-                f"What was to be written does not follow what the writer {id!r} has written: found {part}, expected"
-                f" what follows {row.position}. Nothing was written."
+                f"The batch does not follow what the writer {id!r} has written: found {part}, expected"
+                f" a part after {row.position}. Nothing was written."
             )
             hint = (
-                f"option('resumeFrom', {where!r}) on the readStream and a new checkpoint, or another id if this is"
-                " another source."
+                f"set option('resumeFrom', {where!r}) on the readStream and use a new checkpoint, or use another id if"
+                " this is another source."
             )
         raise PositionMismatch(message, hint, source=id, kept=None if row is None else row.position, found=str(part))
 
 
 class BatchWriter(_Writing, DataSourceArrowWriter):
-    """A batch write: one transaction, whatever its size."""
+    """A batch write: one transaction of any size."""
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         span = self.options.range
@@ -229,14 +231,14 @@ def _check_placing(queue: str, options: QueueOptions) -> None:
 
 
 def _whole(messages: list[WriterCommitMessage | None]) -> list[Staged]:
-    """The results of all tasks. Raises where one is missing."""
-    found = [message for message in messages if isinstance(message, Staged)]
-    if len(found) != len(messages):
+    """The results of all tasks. Raises :class:`CuesError` if one is missing."""
+    staged = [message for message in messages if isinstance(message, Staged)]
+    if len(staged) != len(messages):
         raise CuesError(
-            f"{len(messages) - len(found)} of {len(messages)} tasks sent no result; nothing was written.",
+            f"{len(messages) - len(staged)} of {len(messages)} tasks sent no result; nothing was written.",
             "write again.",
         )
-    return found
+    return staged
 
 
 def _drop(messages: Iterable[WriterCommitMessage | None]) -> None:
@@ -246,7 +248,7 @@ def _drop(messages: Iterable[WriterCommitMessage | None]) -> None:
 
 
 def _as_values(schema: T.StructType, options: WriteOptions) -> bool:
-    """Return True where the rows are messages in msgpack, and False where they are columns to encode."""
+    """Return True if the rows are messages in msgpack, and False if they are columns to encode."""
     kinds = {field.name: field.dataType for field in schema.fields}
     binary = kinds.get("value") == T.BinaryType()
     if options.encode == "columns" or (options.encode == "auto" and not binary):
@@ -259,22 +261,22 @@ def _as_values(schema: T.StructType, options: WriteOptions) -> bool:
     others = sorted(set(kinds) - set(ROW.fieldNames()))
     if others and options.encode == "auto":
         raise InvalidArgument(
-            f"The rows have a column 'value' of type binary, which is a message, and {', '.join(others)} beside it.",
+            f"The rows have a column 'value' of type binary, which is a message, and also {', '.join(others)}.",
             "call select('value'); or set option('encode', ...) to 'columns', a message of all columns, or to 'value'.",
         )
     return True
 
 
 def _together(body: bytes, values: list[bytes]) -> list[dict[str, Any]] | None:
-    """The messages of ``values``, which ``body`` holds as one array; None where one of them is no message.
+    """The messages of ``values``, which are one array in ``body``; None if one of them is not a message.
 
-    Decoding them at once is twice as fast. Two broken values may make up whole ones together, so it is also
-    looked where each ends.
+    Decoding them together is twice as fast. Two broken values may be whole ones together, so the end of each
+    value is checked too.
     """
     walker = msgpack.Unpacker(max_buffer_size=0)
     walker.feed(body)
     try:
-        found: list[Any] = msgpack.unpackb(body, strict_map_key=False)
+        messages: list[Any] = msgpack.unpackb(body, strict_map_key=False)
         walker.read_array_header()
         at = _ARRAY.size
         for value in values:
@@ -284,14 +286,14 @@ def _together(body: bytes, values: list[bytes]) -> list[dict[str, Any]] | None:
                 return None
     except Exception:  # msgpack raises many kinds
         return None
-    return found if set(map(type, found)) <= {dict} else None
+    return messages if set(map(type, messages)) <= {dict} else None
 
 
 def _message(value: bytes | None) -> dict[str, Any]:
     if value is None:
         raise InvalidArgument("A row's value is NULL.", "filter the rows with where('value is not null').")
     try:
-        found = msgpack.unpackb(value, strict_map_key=False)
+        message = msgpack.unpackb(value, strict_map_key=False)
     except Exception as error:  # msgpack raises many kinds
         raise CodecError(
             f"A row's value ({len(value)} bytes) is not the msgpack of a message: {error}.",
@@ -299,8 +301,8 @@ def _message(value: bytes | None) -> dict[str, Any]:
             path="",
             type_name="binary",
         ) from None
-    if not isinstance(found, dict):
+    if not isinstance(message, dict):
         raise InvalidArgument(
-            f"A row's value is the msgpack of a {type(found).__name__}, not of a dict.", "make each message a dict."
+            f"A row's value is the msgpack of a {type(message).__name__}, not of a dict.", "make each message a dict."
         )
-    return found
+    return message

@@ -1,22 +1,22 @@
-"""A queue off the driver's machine: a directory of Parquet files, and the log that says which of them count.
+"""A queue on a shared filesystem: a directory of Parquet files, and a log that names the files that count.
 
     DIR/<queue>/_cues/queue.json               {"identity": 16 hex digits}, drawn when the directory is made
-    DIR/<queue>/_spark_metadata/0 … 8          one entry a step: a file that came
-    DIR/<queue>/_spark_metadata/9.compact      every tenth entry is all files that are there
+    DIR/<queue>/_spark_metadata/0 … 8          an entry for each step: its new file
+    DIR/<queue>/_spark_metadata/9.compact      every tenth entry lists all files
     DIR/<queue>/<first>-<count>-by-<processor>-<record>-<token>.parquet
 
     index BIGINT, time TIMESTAMP, hash STRING, value BINARY, meta BINARY
 
-The log has the format of Spark's own file sink, byte for byte, so ``spark.read.parquet`` and
-``spark.readStream.parquet`` of anybody see the messages that count and nothing else: no file of a step that
-was not committed, none that is half written, none twice.
+The log has the format of Spark's own file sink, byte for byte. So every ``spark.read.parquet`` and
+``spark.readStream.parquet`` sees exactly the messages that count: no file of a step that
+was not committed, no file that is half written, no file twice.
 
-An entry is put if absent (files.py), so the log has one order whoever writes; and each names its files, whose
-names say which messages are in them and which step wrote them. An entry that is written again after a
-crash is found by that, and is not written twice.
+An entry is put if absent (files.py), so the log has one order, even with several writers. Each entry names its files,
+and the name of a file contains its messages and the step that wrote it. So an entry that is about to be written again
+after a crash is found, and is not written twice.
 
-Files leave the log before they leave the disk (keeping.py), in an entry that is a tenth: the entries before
-it are filled up with empty ones, which Spark reads as nothing.
+Files leave the log before they leave the disk (maintenance.py). They leave it in a tenth entry. The entries up to it
+are filled with empty ones, which Spark ignores.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ import json
 import secrets
 import threading
 from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote, urlparse
@@ -37,16 +38,16 @@ if TYPE_CHECKING:
     from cues.spark.cluster.files import Files
 
 SCHEMA: Final = "index BIGINT, time TIMESTAMP, hash STRING, value BINARY, meta BINARY"
-"""The columns of a data file. ``meta`` is the message's provenance (provenance.py); NULL where it has none."""
+"""The columns of a data file. ``meta`` is the provenance of the message (provenance.py); NULL if it has none."""
 LOG: Final = "_spark_metadata"
 COMPACT_EVERY: Final = 10
-"""Spark's ``spark.sql.streaming.fileSink.log.compactInterval``, which it finds out from the files' names."""
+"""Spark's ``spark.sql.streaming.fileSink.log.compactInterval``. Spark finds it out from the names of the entries."""
 _VERSION: Final = "v1"
 
 
 @dataclass(frozen=True)
 class DataFile:
-    """A data file as the log has it."""
+    """A data file, as in the log."""
 
     name: str
     first: int
@@ -56,17 +57,17 @@ class DataFile:
 
     @property
     def next(self) -> int:
-        """The index behind its last message."""
+        """The index after its last message."""
         return self.first + self.count
 
     def record_of(self, processor: str) -> int | None:
-        """The number of the record that wrote it, if it is one of this processor's."""
-        found = self.name.split("-", 2)[2].rsplit("-", 2)
-        return int(found[1]) if found[0] == f"by-{folder_of(processor)}" else None
+        """The number of the record that wrote it; None if that is a record of another processor."""
+        writer, number, _ = self.name.split("-", 2)[2].rsplit("-", 2)
+        return int(number) if writer == f"by-{folder_of(processor)}" else None
 
     @property
     def merged(self) -> bool:
-        """True for a file that was merged from several."""
+        """Whether it was merged from several files."""
         return self.name.split("-", 2)[2].startswith(_MERGED)
 
 
@@ -79,12 +80,12 @@ def file_name(first: int, count: int, writer: str, number: int) -> str:
 
 
 def merged_name(first: int, count: int, graph: str) -> str:
-    """The name of a data file that takes the place of several; ``graph`` is whose driver made it."""
+    """The name of a data file that replaces several; a driver of ``graph`` made it."""
     return f"{first:020d}-{count:012d}-{_MERGED}{folder_of(graph)}-{secrets.token_hex(4)}.parquet"
 
 
 def written_by(name: str, graph: str) -> bool:
-    """Return True where a driver of this graph made the data file."""
+    """Return True if a driver of this graph made the data file."""
     rest = name.split("-", 2)[-1]
     return rest.startswith((f"by-{folder_of(graph)}.", f"{_MERGED}{folder_of(graph)}-"))
 
@@ -96,12 +97,12 @@ def data_file(name: str, size: int, modified_ms: int) -> DataFile:
 
 
 class QueueDirectory:
-    """One queue. Whoever appends holds :attr:`lock` from when it looks at :attr:`next` until it has appended."""
+    """One queue. A thread that appends holds :attr:`lock` from the read of :attr:`next` until it has appended."""
 
     def __init__(self, files: Files, queue: str, options: QueueOptions, identity: bytes | None = None) -> None:
-        """Open or make it; ``identity`` is that of the queue in the driver's store which it continues.
+        """Open or make the directory. ``identity`` is that of the queue in the driver's store that is copied into it.
 
-        Raises :class:`Diverged` where the directory is of another queue.
+        Raises :class:`Diverged` if the directory belongs to another queue.
         """
         self.files = files
         self.queue = queue
@@ -111,7 +112,7 @@ class QueueDirectory:
         self.live: tuple[DataFile, ...] = ()
         """The files that count, by index."""
         self.owed: list[DataFile] = []
-        """What is committed, and not in the log because the filesystem failed; under the lock."""
+        """Files that are committed and not in the log, because the filesystem failed. Protected by the lock."""
         self._held: Counter[str] = Counter()
         self._entry = -1
         self.identity = self._identity(identity)
@@ -124,66 +125,61 @@ class QueueDirectory:
             drawn = expected or secrets.token_bytes(8)
             self.files.put(name, json.dumps({"identity": drawn.hex(), "queue": self.queue}))
             text = self.files.read(name)
-        found = bytes.fromhex(json.loads(text or "{}")["identity"])
-        if expected is not None and found != expected:
+        identity = bytes.fromhex(json.loads(text or "{}")["identity"])
+        if expected is not None and identity != expected:
             raise Diverged(
                 f"The directory {self.files.url}/{self.folder} continues the queue {self.queue!r} with identity"
-                f" {found.hex()}, and the one in this machine's store has {expected.hex()}: it is another queue.",
+                f" {identity.hex()}, and the one in this machine's store has {expected.hex()}: it is another queue.",
                 "use the store that the directory was fed from, or start over with another --queues DIR.",
                 processor="",
             )
-        return found
+        return identity
 
     # --- the log ---
 
     @property
     def first(self) -> int:
-        """The index of the first message that is there."""
+        """The index of the first message."""
         return self.live[0].first if self.live else 1
 
     @property
     def next(self) -> int:
-        """The index that the next message gets. The last file always stays, so that it is known."""
+        """The index that the next message gets. The last file always stays, because it has this index."""
         return self.live[-1].next if self.live else 1
 
     def load(self) -> None:
-        """Read the log as it is now."""
+        """Read the log."""
+
+        def read(name: str) -> str:
+            text = self.files.read(f"{self.folder}/{LOG}/{name}")
+            if text is None:
+                raise Diverged(
+                    f"Entry {name} of the log of {self.files.url}/{self.folder} is missing.",
+                    "restore the directory from a copy.",
+                    processor="",
+                )
+            return text
+
         with self.lock:
-            numbers = self._entries()
-            self._entry = max(numbers, default=-1)
-            start = max(0, (self._entry + 1) // COMPACT_EVERY * COMPACT_EVERY - 1)
-            found: list[DataFile] = []
-            for number in range(start, self._entry + 1):
-                text = self.files.read(f"{self.folder}/{LOG}/{numbers.get(number, number)}")
-                if text is None:
-                    raise Diverged(
-                        f"Entry {number} of the log of {self.files.url}/{self.folder} is missing.",
-                        "restore the directory from a copy.",
-                        processor="",
-                    )
-                found += parse_entry(text)
-            self.live = tuple(sorted(found, key=lambda one: one.first))
+            entries = self._entries()
+            self._entry = max(entries, default=-1)
+            self.live = live_files(entries, read)
 
     def _entries(self) -> dict[int, str]:
         """The names of the entries by their numbers."""
-        found = {}
-        for name in self.files.names(f"{self.folder}/{LOG}"):
-            number, _, rest = name.partition(".")
-            if number.isdigit() and rest in ("", "compact"):
-                found[int(number)] = name
-        return found
+        return entries_of(self.files.names(f"{self.folder}/{LOG}"))
 
     def forward(self, name: str) -> None:
-        """Add a file that a step has committed, once, however often it is asked for. The caller holds the lock."""
-        first, count, _ = name.split("-", 2)
-        if not self._has(DataFile(name, int(first), int(count), 0, 0)):
-            self.owed.append(self.stored(name))
-        self.settle()
+        """Add a file that a step has committed. A file that is in the log already is not added again."""
+        with self.lock:
+            if not self._has(data_file(name, 0, 0)):
+                self.owed.append(self.stored(name))
+            self.settle()
 
     def settle(self) -> None:
-        """Add what is owed. The caller holds the lock.
+        """Add the files that are committed and not in the log. The caller holds the lock.
 
-        Raises :class:`Diverged` where the log has other messages at these indices.
+        Raises :class:`Diverged` if the log has other messages at these indices.
         """
         while self.owed:
             file = self.owed[0]
@@ -191,40 +187,40 @@ class QueueDirectory:
                 self.owed.pop(0)
             elif file.first < self.next:
                 raise Diverged(
-                    f"The queue {self.queue!r} in {self.files.url} goes up to {self.next - 1}, and {file.name} was"
-                    " committed for other messages of it.",
+                    f"The queue {self.queue!r} in {self.files.url} ends with message {self.next - 1}, and {file.name}"
+                    " was committed with other messages for the same indices.",
                     "let one graph write to the queue, and restore the directory from a copy.",
                     processor="",
                 )
             else:
-                self._put([*self.live, file], [file])  # where somebody else wrote this entry we look again
+                self._put([*self.live, file], [file])  # if another driver wrote this entry, the loop looks again
 
     def _has(self, file: DataFile) -> bool:
-        """Return True where a file's messages are in the log, or were."""
+        """Return True if a file's messages are in the log, or were in it."""
         if file.next <= self.first and self.live:
             return True  # purged
-        holder = next((one for one in self.live if one.first <= file.first < one.next), None)
+        holder = next((live for live in self.live if live.first <= file.first < live.next), None)
         return holder is not None and (holder.name == file.name or holder.merged)
 
     def replace(self, gone: set[str], came: list[DataFile]) -> bool:
-        """Put ``came`` in the place of the files named ``gone``; False where the log has moved on meanwhile.
+        """Replace the files named ``gone`` by ``came``. Return False if the log has got another entry meanwhile.
 
         The caller holds the lock, and deletes the files later.
         """
-        live = sorted([*(one for one in self.live if one.name not in gone), *came], key=lambda one: one.first)
+        live = sorted([*(file for file in self.live if file.name not in gone), *came], key=_first)
         while (self._entry + 2) % COMPACT_EVERY:
             if not self._put(list(self.live), []):
                 return False
         return self._put(live, came)
 
     def _put(self, live: list[DataFile], came: list[DataFile]) -> bool:
-        """Write the next entry; where its number is taken read the log anew and return False."""
+        """Write the next entry. If its number is taken, read the log again and return False."""
         number = self._entry + 1
         compact = (number + 1) % COMPACT_EVERY == 0
-        lines = [self._line(one) for one in (live if compact else came)]
+        lines = [self._line(file) for file in (live if compact else came)]
         name = f"{number}.compact" if compact else str(number)
         put = self.files.put(f"{self.folder}/{LOG}/{name}", "\n".join([_VERSION, *lines]))
-        if not put or max(self._entries()) > number:  # taken; or free again, after many that followed it
+        if not put or max(self._entries()) > number:  # taken; or taken once, and deleted after many later entries
             self.load()
             return False
         self._entry = number
@@ -234,13 +230,13 @@ class QueueDirectory:
         return True
 
     def _trim(self, number: int) -> None:
-        """Entries before the last compact one but one are read by nobody."""
+        """Delete old entries. Readers need none before the last compact entry but one."""
         for entry, name in self._entries().items():
             if entry < number - 2 * COMPACT_EVERY:
                 self.files.delete(f"{self.folder}/{LOG}/{name}")
 
     def _line(self, file: DataFile) -> str:
-        found = {
+        line = {
             "path": str(self.files.path(f"{self.folder}/{file.name}").toUri().toString()),
             "size": file.size,
             "isDir": False,
@@ -249,17 +245,17 @@ class QueueDirectory:
             "blockSize": 33_554_432,
             "action": "add",
         }
-        return json.dumps(found, separators=(",", ":"))
+        return json.dumps(line, separators=(",", ":"))
 
     # --- files ---
 
     def adopt(self, source: str, name: str) -> DataFile:
-        """Move a file that Spark wrote here, under its name. Nobody sees it before it is in the log."""
+        """Move a file that Spark wrote into the directory. Readers do not see it before it is in the log."""
         self.files.move(source, f"{self.folder}/{name}")
         return self.stored(name)
 
     def stored(self, name: str) -> DataFile:
-        """A file that lies here."""
+        """A file of the directory. Raises :class:`Diverged` if it is gone."""
         status = self.files.status(f"{self.folder}/{name}")
         if status is None:
             raise Diverged(
@@ -271,41 +267,62 @@ class QueueDirectory:
 
     def within(self, start: int, stop: int) -> list[DataFile]:
         """The files that hold the messages [start, stop)."""
-        return [one for one in self.live if one.first < stop and one.next > start]
+        return [file for file in self.live if file.first < stop and file.next > start]
 
     def ready(self, start: int) -> tuple[int, int]:
-        """Where a reader at ``start`` goes on, and up to where messages follow one another from there."""
+        """The range that a reader at ``start`` reads next: its start, and the end of the messages without a gap."""
         live = self.live
         at = max(start, self.first)
         end = at
-        for one in live:
-            if one.next <= at:
+        for file in live:
+            if file.next <= at:
                 continue
-            if one.first > end:
+            if file.first > end:
                 if end > at:
                     break
-                at = one.first  # what is missing was purged before it came here
-            end = one.next
+                at = file.first  # the messages of the gap were purged before they were copied
+            end = file.next
         return at, end
 
     def hold(self, files: list[DataFile]) -> None:
-        """A step reads these files: they stay on the disk."""
+        """Keep these files on the disk, because a step reads them."""
         with self.lock:
-            self._held.update(one.name for one in files)
+            self._held.update(file.name for file in files)
 
     def release(self, files: list[DataFile]) -> None:
-        """It does not any more."""
+        """End a :meth:`hold`."""
         with self.lock:
-            self._held.subtract(one.name for one in files)
+            self._held.subtract(file.name for file in files)
 
     def is_held(self, name: str) -> bool:
-        """Return True where a step reads the file."""
+        """Return True if a step reads the file."""
         with self.lock:
             return self._held[name] > 0
 
     def urls(self, files: list[DataFile]) -> list[str]:
-        """As Spark's readers take them."""
-        return [self.files.url_of(f"{self.folder}/{one.name}") for one in files]
+        """The URLs of files, for Spark's readers."""
+        return [self.files.url_of(f"{self.folder}/{file.name}") for file in files]
+
+
+# --- reading a log ------------------------------------------------------------------------------
+
+
+def entries_of(names: Iterable[str]) -> dict[int, str]:
+    """The names of the entries of a log, by number. Other files in its folder are left out."""
+    split = [(name, *name.partition(".")[::2]) for name in names]
+    return {int(number): name for name, number, rest in split if number.isdigit() and rest in ("", "compact")}
+
+
+def live_files(entries: Mapping[int, str], read: Callable[[str], str]) -> tuple[DataFile, ...]:
+    """The files that count, by index, from the last compact entry on. ``read`` returns the text of an entry."""
+    last = max(entries, default=-1)
+    start = max(0, (last + 1) // COMPACT_EVERY * COMPACT_EVERY - 1)
+    texts = [read(entries.get(number, str(number))) for number in range(start, last + 1)]
+    return tuple(sorted((file for text in texts for file in parse_entry(text)), key=_first))
+
+
+def _first(file: DataFile) -> int:
+    return file.first
 
 
 def parse_entry(text: str) -> list[DataFile]:
@@ -319,6 +336,6 @@ def parse_entry(text: str) -> list[DataFile]:
         )
     entries: list[dict[str, Any]] = [json.loads(line) for line in lines if line]
     return [
-        data_file(unquote(urlparse(one["path"]).path).rpartition("/")[2], one["size"], one["modificationTime"])
-        for one in entries
+        data_file(unquote(urlparse(entry["path"]).path).rpartition("/")[2], entry["size"], entry["modificationTime"])
+        for entry in entries
     ]

@@ -12,15 +12,19 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from cues.base import events
+from cues.errors import Diverged
 from cues.spark.cluster.files import folder_of
 
 if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
     from cues.spark.cluster.directory import QueueDirectory
     from cues.spark.cluster.files import Files
+    from cues.spark.cluster.ledger import Ledger, LedgerRecord
 
 
 class Driver:
-    """One driver of one graph."""
+    """The driver of one graph."""
 
     def __init__(
         self,
@@ -44,7 +48,7 @@ class Driver:
         self.queues: dict[str, QueueDirectory] = {}
         self.closed = False
         self.bell = threading.Condition()
-        """Rung when there is something new: messages on a queue, a processor that went idle or stopped."""
+        """Rung for each change: messages on a queue, or a processor that is idle now or has stopped."""
         self.rings = 0
         self._names = itertools.count()
 
@@ -58,8 +62,42 @@ class Driver:
         """The name of a folder for one job."""
         return f"{self.work}/{next(self._names):08d}"
 
+    def write_file(self, rows: DataFrame, name: str) -> None:
+        """Write the rows, which are in one partition, into a file. It appears under its name when it is whole."""
+        folder = self.scratch()
+        rows.write.option("maxRecordsPerFile", 0).parquet(self.files.url_of(folder))
+        (part,) = self.files.parts(folder)
+        self.files.move(f"{folder}/{part}", name)
+        self.files.delete(folder)
+
+    def claim(
+        self,
+        ledger: Ledger,
+        positions: Callable[[LedgerRecord | None], dict[str, tuple[str, int]]],
+        forwarded: Callable[[], None] = lambda: None,
+    ) -> LedgerRecord | None:
+        """Own a processor after its last record, and return that record.
+
+        First the files that the last record committed are added to the logs of their queues, with a call of
+        ``forwarded`` after each. ``positions`` returns the positions of the claim.
+        """
+        while True:
+            last = ledger.read()
+            for queue, name in last.files.items() if last is not None else ():
+                if queue not in self.queues:
+                    raise Diverged(
+                        f"The last step of {ledger.processor} wrote to the queue {queue!r}, which the graph does not"
+                        " have.",
+                        "run the graph once as it was.",
+                        processor=ledger.processor,
+                    )
+                self.queues[queue].forward(name)
+                forwarded()
+            if ledger.claim(last, positions(last)):
+                return last
+
     def ring(self) -> None:
-        """Wake whoever waits."""
+        """Wake the threads that wait for a change."""
         with self.bell:
             self.rings += 1
             self.bell.notify_all()

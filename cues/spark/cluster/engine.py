@@ -1,14 +1,15 @@
-"""A running graph whose queues are on a shared filesystem.
+"""A graph whose queues are on a shared filesystem.
 
     graph.start(engine="spark", queues="hdfs://…/flights")
 
     sources     as on the embedded engine, in this process, into the store of this machine
-    feeders     a thread a source's queue: from the store into the directory
-    stages      a thread a stream or sink: take, run on executors, commit
-    keeper      a thread that merges small files and lets go of old ones
+    feeders     a thread for the queue of each source: copies it from the store into the directory
+    stages      a thread for each stream and sink: take, run on executors, commit
+    inlets      a thread for each source that is a Spark stream
+    keeper      a thread that merges small files and removes old ones
 
-The store of this machine holds the sources' queues and positions, and nothing else. A driver that starts
-elsewhere without it is refused while the directory was fed from it.
+The store of this machine holds the queues and positions of the sources, and nothing else. A driver that starts
+elsewhere without this store is refused if the directory was fed from it.
 """
 
 from __future__ import annotations
@@ -18,17 +19,19 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from cues import codec, faults
 from cues.base import events, names
-from cues.engine.running import Running
-from cues.engine.status import QueueProgress, UnitStatus
+from cues.engine.engine import Host
+from cues.engine.local import EmbeddedEngine, join
+from cues.engine.status import QueueProgress, Shared, UnitStatus, sources_ended
+from cues.engine.threads import Loop
 from cues.errors import Closed, CuesError, GraphError, InvalidArgument, Unsupported
 from cues.graphs.graph import Graph
 from cues.graphs.plan import build
-from cues.graphs.processor import FRAME, Node, Source
+from cues.graphs.processor import Node, Source
 from cues.spark.cluster.directory import SCHEMA, QueueDirectory
 from cues.spark.cluster.driver import Driver
 from cues.spark.cluster.feeder import Feeder
@@ -37,11 +40,9 @@ from cues.spark.cluster.ingest import StreamIngest
 from cues.spark.cluster.lease import DriverLease
 from cues.spark.cluster.maintenance import Maintenance, keepers_group, sweep
 from cues.spark.cluster.step import Stage
-from cues.spark.executor import require_travel
 from cues.spark.session import in_short
-from cues.spark.session import session as session_of
+from cues.spark.shipping import open_session
 from cues.spark.source import Source as Stream
-from cues.steps.failure import stop_event, stopped_by
 from cues.steps.ownership import LEASE_BEAT_S
 from cues.steps.runner import Interrupted
 from cues.storage import wakeup
@@ -50,131 +51,146 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from cues.graphs.plan import Plan
-    from cues.queues.log import Log
-    from cues.queues.processor_rows import ProcessorRow
-    from cues.records.log_row import LogRow
+    from cues.queues.queue import Queue
+    from cues.queues.store import Store
 
 _FENCE_S = 1.0
 """Time between two checks that an idle stage still owns its processor."""
 FEED_GAP_S = 0.5
-"""The least time between two copies that leave nothing behind: what a source yields meanwhile is one step, not ten."""
+"""Least time between two copies of a feeder. The messages that a source yields meanwhile are one step, not ten."""
 _KEEP_AGAIN_S = 60.0
 """Wait of the keeper after a failure."""
 _KEEP_S = 1.0
 """Time between two looks of the keeper for new files."""
+_LOOK_S = 0.5
+"""Time between two looks for source queues that have got partitions."""
 
 
-class _Delivery:
-    """What a worker of :class:`Running` is asked for besides its thread."""
+class _Turns(Loop):
+    """The thread of one part of the engine. It sleeps after a turn in which there was nothing to do."""
 
-    def __init__(self, node: Node, counters: events.Counters) -> None:
-        self.node = node
-        self.counters = counters
-        self.inputs: tuple[Any, ...] = ()
-
-
-class ClusterWorker:
-    """The thread of one stage, one feeder, or the keeper."""
-
-    def __init__(self, running: ClusterRunning, id: str, turn: Callable[[], bool], wait: Callable[[], None]) -> None:
-        """``turn`` does something and says whether it did; ``wait`` returns when it may have something to do."""
-        self.running = running
-        self.id = id
+    def __init__(self, host: Host, driver: Driver, id: str) -> None:
+        super().__init__(host, id)
+        self.driver = driver
         self.busy = False
-        self.finished = False
-        self.stopped: BaseException | None = None
-        self._turn = turn
-        self._wait = wait
-        self.thread = threading.Thread(target=self._run, name=f"cues {id}", daemon=True)
 
-    def _run(self) -> None:
-        try:
-            while not self.running.halted:
-                self.busy = True
-                if not self._turn():
-                    self.busy = False
-                    self.running.changed()
-                    self._wait()
-        except Interrupted:
-            pass
-        except BaseException as error:
-            if not (self.running.halted and isinstance(error, Closed)):
-                self._stop(error)
-        finally:
+    def turn(self) -> None:
+        self.busy = True
+        if not self.step():
             self.busy = False
-            self.finished = True
             self.running.changed()
+            self.sleep()
 
-    def _stop(self, error: BaseException) -> None:
-        self.stopped = stopped_by(self.id, error)
-        self.running.emit(stop_event(self.id, self.stopped))
+    def step(self) -> bool:
+        """Work, and return True; False if there was nothing to do."""
+        raise NotImplementedError
+
+    def sleep(self) -> None:
+        """Return when there may be something to do."""
+
+    def ready(self) -> bool:
+        """Return True if a step would find something to do."""
+        return False
+
+    def idle(self) -> bool:
+        return self.finished or not (self.busy or self.ready())
 
 
-class StageWorker(ClusterWorker):
-    """The thread of a stage, as the command line shows it."""
+class _StageThread(_Turns):
+    """The thread of a stage."""
 
-    def __init__(self, running: ClusterRunning, stage: Stage) -> None:
+    def __init__(self, host: Host, driver: Driver, stage: Stage) -> None:
+        super().__init__(host, driver, stage.node.id)
         self.stage = stage
-        self.delivery = _Delivery(stage.node, stage.counters)
+        self.counters = stage.counters
         self._rings = 0
-        super().__init__(running, stage.node.id, self._step, self._sleep)
 
-    def tell_if_slow(self) -> None:
-        """Steps are long here, and Spark shows what its executors are at."""
-
-    def _step(self) -> bool:
-        self._rings = self.running.driver.rings
+    def step(self) -> bool:
+        self._rings = self.driver.rings
         return self.stage.step()
 
-    def _sleep(self) -> None:
-        driver = self.running.driver
-        with driver.bell:
-            driver.bell.wait_for(lambda: driver.rings != self._rings or self.running.halted, _FENCE_S)
+    def ready(self) -> bool:
+        return self.stage.ready()
 
-    @property
-    def standing(self) -> UnitStatus:
-        return UnitStatus(self.id, self.id, self.delivery.counters, "running" if self.stopped is None else "stopped")
-
-    def idle(self, row: ProcessorRow | None, log_row: Callable[[Log], LogRow]) -> bool:
-        """Return True where there is nothing to take."""
-        return self.finished or not (self.busy or self.stage.ready())
+    def sleep(self) -> None:
+        with self.driver.bell:
+            self.driver.bell.wait_for(lambda: self.driver.rings != self._rings or self.running.halted, _FENCE_S)
 
 
-class IngestWorker(ClusterWorker):
+class _InletThread(_Turns):
     """The thread of a source that is a Spark stream."""
 
-    def __init__(self, running: ClusterRunning, inlet: StreamIngest) -> None:
-        self.inlet = inlet
-        self.delivery = _Delivery(inlet.node, inlet.counters)
-        super().__init__(running, inlet.node.id, self._pull, lambda: None)
+    def __init__(self, host: Host, driver: Driver, inlet: StreamIngest) -> None:
+        super().__init__(host, driver, inlet.node.id)
+        self.counters = inlet.counters
+        self._inlet = inlet
 
-    def tell_if_slow(self) -> None:
-        """A stream has no steps."""
-
-    def _pull(self) -> bool:
-        self.inlet.run(lambda: self.running.draining)
-        self.running.driver.ring()
+    def step(self) -> bool:
+        self._inlet.run(lambda: self.running.draining)
+        self.driver.ring()
         raise Interrupted  # the stream has ended
 
-    def idle(self, row: ProcessorRow | None, log_row: Callable[[Log], LogRow]) -> bool:
-        """Return True where the stream gives nothing now."""
-        return self.finished or self.inlet.idle()
+    def idle(self) -> bool:
+        return self.finished or self._inlet.idle()
 
 
-class _Shared:
-    """The queues as the command line needs them."""
+class _FeederThread(_Turns):
+    """The thread of a feeder."""
 
-    def __init__(self, driver: Driver, stages: Sequence[Stage]) -> None:
+    def __init__(self, host: Host, driver: Driver, feeder: Feeder) -> None:
+        super().__init__(host, driver, feeder.ledger.processor)
+        self.feeder = feeder
+
+    def step(self) -> bool:
+        return self.feeder.step()
+
+    def ready(self) -> bool:
+        return self.feeder.ready()
+
+    def sleep(self) -> None:
+        self.running.pause(FEED_GAP_S)
+        log = self.feeder.queue.log
+        wakeup.wait([(log.store.doorbells, log.mask)], lambda: self.running.halted or self.ready(), None)
+
+
+class _KeeperThread(_Turns):
+    """The thread that merges and removes files."""
+
+    def __init__(self, host: Host, driver: Driver, stages: Sequence[Stage]) -> None:
+        super().__init__(host, driver, f"{host.plan.id} keeper")
+        self._maintenance = Maintenance(driver, stages)
+
+    def step(self) -> bool:
+        try:
+            self._maintenance.step()
+        except CuesError:
+            raise
+        except Exception as error:  # the next look finds the same files
+            if not self.running.halted:
+                text = f"small files and old ones stay for now: {in_short(error)}"
+                self.running.emit(events.Event(self.running.plan.id, text, logging.WARNING))
+                self.running.pause(_KEEP_AGAIN_S)
+        return False
+
+    def sleep(self) -> None:
+        self.running.pause(_KEEP_S)
+
+
+class _SharedQueues:
+    """The queues in the directory, for :class:`Running` and the command line."""
+
+    def __init__(self, driver: Driver, stages: Sequence[Stage], home: set[str]) -> None:
         self.place = driver.files.url
         self._driver = driver
         self._stages = stages
+        self._home = home
         self.before = self.now()
 
     def now(self) -> QueueProgress:
         queues = self._driver.queues.values()
         return QueueProgress(
-            {one.queue: one.next - 1 for one in queues},
-            {one.queue: sum(file.count for file in one.live) for one in queues},
+            {directory.queue: directory.next - 1 for directory in queues},
+            {directory.queue: sum(file.count for file in directory.live) for directory in queues},
             {
                 names.tailer_id(stage.node.id, queue): position
                 for stage in self._stages
@@ -185,13 +201,36 @@ class _Shared:
     def lag(self, processor: str) -> int:
         for stage in self._stages:
             if stage.node.id == processor:
-                ends = {one.queue: one.next for one in stage.inputs.values()}
+                ends = {directory.queue: directory.next for directory in stage.inputs.values()}
                 return sum(ends[queue] - position for queue, position in stage.positions.items())
         return 0
 
+    def messages(self, queue: str) -> list[dict[str, Any]] | None:
+        directory = self._driver.queues.get(queue)
+        if directory is None or queue in self._home:
+            return None
+        urls = directory.urls(list(directory.live))
+        if not urls:
+            return []
+        rows = self._driver.session.read.schema(SCHEMA).parquet(*urls).orderBy("index").select("value").collect()
+        return [codec.unpack(bytes(row.value)) for row in rows]
 
-class ClusterRunning(Running):
-    """A graph that was started with ``queues=DIR``; used as any other."""
+    def check_send(self, queue: str) -> None:
+        if queue in self._driver.queues and queue not in self._home:
+            raise InvalidArgument(
+                f"The queue {queue!r} is in {self.place}, and the graph's processors write it;"
+                " messages can be sent only to queues in the store of this machine.",
+                f"send to one of {', '.join(sorted(self._home))}.",
+            )
+
+
+class ClusterEngine:
+    """Stages over a shared directory, and the sources in this process. An :class:`Engine`."""
+
+    pulls: bool = True
+    shared: Shared | None = None
+    over = False
+    """A processor that stopped does not keep the others from finishing the messages on the queues."""
 
     def __init__(
         self,
@@ -200,228 +239,210 @@ class ClusterRunning(Running):
         spark: SparkSession | None,
         master: str | None,
         *,
-        ship: Callable[[SparkSession, Graph, Plan], None] = lambda session, graph, plan: None,
-        take_over: bool = False,
-        **options: Any,
+        store: str | os.PathLike[str] | Store | None,
+        accept_topology: bool,
+        take_over: bool,
     ) -> None:
-        plan = graph.plan()
+        self._graph = graph
+        self._place = queues
+        self._given, self._master = spark, master
+        self.plan = graph.plan()
+        self._options: dict[str, Any] = {"store": store, "accept_topology": accept_topology, "take_over": take_over}
+        self._stages: list[_StageThread] = []
+        self._inlets: list[_InletThread] = []
+        self._copiers: list[_FeederThread] = []
+        self._opened = contextlib.ExitStack()
+        """The session, and what depends on it."""
+        self._threads: list[threading.Thread] = []
+
+    # --- starting ---
+
+    def start(self, host: Host) -> None:
+        """Own the directory and the processors, and start the threads."""
+        graph, plan = self._graph, self.plan
         check(plan)
-        self._plan = plan
-        self._ended = False
-        self._copiers: Sequence[ClusterWorker] = ()
-        self._accept_topology = bool(options.get("accept_topology"))
-        self._session = contextlib.ExitStack()
+        self._host = host
+        self.sources = EmbeddedEngine(source_graph(graph, plan), **self._options)
         try:
-            self.spark = self._session.enter_context(session_of(master, f"cues {graph.id}", spark=spark))
+            remote = [node for node in plan.running if node.kind != "source"]
+            self.spark = open_session(self._opened, graph, plan, self._given, self._master, remote)
             _refuse_speculation(self.spark, plan)
-            ship(self.spark, graph, plan)
-            for node in plan.running:
-                if node.kind != "source" and node.options.batch != FRAME:
-                    require_travel(node, plan.system)
-            files = Files(self.spark, queues)
-            self._session.callback(files.close)
-            self.driver = Driver(self.spark, files, graph.id, plan.system, self._emit, self.pause)
-            lease = DriverLease(files, graph.id, self.driver.owner)
-            lease.acquire(take_over)
-            self._session.callback(lease.release)
-            self._lease = lease
-            super().__init__(source_graph(graph, plan), take_over=take_over, **options)
-            self.graph = graph
+            files = Files(self.spark, self._place)
+            self._opened.callback(files.close)
+            self.driver = Driver(self.spark, files, graph.id, plan.system, host.emit, host.pause)
+            self._lease = DriverLease(files, graph.id, self.driver.owner)
+            self._lease.acquire(self._options["take_over"])
+            self._opened.callback(self._lease.release)
+            self.sources.start(host)
         except BaseException:
-            self._session.close()
+            self._opened.close()
             raise
         try:
             self._open_stages()
         except BaseException:
+            host.halt()
+            self.join(30.0)
             self.close()
             raise
         address = self.spark.sparkContext.uiWebUrl
-        self.emit(
-            events.Event(
-                "",
-                f"{graph.id} runs on Spark {self.spark.version}, its queues in {files.url}"
-                + (f": {address}" if address else ""),
-            )
-        )
+        text = f"{graph.id} runs on Spark {self.spark.version}, its queues in {files.url}"
+        host.emit(events.Event("", text + (f": {address}" if address else "")))
         if files.scheme in RENAME_COPIES:
-            self.emit(
-                events.Event(
-                    "",
-                    f"{files.scheme}:// decides nothing between two drivers that commit at once: run one",
-                    logging.WARNING,
-                )
-            )
-
-    def _emit(self, event: events.Event) -> None:
-        self.emit(event)
+            text = f"{files.scheme}:// decides nothing between two drivers that commit at once: run one"
+            host.emit(events.Event("", text, logging.WARNING))
 
     def _open_stages(self) -> None:
-        """Open the queues, claim every processor, sweep, and let the threads go."""
-        driver, plan = self.driver, self._plan
+        """Open the queues, claim every processor, sweep, and start the threads."""
+        driver, plan, host = self.driver, self.plan, self._host
         home, written = at_home(plan), written_on_spark(plan)
-        fed = [name for name in self._assembly.queues if name in home or name in _source_errors(plan)]
+        fed = [name for name in self.queues if name in home or name in _source_errors(plan)]
         for name in fed:
-            _require_one_log(name, self._assembly.queues[name].partitions)  # the store's, whatever the graph says
+            _require_one_log(name, self.queues[name].partitions)  # the store decides, and not the graph
         for name, options in plan.queues.items():
             same = name in fed and name not in written
-            identity = self._assembly.queues[name].row().identity if same else None
+            identity = self.queues[name].row().identity if same else None
             driver.queues[name] = QueueDirectory(driver.files, name, options, identity)
-        self.feeders = [
-            Feeder(driver, self._assembly.queues[name], driver.queues[name], name not in written) for name in fed
-        ]
-        self.inlets = [StreamIngest(driver, node) for node in plan.running if isinstance(node.fn, Stream)]
-        self.stages = [Stage(driver, node) for node in plan.running if node.kind != "source"]
-        for feeder in self.feeders:
+        feeders = [Feeder(driver, self.queues[name], driver.queues[name], name not in written) for name in fed]
+        inlets = [StreamIngest(driver, node) for node in plan.running if isinstance(node.fn, Stream)]
+        stages = [Stage(driver, node) for node in plan.running if node.kind != "source"]
+        for feeder in feeders:
             feeder.claim()
-        for stage in self.stages:
-            stage.claim(self._accept_topology)
-        for inlet in self.inlets:
+        for stage in stages:
+            stage.claim(self._options["accept_topology"])
+        for inlet in inlets:
             inlet.claim()
         for directory in driver.queues.values():
-            directory.load()  # as it is now that nobody else changes it
+            directory.load()  # from here on only this driver changes it
         faults.point("spark.claimed")
-        sweep(driver, self.stages)
-        self.shared = _Shared(driver, self.stages)
-        workers = [StageWorker(self, stage) for stage in self.stages]
-        self._inlets = inlets = [IngestWorker(self, inlet) for inlet in self.inlets]
-        self._copiers = copiers = [self._copier(feeder) for feeder in self.feeders]
-        self.workers += [*inlets, *workers]  # type: ignore[list-item]
-        keeper = Maintenance(driver, self.stages)
-        keeping = [ClusterWorker(self, f"{plan.id} keeper", self._keeping(keeper), self._rest)]
-        started: Sequence[ClusterWorker] = (*inlets, *workers, *copiers, *keeping)
-        self._threads += started  # type: ignore[arg-type]
-        for one in started:
-            one.thread.start()
-
-    def _copier(self, feeder: Feeder) -> ClusterWorker:
-        log = feeder.queue.log
-
-        def wait() -> None:
-            self.pause(FEED_GAP_S)
-            wakeup.wait([(log.store.doorbells, log.mask)], lambda: self.halted or feeder.ready(), None)
-
-        return ClusterWorker(self, feeder.ledger.processor, feeder.step, wait)
-
-    def _keeping(self, keeper: Maintenance) -> Callable[[], bool]:
-        """The keeper's turn: one look, whatever came of it."""
-
-        def turn() -> bool:
-            try:
-                keeper.step()
-            except CuesError:
-                raise
-            except Exception as error:  # what was not kept in shape now is at the next look
-                if not self.halted:
-                    text = f"small files and old ones stay for now: {in_short(error)}"
-                    self.emit(events.Event(self._plan.id, text, logging.WARNING))
-                    self.pause(_KEEP_AGAIN_S)
-            return False
-
-        return turn
-
-    def _rest(self) -> None:
-        self.pause(_KEEP_S)
-
-    # --- using ---
+        sweep(driver, stages)
+        self.shared = _SharedQueues(driver, stages, home)
+        self._stages = [_StageThread(host, driver, stage) for stage in stages]
+        self._inlets = [_InletThread(host, driver, inlet) for inlet in inlets]
+        self._copiers = [_FeederThread(host, driver, feeder) for feeder in feeders]
+        loops = [*self._inlets, *self._stages, *self._copiers, _KeeperThread(host, driver, stages)]
+        lease = threading.Thread(target=self._beat, name="cues lease on the directory", daemon=True)
+        growth = threading.Thread(target=self._look_for_growth, name="cues growth", daemon=True)
+        self._threads = [*(loop.thread for loop in loops), growth]
+        for thread in (*self._threads, lease):
+            thread.start()
 
     @property
-    def plan(self) -> Plan:
-        return self._plan
+    def store(self) -> Store:
+        return self.sources.store
 
-    def send(self, *arguments: Any) -> int:
-        """As of any running graph, to queues that nobody of the graph writes to."""
-        if len(arguments) == 2 and arguments[0] in self._plan.queues and arguments[0] not in at_home(self._plan):
-            raise InvalidArgument(
-                f"The queue {arguments[0]!r} lies in {self.driver.files.url} and is written by the graph's processors;"
-                " what is sent goes to queues of this machine's store.",
-                f"send to one of {', '.join(sorted(at_home(self._plan)))}.",
-            )
-        return super().send(*arguments)
+    @property
+    def queues(self) -> dict[str, Queue]:
+        return self.sources.queues
 
-    def messages(self, queue: str) -> list[dict[str, Any]]:
-        """All messages that are on a queue now."""
-        self._check()
-        directory = self.driver.queues.get(queue)
-        if directory is None or queue in at_home(self._plan):
-            return super().messages(queue)
-        urls = directory.urls(list(directory.live))
-        if not urls:
-            return []
-        rows = self.spark.read.schema(SCHEMA).parquet(*urls).orderBy("index").select("value").collect()
-        return [codec.unpack(bytes(row.value)) for row in rows]
+    @property
+    def pids(self) -> dict[str, int]:
+        return {}
 
-    def idle(self) -> bool:
-        """Return True where, at one moment, no worker has anything to do."""
-        before = self.driver.rings
-        copied = all(
-            worker.finished or not (worker.busy or feeder.ready())
-            for worker, feeder in zip(self._copiers, self.feeders)
-        )
-        return copied and super().idle() and before == self.driver.rings
+    # --- the work that is left ---
 
-    def _done(self) -> bool:
-        return all(worker.finished for worker in self._inlets) and super()._done()
+    def standings(self) -> list[UnitStatus]:
+        units = self.sources.standings()
+        units += [UnitStatus(loop.id, loop.id, loop.counters, _state(loop)) for loop in self._inlets]
+        return units + [UnitStatus(loop.id, loop.id, loop.counters, _state(loop)) for loop in self._stages]
 
     @property
     def stopped(self) -> list[BaseException]:
-        """What stopped processors and feeders: what is not copied is never processed."""
-        return super().stopped + [one.stopped for one in self._copiers if one.stopped is not None]
+        """The errors that stopped processors and feeders. Messages that are not copied are never processed."""
+        loops = [*self._inlets, *self._stages, *self._copiers]
+        return self.sources.stopped + [loop.stopped for loop in loops if loop.stopped is not None]
+
+    def idle(self) -> bool:
+        # In the direction of the messages: a message that leaves one part is seen in the next one, or counted.
+        before = self._progress()
+        idle = self.sources.idle() and all(loop.idle() for loop in (*self._copiers, *self._inlets, *self._stages))
+        return idle and not self._grown() and before == self._progress()
+
+    def _progress(self) -> list[Any]:
+        """Changes with each step that begins or ends."""
+        steps = [unit.counters.steps for unit in self.standings()]
+        return [self.driver.rings, steps, [loop.busy for loop in (*self._copiers, *self._stages)]]
+
+    def resting(self) -> bool:
+        return self.idle()
+
+    def done(self) -> bool:
+        if self.stopped:
+            return True
+        if not sources_ended(self.plan, self.standings()):
+            return False
+        self._host.hurry()
+        return self.idle()
 
     # --- ending ---
 
-    def halt(self) -> None:
-        super().halt()
-        if hasattr(self, "driver"):
-            self.driver.ring()
+    def end_sources(self) -> None:
+        self.sources.end_sources()
 
-    def close(self, timeout: float = 30.0) -> None:
-        """Halt, wait for the steps under way, and give everything back; a session of the user's goes on."""
-        if self._ended:
-            return
-        self._ended = True
+    def halt(self) -> None:
+        self.sources.halt()
+        self.driver.ring()
+
+    def join(self, timeout: float) -> None:
+        """Wait for the steps under way, then cancel the jobs of those that have not ended."""
         try:
-            self.halt()
             deadline = time.monotonic() + timeout
-            for worker in getattr(self, "_threads", ()):
-                if worker.thread.ident is not None:
-                    worker.thread.join(max(0.0, deadline - time.monotonic()))
+            join(self._threads, timeout)
+            self.sources.join(max(0.0, deadline - time.monotonic()))
             self.driver.closed = True
-            for stage in getattr(self, "stages", ()):
-                stage.cancel()
+            for loop in self._stages:
+                loop.stage.cancel()
             with contextlib.suppress(Exception):  # the session was stopped, and its jobs with it
                 self.spark.sparkContext.cancelJobGroup(keepers_group(self.driver))
-            super().close(1.0)
+            join(self._threads, 1.0)
+            self.sources.join(1.0)
+        except BaseException:
+            self._opened.close()
+            raise
+
+    @property
+    def stuck(self) -> bool:
+        return self.sources.stuck or any(loop.thread.is_alive() for loop in (*self._inlets, *self._stages))
+
+    def close(self) -> None:
+        """Give everything back. A session of the user continues."""
+        try:
+            self.sources.close()
             self.driver.files.delete(self.driver.work)
         finally:
-            self._session.close()
+            self._opened.close()
 
-    def _keep(self) -> None:
-        beat = threading.Thread(target=self._beat, name="cues lease on the directory", daemon=True)
-        beat.start()
-        super()._keep()
+    def keep_stop(self, event: events.Stopped) -> None:
+        self.sources.keep_stop(event)
 
-    def _grown(self) -> bool:
-        """Whether a queue that is copied from the store has partitions, which no feeder reads."""
-        grown = any(feeder.queue.partitions > 1 for feeder in getattr(self, "feeders", ()))
-        if grown:
-            self._look.set()
-        return grown
-
-    def _look_for_growth(self) -> None:
-        try:
-            for feeder in getattr(self, "feeders", ()):
-                _require_one_log(feeder.queue.id, feeder.queue.partitions)
-        except CuesError as error:
-            if not (self.halted and isinstance(error, Closed)):
-                self._fail(error)
+    # --- keeping ---
 
     def _beat(self) -> None:
-        while not self.pause(LEASE_BEAT_S):
-            with contextlib.suppress(Exception):  # safety never rests on it
+        while not self._host.pause(LEASE_BEAT_S):
+            with contextlib.suppress(Exception):  # safety does not depend on the lease
                 self._lease.beat()
 
+    def _grown(self) -> bool:
+        """Whether a queue that is copied from the store has got partitions, which no feeder reads."""
+        return any(loop.feeder.queue.partitions > 1 for loop in self._copiers)
 
-# --- what lies where ----------------------------------------------------------------------------
+    def _look_for_growth(self) -> None:
+        """Stop the graph when a queue that is copied from the store has got partitions."""
+        while not self._host.pause(_LOOK_S):
+            try:
+                for loop in self._copiers:
+                    _require_one_log(loop.feeder.queue.id, loop.feeder.queue.partitions)
+            except CuesError as error:
+                if not (self._host.halted and isinstance(error, Closed)):
+                    self.sources.fail(error)
+
+
+def _state(loop: _Turns) -> Literal["running", "ended", "stopped"]:
+    if loop.stopped is not None:
+        return "stopped"
+    return "ended" if loop.finished and isinstance(loop, _InletThread) else "running"
+
+
+# --- the place of each queue ----------------------------------------------------------------------------
 
 
 def written_on_spark(plan: Plan) -> set[str]:
@@ -431,7 +452,7 @@ def written_on_spark(plan: Plan) -> set[str]:
 
 
 def at_home(plan: Plan) -> set[str]:
-    """The queues that lie in the store of the driver's machine and are copied from there."""
+    """The queues that are in the store of the driver's machine, and are copied from there."""
     sources = [node for node in plan.nodes if node.kind == "source" and not isinstance(node.fn, Stream)]
     return {port.queue for node in sources for port in node.outputs} | set(plan.fed)
 
@@ -442,15 +463,15 @@ def _source_errors(plan: Plan) -> set[str]:
 
 
 def check(plan: Plan) -> None:
-    """Refuse by name what has no form on a shared filesystem, before anything is started."""
+    """Refuse by name the queues and processors that cannot be on a shared filesystem, before anything is started."""
     written = written_on_spark(plan)
     for name in sorted(at_home(plan) & written):
         writer = next(
             n for n in plan.running if n.kind != "source" and name in (*(p.queue for p in n.outputs), n.errors)
         )
         raise GraphError(
-            f"The queue {name!r} is a source's, which lies in the store of the driver's machine, and {writer.id}"
-            " writes to it too, which would write into the shared directory.",
+            f"The queue {name!r} belongs to a source and is in the store of the driver's machine. {writer.id}"
+            " writes to it too, but into the shared directory.",
             f"give {writer.name} a queue of its own, and read both with cues.AnyOf.",
             processor=writer.name,
         )
@@ -458,7 +479,7 @@ def check(plan: Plan) -> None:
         _require_one_log(name, options.partitions)
         if options.path is not None and name in written:
             raise GraphError(
-                f"The queue {name!r} has path={options.path!r}, a store on one machine, and lies in the"
+                f"The queue {name!r} has path={options.path!r}, a store on one machine, but must be in the"
                 " shared directory.",
                 "remove path= from the queue.",
                 processor="",
@@ -476,7 +497,7 @@ def _require_one_log(queue: str, partitions: int) -> None:
 
 
 def _refuse_speculation(session: Any, plan: Plan) -> None:
-    """A task of a sink that runs twice at once would deliver twice at once."""
+    """Refuse a setting of Spark with which a task of a sink may run twice at the same time."""
     ordered = [node.id for node in plan.running if node.kind != "source" and (node.side_effects or node.at_most_once)]
     if ordered and session.conf.get("spark.speculation", "false") == "true":
         raise Unsupported(
@@ -500,14 +521,14 @@ def place(node: Node) -> str:
     if node.options.key is not None:
         if node.options.batch or node.mode == "join":
             return "on an executor, one task a step, which has the state"
-        return "on all executors, by key; the state lies in the directory"
+        return "on all executors, by key; the state is in the directory"
     if node.options.batch:
         return "on all executors, a batch each"
-    return "on all executors; on one where the function asks for the processor's state"
+    return "on all executors; on one if the function asks for the processor's state"
 
 
 class _SourceGraph(Graph):
-    """A graph that may have no processors: the sources of the whole may all be streams of Spark."""
+    """A graph that may have no processors, because all sources of the whole graph may be Spark streams."""
 
     def plan(self) -> Plan:
         return super().plan() if self.processors else build(self.id, [], **_NOTHING)
@@ -531,7 +552,7 @@ def source_graph(graph: Graph, plan: Plan) -> Graph:
     ]
     declared = {processor.id for processor in sources}
     sources += [Source(name) for name in plan.fed if name not in declared]
-    found = _SourceGraph(
+    part = _SourceGraph(
         graph.id,
         sources,
         store=graph.store,
@@ -540,8 +561,8 @@ def source_graph(graph: Graph, plan: Plan) -> Graph:
         system=graph.system,
         durability=graph.durability,
     )
-    found.directory = graph.directory
-    named = set(found.plan().queues)
-    found.queues = {name: options for name, options in plan.queues.items() if name in named}
-    found.default_source = plan.source if plan.source in named else None
-    return found
+    part.directory = graph.directory
+    named = set(part.plan().queues)
+    part.queues = {name: options for name, options in plan.queues.items() if name in named}
+    part.default_source = plan.source if plan.source in named else None
+    return part

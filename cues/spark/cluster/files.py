@@ -1,17 +1,17 @@
 """A directory on any filesystem that Hadoop knows, as the driver uses it.
 
-Everything goes through the JVM's own client, which has the cluster's settings and credentials. Messages
-do not: they are read and written by Spark.
+All calls use the JVM's own client, which has the cluster's settings and credentials. Only messages are
+read and written by Spark.
 
-What exactness rests on is :meth:`Files.put`: a file appears under its name whole, or not at all, and of
-several that try to, one does. A draft is written beside it and then
+Exactness depends on :meth:`Files.put`: a file appears under its name whole, or not at all, and of
+several drivers that put the same name, one succeeds. A draft is written beside it, and then
 
-    file://          gets the name as a second hard link, which fails where the name is taken (NFS too)
-    anything else    is renamed without leave to overwrite, which HDFS and Azure's hierarchical
+    file://          the draft gets the name as a second hard link, which fails if the name is taken (NFS too)
+    anything else    the draft is renamed without permission to overwrite, which HDFS and Azure's hierarchical
                      namespaces decide in one place
 
 Not guaranteed: the same on object stores whose rename is a copy (s3a, gs, wasb). There the steps of one
-driver are exact; two at once are kept apart by their lease only.
+driver are exact, but only the lease keeps two drivers apart.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import quote
 
@@ -29,25 +30,21 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 RENAME_COPIES: Final = ("s3a", "s3", "s3n", "gs", "wasb", "wasbs", "oss", "cosn")
-"""Schemes whose rename does not decide between two that try."""
+"""Schemes whose rename does not decide between two drivers."""
 
 
 class Status(NamedTuple):
     """The status of a file on the filesystem."""
 
-    url: str
-    """Its whole URL, as Spark's log has it."""
     size: int
     modified_ms: int
-    replication: int
-    block_size: int
 
 
 class Files:
     """A directory; names are relative to it. Used by many threads."""
 
     def __init__(self, session: SparkSession, place: str | os.PathLike[str]) -> None:
-        """Have the directory. Raises :class:`Unsupported` where the filesystem cannot be reached."""
+        """Open or make the directory. Raises :class:`Unsupported` if the filesystem cannot be reached."""
         place = os.fspath(place)
         if "://" not in place and not place.startswith("file:"):
             place = "file://" + quote(os.path.abspath(os.path.expanduser(place)))
@@ -56,7 +53,7 @@ class Files:
         conf = _any(session._jsc).hadoopConfiguration()
         try:
             root = self._hadoop.fs.Path(self._jvm.java.net.URI(place))
-            # An instance of its own: Spark's, which is cached, goes on writing checksums.
+            # An own instance, because Spark's cached one must continue to write checksums.
             self._fs: Any = self._hadoop.fs.FileSystem.newInstance(root.toUri(), conf)
             self._fs.setWriteChecksum(False)
             self._root = self._fs.makeQualified(root)
@@ -73,53 +70,34 @@ class Files:
         self._no_options = self._jvm.java.lang.reflect.Array.newInstance(rename, 0)
 
     def path(self, name: str) -> Any:
-        """A name as Hadoop's Path."""
+        """A name as a Path of Hadoop."""
         return self._hadoop.fs.Path(self._root, name) if name else self._root
 
     def url_of(self, name: str) -> str:
-        """A name as Spark's readers and writers take it: nothing is escaped."""
+        """A name as a URL for Spark's readers and writers, without escapes."""
         return str(self.path(name).toString())
 
-    # --- looking ---
+    # --- reading ---
 
     def names(self, folder: str) -> list[str]:
-        """The names in a folder, sorted; none where the folder does not exist."""
-        try:
-            found = self._fs.listStatus(self.path(folder))
-        except Exception as error:
-            if _is(error, "FileNotFoundException"):
-                return []
-            raise
-        return sorted(str(one.getPath().getName()) for one in found)
+        """The names in a folder, sorted; none if the folder does not exist."""
+        found = _unless_missing(self._fs.listStatus, self.path(folder))
+        return sorted(str(status.getPath().getName()) for status in found or ())
 
     def parts(self, folder: str) -> list[str]:
         """The files that a job of Spark has written into a folder."""
         return [name for name in self.names(folder) if name.startswith("part-")]
 
     def status(self, name: str) -> Status | None:
-        """Size and times of a file; None where it is not there."""
-        try:
-            found = self._fs.getFileStatus(self.path(name))
-        except Exception as error:
-            if _is(error, "FileNotFoundException"):
-                return None
-            raise
-        return Status(
-            str(found.getPath().toUri().toString()),
-            int(found.getLen()),
-            int(found.getModificationTime()),
-            int(found.getReplication()),
-            int(found.getBlockSize()),
-        )
+        """The size and the time of a file; None if it does not exist."""
+        found = _unless_missing(self._fs.getFileStatus, self.path(name))
+        return None if found is None else Status(int(found.getLen()), int(found.getModificationTime()))
 
     def read(self, name: str) -> str | None:
-        """The text of a small file; None where it is not there."""
-        try:
-            stream = self._fs.open(self.path(name))
-        except Exception as error:
-            if _is(error, "FileNotFoundException"):
-                return None
-            raise
+        """The text of a small file; None if it does not exist."""
+        stream = _unless_missing(self._fs.open, self.path(name))
+        if stream is None:
+            return None
         try:
             return str(self._jvm.org.apache.commons.io.IOUtils.toString(stream, "UTF-8"))
         finally:
@@ -128,9 +106,9 @@ class Files:
     # --- changing ---
 
     def put(self, name: str, text: str) -> bool:
-        """Write a small file unless there is one of that name; True where it is this one.
+        """Write a small file if the name is not taken. Return whether it was written.
 
-        It is there whole or not at all, and on the disk as far as the filesystem says so.
+        The file exists whole or not at all. It is on the disk as far as the filesystem guarantees it.
         """
         folder, _, last = name.rpartition("/")
         draft = f"{folder}/.{last}.{secrets.token_hex(8)}"
@@ -154,8 +132,8 @@ class Files:
             return False
         except PermissionError as error:
             raise Unsupported(
-                f"{self.url} makes no hard links ({error.strerror}), by which a commit of one driver"
-                " excludes another's.",
+                f"{self.url} makes no hard links ({error.strerror}), which Cues needs so that of two drivers only one"
+                " can commit.",
                 "name a directory on a filesystem that has them, or a Hadoop URL such as hdfs://….",
             ) from error
         handle = os.open(os.path.dirname(self._local(name)), os.O_RDONLY)
@@ -169,7 +147,7 @@ class Files:
         return str(self.path(name).toUri().getPath())
 
     def write(self, name: str, text: str) -> None:
-        """Write a small file over whatever is there. Who reads it meanwhile may see a part."""
+        """Write a small file, over the old one if there is one. A reader may see a part of it meanwhile."""
         stream = self._fs.create(self.path(name), True)
         try:
             stream.write(bytearray(text.encode()))
@@ -178,18 +156,18 @@ class Files:
             stream.close()
 
     def move(self, name: str, to: str) -> None:
-        """Rename a file, to a name that nobody else uses."""
+        """Rename a file. No other writer may use the new name."""
         target = self.path(to)
         self._fs.mkdirs(target.getParent())
         if not self._fs.rename(self.path(name), target):
             raise OSError(f"{self.url_of(name)} cannot be renamed to {target}")
 
     def delete(self, name: str) -> None:
-        """Delete a file, or a folder with all in it; nothing happens where it is not there."""
+        """Delete a file, or a folder with its content, if it exists."""
         self._fs.delete(self.path(name), True)
 
     def close(self) -> None:
-        """Let the client go, if its Java is still there."""
+        """Close the client, if its Java still runs."""
         with contextlib.suppress(Exception):
             self._fs.close()
 
@@ -199,13 +177,23 @@ def _any(value: Any) -> Any:
 
 
 def folder_of(name: str) -> str:
-    """A queue's or processor's name as that of a folder: hidden, in Hadoop, is what begins with ``_`` or a dot."""
-    found = quote(name, safe="")
-    return found if found[0] not in "_." else f"%{ord(found[0]):02X}{found[1:]}"
+    """The name of the folder of a queue or processor. Names that begin with ``_`` or a dot are hidden in Hadoop."""
+    folder = quote(name, safe="")
+    return folder if folder[0] not in "_." else f"%{ord(folder[0]):02X}{folder[1:]}"
+
+
+def _unless_missing(call: Callable[[Any], Any], path: Any) -> Any:
+    """``call(path)``, or None if the file does not exist."""
+    try:
+        return call(path)
+    except Exception as error:
+        if _is(error, "FileNotFoundException"):
+            return None
+        raise
 
 
 def _is(error: Exception, kind: str) -> bool:
-    """Return True where Java raised an exception of this class."""
+    """Return True if Java raised an exception of this class."""
     java = getattr(error, "java_exception", None)
     if java is not None:
         return str(java.getClass().getSimpleName()) == kind

@@ -1,4 +1,4 @@
-"""A stage from DataFrame to DataFrame over files: its plan is made in the driver and carried out by executors."""
+"""A stage from DataFrame to DataFrame over files: the driver makes its plan, and executors carry it out."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class FrameStage(Protocol):
-    """The part of a stage (:class:`cues.spark.cluster.step.Stage`) that a frame uses."""
+    """The attributes of a stage (:class:`cues.spark.cluster.step.Stage`) that a frame uses."""
 
     node: Node
     driver: Driver
@@ -45,7 +45,7 @@ class FrameStage(Protocol):
 
 
 class _Range(Slice):
-    """The range of a frame. The driver knows its indices, and not its messages."""
+    """The range of a frame. The driver has its indices, but not its messages."""
 
     def __init__(self, entrance: Any, start: int, stop: int) -> None:
         super().__init__(cast(Input, entrance), start, [], [])
@@ -70,12 +70,12 @@ class _Decode:
 
 
 class Encode:
-    """The function of ``mapInArrow`` that makes messages of a DataFrame's rows, in the order of its partitions."""
+    """The function of ``mapInArrow`` that turns rows of a DataFrame into messages, in the order of its partitions."""
 
     def __init__(
         self, schema: Any, options: QueueOptions, offset: int, hash: str, meta: bytes | None, raw: bool = False
     ) -> None:
-        """``raw``: the column ``value`` is the message, packed."""
+        """``raw``: the column ``value`` is the packed message."""
         self.raw = raw
         self.schema = schema
         self.options = options
@@ -108,7 +108,7 @@ class Encode:
 
 
 def run_frame(stage: FrameStage, taking: StepRange) -> StepResult:
-    """Call the function with the messages of the step, and let executors do what it asks for."""
+    """Call the function with the messages of the step, and let executors carry out the plan that it returns."""
     node, driver = stage.node, stage.driver
     ((tailer, (low, high)),) = taking.ranges.items()
     (entrance,) = stage.entrances()
@@ -138,7 +138,7 @@ def run_frame(stage: FrameStage, taking: StepRange) -> StepResult:
                     f"{node.id} returned {type(result).__name__}; a frame returns a DataFrame.", "return the DataFrame."
                 )
             encode = Encode(result.schema, options, high - low - 1, digest.hex(), meta)
-            Encoder(result.schema)  # what cannot be a message is refused here, not in a task
+            Encoder(result.schema)  # rows that cannot be messages are refused here, not in a task
             result.mapInArrow(lambda rows: encode(rows), OUT).write.parquet(place)
             written = driver.session.read.schema(OUT).parquet(place).count()
             ran.answers = [TaskResult(0, high - low, {0: written} if written else {}, retries=attempt - 1)]
@@ -160,7 +160,7 @@ def run_frame(stage: FrameStage, taking: StepRange) -> StepResult:
 
 
 def _given(stage: FrameStage, tailer: str, low: int, high: int) -> Any:
-    """The DataFrame that a frame is called with: index, time, hash, value, and the declared fields."""
+    """The DataFrame for the call of a frame: index, time, hash, value, and the declared fields."""
     from pyspark.sql import types as T
 
     rows = stage.read(stage.inputs[tailer], low, high).select("index", "time", "hash", "value")
@@ -172,13 +172,13 @@ def _given(stage: FrameStage, tailer: str, low: int, high: int) -> Any:
 
 
 def _row(stage: FrameStage, tailer: str, index: int) -> TakenRow:
-    found = stage.read(stage.inputs[tailer], index, index + 1)
-    (row,) = found.selectExpr("index", "unix_micros(time) AS time", "hash", "value", "meta").collect()
+    rows = stage.read(stage.inputs[tailer], index, index + 1)
+    (row,) = rows.selectExpr("index", "unix_micros(time) AS time", "hash", "value", "meta").collect()
     return TakenRow(0, row["index"], row["time"], row["hash"], bytes(row["value"]), row["meta"] and bytes(row["meta"]))
 
 
 def _failed(stage: FrameStage, taking: StepRange, failure: Failure, hash: str, meta: bytes | None) -> StepResult:
-    """The whole step as one error message; or, without an error queue, the end of the processor."""
+    """The whole step as one error message. Without an error queue the processor stops."""
     node, driver = stage.node, stage.driver
     ((tailer, (low, high)),) = taking.ranges.items()
     ran = StepResult(driver.scratch())
@@ -189,7 +189,7 @@ def _failed(stage: FrameStage, taking: StepRange, failure: Failure, hash: str, m
         return ran
     values = stage.read(stage.inputs[tailer], low, high).orderBy("index").select("value").collect()
     messages = {node.inputs[0].binding: [codec.unpack(bytes(row.value)) for row in values]}
-    target = next(number for number, one in enumerate(stage.targets) if one.queue == node.errors)
+    target = next(number for number, directory in enumerate(stage.targets) if directory.queue == node.errors)
     value = codec.pack(error_message(node, messages, failure))
     columns = [[MESSAGE], [target], [0], [0], [hash], [value], [meta]]
     rows = pa.Table.from_arrays([pa.array(c, kind.type) for c, kind in zip(columns, OUT_ARROW)], schema=OUT_ARROW)

@@ -1,14 +1,14 @@
-"""From a Spark stream into a queue: a batch is a step, its commit keyed by the offsets of the stream.
+"""From a Spark stream into a queue: a batch is a step, and its commit has the offsets of the stream as its key.
 
-    DIR/_cues/checkpoints/<processor id>/       Spark's: which offsets batch n is about, written before it runs
+    DIR/_cues/checkpoints/<processor id>/       Spark's own: the offsets of batch n, written before it runs
 
-1. Spark freezes what batch n reads, and calls :meth:`StreamIngest._batch`.
-2. The offsets are compared with those in the processor's last record (position.py): replayed, so skip; not what
-   follows, so refuse; else
-3. write the rows as messages into the work folder, number them, commit, forward (landing.py); the record holds
-   the offsets.
+1. Spark fixes the offsets of batch n, and calls :meth:`StreamIngest._batch`.
+2. The offsets are compared with those in the processor's last record (position.py). A batch that was committed is
+   skipped. A batch that does not follow the last one is refused. Else:
+3. The rows are written as messages into the work folder, numbered, committed and forwarded (publish.py). The record
+   holds the offsets.
 
-So a batch that Spark repeats, because it died before it wrote down that it was done, is found in the record. The
+So a batch that Spark repeats is found in the record, if Spark died before it wrote down that the batch was done. The
 number of the batch decides nothing.
 """
 
@@ -24,7 +24,7 @@ from cues.spark.checkpoint import part_of
 from cues.spark.cluster.files import folder_of
 from cues.spark.cluster.frames import Encode
 from cues.spark.cluster.ledger import Ledger
-from cues.spark.cluster.publish import land
+from cues.spark.cluster.publish import Landing
 from cues.spark.cluster.tasks import OUT
 from cues.spark.columns import Encoder
 from cues.spark.session import in_short
@@ -37,13 +37,13 @@ if TYPE_CHECKING:
     from cues.spark.cluster.driver import Driver
 
 _RAW: Final = {"index", "time", "hash", "value", "meta"}
-"""Columns of which ``value`` is the message, packed."""
+"""Columns of rows that are messages: ``value`` is the packed message."""
 _LOOK_S: Final = 0.2
 _WAITING: Final = ("Waiting for next trigger", "Waiting for data to arrive", "Stopped")
 
 
 class StreamIngest:
-    """One source that is a stream. Spark calls it from a thread of its own."""
+    """One source that is a Spark stream. Spark calls it in a thread of its own."""
 
     def __init__(self, driver: Driver, node: Node) -> None:
         assert isinstance(node.fn, Source)
@@ -59,18 +59,11 @@ class StreamIngest:
         self._failed: BaseException | None = None
 
     def claim(self) -> None:
-        """Own the processor, and finish what was committed and is in no log."""
-        while True:
-            last = self.ledger.read()
-            if last is not None:
-                for name in last.files.values():
-                    with self.directory.lock:
-                        self.directory.forward(name)
-            if self.ledger.claim(last, {}):
-                return
+        """Own the processor after its last commit, and forward the file of that commit."""
+        self.driver.claim(self.ledger, lambda last: {})
 
     def run(self, ending: Callable[[], bool]) -> None:
-        """Run the query until it ends, fails, or ``ending()``. Raises :class:`ProcessorStopped`."""
+        """Run the query until it ends or fails, or until ``ending()`` is true. Raises :class:`ProcessorStopped`."""
         stream = self.driver.session.readStream.format(self.source.format).options(**self.source.options)
         if self.source.schema is not None:
             stream = stream.schema(self.source.schema)
@@ -89,19 +82,19 @@ class StreamIngest:
             self._query.stop()
 
     def _stopped(self, error: Exception) -> CuesError:
-        """The error that ended the query: that of a batch, where there is one, else Spark's."""
+        """The error that ended the query: the error of a batch if there is one, else Spark's."""
         if isinstance(self._failed, Fenced):
             return self._failed
         why = self._failed.message if isinstance(self._failed, CuesError) else f"{in_short(error)}."
         hint = self._failed.hint if isinstance(self._failed, CuesError) else ""
         return ProcessorStopped(
             f"{self.node.id} stopped: {why}",
-            hint or "start again when the cause is gone; it goes on behind its last batch.",
+            hint or "start again when the cause is gone; it continues after its last batch.",
             processor=self.node.id,
         )
 
     def idle(self) -> bool:
-        """Return True where the stream has nothing to give now."""
+        """Return True if the stream has no rows now."""
         query = self._query
         if query is None:
             return False
@@ -109,7 +102,7 @@ class StreamIngest:
         return not status["isTriggerActive"] and not status["isDataAvailable"] and status["message"] in _WAITING
 
     def _batch(self, rows: Any, number: int) -> None:
-        """A batch of the stream."""
+        """Handle a batch of the stream."""
         try:
             self._commit(rows, number)
         except BaseException as error:
@@ -117,8 +110,7 @@ class StreamIngest:
             raise
 
     def _commit(self, rows: Any, number: int) -> None:
-        last = self.ledger.last
-        assert last is not None
+        last = self.ledger.now
         part = part_of(str(self.driver.files.path(self._checkpoint).toUri().toString()), number)
         kept = codec.unpack(bytes.fromhex(last.source)) if last.source else None
         verdict = part.decide(kept)
@@ -126,7 +118,7 @@ class StreamIngest:
             return
         if verdict == "refuse":
             raise PositionMismatch(
-                f"Batch {number} of {self.node.id} does not follow what {self.driver.files.url} has of its stream: the"
+                f"Batch {number} of {self.node.id} does not follow the last one in {self.driver.files.url}: the"
                 f" checkpoint in {self._checkpoint} is another one, or an older copy. Nothing was written.",
                 "use the checkpoint that belongs to the directory, or start over with another --queues DIR.",
                 source=self.node.id,
@@ -137,19 +129,14 @@ class StreamIngest:
         digest = self._hasher.digest([], ["source", kept, position])
         raw = set(rows.columns) <= _RAW and dict(rows.dtypes).get("value") == "binary"
         if not raw:
-            Encoder(rows.schema)  # what cannot be a message is refused here, not in a task
+            Encoder(rows.schema)  # rows that cannot be messages are refused here, not in a task
         encode = Encode(rows.schema, self.directory.options, 0, digest.hex(), None, raw)
         folder = self.driver.scratch()
         place = self.driver.files.url_of(folder)
         rows.mapInArrow(lambda given: encode(given), OUT).write.parquet(place)
         count = self.driver.session.read.schema(OUT).parquet(place).count()
-        land(
-            self.driver,
-            self.ledger,
-            folder,
-            {0: self.directory} if count else {},
-            {0: count},
-            1,
+        targets = {0: self.directory} if count else {}
+        Landing(self.driver, self.ledger, folder, targets, {0: count}, 1).land(
             hash=digest.hex(),
             source=codec.pack(position).hex(),
             counts={"written": count},

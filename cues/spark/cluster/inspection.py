@@ -1,7 +1,6 @@
-"""Looking into a queue of a shared directory without Spark: on this machine's filesystems, with pyarrow.
+"""Reading a queue of a shared directory without Spark, with pyarrow, on the filesystems of this machine.
 
-What the log says counts, as for everybody (directory.py). For other filesystems there is
-``spark.read.parquet``.
+The log decides which files count (directory.py). For other filesystems use ``spark.read.parquet``.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from urllib.parse import unquote
 import pyarrow.parquet as pq
 
 from cues import codec
-from cues.spark.cluster.directory import COMPACT_EVERY, LOG, DataFile, parse_entry
+from cues.spark.cluster.directory import LOG, entries_of, live_files
 from cues.spark.cluster.files import folder_of
 
 
@@ -31,19 +30,11 @@ class InspectedMessage:
     message: dict[str, Any]
 
 
-def live_files(folder: Path) -> list[DataFile]:
-    """The files of a queue's directory that count, by index."""
-    numbers = {int(one.name.partition(".")[0]): one for one in (folder / LOG).glob("[0-9]*")}
-    last = max(numbers, default=-1)
-    start = max(0, (last + 1) // COMPACT_EVERY * COMPACT_EVERY - 1)
-    found = [file for n in range(start, last + 1) for file in parse_entry(numbers[n].read_text())]
-    return sorted(found, key=lambda one: one.first)
-
-
 def last_messages(place: Path, queue: str, count: int | None) -> Iterator[InspectedMessage]:
-    """The last ``count`` messages of a queue, or all that are there."""
+    """The last ``count`` messages of a queue; None: all."""
     folder = place / folder_of(queue)
-    files = live_files(folder)
+    log = folder / LOG
+    files = live_files(entries_of(path.name for path in log.glob("[0-9]*")), lambda name: (log / name).read_text())
     first = files[-1].next - count if files and count is not None else 0
     for file in files:
         if file.next > first:
@@ -54,11 +45,10 @@ def _messages(path: Path, first: int) -> Iterator[InspectedMessage]:
     for rows in pq.ParquetFile(path).iter_batches(columns=["index", "time", "hash", "value"]):
         for index, time, hash, value in zip(*(column.to_pylist() for column in rows.columns)):
             if index >= first:
-                yield InspectedMessage(
-                    index, time.replace(tzinfo=UTC), hash, codec.unpack(value)
-                )  # Spark says no zone; it is UTC
+                in_utc = time.replace(tzinfo=UTC)  # Spark writes no zone, and means UTC
+                yield InspectedMessage(index, in_utc, hash, codec.unpack(value))
 
 
 def queues_of(place: Path) -> list[str]:
-    """The names of the queues of a directory; empty where it is no such directory."""
-    return sorted(unquote(one.parent.parent.name) for one in place.glob("*/_cues/queue.json"))
+    """The names of the queues of a directory; empty for other directories."""
+    return sorted(unquote(path.parent.parent.name) for path in place.glob("*/_cues/queue.json"))

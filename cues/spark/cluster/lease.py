@@ -1,7 +1,7 @@
-"""Who runs a graph on a shared directory, and whether it still does: a courtesy, no lock.
+"""The lease of a driver: which driver runs a graph on a shared directory, and whether it still does.
 
-What keeps two drivers apart is that a record is put once (ledger.py). The lease spares them finding out: who
-starts and sees another one beat is told its host and pid, and has changed nothing.
+It is not a lock. Two drivers are kept apart because a record is put only once (ledger.py). With the lease a second
+driver is refused at its start, with the host and the pid of the first one, before it has changed anything.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _LOOK_S: Final = 0.25
 _mine: set[str] = set()
-"""Owners in this process."""
+"""The owners in this process."""
 
 
 class DriverLease:
@@ -37,46 +37,47 @@ class DriverLease:
         self._beats = 0
 
     def acquire(self, take_over: bool) -> None:
-        """Have the lease; waits up to :data:`LEASE_S` for a beat of another owner.
+        """Take the lease, after a wait of up to :data:`LEASE_S` for a beat of another owner.
 
-        Raises :class:`AlreadyRunning` where there is one, unless ``take_over``.
+        Raises :class:`AlreadyRunning` if there is a beat, unless ``take_over``.
         """
         text = self._files.read(self._name)
         deadline = time.monotonic() + LEASE_S
-        # An empty file is one that is being written just now.
+        # An empty file is being written at this moment.
         while text is not None and not take_over and not self._is_dead(text) and time.monotonic() < deadline:
             time.sleep(_LOOK_S)
-            found = self._files.read(self._name)
-            if found and found != text:
-                other = _parsed(found)
+            now = self._files.read(self._name)
+            if now and now != text:
+                other = _parsed(now)
                 raise AlreadyRunning(
                     f"The graph {self._graph!r} is run on {self._files.url} by the driver"
                     f" {other.get('pid')} on {other.get('host')}.",
-                    "stop that one, or start with take_over=True (cues run --take-over): then it commits nothing more.",
+                    "stop that one, or start with take_over=True (cues run --take-over), after which it commits"
+                    " nothing more.",
                     pid=other.get("pid") or 0,
                 )
-            if found is None:
+            if now is None:
                 break  # it was given back
         _mine.add(self._owner)
         self.beat()
 
     def _is_dead(self, text: str) -> bool:
-        """Return True where its owner was a process of this boot and has ended."""
-        found = _parsed(text)
-        if found.get("boot") != clock.boot_id():
+        """Return True if its owner was a process of this boot and has ended."""
+        lease = _parsed(text)
+        if lease.get("boot") != clock.boot_id():
             return False
-        if found.get("pid") == os.getpid():
-            return found.get("owner") not in _mine
-        return locks.process_state(int(found.get("pid", 0))) == "gone"
+        if lease.get("pid") == os.getpid():
+            return lease.get("owner") not in _mine
+        return locks.process_state(int(lease.get("pid", 0))) == "gone"
 
     def beat(self) -> None:
-        """Say that this driver lives."""
+        """Show that this driver is alive."""
         self._beats += 1
-        found = {"owner": self._owner, "host": socket.gethostname(), "pid": os.getpid(), "boot": clock.boot_id()}
-        self._files.write(self._name, json.dumps({**found, "beat": self._beats}))
+        lease = {"owner": self._owner, "host": socket.gethostname(), "pid": os.getpid(), "boot": clock.boot_id()}
+        self._files.write(self._name, json.dumps({**lease, "beat": self._beats}))
 
     def release(self) -> None:
-        """Give it back, if it is still this driver's."""
+        """Give the lease back, if this driver still has it."""
         _mine.discard(self._owner)
         text = self._files.read(self._name)
         if text and _parsed(text).get("owner") == self._owner:
@@ -85,7 +86,6 @@ class DriverLease:
 
 def _parsed(text: str) -> dict[str, Any]:
     try:
-        found: dict[str, Any] = json.loads(text)
+        return json.loads(text)  # type: ignore[no-any-return]
     except ValueError:  # it is being written
         return {}
-    return found

@@ -2,17 +2,16 @@
 
     DIR/_cues/steps/<processor id>/<n>.json
 
-    claim      another owner begins here; positions as they were
-    taking     what a step with side effects has taken, before its function runs
-    step       positions behind what was taken, the files of its outputs by queue, the state's files
+    claim      another owner begins; the positions do not change
+    taking     the range that a step with side effects takes, before its function runs
+    step       the positions after the step, the files of its outputs by queue, the files of the state
 
-Record n is put if absent (files.py). So who commits is who owns: a driver that was stopped and goes on
-finds its number taken, by a claim or by what followed it, and is :class:`Fenced`. There is no other
-check, and nothing else to keep in step with it: each record says where the processor stands, so the last
-one is all that a start reads.
+Record n is put if absent (files.py). So only the owner can commit. A driver that was stopped and continues finds that
+its number is taken, by a claim or by a later record, and is :class:`Fenced`. There is no other check. Each record has
+the positions of the processor, so a start reads only the last one.
 
-Old records are deleted, and then a number that was taken looks free to a driver that slept for long. So who has
-put a record looks whether there are later ones; the last ones always stay.
+Old records are deleted. Then a number that was taken looks free to a driver that slept for a long time. So a driver
+that has put a record also looks for later ones. The last records always stay.
 """
 
 from __future__ import annotations
@@ -30,14 +29,14 @@ if TYPE_CHECKING:
 
 FORMAT: Final = 1
 KEEP_RECORDS: Final = 256
-"""As a try log keeps its last 256 steps."""
+"""A try log keeps as many steps."""
 _TRIM_EVERY: Final = 64
 Kind = Literal["claim", "taking", "step"]
 
 
 @dataclass(frozen=True)
 class StepRange:
-    """The messages [start, stop) that a step takes, by tailer id; cut into parts of ``size`` for batch functions."""
+    """The messages [start, stop) that a step takes, by tailer id, and the size of the parts that it is cut into."""
 
     ranges: dict[str, tuple[int, int]]
     size: int
@@ -45,7 +44,7 @@ class StepRange:
 
 @dataclass(frozen=True)
 class LedgerRecord:
-    """One record; it says where the processor stands behind it."""
+    """One record: the state of the processor after it."""
 
     number: int
     kind: Kind
@@ -54,22 +53,22 @@ class LedgerRecord:
     positions: dict[str, tuple[str, int]]
     """By tailer id: the queue's identity in hex, and the index that is taken next."""
     taking: StepRange | None = None
-    """Under way: to be taken again by the next step."""
+    """The range of a step under way. The next step takes it again."""
     hash: str | None = None
-    """Of what the step took."""
+    """The delivery hash of the step."""
     files: dict[str, str] = field(default_factory=dict)
     """The data file that the step wrote, by queue."""
     state: tuple[str, ...] = ()
-    """Files of the processor's state, oldest first."""
+    """The files of the processor's state, oldest first."""
     counts: dict[str, int] = field(default_factory=dict)
-    """For who looks: messages taken, written, failed."""
+    """For people who read the record: messages taken, written, failed."""
     source: str | None = None
-    """Of a source that is a stream: where that is behind this record; msgpack in hex."""
+    """The position of a source that is a stream, after this record; msgpack in hex."""
     whole: bool = False
-    """The function asks for the processor's state: one task, one call after another."""
+    """The function asks for the processor's state, so one task makes all calls, one after another."""
 
     def to_json(self) -> str:
-        found = {
+        data = {
             "format": FORMAT,
             "kind": self.kind,
             "owner": self.owner,
@@ -84,31 +83,31 @@ class LedgerRecord:
             "source": self.source,
             "whole": self.whole,
         }
-        return json.dumps({name: value for name, value in found.items() if value not in (None, {}, (), False)})
+        return json.dumps({name: value for name, value in data.items() if value not in (None, {}, (), False)})
 
     @staticmethod
     def of(number: int, text: str) -> LedgerRecord:
-        found: dict[str, Any] = json.loads(text)
-        if found["format"] != FORMAT:
+        data: dict[str, Any] = json.loads(text)
+        if data["format"] != FORMAT:
             raise Diverged(
-                f"A processor's record has format {found['format']}; this version reads {FORMAT}.",
+                f"A processor's record has format {data['format']}; this version reads {FORMAT}.",
                 "install a newer version of Cues.",
                 processor="",
             )
-        taking = found.get("taking")
+        taking = data.get("taking")
         return LedgerRecord(
             number,
-            found["kind"],
-            found["owner"],
-            found["epoch"],
-            {tailer: (identity, next) for tailer, (identity, next) in found.get("positions", {}).items()},
+            data["kind"],
+            data["owner"],
+            data["epoch"],
+            {tailer: (identity, next) for tailer, (identity, next) in data.get("positions", {}).items()},
             taking and StepRange({t: (start, stop) for t, (start, stop) in taking["ranges"].items()}, taking["size"]),
-            found.get("hash"),
-            found.get("files", {}),
-            tuple(found.get("state", ())),
-            found.get("counts", {}),
-            found.get("source"),
-            found.get("whole", False),
+            data.get("hash"),
+            data.get("files", {}),
+            tuple(data.get("state", ())),
+            data.get("counts", {}),
+            data.get("source"),
+            data.get("whole", False),
         )
 
 
@@ -122,10 +121,16 @@ class Ledger:
         self.processor = processor
         self.owner = owner
         self.last: LedgerRecord | None = None
-        """The last record of the processor."""
+        """The last record of the processor; None before the first claim."""
+
+    @property
+    def now(self) -> LedgerRecord:
+        """The last record, after a claim."""
+        assert self.last is not None
+        return self.last
 
     def read(self) -> LedgerRecord | None:
-        """The last record that is there; None where nothing ever ran."""
+        """The last record in the directory; None if the processor never ran."""
         number = self._newest()
         return None if number < 0 else self._read(number)
 
@@ -146,7 +151,7 @@ class Ledger:
         return f"{self._folder}/{number:012d}.json"
 
     def claim(self, before: LedgerRecord | None, positions: dict[str, tuple[str, int]]) -> bool:
-        """Own the processor from behind ``before`` on; False where another record came in between."""
+        """Own the processor after the record ``before``. Return False if another record came in between."""
         record = LedgerRecord(
             before.number + 1 if before else 0, "claim", self.owner, before.epoch + 1 if before else 1, positions
         )
@@ -155,19 +160,16 @@ class Ledger:
         return self._put(record)
 
     def commit(self, kind: Kind, **changes: Any) -> LedgerRecord:
-        """Put the next record; what is not said is as before. Raises :class:`Fenced`, and nothing counts then."""
-        last = self.last
-        assert last is not None
+        """Put the next record, with ``changes`` to the last one. Raises :class:`Fenced`; then nothing is committed."""
         fresh: dict[str, Any] = {"taking": None, "hash": None, "files": {}, "counts": {}}
-        record = replace(last, **{**fresh, **changes, "kind": kind, "number": last.number + 1})
+        record = replace(self.now, **{**fresh, **changes, "kind": kind, "number": self.now.number + 1})
         if not self._put(record):
             raise self._fenced()
         return record
 
     def check(self) -> None:
-        """Raise :class:`Fenced` where somebody else has written the next record."""
-        assert self.last is not None
-        if self._newest() > self.last.number:
+        """Raise :class:`Fenced` if another driver has put the next record."""
+        if self._newest() > self.now.number:
             raise self._fenced()
 
     def _put(self, record: LedgerRecord) -> bool:
@@ -185,11 +187,10 @@ class Ledger:
         self._trimmed = number
 
     def _fenced(self) -> Fenced:
-        assert self.last is not None
-        found = self._read(self._newest())
+        newest = self._read(self._newest())
         return Fenced(
-            f"{self.processor} is run by another driver ({found.owner}, epoch {found.epoch}; record {found.number});"
-            f" this one ({self.owner}, epoch {self.last.epoch}) commits nothing more.",
+            f"{self.processor} is run by another driver ({newest.owner}, epoch {newest.epoch}; record {newest.number});"
+            f" this one ({self.owner}, epoch {self.now.epoch}) commits nothing more.",
             "do nothing, if the other one is meant to run it.",
             processor=self.processor,
             reason="takeover",

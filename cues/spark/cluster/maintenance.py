@@ -1,13 +1,13 @@
-"""Keeping queues in shape: small files become large ones, what retention lets go goes, orphans are swept.
+"""Maintenance of queues: small files are merged, retention removes old files, orphans are swept.
 
-    merge      a run of small files is written once more as one file, which takes their place in the log
-    retain     files wholly below what a queue keeps leave the log; the last one always stays
-    sweep      at the start: whatever no log and no record names
+    merge      a run of small files is written again as one file, which replaces them in the log
+    retain     files whose messages retention removes leave the log; the last file always stays
+    sweep      at the start: delete the files that no log and no record names
 
-A file leaves the log in one entry and the disk later: :data:`GRACE_S` after it, and when no step of this driver
-reads it, so that who has listed the queue can still read it. Died in between: the next start sweeps.
+A file leaves the log first. It leaves the disk :data:`GRACE_S` later, and only when no step of this driver reads it.
+So a reader that has listed the queue before can still read the file. After a crash in between the next start sweeps.
 
-Not guaranteed: that a Spark stream over a queue sees nothing twice when files are merged; it knows files, not
+Not guaranteed: that a Spark stream over a queue sees no message twice when files are merged. It knows files, not
 messages. ``spark.cues.mergeFiles`` = 0 in the session's settings turns merging off.
 """
 
@@ -30,26 +30,25 @@ if TYPE_CHECKING:
     from cues.spark.cluster.step import Stage
 
 MERGE_FILES: Final = 64
-"""So many small files in a row become one; a step writes one a queue."""
+"""This number of small files in a row becomes one file. A step writes one file for each queue."""
 MERGE_BYTES: Final = 128 << 20
-"""The largest file that is made of small ones, about; larger than half of that is not small."""
+"""The largest merged file, approximately. A file larger than half of it is not small."""
 GRACE_S: Final = 600.0
 """The time that a file stays on the disk after it left the log, as with Spark's own sink."""
 
 
 class Maintenance:
-    """Keeps the queues of one driver. Used by one thread."""
+    """Maintains the queues of one driver. Used by one thread."""
 
     def __init__(self, driver: Driver, stages: Sequence[Stage]) -> None:
         self.driver = driver
         self.stages = stages
-        found = driver.session.conf.get("spark.cues.mergeFiles", str(MERGE_FILES))
-        self.merge_files = int(found or 0)
+        self.merge_files = int(driver.session.conf.get("spark.cues.mergeFiles", str(MERGE_FILES)) or 0)
         self._leaving: list[tuple[float, QueueDirectory, str]] = []
         self._said: set[tuple[str, str]] = set()
 
     def step(self) -> None:
-        """One look at every queue."""
+        """Look once at every queue."""
         for directory in self.driver.queues.values():
             self.merge(directory)
             if directory.options.retention is not None:
@@ -59,7 +58,7 @@ class Maintenance:
     # --- merge ---
 
     def merge(self, directory: QueueDirectory) -> bool:
-        """Put one large file in the place of many small ones, if there are so many."""
+        """Replace many small files by one large file, if there are enough."""
         files = _run_of_small(directory.live, self.merge_files) if self.merge_files else []
         if not files:
             return False
@@ -67,16 +66,12 @@ class Maintenance:
         driver = self.driver
         directory.hold(files)
         try:
-            folder = driver.scratch()
+            name = merged_name(first, count, driver.graph)
             driver.context.setJobGroup(keepers_group(driver), f"merging files of {directory.queue}", True)
             rows = driver.session.read.schema(SCHEMA).parquet(*directory.urls(files))
-            one = rows.coalesce(1).sortWithinPartitions("index")
-            one.write.option("maxRecordsPerFile", 0).parquet(driver.files.url_of(folder))
-            (part,) = driver.files.parts(folder)
-            made = directory.adopt(f"{folder}/{part}", merged_name(first, count, driver.graph))
-            driver.files.delete(folder)
-            made = replace(made, modified_ms=max(file.modified_ms for file in files))
-            self._exchange(directory, files, [made])
+            driver.write_file(rows.coalesce(1).sortWithinPartitions("index"), f"{directory.folder}/{name}")
+            modified_ms = max(file.modified_ms for file in files)
+            self._exchange(directory, files, [replace(directory.stored(name), modified_ms=modified_ms)])
         finally:
             directory.release(files)
         return True
@@ -84,7 +79,7 @@ class Maintenance:
     # --- retain ---
 
     def retain(self, directory: QueueDirectory, policy: Retention) -> None:
-        """Let go of the files that the policy keeps no message of."""
+        """Remove the files of which the policy keeps no message."""
         goal = _goal(directory, policy, [s.positions[directory.queue] for s in self._readers(directory)])
         for stage in self._readers(directory):
             low = stage.holds(directory.queue)
@@ -109,7 +104,7 @@ class Maintenance:
     # --- files that leave ---
 
     def _exchange(self, directory: QueueDirectory, gone: list[DataFile], came: list[DataFile]) -> None:
-        """In the log, until it is there, unless another driver has taken some of the files out meanwhile."""
+        """Replace files in the log. Do nothing if another driver has removed some of them meanwhile."""
         names = {file.name for file in gone}
         with directory.lock:
             while names <= {file.name for file in directory.live}:
@@ -122,16 +117,17 @@ class Maintenance:
         self._leaving += [(leaves_at, directory, file.name) for file in gone]
 
     def clear(self) -> None:
-        """Delete what left long enough ago, if this driver is still the one that runs the graph."""
+        """Delete the files that left the log long enough ago, if this driver still runs the graph."""
         now = time.monotonic()
-        due = [one for one in self._leaving if one[0] <= now and not one[1].is_held(one[2])]
+        due = [leaving for leaving in self._leaving if leaving[0] <= now and not leaving[1].is_held(leaving[2])]
         if not due:
             return
         for stage in self.stages:
             stage.ledger.check()
-        for one in due:
-            self.driver.files.delete(f"{one[1].folder}/{one[2]}")
-            self._leaving.remove(one)
+        for leaving in due:
+            _, directory, name = leaving
+            self.driver.files.delete(f"{directory.folder}/{name}")
+            self._leaving.remove(leaving)
 
 
 def keepers_group(driver: Driver) -> str:
@@ -140,37 +136,32 @@ def keepers_group(driver: Driver) -> str:
 
 
 def sweep(driver: Driver, stages: Sequence[Stage]) -> int:
-    """Delete what drivers before this one left behind; returns how many files and folders went.
+    """Delete the files that earlier drivers left. Return the number of deleted files and folders.
 
-    Called when every processor is claimed and nothing runs: what no log and no record names then is nobody's.
+    Call it when every processor is claimed and nothing runs. A file that no log and no record names then is not used.
     """
-    files, swept = driver.files, 0
+    files = driver.files
     work = driver.work.rpartition("/")[0]
-    for name in files.names(work):
-        if f"{work}/{name}" != driver.work:
-            files.delete(f"{work}/{name}")
-            swept += 1
+    orphans = [path for name in files.names(work) if (path := f"{work}/{name}") != driver.work]
     for directory in driver.queues.values():
         known = {file.name for file in directory.live}
         for name in files.names(directory.folder):
             if name.endswith(".parquet") and name not in known and written_by(name, driver.graph):
-                files.delete(f"{directory.folder}/{name}")
-                swept += 1
+                orphans.append(f"{directory.folder}/{name}")
     for stage in stages:
-        last = stage.ledger.last
         folder = f"_cues/state/{folder_of(stage.node.id)}"
-        for name in files.names(folder):
-            if last is None or f"{folder}/{name}" not in last.state:
-                files.delete(f"{folder}/{name}")
-                swept += 1
-    return swept
+        state = stage.ledger.now.state
+        orphans += [path for name in files.names(folder) if (path := f"{folder}/{name}") not in state]
+    for orphan in orphans:
+        files.delete(orphan)
+    return len(orphans)
 
 
 def _run_of_small(live: Sequence[DataFile], most: int) -> list[DataFile]:
-    """The first so many small files in a row without a gap that fit into one; else none."""
+    """The first ``most`` or more small files in a row, without a gap, that fit into one file; else none."""
     run: list[DataFile] = []
     size = 0
-    for file in live[:-1]:  # the last one is the end of the queue, and what is appended next follows it
+    for file in live[:-1]:  # the last file stays, because it has the index of the next message
         fits = file.size <= MERGE_BYTES // 2 and size + file.size <= MERGE_BYTES
         if not fits or (run and run[-1].next != file.first):
             if len(run) >= most:

@@ -1,9 +1,10 @@
-"""From what came of a step to messages on queues: write, commit, forward (4 to 6 of step.py)."""
+"""From the results of a step to messages on queues: write, commit, forward (4 to 6 of step.py)."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from cues import faults
@@ -16,72 +17,71 @@ if TYPE_CHECKING:
     from cues.spark.cluster.ledger import Ledger
 
 
-def land(
-    driver: Driver,
-    ledger: Ledger,
-    folder: str,
-    targets: Mapping[int, QueueDirectory],
-    written: Mapping[int, int],
-    below: int,
-    **record: Any,
-) -> None:
-    """Put the messages in ``folder`` onto their queues, with the processor's next record as the commit.
+@dataclass(frozen=True)
+class Landing:
+    """The results of a step of one processor."""
 
-    ``targets`` are the queues by number, ``written`` how many messages each gets, ``below`` the offset of the
-    first message of the step that does not count. Raises :class:`Fenced`, and no queue has changed then.
-    """
-    with contextlib.ExitStack() as locked:
-        for directory in sorted(targets.values(), key=lambda one: one.queue):
-            locked.enter_context(directory.lock)
-            directory.settle()
-        # 4. Write.
-        files = _write(driver, ledger, folder, targets, written, below) if targets else {}
-        faults.point("spark.written")
-        # 5. Commit.
-        ledger.commit("step", files={targets[number].queue: file.name for number, file in files.items()}, **record)
-        for number, file in files.items():
-            targets[number].owed.append(file)
-        faults.point("spark.recorded")
-        # 6. Forward.
-        for directory in targets.values():
-            directory.settle()
-            faults.point("spark.forwarded")
+    driver: Driver
+    ledger: Ledger
+    folder: str
+    """The folder of the results."""
+    targets: Mapping[int, QueueDirectory]
+    """The queues that get messages, by number."""
+    written: Mapping[int, int]
+    """The number of messages of each queue."""
+    below: int
+    """The offset of the first message of the step that does not count."""
 
+    def land(self, **record: Any) -> None:
+        """Put the messages onto their queues. The processor's next record, with the fields ``record``, is the commit.
 
-def _write(
-    driver: Driver,
-    ledger: Ledger,
-    folder: str,
-    targets: Mapping[int, QueueDirectory],
-    written: Mapping[int, int],
-    below: int,
-) -> dict[int, DataFile]:
-    """Number the messages, and put a file of them beside each queue."""
-    from pyspark.sql import Window
-    from pyspark.sql import functions as F
+        Raises :class:`Fenced`; then no queue has changed.
+        """
+        targets = self.targets
+        with contextlib.ExitStack() as locked:
+            for directory in sorted(targets.values(), key=lambda directory: directory.queue):
+                locked.enter_context(directory.lock)
+                directory.settle()
+            # 4. Write.
+            files = self._write() if targets else {}
+            faults.point("spark.written")
+            # 5. Commit.
+            by_queue = {targets[number].queue: file.name for number, file in files.items()}
+            self.ledger.commit("step", files=by_queue, **record)
+            for number, file in files.items():
+                targets[number].owed.append(file)
+            faults.point("spark.recorded")
+            # 6. Forward.
+            for directory in targets.values():
+                directory.settle()
+                faults.point("spark.forwarded")
 
-    assert ledger.last is not None
-    files = driver.files
-    rows = driver.session.read.schema(tasks.OUT).parquet(files.url_of(folder))
-    rows = rows.where(f"kind = {tasks.MESSAGE} AND offset < {below}")
-    base: Any = F.lit(0).cast("bigint")
-    for number, directory in targets.items():
-        base = F.when(F.col("target") == number, F.lit(directory.next - 1).cast("bigint")).otherwise(base)
-    order = Window.partitionBy("target").orderBy("offset", "ordinal")
-    numbered = rows.select(
-        (F.row_number().over(order) + base).alias("index"),
-        F.timestamp_micros(F.lit(clock.now_ns() // 1000)).alias("time"),
-        "hash",
-        "value",
-        "meta",
-        "target",
-    )
-    place = driver.scratch()
-    numbered.write.partitionBy("target").option("maxRecordsPerFile", 0).parquet(files.url_of(place))
-    found = {}
-    for number, directory in targets.items():
-        (part,) = files.parts(f"{place}/target={number}")
-        name = file_name(directory.next, written[number], ledger.processor, ledger.last.number + 1)
-        found[number] = directory.adopt(f"{place}/target={number}/{part}", name)
-    files.delete(place)
-    return found
+    def _write(self) -> dict[int, DataFile]:
+        """Number the messages, and put a file of them into the folder of each queue."""
+        from pyspark.sql import Window
+        from pyspark.sql import functions as F
+
+        driver, ledger, files = self.driver, self.ledger, self.driver.files
+        rows = driver.session.read.schema(tasks.OUT).parquet(files.url_of(self.folder))
+        rows = rows.where(f"kind = {tasks.MESSAGE} AND offset < {self.below}")
+        base: Any = F.lit(0).cast("bigint")
+        for number, directory in self.targets.items():
+            base = F.when(F.col("target") == number, F.lit(directory.next - 1).cast("bigint")).otherwise(base)
+        order = Window.partitionBy("target").orderBy("offset", "ordinal")
+        numbered = rows.select(
+            (F.row_number().over(order) + base).alias("index"),
+            F.timestamp_micros(F.lit(clock.now_ns() // 1000)).alias("time"),
+            "hash",
+            "value",
+            "meta",
+            "target",
+        )
+        place = driver.scratch()
+        numbered.write.partitionBy("target").option("maxRecordsPerFile", 0).parquet(files.url_of(place))
+        made = {}
+        for number, directory in self.targets.items():
+            (part,) = files.parts(f"{place}/target={number}")
+            name = file_name(directory.next, self.written[number], ledger.processor, ledger.now.number + 1)
+            made[number] = directory.adopt(f"{place}/target={number}/{part}", name)
+        files.delete(place)
+        return made

@@ -1,9 +1,8 @@
-"""Messages as rows, in an executor: what a part of a step takes from one input.
+"""Messages as rows, in an executor: the messages that a part of a step takes from one input.
 
-A row is a message of a queue as its data file has it, with the input that it came by and its offset in the
-step. They stand in for the record batches of a store: :class:`RowSlice` answers what
-:class:`cues.steps.taking.Slice` does, also where the messages of a part do not follow one another, because a
-key decides which part they are in.
+A row is a message of a queue as in its data file, with its input and its offset in the step. :class:`RowSlice` has the
+methods of :class:`cues.steps.taking.Slice`, over rows instead of the record batches of a store. The messages
+of a part need not be consecutive, because a key may decide the part of each message.
 """
 
 from __future__ import annotations
@@ -50,22 +49,22 @@ class TakenRow:
 
 
 class RowSlice(Slice):
-    """What a part takes from one input. What is asked by offset is by that in the part."""
+    """The messages that a part takes from one input. An offset counts from the start of the part."""
 
     __slots__ = ("entrance", "rows")
 
     def __init__(self, entrance: Entrance, rows: list[TakenRow], messages: list[dict[str, Any]] | None = None) -> None:
         if messages is None:
             messages = [codec.unpack(row.value) for row in rows]
-        # What is asked of an Input here are its ids.
+        # A Slice uses only the ids of its Input.
         super().__init__(cast(Input, entrance), rows[0].index, messages, cast(list[Batch], []))
         self.entrance = entrance
         self.rows = rows
 
     def range(self, start: int, stop: int) -> Range:
-        """From the first to behind the last of the messages; of one that is the message itself."""
-        one = self.entrance
-        return one.tailer, one.identity, self.rows[start].index, self.rows[stop - 1].index + 1
+        """The range from the first message to the end of the last one."""
+        entrance = self.entrance
+        return entrance.tailer, entrance.identity, self.rows[start].index, self.rows[stop - 1].index + 1
 
     def seal_before(self, index: int) -> str | None:
         """A directory of Parquet files has no seals."""
@@ -82,7 +81,7 @@ class RowSlice(Slice):
         return provenance.concat([self.provenance_of(offset) for offset in range(len(self.rows))])
 
     def provenance_of(self, offset: int) -> Provenance:
-        """Of one message, with the step onto this queue; as :meth:`cues.records.batch.Batch.provenance` of a batch."""
+        """The provenance of one message, with this queue; as :meth:`cues.records.batch.Batch.provenance` of a batch."""
         row, queue, kept = self.rows[offset], self.entrance.queue, self.entrance.kept
         came = provenance.decode(row.meta, 1) if row.meta is not None else None
         columns: dict[str, tuple[Any, Any]] = dict(came.columns) if came else {}

@@ -1,8 +1,9 @@
-"""Keyed state as files: what each step changed, in one more; many of them folded into one.
+"""Keyed state as files: one more file with the changes of each step; many files are folded into one.
 
-    key BINARY, row BINARY, value BINARY, step BIGINT       NULL: the row went; of a row the newest step counts
+    key BINARY, row BINARY, value BINARY, step BIGINT
 
-The record of a step names the files that make up the state behind it (ledger.py), so state and positions
+The value NULL means that the row was deleted. Of several values of a row the one of the newest step counts.
+The record of a step names the files of the state after it (ledger.py), so state and positions
 are one commit. Files that no record names are swept at the next start.
 """
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 SCHEMA: Final = "key BINARY, row BINARY, value BINARY, step BIGINT"
 FILES_MAX: Final = 16
-"""Files of a state; so many are folded into one."""
+"""This number of files is folded into one."""
 
 
 class StateFiles:
@@ -30,21 +31,19 @@ class StateFiles:
         self._ledger = ledger
 
     def rows(self) -> Any:
-        """The state as it is, as a DataFrame of key, row and value; None where there is none."""
+        """The state now, as a DataFrame of key, row and value; None if there is no state."""
         from pyspark.sql import functions as F
 
-        last = self._ledger.last
-        assert last is not None
-        if not last.state:
+        state = self._ledger.now.state
+        if not state:
             return None
-        found = self._driver.session.read.schema(SCHEMA).parquet(*map(self._driver.files.url_of, last.state))
-        newest = found.groupBy("row").agg(F.first("key").alias("key"), F.max_by("value", "step").alias("value"))
+        rows = self._driver.session.read.schema(SCHEMA).parquet(*map(self._driver.files.url_of, state))
+        newest = rows.groupBy("row").agg(F.first("key").alias("key"), F.max_by("value", "step").alias("value"))
         return newest.where("value IS NOT NULL")
 
     def changed(self, folder: str) -> tuple[str, ...]:
         """The files of the state with the changes in ``folder``, for the next record."""
-        last = self._ledger.last
-        assert last is not None
+        last = self._ledger.now
         before = last.state
         if len(before) >= FILES_MAX:
             folded = self.rows().selectExpr("key", "row", "value", f"bigint({last.number}) AS step")
@@ -56,19 +55,12 @@ class StateFiles:
         return (*before, self._file(changes, "delta"))
 
     def _file(self, rows: Any, kind: str) -> str:
-        files, folder, last = self._driver.files, self._driver.scratch(), self._ledger.last
-        assert last is not None
-        rows.coalesce(1).write.parquet(files.url_of(folder))
-        (part,) = files.parts(folder)
-        owner = folder_of(self._driver.owner)
-        name = f"_cues/state/{folder_of(self._ledger.processor)}/{last.number + 1:012d}-{kind}-{owner}.parquet"
-        files.move(f"{folder}/{part}", name)
-        files.delete(folder)
+        folder, owner = folder_of(self._ledger.processor), folder_of(self._driver.owner)
+        name = f"_cues/state/{folder}/{self._ledger.now.number + 1:012d}-{kind}-{owner}.parquet"
+        self._driver.write_file(rows.coalesce(1), name)
         return name
 
     def drop(self, before: tuple[str, ...]) -> None:
-        """Delete what was the state's and is no more, behind the commit."""
-        last = self._ledger.last
-        assert last is not None
-        for name in set(before) - set(last.state):
+        """Delete the files that were the state's before a commit, and are not after it."""
+        for name in set(before) - set(self._ledger.now.state):
             self._driver.files.delete(name)

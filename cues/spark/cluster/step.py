@@ -1,22 +1,22 @@
 """A processor whose queues are on a shared filesystem: take, run, commit. The driver's side of a step.
 
-    1. take       choose a range of messages of each input; they are in files, and stay there
-    2. taking     where the function has side effects, record what was taken before it runs
-    3. run        executors call the function and write what came of it, once, into the work folder: from here on
-                  there is one version of it, whatever else fails
+    1. take       choose a range of messages of each input; the messages stay in their files
+    2. taking     if the function has side effects, record the range before it runs
+    3. run        executors call the function and write its results, once, into the work folder: from here on
+                  there is one version of the results, even if a later step fails
     4. write      number the messages in the order (offset of their source, order of the function), and write
-                  them to files that lie with their queues and are in no log
-    5. commit     put the record that moves the positions and names the files, if nobody has put one
+                  them to files in the folders of their queues, which are in no log yet
+    5. commit     put the record that moves the positions and names the files, if that number is not taken
     6. forward    add the files to the logs of their queues
 
-Died before 5: the same messages are taken again, files that no record names are swept. Died after 5: the next
-start forwards, and a file that is in the log already is not added again. Between 4 and 6 nobody else of this
-driver appends to these queues, so the numbers of 4 are those of 6; and another driver cannot have committed
-anything that was not forwarded when this one claimed the processors.
+After a crash before 5 the same messages are taken again, and files that no record names are swept. After a crash
+after 5 the next start forwards, and a file that is in the log already is not added again. Between 4 and 6 no other
+thread of this driver appends to these queues, so the numbers of 4 are those of 6. And whatever another driver had
+committed was forwarded when this driver claimed the processors.
 
-What is at most once moves its positions in 2, and not in 5.
+An at-most-once processor moves its positions in 2, and not in 5.
 
-Not guaranteed: that queues of one step show it at the same moment (6 goes from one to the next).
+Not guaranteed: that the queues of one step change at the same moment (6 adds to one after another).
 """
 
 from __future__ import annotations
@@ -24,36 +24,35 @@ from __future__ import annotations
 import contextlib
 import logging
 import pickle
+from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 from cues import faults
 from cues.base import events, names
-from cues.errors import CuesError, Diverged, ProcessorStopped, TopologyChanged
+from cues.errors import Diverged, ProcessorStopped, TopologyChanged
 from cues.graphs.processor import BATCH_SIZE, FRAME, Node
 from cues.spark.cluster import tasks
 from cues.spark.cluster.directory import SCHEMA, QueueDirectory
 from cues.spark.cluster.frames import run_frame
 from cues.spark.cluster.ledger import Ledger, LedgerRecord, StepRange
-from cues.spark.cluster.publish import land
+from cues.spark.cluster.publish import Landing
 from cues.spark.cluster.rows import Entrance
 from cues.spark.cluster.state_files import StateFiles
 from cues.spark.cluster.tasks import OutputQueue, StepResult, TaskJob, TaskResult
-from cues.spark.executor import pack_job
-from cues.spark.session import in_short
+from cues.spark.executor import JobGroup, pack_job
 from cues.steps.failure import failed_event, stopped_at, words
 from cues.steps.hashes import Hasher
-from cues.steps.runner import Interrupted
 
 if TYPE_CHECKING:
     from cues.spark.cluster.driver import Driver
 
 STEP_MESSAGES: Final = 50_000
-"""Most messages of a step: its three jobs cost about a second, whatever they do."""
+"""Most messages of a step. Its three jobs cost about a second, even with few messages."""
 STEP_BYTES: Final = 128 << 20
-"""Most bytes of files that a step takes, about; a part of it is in a worker's memory."""
+"""Most bytes of files that a step takes, approximately. A part of them is in the memory of a worker."""
 ORDERED_MESSAGES: Final = 10_000
-"""Most messages of a step that one task does, unless ``batch_size`` says: so much is repeated after a crash."""
+"""Most messages of a step that one task does, if ``batch_size`` is not set. After a crash they are repeated."""
 
 
 class Stage:
@@ -72,49 +71,50 @@ class Stage:
         self._bindings = {names.tailer_id(node.id, port.queue): port.binding for port in node.inputs}
         self._served = 0
         self._hasher = Hasher(node.id, 0)
-        self._group = f"cues {node.id} {driver.owner}"
+        self._jobs = JobGroup(driver.context, node.id, f"cues {node.id} {driver.owner}")
         self._job: tuple[int, bytes] | None = None
         self._stop: ProcessorStopped | None = None
         self._under_way: StepRange | None = None
         self._told: dict[str, int] = {}
-        """Up to where the loss of purged messages was told, by tailer id."""
+        """By tailer id: the index up to which a warning about purged messages was sent."""
 
     # --- start ---
 
     def claim(self, accept_topology: bool = False) -> None:
-        """Own the processor, behind whatever is committed; finish what that one did not forward.
+        """Own the processor after its last commit, and forward the files of that commit.
 
-        Raises :class:`Diverged` where records and queues do not belong together, and :class:`TopologyChanged`
-        where it has inputs that its records do not know, unless ``accept_topology``.
+        Raises :class:`Diverged` if records and queues do not belong together, and :class:`TopologyChanged`
+        if it has other inputs than in its records, unless ``accept_topology``.
         """
-        while True:
-            last = self.ledger.read()
+
+        def positions(last: LedgerRecord | None) -> dict[str, tuple[str, int]]:
+            if last is not None and last.files:
+                self.driver.ring()
             if last is not None:
-                self._forward(last)
                 self._check_inputs(last, accept_topology)
             self._check_newest(last)
-            if self.ledger.claim(last, self._positions(last)):
-                break
-        assert self.ledger.last is not None
-        where = ", ".join(f"{tailer} {next}" for tailer, (_, next) in self.ledger.last.positions.items())
-        what = "rewind" if self.ledger.last.taking else "resume" if last else "fresh"
+            return self._positions(last)
+
+        last = self.driver.claim(self.ledger, positions, lambda: faults.point("spark.forwarded"))
+        where = ", ".join(f"{tailer} {next}" for tailer, (_, next) in self.ledger.now.positions.items())
+        what = "rewind" if self.ledger.now.taking else "resume" if last else "fresh"
         self.driver.emit(events.Recovered(self.node.id, f"{what}: from {where}", logging.INFO, decision=what))
 
     def _positions(self, last: LedgerRecord | None) -> dict[str, tuple[str, int]]:
-        """The positions of the processor. Raises :class:`Diverged` where a queue has another identity."""
-        found = {}
+        """The positions of the processor. Raises :class:`Diverged` if a queue has another identity."""
+        positions = {}
         for tailer, directory in self.inputs.items():
             identity = directory.identity.hex()
             known, next = (last.positions.get(tailer) if last else None) or (identity, 1)
             if known != identity or next > directory.next:
                 raise Diverged(
-                    f"{self.node.id} stands at {next} of queue {directory.queue!r} with identity {known}; in"
+                    f"{self.node.id} is at {next} of queue {directory.queue!r} with identity {known}; in"
                     f" {directory.files.url} it has {identity} and ends before {directory.next}.",
                     "use the directory that belongs to these steps, or start over with another --queues DIR.",
                     processor=self.node.id,
                 )
-            found[tailer] = known, next
-        return found
+            positions[tailer] = known, next
+        return positions
 
     def _check_inputs(self, last: LedgerRecord, accept_topology: bool) -> None:
         new = [tailer for tailer in self.inputs if tailer not in last.positions]
@@ -130,73 +130,54 @@ class Stage:
             )
 
     def _check_newest(self, last: LedgerRecord | None) -> None:
-        """Raise :class:`Diverged` where its queues hold what no record says: records are gone, or an old copy."""
+        """Raise :class:`Diverged` if its queues hold files of later records: records are missing, or an old copy."""
         number = last.number if last else -1
         for directory in self.targets:
             for file in directory.live:
                 made = file.record_of(self.node.id)
                 if made is not None and made > number:
                     raise Diverged(
-                        f"The queue {directory.queue!r} holds what record {made} of {self.node.id} wrote, and its"
+                        f"The queue {directory.queue!r} holds messages of record {made} of {self.node.id}, and its"
                         f" records in {directory.files.url} " + (f"end at {number}." if last else "are gone."),
                         "use the records that belong to the queues, or start over with another --queues DIR.",
                         processor=self.node.id,
                     )
 
-    def _forward(self, record: LedgerRecord) -> None:
-        """6. Add the files of a record to the logs of their queues."""
-        for queue, name in record.files.items():
-            directory = self.driver.queues.get(queue)
-            if directory is None:
-                raise Diverged(
-                    f"The last step of {self.node.id} wrote to the queue {queue!r}, which the graph does not have.",
-                    "run the graph once as it was.",
-                    processor=self.node.id,
-                )
-            with directory.lock:
-                directory.forward(name)
-            faults.point("spark.forwarded")
-        if record.files:
-            self.driver.ring()
-
-    # --- what others ask ---
+    # --- for other threads ---
 
     def ready(self) -> bool:
-        """Return True where there are messages to take."""
-        last = self.ledger.last
-        assert last is not None
+        """Return True if there are messages to take."""
         some = any if self.node.mode == "alts" else all
-        return last.taking is not None or some(low < end for low, end in self._there().values())
+        return self.ledger.now.taking is not None or some(low < end for low, end in self._there().values())
 
     @property
     def positions(self) -> dict[str, int]:
-        """The index that is taken next, by queue. What a step has taken and not committed is behind it."""
-        last = self.ledger.last
-        assert last is not None
-        return {one.queue: last.positions[tailer][1] for tailer, one in self.inputs.items()}
+        """The next index after the last commit, by queue."""
+        positions = self.ledger.now.positions
+        return {directory.queue: positions[tailer][1] for tailer, directory in self.inputs.items()}
 
     def holds(self, queue: str) -> int | None:
-        """From where on a step under way, or one that is to be repeated, needs the messages of a queue."""
-        last = self.ledger.last
-        taking = self._under_way or (last.taking if last else None)
+        """The first message of a queue that a step needs, if it is under way or will be repeated."""
+        taking = self._under_way or self.ledger.now.taking
         ranges = taking.ranges if taking else {}
         return next((low for t, (low, _) in ranges.items() if self.inputs[t].queue == queue), None)
 
     def _there(self) -> dict[str, tuple[int, int]]:
         """The range of messages available on each input, by tailer id."""
-        last = self.ledger.last
-        assert last is not None
-        return {tailer: one.ready(last.positions[tailer][1]) for tailer, one in self.inputs.items()}
+        positions = self.ledger.now.positions
+        return {tailer: directory.ready(positions[tailer][1]) for tailer, directory in self.inputs.items()}
 
     def cancel(self) -> None:
-        """Let a step under way go."""
-        with contextlib.suppress(Exception):  # the session was stopped, and its jobs with it
-            self.driver.context.cancelJobGroup(self._group)
+        """Give up a step under way."""
+        self._jobs.cancel()
 
     # --- step ---
 
     def step(self) -> bool:
-        """One turn; False where there was nothing to take. Raises :class:`Fenced` and :class:`ProcessorStopped`."""
+        """Make one step; return False if there is nothing to take.
+
+        Raises :class:`Fenced` and :class:`ProcessorStopped`.
+        """
         if self._stop is not None:
             raise self._stop
         taking = self._take()
@@ -204,43 +185,29 @@ class Stage:
             self.ledger.check()
             return False
         faults.point("spark.take")
-        last = self.ledger.last
-        assert last is not None
-        if self.ordered and taking is not last.taking:
+        if self.ordered and taking is not self.ledger.now.taking:
             if self.node.at_most_once:
                 self.ledger.commit("taking", positions=self._moved(taking))
             else:
                 self.ledger.commit("taking", taking=taking)
             faults.point("spark.taking")
-        try:
-            self.driver.context.setJobGroup(self._group, f"{self.node.id}: {taking.ranges}", True)
-            with self._held(taking):
-                self._run_and_commit(taking)
-        except (CuesError, Interrupted):
-            raise
-        except Exception as error:
-            if self.driver.closed:
-                raise Interrupted from error
-            raise ProcessorStopped(
-                f"{self.node.id} stopped: Spark could not do its step over {_shown(taking)}: {in_short(error)}.",
-                "start again when the cause is gone; it goes on where it stands.",
-                processor=self.node.id,
-            ) from None
+        with self._jobs.step(f"{self.node.id}: {taking.ranges}", f"over {_shown(taking)}"), self._held(taking):
+            self._run_and_commit(taking)
         return True
 
     def _run_and_commit(self, taking: StepRange) -> None:
         ran = self._run(taking)
-        if any(one.declined == "state" for one in ran.answers):
-            # Nothing counts; every task that calls this function is given the whole state from now on.
+        if any(answer.declined == "state" for answer in ran.answers):
+            # Nothing of this run counts. From now on every task that calls the function gets the whole state.
             self.driver.files.delete(ran.folder)
             self.ledger.commit("step", whole=True)
             self.driver.emit(events.Event(self.node.id, "uses the processor's state: one task, one call after another"))
             ran = self._run(taking)
-        for one in ran.answers:
-            if one.fatal is not None:
-                raise one.fatal
+        for answer in ran.answers:
+            if answer.fatal is not None:
+                raise answer.fatal
         if ran.stop is not None and ran.stop[0] and not self.ordered and (ran.changed or self._by_key):
-            # What ran behind the message that failed may have changed the state too: once more, up to it.
+            # Calls after the message that failed may have changed the state too. Run again, up to that message.
             self.driver.files.delete(ran.folder)
             cut = ran.stop[0]
             taking = StepRange({t: (start, start + cut) for t, (start, _) in taking.ranges.items()}, taking.size)
@@ -254,9 +221,7 @@ class Stage:
     # 1. Take.
 
     def _take(self) -> StepRange | None:
-        last = self.ledger.last
-        assert last is not None
-        pending = last.taking
+        pending = self.ledger.now.taking
         if pending is not None and all(self.inputs[t].first <= low for t, (low, _) in pending.ranges.items()):
             return pending
         ready = self._there()
@@ -279,11 +244,9 @@ class Stage:
         return StepRange({tailer: (low, low + count) for tailer, (low, _) in ready.items()}, self._part_size(count))
 
     def _tell_purged(self, ready: dict[str, tuple[int, int]]) -> None:
-        """Say what was let go of before this processor took it, once."""
-        last = self.ledger.last
-        assert last is not None
+        """Warn once of messages that were purged before this processor took them."""
         for tailer, (low, _) in ready.items():
-            lost = low - max(last.positions[tailer][1], self._told.get(tailer, 0))
+            lost = low - max(self.ledger.now.positions[tailer][1], self._told.get(tailer, 0))
             if lost > 0:
                 self._told[tailer] = low
                 text = f"{lost:,} messages of {self.inputs[tailer].queue} were purged before it took them"
@@ -302,10 +265,10 @@ class Stage:
         return options.batch_size if options.batch_size != BATCH_SIZE else ORDERED_MESSAGES
 
     def _bounded(self, ranges: dict[str, tuple[int, int]], count: int) -> int:
-        """Fewer messages, where they are large."""
+        """The number of messages to take: fewer than ``count`` if they are large."""
         for tailer, (low, _) in ranges.items():
             files = self.inputs[tailer].within(low, low + count)
-            held, size = sum(one.count for one in files), sum(one.size for one in files)
+            held, size = sum(file.count for file in files), sum(file.size for file in files)
             if size > STEP_BYTES:
                 count = max(1, min(count, held * STEP_BYTES // size))
         if self.node.options.batch and count > self.node.options.batch_size:
@@ -324,33 +287,29 @@ class Stage:
 
     @property
     def _single(self) -> bool:
-        """True where one task runs the step, one call after another."""
-        last = self.ledger.last
+        """Whether one task runs the step, one call after another."""
         keyed = self.node.options.key is not None
-        return self.ordered or (last is not None and last.whole) or (keyed and not self._by_key)
+        return self.ordered or self.ledger.now.whole or (keyed and not self._by_key)
 
     @property
     def _by_key(self) -> bool:
-        """True where parts are divided by key."""
-        last = self.ledger.last
+        """Whether parts are divided by key."""
         return (
             self.node.options.key is not None
             and self.node.mode != "join"
-            and not (self.node.options.batch or self.ordered or (last is not None and last.whole))
+            and not (self.node.options.batch or self.ordered or self.ledger.now.whole)
         )
 
     def _moved(self, taking: StepRange, count: int | None = None) -> dict[str, tuple[str, int]]:
-        """The positions behind what was taken, or its first ``count`` messages."""
-        last = self.ledger.last
-        assert last is not None
-        moved = dict(last.positions)
+        """The positions after the range, or after its first ``count`` messages."""
+        moved = dict(self.ledger.now.positions)
         for tailer, (low, high) in taking.ranges.items():
             moved[tailer] = moved[tailer][0], high if count is None else low + count
         return moved
 
     @contextlib.contextmanager
     def _held(self, taking: StepRange) -> Iterator[None]:
-        """Keep the files that a step reads on the disk."""
+        """Keep the files that a step reads on the disk, as long as the block runs."""
         held = [(self.inputs[t], self.inputs[t].within(*span)) for t, span in taking.ranges.items()]
         for directory, files in held:
             directory.hold(files)
@@ -386,7 +345,7 @@ class Stage:
             rows = rows.mapInArrow(lambda given: keyed(given), tasks.IN)
             state = self.state.rows()
             if state is not None:
-                rows = kept = rows.persist()  # read twice: for the keys, and for the calls
+                rows = kept = rows.persist()  # used twice: for the keys, and for the calls
                 state = state.join(rows.select("part", "key").distinct(), "key")
                 rows = rows.unionByName(_state_rows(state, F.col("part")))
             shared = rows.repartitionById(parts, F.col("part"))
@@ -402,11 +361,11 @@ class Stage:
             if kept is not None:
                 kept.unpersist()
         ran.answers = self.answers(place)
-        if not any(one.declined or one.fatal or one.stop for one in ran.answers):
-            found = sum(one.count for one in ran.answers)
-            if found != count:
+        if not any(answer.declined or answer.fatal or answer.stop for answer in ran.answers):
+            there = sum(answer.count for answer in ran.answers)
+            if there != count:
                 raise Diverged(
-                    f"{self.node.id} took {_shown(taking)}, {count} messages, and {found} of them were in the files.",
+                    f"{self.node.id} took {_shown(taking)}, {count} messages, and {there} of them were in the files.",
                     "set spark.sql.files.ignoreMissingFiles=false, and restore the directory from a copy.",
                     processor=self.node.id,
                 )
@@ -414,8 +373,9 @@ class Stage:
 
     def answers(self, place: str) -> list[TaskResult]:
         """The results of the parts, without their messages."""
-        found = self.driver.session.read.schema(tasks.OUT).parquet(place).where(f"kind = {tasks.ANSWER}")
-        return sorted((pickle.loads(row.value) for row in found.select("value").collect()), key=lambda one: one.part)
+        rows = self.driver.session.read.schema(tasks.OUT).parquet(place).where(f"kind = {tasks.ANSWER}")
+        answers: list[TaskResult] = [pickle.loads(row.value) for row in rows.select("value").collect()]
+        return sorted(answers, key=lambda answer: answer.part)
 
     def read(self, directory: QueueDirectory, low: int, high: int) -> Any:
         """The messages [low, high) of a queue as a DataFrame."""
@@ -424,7 +384,7 @@ class Stage:
 
     def _rows(self, taking: StepRange) -> Any:
         """The messages of the step as tasks take them."""
-        found: Any = None
+        union: Any = None
         for number, (tailer, directory) in enumerate(self.inputs.items()):
             if tailer not in taking.ranges:
                 continue
@@ -440,31 +400,30 @@ class Stage:
                 "meta",
                 "CAST(NULL AS BINARY) AS key",
             )
-            found = rows if found is None else found.unionAll(rows)
-        return found
+            union = rows if union is None else union.unionAll(rows)
+        return union
 
     def entrances(self) -> tuple[Entrance, ...]:
         return tuple(
-            Entrance(self._bindings[tailer], tailer, one.queue, one.identity, one.options.kept)
-            for tailer, one in self.inputs.items()
+            Entrance(self._bindings[tailer], tailer, queue.queue, queue.identity, queue.options.kept)
+            for tailer, queue in self.inputs.items()
         )
 
     def _packed(self) -> bytes:
-        last = self.ledger.last
-        assert last is not None
-        if self._job is None or self._job[0] != last.epoch:
-            places = {one.queue: number for number, one in enumerate(self.targets)}
+        epoch = self.ledger.now.epoch
+        if self._job is None or self._job[0] != epoch:
+            places = {target.queue: number for number, target in enumerate(self.targets)}
             job = TaskJob(
                 self.node,
                 self.driver.system,
-                last.epoch,
+                epoch,
                 self.driver.store_id,
                 self.entrances(),
-                tuple(OutputQueue(one.queue, one.options) for one in self.targets),
+                tuple(OutputQueue(target.queue, target.options) for target in self.targets),
                 {port.binding: places[port.queue] for port in self.node.outputs},
                 places[self.node.errors] if self.node.errors else None,
             )
-            self._job = last.epoch, pack_job(job)
+            self._job = epoch, pack_job(job)
         return self._job[1]
 
     # 4 to 6.
@@ -477,24 +436,17 @@ class Stage:
             self._stop = stopped_at(self.node, stop[1])
             if not whole:
                 raise self._stop
-        written: dict[int, int] = {}
-        for one in ran.answers:
-            if stop is None or one.part * taking.size <= stop[0]:
-                for target, number in one.written.items():
-                    written[target] = written.get(target, 0) + number
+        written: Counter[int] = Counter()
+        for answer in ran.answers:
+            if stop is None or answer.part * taking.size <= stop[0]:
+                written.update(answer.written)
         digest = self._hasher.digest(
             [(t, self.inputs[t].identity, low, low + whole) for t, (low, _) in sorted(taking.ranges.items())]
         )
-        failed = sum(one.failed for one in ran.answers)
-        before = self.ledger.last
-        assert before is not None
-        land(
-            self.driver,
-            self.ledger,
-            ran.folder,
-            {target: self.targets[target] for target in written},
-            written,
-            whole,
+        failed = sum(answer.failed for answer in ran.answers)
+        before = self.ledger.now
+        targets = {target: self.targets[target] for target in written}
+        Landing(self.driver, self.ledger, ran.folder, targets, written, whole).land(
             positions=before.positions if self.node.at_most_once else self._moved(taking, whole),
             hash=digest.hex(),
             state=self.state.changed(ran.folder) if ran.changed else before.state,
@@ -512,24 +464,19 @@ class Stage:
         counters.taken += taken
         counters.written += written
         counters.failed += failed
-        counters.retries += sum(one.retries for one in ran.answers)
-        first = next((one.first for one in ran.answers if one.first is not None), None)
+        counters.retries += sum(answer.retries for answer in ran.answers)
+        first = next((answer.first for answer in ran.answers if answer.first is not None), None)
         if failed and first is not None:
             assert self.node.errors is not None
             cause = f"{type(first.error).__name__}: {words(first.error)}"
             self.driver.emit(failed_event(self.node.id, self.node.errors, failed, first.attempts, cause))
-        if any(one.declined == "again" for one in ran.answers):
-            self.driver.emit(
-                events.Event(
-                    self.node.id,
-                    "a task was lost with its executor; at-most-once, what it had taken is lost",
-                    logging.WARNING,
-                )
-            )
+        if any(answer.declined == "again" for answer in ran.answers):
+            text = "a task was lost with its executor; the processor is at-most-once, so its messages are lost"
+            self.driver.emit(events.Event(self.node.id, text, logging.WARNING))
 
 
 def _state_rows(state: Any, part: Any) -> Any:
-    """The state as rows that a task takes before its messages."""
+    """The state, as rows that a task reads before its messages."""
     from pyspark.sql import functions as F
 
     return state.select(

@@ -3,20 +3,21 @@
     in      part, input, offset, index, time, hash, value, meta     sorted by part, input, offset
     out     kind, target, offset, ordinal, hash, value, meta
 
-A part is what the function is called over at once: of a batch function a batch; of one whose state has keys,
-the messages of some keys; else as many messages as there are in a share. The function is called by the same
-:class:`Runner` as everywhere. Three kinds of rows come out:
+The function is called for one part after another. A part is one batch for a batch function. For a function whose
+state has keys it is the messages of some keys. For other functions it is an equal share of the messages. The
+:class:`Runner` that calls the function is the same as in the embedded engine. Three kinds of rows come out:
 
-    MESSAGE     for the queue number ``target``: what came of the message at ``offset``, in the order ``ordinal``
-    ANSWER      one a part: what the driver has to know of it (:class:`TaskResult`)
+    MESSAGE     a message for the queue number ``target``, from the message at ``offset``, in the order ``ordinal``
+    ANSWER      one for each part: the facts that the driver needs (:class:`TaskResult`)
     STATE       a row of the state that changed
 
-An output message carries the delivery hash of what it came from: of the run of messages in its part that no
-failure cuts, or, where a key chose the part, of its own message.
+An output message has the delivery hash of its source messages: those of its part between two failures, or,
+if a key decides the part, its own source message only.
 """
 
 from __future__ import annotations
 
+import itertools
 import pickle
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -33,7 +34,7 @@ from cues.queues.options import QueueOptions
 from cues.records import batch as batches
 from cues.records.provenance import Provenance, merge
 from cues.spark.cluster.rows import Entrance, RowSlice, TakenRow
-from cues.spark.executor import NeedsState, PartReport, reporting, runner_of, travelling, unpack_job
+from cues.spark.executor import Job, NeedsState, PartReport, reporting, runner_of, travelling, unpack_job
 from cues.steps.failure import Failure, error_message
 from cues.steps.hashes import Hasher
 from cues.steps.outgoing import Packed, Packer
@@ -66,8 +67,9 @@ MESSAGE: Final = 0
 ANSWER: Final = 1
 STATE: Final = 2
 STATE_INPUT: Final = -1
-"""The input of rows that are the state's: ``meta`` is the row, ``value`` its packed value."""
+"""The input of rows of the state: ``meta`` is the row, ``value`` its packed value."""
 _ROWS_OUT: Final = 10_000
+"""Most rows that a task collects before it hands them to Spark, and the most bytes of values."""
 _BYTES_OUT: Final = 16 << 20
 Sees = str
 """The part of the state that a task may read: "nothing", "keys" (those of its messages) or "all"."""
@@ -82,13 +84,9 @@ class OutputQueue:
 
 
 @dataclass(frozen=True)
-class TaskJob:
-    """The data of a processor that stay the same from step to step."""
+class TaskJob(Job):
+    """The job of a processor over files."""
 
-    node: Node
-    system: Any
-    epoch: int
-    store_id: str
     entrances: tuple[Entrance, ...]
     targets: tuple[OutputQueue, ...]
     outputs: dict[str, int]
@@ -103,16 +101,16 @@ class TaskResult(PartReport):
 
     part: int
     count: int
-    """Messages that the part had."""
+    """Number of messages of the part."""
     written: dict[int, int] = field(default_factory=dict)
-    """Messages by target."""
+    """Number of output messages by target."""
     failed: int = 0
     first: Failure | None = None
-    """The first of them."""
+    """The first failure."""
     stop: tuple[int, Failure] | None = None
     """The offset at which the processor stops: a message failed for good, and there is no error queue."""
     changed: int = 0
-    """Rows of the state."""
+    """Number of rows of the state that changed."""
 
 
 @dataclass
@@ -125,20 +123,21 @@ class StepResult:
     @property
     def stop(self) -> tuple[int, Failure] | None:
         """The offset at which the processor stops, and the failure."""
-        return min((one.stop for one in self.answers if one.stop is not None), default=None, key=lambda stop: stop[0])
+        stops = (answer.stop for answer in self.answers if answer.stop is not None)
+        return min(stops, default=None, key=lambda stop: stop[0])
 
     @property
     def changed(self) -> bool:
-        """True where the state changed."""
-        return any(one.changed for one in self.answers)
+        """Whether the state changed."""
+        return any(answer.changed for answer in self.answers)
 
 
 class CarriedState(StateTable):
-    """The state that a task was given, and what its calls change."""
+    """The state that a task was given, with the changes of its calls."""
 
     def __init__(self, processor: str, rows: dict[bytes, bytes], sees: Sees, keys: set[bytes]) -> None:
         super().__init__(_NO_STORE, processor)
-        self._missing = True  # there is nothing to look into behind these rows
+        self._missing = True  # no store is below these rows
         self._rows = rows
         self._sees = sees
         self._keys = keys
@@ -150,16 +149,15 @@ class CarriedState(StateTable):
 
     def rows(self, prefix: bytes) -> dict[bytes, bool]:
         self._check(prefix)
-        found = {row: True for row in self._rows if row.startswith(prefix)}
-        found |= {row: packed is not None for row, packed in self._step.items() if row.startswith(prefix)}
-        return found
+        rows = {row: True for row in self._rows if row.startswith(prefix)}
+        return rows | {row: packed is not None for row, packed in self._step.items() if row.startswith(prefix)}
 
     def forget(self) -> None:
         self.call.discard()
         self._step.clear()
 
     def committed(self) -> None:
-        """The part is done: the next one sees what it changed."""
+        """End a part. The next part sees its changes."""
         for row, packed in self._step.items():
             self.changes[row] = packed
             if packed is None:
@@ -191,18 +189,16 @@ class _TaskProcess(Process):
     def metadata(self) -> dict[str, Any]:
         slices: list[RowSlice] = self._now().slices  # type: ignore[assignment]
         offset = len(slices[0].rows) - 1 if self._node.options.batch else self._offset
-        found = merge([one.provenance_of(offset) for one in slices]).at(0)
+        metadata = merge([piece.provenance_of(offset) for piece in slices]).at(0)
         hash = slices[0].rows[offset].hash
-        if hash is not None:
-            found[names.HASH] = hash
-        return found
+        return metadata if hash is None else {**metadata, names.HASH: hash}
 
 
 class Task:
-    """The function of ``mapInArrow``: calls the user's function over the parts that it is given."""
+    """The function of ``mapInArrow``, which calls the user's function for each part."""
 
     def __init__(self, packed: bytes, sees: Sees, once: bool) -> None:
-        """``packed`` is the job; ``once``: a task that Spark repeats is declined."""
+        """``packed`` is the job. ``once``: a task that Spark repeats is declined."""
         self.packed = packed
         self.sees = sees
         self.once = once
@@ -224,7 +220,7 @@ class Task:
 
 
 class _RowPacker(Packer):
-    """Packs messages for rows: those have no place for identities, and one for provenance of any size."""
+    """Packs messages for rows, which cannot hold identities, and can hold provenance of any size."""
 
     def pack(self, message: Any, came: Provenance | None = None) -> bytes:
         packed = super().pack(message)
@@ -250,9 +246,9 @@ class _Work:
         self.ended = False
 
     def part(self, number: int, rows: dict[int, list[Any]], out: _Rows) -> None:
-        """Call the function over a part; rows and an answer come of it."""
+        """Call the function for a part, and add its rows and its answer."""
         if self.ended:
-            return  # the processor stops in front of a message of a part before this one
+            return  # the processor stops before a message of an earlier part
         answer = TaskResult(number, 0)
         with reporting(answer):
             if self.state is None:
@@ -293,20 +289,21 @@ class _Work:
 
     def _taken(self, rows: dict[int, list[Any]]) -> Taken:
         slices = []
-        for number, found in sorted(rows.items()):
-            one = RowSlice(self.job.entrances[number], [TakenRow(*row) for row in found])
-            slices.append(one)
-            if self.sees != "keys" and one.rows[-1].index - one.start + 1 != len(found):
+        for number, columns in sorted(rows.items()):
+            piece = RowSlice(self.job.entrances[number], [TakenRow(*row) for row in columns])
+            slices.append(piece)
+            last = piece.rows[-1].index
+            if self.sees != "keys" and last - piece.start + 1 != len(columns):
                 raise Diverged(
-                    f"The messages {one.start} to {one.rows[-1].index} of {one.entrance.queue!r} were taken, and"
-                    f" {len(found)} of them are there.",
+                    f"The messages {piece.start} to {last} of {piece.entrance.queue!r} were taken, and"
+                    f" {len(columns)} of them are there.",
                     "restore the directory from a copy.",
                     processor=self.job.node.id,
                 )
-        counts = {len(one.rows) for one in slices}
+        counts = {len(piece.rows) for piece in slices}
         if len(counts) > 1:
             raise Diverged(
-                f"A step of {self.job.node.id} found {counts} messages of its inputs.",
+                f"A step of {self.job.node.id} found different numbers of messages of its inputs: {counts}.",
                 "restore the directory from a copy.",
                 processor=self.job.node.id,
             )
@@ -316,7 +313,7 @@ class _Work:
         try:
             return key_of(self.job.node, message)
         except Exception:
-            return b""  # the call will fail of it
+            return b""  # the call reports the error
 
     def close(self, out: _Rows) -> None:
         if self.runner is not None:
@@ -336,11 +333,11 @@ class _Made:
         self.taken = taken
         self.results = results
         self.apart = apart
-        """The messages do not follow one another."""
+        """The messages of the part are not consecutive."""
         self.slices: list[RowSlice] = taken.slices  # type: ignore[assignment]
 
     def put(self, answer: TaskResult, out: _Rows) -> None:
-        """Rows of the messages, and of the failures; what the answer says of them."""
+        """Add the rows of the messages and of the failures, and complete the answer."""
         node, batch = self.job.node, bool(self.job.node.options.batch)
         failures = self.results.failures
         stop = self.results.stop(node)
@@ -361,12 +358,12 @@ class _Made:
     def _rows(self, binding: str, output: Output) -> Iterator[list[Any]]:
         target = self.job.outputs[binding]
         options = self.job.targets[target].options
-        traced = not options.strips and any(one.traced for one in self.slices)
+        traced = not options.strips and any(piece.traced for piece in self.slices)
         origins = range(len(output.items)) if output.origins is None else output.origins
         last_offset, came = -1, _NOWHERE
         for offset, packed in zip(origins, output.items):
             if traced and offset != last_offset:
-                last_offset, came = offset, merge([one.provenance_of(offset) for one in self.slices])
+                last_offset, came = offset, merge([piece.provenance_of(offset) for piece in self.slices])
             meta = came
             if type(packed) is Packed and packed.marked:
                 message, meta = batches.split_meta(codec.unpack_known(packed), came)
@@ -376,13 +373,13 @@ class _Made:
     def _error(self, offset: int, failure: Failure, batch: bool) -> list[Any]:
         assert self.job.errors is not None
         span = range(self.taken.count) if batch else (offset,)
-        messages = {one.binding: [one.pristine(at) for at in span] for one in self.slices}
+        messages = {piece.binding: [piece.pristine(at) for at in span] for piece in self.slices}
         record = error_message(self.job.node, messages, failure)
-        came = merge([one.provenance_of(span[-1]) for one in self.slices])
+        came = merge([piece.provenance_of(span[-1]) for piece in self.slices])
         return [self.job.errors, offset, codec.pack(record), came.encode() if came else None, None]
 
     def _hash(self, rows: list[list[Any]], stop: int | None) -> None:
-        """Give each row the hash of what it came from."""
+        """Give each row the delivery hash of its source messages."""
         count = self.taken.count if stop is None else stop
         if self.apart and not self.job.node.options.batch:
             cuts = [Cut(offset, offset + 1, None) for offset in range(count)]
@@ -401,7 +398,7 @@ _NOWHERE: Final = Provenance(1, {})
 
 
 class _Rows:
-    """Rows out, some thousand at a time."""
+    """The rows that a task gives to Spark, some thousand at a time."""
 
     def __init__(self) -> None:
         self._rows: list[tuple[Any, ...]] = []
@@ -419,7 +416,7 @@ class _Rows:
             yield from self.rest()
 
     def rest(self) -> Iterator[pa.RecordBatch]:
-        """The rows that are left, in pieces of bounded size."""
+        """The remaining rows, in record batches of limited size."""
         rows, self._rows, self._bytes = self._rows, [], 0
         start = size = 0
         for at, row in enumerate(rows):
@@ -431,50 +428,44 @@ class _Rows:
 
 
 def _parts(given: Iterator[pa.RecordBatch]) -> Iterator[tuple[int, dict[int, list[Any]]]]:
-    """The rows of each part by input, as they come: sorted by part."""
-    now: int | None = None
-    rows: dict[int, list[Any]] = {}
-    for found in given:
-        columns = [found.column(n).to_pylist() for n in range(8)]
-        for part, number, *row in zip(*columns):
-            if part != now:
-                if now is not None:
-                    yield now, rows
-                now, rows = part, {}
+    """The rows of each part, by input. The input is sorted by part."""
+    every = (row for batch in given for row in zip(*(batch.column(n).to_pylist() for n in range(8))))
+    for part, group in itertools.groupby(every, lambda row: row[0]):
+        rows: dict[int, list[Any]] = {}
+        for _, number, *row in group:
             rows.setdefault(number, []).append(row)
-    if now is not None:
-        yield now, rows
+        yield part, rows
 
 
 class KeyTask:
-    """The function of ``mapInArrow`` that says in which part a message is, by its key."""
+    """The function of ``mapInArrow`` that computes the part of each message from its key."""
 
     def __init__(self, packed: bytes, parts: int) -> None:
         self.packed = packed
         self.parts = parts
 
     def __call__(self, given: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for found in given:
+        for rows in given:
             node = unpack_job(self.packed).node
             keys = []
-            for value in found.column("value").to_pylist():
+            for value in rows.column("value").to_pylist():
                 try:
                     keys.append(key_of(node, codec.unpack(value)))
                 except Exception:
-                    keys.append(b"")  # the call will fail of it
+                    keys.append(b"")  # the call reports the error
             parts = pa.array([xxhash.xxh3_64_intdigest(key) % self.parts for key in keys], pa.int32())
-            at = found.schema.get_field_index
-            found = found.set_column(at("part"), "part", parts)
-            yield found.set_column(at("key"), "key", pa.array(keys, pa.binary()))
+            at = rows.schema.get_field_index
+            rows = rows.set_column(at("part"), "part", parts)
+            yield rows.set_column(at("key"), "key", pa.array(keys, pa.binary()))
 
 
 def key_of(node: Node, message: dict[str, Any]) -> bytes:
-    """The packed key of a message, as the rows of its state begin."""
+    """The packed key of a message. The rows of its state begin with it."""
     return key_part(message_key(node, message))
 
 
 def key_bytes(row: bytes) -> int:
-    """The number of bytes of a state's row that are its key."""
+    """The number of bytes of the key at the beginning of a row of the state."""
     return 17 if row[0] == 0xFF else 1 + row[0]
 
 

@@ -1,0 +1,137 @@
+"""The seam between a running graph and the engine that runs it.
+
+    Running ──▶ Engine    start, ask for the work that is left, end the sources, halt, join, close
+    Engine  ──▶ Host      is the graph draining or halted; send an event; wake those who wait
+
+There is one :class:`cues.engine.running.Running`, and there are four engines:
+
+    EmbeddedEngine      cues/engine/local.py            threads of this process
+    SupervisedEngine    cues/engine/supervised.py       worker processes, which a supervisor starts again
+    SparkEngine         cues/spark/engine.py            threads of this process; Spark's executors call the functions
+    ClusterEngine       cues/spark/cluster/engine.py    the same, with the queues in a shared directory
+
+Not guaranteed: that an engine can be started twice. Each start makes a new one.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Protocol
+
+from cues.base import events
+from cues.engine.status import Shared, UnitStatus
+from cues.graphs.plan import Plan
+from cues.queues.queue import Queue
+from cues.queues.store import Store
+
+
+class Host(Protocol):
+    """The running graph, as its engine sees it. Every method may be called from any thread."""
+
+    changes: threading.Condition
+    """Notified by :meth:`changed`."""
+
+    @property
+    def plan(self) -> Plan: ...
+
+    @property
+    def halted(self) -> bool: ...
+
+    @property
+    def draining(self) -> bool: ...
+
+    @property
+    def emit(self) -> Callable[[events.Event], None]: ...
+
+    def halt(self) -> None: ...
+
+    def end_sources(self) -> None: ...
+
+    def pause(self, seconds: float) -> bool:
+        """Sleep. Return True if the graph was halted meanwhile."""
+
+    def hurry(self) -> None:
+        """Let steps not wait for more messages, for a short time."""
+
+    def may_linger(self) -> bool:
+        """Return whether steps may wait for more messages now."""
+
+    def changed(self) -> None:
+        """Wake the callers that wait for a change of the graph's state."""
+
+    def keep_stop(self, event: events.Stopped) -> None:
+        """Record the reason of a stop in the store's directory."""
+
+
+class Engine(Protocol):
+    """The part of a running graph that is different in each engine."""
+
+    pulls: bool
+    """Whether sources run."""
+    shared: Shared | None
+    """The queues that are not in :attr:`store`."""
+
+    def start(self, host: Host) -> None:
+        """Own the processors and run them. An engine that raises here has given everything back."""
+
+    # --- after the start ---
+
+    @property
+    def plan(self) -> Plan: ...
+
+    @property
+    def store(self) -> Store:
+        """The store of the graph."""
+
+    @property
+    def queues(self) -> dict[str, Queue]:
+        """The queues of the graph that are in a store of this machine, opened."""
+
+    @property
+    def pids(self) -> dict[str, int]:
+        """The worker processes that are alive, by name."""
+
+    def standings(self) -> list[UnitStatus]:
+        """The status of each unit, in the order of the plan."""
+
+    @property
+    def stopped(self) -> list[BaseException]:
+        """The errors that stopped processors, or the engine."""
+
+    def idle(self) -> bool:
+        """Return whether no processor has anything to do, at one moment."""
+
+    def resting(self) -> bool:
+        """Return False if a processor is at work. It may be cheaper than :meth:`idle`, and less exact."""
+
+    def done(self) -> bool:
+        """Return whether nothing is left to wait for.
+
+        Either every source has ended and every queue is drained, or a stop keeps the graph from coming so far.
+        """
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing runs any more, so that the queues will not be drained."""
+
+    # --- the end ---
+
+    def end_sources(self) -> None:
+        """Let the sources yield nothing more. Messages on the queues are still processed."""
+
+    def halt(self) -> None:
+        """Stop every processor after its current step. Does not wait."""
+
+    def join(self, timeout: float) -> None:
+        """Wait for the current steps, for ``timeout`` seconds at most. Called after :meth:`halt`, perhaps twice."""
+
+    @property
+    def stuck(self) -> bool:
+        """Whether a call of a user's function has not returned, after :meth:`join`."""
+
+    def close(self) -> None:
+        """Give back locks and stores. Called after :meth:`join`, and again if an exception interrupted it."""
+
+    def keep_stop(self, event: events.Stopped) -> None:
+        """Record the reason of a stop in the store's directory, unless another process does it."""

@@ -1,0 +1,122 @@
+"""The driver of a graph on Spark: the embedded engine, whose functions executors call.
+
+The driver does what a process of the embedded engine does: it owns the processors, takes, commits and recovers,
+in the stores of the graph. So the engines can take turns on one store. Executors read the
+queues from these stores, and must see them under the same paths.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import threading
+from typing import TYPE_CHECKING, Any, Final
+
+from cues.base import events
+from cues.engine.engine import Host
+from cues.engine.local import EmbeddedEngine
+from cues.errors import GraphError
+from cues.graphs.graph import Graph
+from cues.graphs.plan import Plan
+from cues.graphs.processor import Node
+from cues.spark.remote import SparkRunner, require_sight, why_local
+from cues.spark.session import is_local
+from cues.spark.shipping import open_session
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+EXECUTORS_LATE_S: Final = 20.0
+"""Time without executors after which a warning says so. Spark itself waits without end, and logs it in a log that few
+people read."""
+
+
+class SparkEngine(EmbeddedEngine):
+    """Threads of this process, whose functions executors call. An :class:`Engine`."""
+
+    def __init__(self, graph: Graph, spark: SparkSession | None, master: str | None, **options: Any) -> None:
+        super().__init__(graph, **options)
+        self._given, self._master = spark, master
+        self._session = contextlib.ExitStack()
+
+    def start(self, host: Host) -> None:
+        graph = self.graph
+        plan = graph.plan()
+        check(plan)
+        try:
+            remote = [node for node in plan.running if why_local(node) is None]
+            self.spark = open_session(self._session, graph, plan, self._given, self._master, remote)
+            self._options["runner"] = functools.partial(SparkRunner, self.spark, plan.system)
+            super().start(host)
+            self._require_sight()
+        except BaseException:
+            self._session.close()
+            raise
+        address = self.spark.sparkContext.uiWebUrl
+        text = f"{graph.id} runs on Spark {self.spark.version}" + (f": {address}" if address else "")
+        host.emit(events.Placed("", text, url=address))
+
+    def _require_sight(self) -> None:
+        """On a cluster: wait for executors, and close everything if one cannot read the stores."""
+        context = self.spark.sparkContext
+        master = context.master or ""
+        if is_local(master):
+            return
+        text = (
+            f"{master} gives no executors yet: no free core (spark.cores.max), or no worker with"
+            " enough memory (spark.executor.memory, SPARK_EXECUTOR_MEMORY)"
+        )
+        late = threading.Timer(EXECUTORS_LATE_S, self.host.emit, [events.Event("", text, logging.WARNING)])
+        late.daemon = True
+        late.start()
+        stores = self._assembly.stores
+        try:
+            require_sight(context, (stores.home, *stores.others.values()))
+        except BaseException:
+            self.host.halt()
+            self.join(30.0)
+            self.close()
+            raise
+        finally:
+            late.cancel()
+
+    def join(self, timeout: float) -> None:
+        try:
+            super().join(timeout)
+        except BaseException:
+            self._session.close()
+            raise
+
+    def close(self) -> None:
+        """Give everything back. A session of the user continues."""
+        try:
+            super().close()
+        finally:
+            self._session.close()
+
+
+def check(plan: Plan) -> None:
+    """Refuse by name the processors that cannot run on Spark, before anything is started."""
+    for node in plan.running:
+        if node.pending:
+            raise GraphError(
+                f"{node.id} has across='pending', which only the embedded engine does.",
+                "use the embedded engine, or across='forwarded'.",
+                processor=node.name,
+            )
+        if node.imperative:
+            raise GraphError(
+                f"{node.id} is imperative (tailers=, appenders=), which cannot run on Spark: its function would"
+                " read and write the driver's store from an executor.",
+                "use the embedded engine, or declare inputs and outputs.",
+                processor=node.name,
+            )
+
+
+def place(node: Node) -> str:
+    """The place where a processor's function runs, for ``cues show --engine spark``."""
+    why = why_local(node)
+    if why is not None:
+        return f"in the driver: {why}"
+    return "on an executor, a batch at a time" if node.options.batch else "on all executors"

@@ -1,0 +1,85 @@
+"""The session of a graph, and the way of the user's functions to its executors.
+
+Functions of the graph file and of its folder travel by value, as those of ``__main__`` do. The folder is also put on
+the path of the Python workers, for the modules that these functions import. Everything else must be installed on the
+executors, or be sent with ``--py-files``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+from cues.graphs.processor import FRAME, Node
+from cues.spark.executor import require_travel
+from cues.spark.session import session as session_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from cues.graphs.graph import Graph
+    from cues.graphs.plan import Plan
+
+
+def open_session(
+    opened: contextlib.ExitStack,
+    graph: Graph,
+    plan: Plan,
+    spark: SparkSession | None,
+    master: str | None,
+    remote: Iterable[Node],
+) -> SparkSession:
+    """Open the session of a graph, whose executors call the functions of the ``remote`` processors.
+
+    ``opened`` ends the session, if it was made here. Raises :class:`GraphError` if a function cannot be sent.
+    """
+    session = opened.enter_context(session_of(master, f"cues {graph.id}", spark=spark))
+    ship(session, graph, plan)
+    for node in remote:
+        if node.options.batch != FRAME:
+            require_travel(node, plan.system)
+    return session
+
+
+def ship(session: SparkSession, graph: Graph, plan: Plan) -> None:
+    """Make the user's functions loadable on executors."""
+    context = session.sparkContext
+    folders = _folders(graph)
+    path = [
+        *map(str, folders),
+        *context.environment.get("PYTHONPATH", os.environ.get("PYTHONPATH", "")).split(os.pathsep),
+    ]
+    context.environment["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(filter(None, path)))
+    from pyspark import cloudpickle
+
+    for module in _modules_of(plan, folders):
+        cloudpickle.register_pickle_by_value(module)  # type: ignore[no-untyped-call]
+
+
+def _folders(graph: Graph) -> list[Path]:
+    """The folders of the user's modules: that of the graph file, else that of the program and the current folder."""
+    if graph.directory is not None:
+        return [graph.directory.resolve()]
+    program = getattr(sys.modules["__main__"], "__file__", None) or ""
+    beside = [Path(program).resolve().parent] if program.endswith(".py") else []
+    return [*beside, Path.cwd()]
+
+
+def _modules_of(plan: Plan, folders: list[Path]) -> Iterable[ModuleType]:
+    """The modules of the graph's functions that are in these folders, and are not installed."""
+    modules: dict[str, ModuleType] = {}
+    for node in plan.running:
+        for fn in (node.fn, node.options.key, node.options.where):
+            name = getattr(fn, "__module__", None) or ""
+            file = getattr(sys.modules.get(name), "__file__", None)
+            if not file or name == "__main__" or name.partition(".")[0] == "cues":
+                continue
+            place = Path(file).resolve()
+            if "site-packages" not in place.parts and any(folder in place.parents for folder in folders):
+                modules[name] = sys.modules[name]
+    return modules.values()
