@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming import StreamingQuery
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(600)
 
 
 def fill(store: Path, queue: str, messages: list[dict[str, Any]]) -> None:
@@ -47,7 +47,7 @@ def load(spark: SparkSession, path: str, **options: Any) -> DataFrame:
 
 def finish(query: StreamingQuery) -> list[tuple[int, int]]:
     """Wait for an availableNow query; batch numbers with their input rows."""
-    assert query.awaitTermination(120)
+    assert query.awaitTermination(300)
     return [(progress["batchId"], progress["numInputRows"]) for progress in query.recentProgress]
 
 

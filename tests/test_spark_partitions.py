@@ -36,7 +36,7 @@ from cues.spark.writing import StreamWriter
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(600)
 
 Message = dict[str, Any]
 SCHEMA = T.StructType([*row_of(True).fields, T.StructField("n", T.LongType())])
@@ -320,7 +320,7 @@ def copy(
     settings = {"id": "copy", "delivery": delivery, "checkpointLocation": str(root / "checkpoint")}
     sink = source.select("value").writeStream.format(form).options(**settings).trigger(availableNow=True)
     query = sink.start(f"{root / 'o'}#out")
-    assert query.awaitTermination(120)
+    assert query.awaitTermination(300)
 
 
 def judge(root: Path, count: int) -> None:

@@ -470,7 +470,7 @@ def test_spark_sees_what_the_log_says_and_nothing_of_orphans(spark: SparkSession
     assert numbers(tmp_path, spark) == [2 * n for n in range(20)]
     streamed = spark.readStream.schema(SCHEMA).parquet(str(queue)).writeStream.format("memory")
     query = streamed.queryName("seen").trigger(availableNow=True).start()
-    assert query.awaitTermination(120)
+    assert query.awaitTermination(300)
     assert spark.table("seen").count() == 20
     again = owner(tmp_path, spark)
     sweep(again.driver, [again])
