@@ -103,7 +103,7 @@ def purge_off_by_one(patch: Patch) -> None:
 
 def purge_that_tells_no_reader(patch: Patch) -> None:
     """Tailers go on handing out what they read ahead."""
-    patch.setattr(Store, "purged", lambda self: None)
+    patch.setattr(Store, "_purged", lambda self: None)
 
 
 def retention_off_by_one(patch: Patch) -> None:

@@ -558,6 +558,7 @@ def test_a_spark_stream_is_a_source_and_another_checkpoint_is_refused(spark: Spa
         pytest.raises(ProcessorStopped, match=r"Batch 0 of g\.in does not follow") as refused,
         made().start(engine="spark", spark=spark, store=tmp_path / "store", queues=tmp_path / "queues") as running,
     ):
+        assert set(running.counters()) == {"g.in", "g.plain"}
         running.wait_done()
     assert isinstance(refused.value.__cause__, PositionMismatch)
     assert left(tmp_path, made(), spark) == found

@@ -120,13 +120,13 @@ def run(
     given = [f"{name} {value}".strip() for name, value in sparks.items() if value is not None]
     backfills = "--backfill processes the messages that are on the queues"
     one_of_two = "give one of the two options."
-    with_queues = "--backfill works off the queues of a store; with --queues steps are long anyway."
-    goes_on = f"--fresh deletes the store of this machine, and {queues} goes on from it."
+    with_queues = "--backfill processes the queues of a store; with --queues steps are long anyway."
+    goes_on = f"--fresh deletes the store of this machine, and {queues} continues from it."
     embedded = "--workers are processes of the embedded engine."
     for refused, message, hint in (
         (engine != "spark" and given, f"{''.join(given[:1])} is an option of Spark.", "add --engine spark."),
         (backfill and queues is not None, with_queues, one_of_two),
-        (backfill and fresh, f"{backfills}; --fresh leaves nothing to work off.", one_of_two),
+        (backfill and fresh, f"{backfills}; --fresh leaves no messages.", one_of_two),
         (backfill and idle_exit is not None, f"{backfills}; it ends by itself, without --idle-exit.", one_of_two),
         (workers is not None and engine == "spark", embedded, "give --workers or --engine spark, not both."),
         (queues is not None and fresh, goes_on, "give --queues an empty directory."),
