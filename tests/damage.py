@@ -77,7 +77,7 @@ def flip(source: str, copy: str, offset: int, bit: int) -> tuple[list[str], str]
 
 
 def digest(store: cues.Store) -> str:
-    """Of all that processing depends on: every message with its index and hash, positions, state."""
+    """Of all that has a checksum: every message with its index and hash, positions, the values of state."""
     found = hashlib.sha256()
     for name in store.queues(all=True):
         tailer = store.queue(name).tailer()
@@ -92,8 +92,8 @@ def digest(store: cues.Store) -> str:
         if name.startswith(b"state:"):
             handle = store.database(name)
             with store.view() as txn:
-                for item in txn.cursor(handle):
-                    found.update(repr(item).encode())
+                for value in sorted(value for _, value in txn.cursor(handle)):  # keys of state have no checksum
+                    found.update(repr(value).encode())
     return found.hexdigest()
 
 
