@@ -15,6 +15,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import AsyncIterable, Iterator
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 from cues import codec, faults
@@ -41,6 +42,10 @@ REPR_CHARACTERS_MAX: Final = 100_000
 """Characters of a message that cannot be written, in its error message."""
 
 
+_AFTER: Final = itemgetter(0)
+_MESSAGE: Final = itemgetter(1)
+
+
 class MessageCount(int):
     """The number of bare messages so far. It differs by its type from a position that is an integer."""
 
@@ -53,12 +58,11 @@ class Refused(NamedTuple):
     """The message's ``repr`` when it was yielded."""
 
 
-class Item(NamedTuple):
-    """A yielded message, packed at once, because the generator may change it later."""
+Item = tuple[bytes | int | MessageCount | Refused, bytes | Refused]
+"""A yielded message, packed at once, because the generator may change it later, after the position after it.
 
-    after: bytes | MessageCount | Refused
-    """The position after the message, packed; for bare messages the count so far."""
-    message: bytes | Refused
+The position is packed unless it is an integer; for bare messages it is the count so far.
+"""
 
 
 class Feed:
@@ -117,8 +121,18 @@ class Feed:
         """Call the function, and give an item for each new message."""
         source = self._source
         position, count = source.position
-        before = codec.pack(position)
-        packer = Packer(lambda: source.output._options)
+        before: Any = position if type(position) is int else codec.pack(position)
+        output = source.output
+        packer = Packer(lambda: output._options)
+
+        def pack(message: Any) -> bytes | Refused:
+            try:
+                if output._options is not packer.options:
+                    packer.renew()
+                return packer.pack(message)
+            except Exception as error:  # CuesError, or an error of the key function
+                return Refused(error, repr(message).encode("utf-8", "replace").decode()[:REPR_CHARACTERS_MAX])
+
         resume = source.node.options.resume
         fn = source.node.fn
         assert fn is not None
@@ -145,9 +159,9 @@ class Feed:
                     )
                 after, message = item
                 try:
-                    packed = codec.pack(after)
+                    packed = after if type(after) is int else codec.pack(after)
                 except CodecError as error:
-                    yield Item(Refused(error, ""), b"")
+                    yield Refused(error, ""), b""
                     return
                 if packed == before:
                     raise ReturnError(
@@ -156,7 +170,7 @@ class Feed:
                         "yield a position that changes with every message, such as (page, row).",
                     )
                 before = packed
-                yield Item(packed, self._packed(packer, message))
+                yield packed, pack(message)
                 continue
             if not isinstance(item, dict):
                 raise ReturnError(
@@ -174,13 +188,7 @@ class Feed:
                 skip -= 1
                 continue
             count += 1
-            yield Item(MessageCount(count), self._packed(packer, item))
-
-    def _packed(self, packer: Packer, message: Any) -> bytes | Refused:
-        try:
-            return packer.renew().pack(message)
-        except Exception as error:  # CuesError, or an error of the key function
-            return Refused(error, repr(message).encode("utf-8", "replace").decode()[:REPR_CHARACTERS_MAX])
+            yield MessageCount(count), pack(item)
 
     def _from_loop(self, yielded: AsyncIterable[Any]) -> Iterator[Any]:
         from cues.steps.eventloop import Loop
@@ -200,9 +208,7 @@ class Feed:
     def take(self, count: int) -> list[Item]:
         """Return up to ``count`` yielded messages; never waits."""
         items = self._items
-        taken: list[Item] = []
-        for _ in range(min(count, len(items))):
-            taken.append(items.popleft())
+        taken = [items.popleft() for _ in range(min(count, len(items)))]
         if taken and len(items) + len(taken) > AHEAD_MAX:
             with self._changed:
                 self._changed.notify_all()
@@ -316,26 +322,26 @@ class SourceStepper(Stepper):
         parts: list[Part] = []
         position, count = self.position
         while items:
-            first = items[0]
-            if isinstance(first.after, Refused):
-                return parts, self._at(position, count), Failure(first.after.error, 1)
-            bare = type(first.after) is MessageCount
+            first, message = items[0]
+            if isinstance(first, Refused):
+                return parts, self._at(position, count), Failure(first.error, 1)
+            bare = type(first) is MessageCount
             before = count if bare else position
             failure = None
-            if isinstance(first.message, Refused):
-                failure = Failure(first.message.error, 1)
+            if isinstance(message, Refused):
+                failure = Failure(message.error, 1)
                 if self.errors is None:
                     return parts, self._at(position, count), failure
                 stop = 1
             else:
-                stop = next((i for i, item in enumerate(items) if not _follows(item, bare)), len(items))
-            last = items[stop - 1].after
-            after = int(last) if isinstance(last, MessageCount) else codec.unpack(cast(bytes, last))
+                stop = _run_length(items, bare)
+            last = items[stop - 1][0]
+            after = int(last) if isinstance(last, int) else codec.unpack(cast(bytes, last))
             digest = self.hasher.digest([], ["source", before, after])
-            if isinstance(first.message, Refused):
-                appends = [self._refused(first.message, cast(Failure, failure), digest)]
+            if isinstance(message, Refused):
+                appends = [self._refused(message, cast(Failure, failure), digest)]
             else:
-                appends = self._append([cast(bytes, item.message) for item in items[:stop]], digest)
+                appends = self._append(list(map(_MESSAGE, items[:stop])), digest)
             items = items[stop:]
             taking = tries.Taking((), (), (), source=(before, after))
             parts.append(Part(0, stop, digest, taking, failure, self._at_home(appends, digest), stop))
@@ -368,8 +374,13 @@ class SourceStepper(Stepper):
         return self.errors, batches.build([record], batches.OWN_BYTES_MAX, digest, reserved=True)
 
 
-def _follows(item: Item, bare: bool) -> bool:
-    """Whether an item can be in the same step as those before it."""
-    if isinstance(item.after, Refused) or isinstance(item.message, Refused):
-        return False
-    return (type(item.after) is MessageCount) is bare
+def _run_length(items: list[Item], bare: bool) -> int:
+    """The number of items from the first that can be in one step: none is refused, and all are bare or none is."""
+    positions, messages = set(map(type, map(_AFTER, items))), set(map(type, map(_MESSAGE, items)))
+    if Refused not in positions | messages and (MessageCount not in positions or len(positions) == 1):
+        return len(items)
+    for at, item in enumerate(items):
+        after, message = map(type, item)
+        if Refused in (after, message) or (after is MessageCount) is not bare:
+            return at
+    raise AssertionError

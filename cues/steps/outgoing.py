@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from cues import codec
+from cues.errors import CodecError
 from cues.queues.options import QueueOptions
 from cues.queues.partitioners import Router
 from cues.records import batch as batches
@@ -42,7 +43,7 @@ class Packer:
 
     def __init__(self, options_of: Callable[[], QueueOptions]) -> None:
         self._options_of = options_of
-        self._options: QueueOptions | None = None
+        self.options: QueueOptions | None = None
         self.limit_bytes = 0
         self._router: Router | None = None
         self.places = False
@@ -51,12 +52,12 @@ class Packer:
     def renew(self) -> Packer:
         """Return a packer with the present options of the queue."""
         options = self._options_of()
-        if options is not self._options:
+        if options is not self.options:
             self.limit_bytes = options.max_message_bytes
             router = Router(options.partitions, options.key, options.partitioner) if options.partitions > 1 else None
             self._router = router if router is not None and router.by_message else None
             self.places = self._router is not None
-            self._options = options
+            self.options = options
         return self
 
     def pack(self, message: Any, came: Provenance | None = None) -> bytes:
@@ -64,8 +65,16 @@ class Packer:
 
         ``came`` is its provenance, if that may be too large for a page.
         """
-        options = self._options
+        options = self.options
         assert options is not None
+        if type(message) is dict and came is None and self._router is None:
+            # Most messages have no reserved keys and are small enough. The long way says why the others are refused.
+            try:
+                quick = codec.pack(message)
+                if len(quick) <= self.limit_bytes and not (b"/" in quick and b"q/" in quick):
+                    return quick
+            except CodecError:
+                pass
         found = batches.pack_one(message, options.max_message_bytes, options.strips)
         if came and not options.strips:
             self._build_one(message, came)
@@ -79,7 +88,7 @@ class Packer:
 
     def check(self, packed: bytes, came: Provenance) -> None:
         """Raise the error that a packed message with this provenance would raise at its commit."""
-        options = self._options
+        options = self.options
         if options is not None and not options.strips:
             self._build_one(codec.unpack_known(packed), came)
 

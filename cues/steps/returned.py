@@ -58,8 +58,11 @@ class ReturnedMessages:
             for result in returned:
                 append(None if result is None else slowly(result))
             return
+        if not self._node.returns_messages:
+            self._keep_by_binding(kept, returned)
+            return
         packer = self._packers[self._bindings[0]]
-        if len(self._bindings) > 1 or not self._node.returns_messages or packer.places:
+        if len(self._bindings) > 1 or packer.places:
             kept.extend(map(slowly, returned))
             return
         pack, limit_bytes = codec.thread_packer(), packer.limit_bytes
@@ -74,6 +77,30 @@ class ReturnedMessages:
                         append(packed)
                         continue
             append(slowly(result))
+
+    def _keep_by_binding(self, kept: list[Kept], returned: Iterable[Any]) -> None:
+        """:meth:`keep_all` for functions that return a dict of messages by binding."""
+        pack = codec.thread_packer()
+        limits_bytes = {binding: p.limit_bytes for binding, p in self._packers.items() if not p.places}
+        for result in returned:
+            if type(result) is dict:
+                some: dict[str, bytes] = {}
+                for binding, message in result.items():
+                    limit_bytes = limits_bytes.get(binding)
+                    if limit_bytes is None or type(message) is not dict:
+                        break
+                    try:
+                        packed = pack(message)
+                    except Exception:
+                        pack = codec.thread_packer(renew=True)
+                        break
+                    if len(packed) > limit_bytes or (b"/" in packed and b"q/" in packed):
+                        break
+                    some[binding] = packed
+                else:
+                    kept.append(some)
+                    continue
+            kept.append(self.keep(result))
 
     def keep(self, result: Any, offset: int = 0) -> Kept:
         """Check, place and pack the result of the call for the message at ``offset``.
@@ -102,16 +129,7 @@ class ReturnedMessages:
         # With state the origins are written one by one, as in the golden store: the same calls give the same bytes.
         if len(bindings) == 1 and set(map(type, kept)) == {bytes} and not self._state.changed:
             return Results({bindings[0]: Output(kept)}, failures, len(kept), closed)
-        outputs = {binding: Output([], []) for binding in bindings}
-        for offset, some in enumerate(kept):
-            if some is None:
-                continue
-            for binding, items in some.items() if type(some) is dict else ((bindings[0], some),):
-                output = outputs[binding]
-                if type(items) is not list:
-                    items = [items]
-                output.items += items
-                output.origins += [offset] * len(items)  # type: ignore[operator]
+        outputs = {binding: _column(binding, kept) for binding in bindings}
         return Results(outputs, failures, len(kept), closed)
 
     def _by_binding(self, result: Any) -> dict[str, list[Any]]:
@@ -173,3 +191,18 @@ class ReturnedMessages:
             f"{self._node.id} returned {type(value).__name__}{where}; a message is a dict.",
             "return a dict, a list of dicts, or None.",
         )
+
+
+def _column(binding: str, kept: list[Kept]) -> Output:
+    """The messages for one binding, and the offset of the call of each."""
+    items: list[bytes] = []
+    origins: list[int] = []
+    for offset, some in enumerate(kept):
+        mine = some.get(binding) if type(some) is dict else some
+        if type(mine) is list:
+            items += mine
+            origins += [offset] * len(mine)
+        elif mine is not None:
+            items.append(mine)
+            origins.append(offset)
+    return Output(items, origins)
