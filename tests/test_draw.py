@@ -35,7 +35,7 @@ def test_the_text_says_everything_of_every_processor() -> None:
     assert (
         draw.text(shop().plan())
         == """\
-shop: 1 source, 2 streams, 1 sink; 7 queues; what fails goes to errors
+shop: 1 source, 2 streams, 1 sink; 7 queues; failures are written to errors
 
   source  orders   → orders
                    each send is one commit
@@ -64,8 +64,8 @@ def test_a_cycle_is_named_with_its_queues() -> None:
         ],
     )
     text = draw.text(graph.plan())
-    assert "Goes round: first → (b) → second → (c) → third → (a) → first" in text
-    assert "%% Goes round: first" in draw.mermaid(graph.plan())
+    assert "Cycle: first → (b) → second → (c) → third → (a) → first" in text
+    assert "%% Cycle: first" in draw.mermaid(graph.plan())
     cycles = {row["processor"]: row["cycle"] for row in draw.describe(graph.plan())}
     assert cycles["ring.leaves"] is None
     assert cycles["ring.first"] == ["first", "second", "third"]

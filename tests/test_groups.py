@@ -1129,7 +1129,7 @@ def test_a_queue_made_anew_is_not_read_from_the_old_position(store: Store, tmp_p
                 claims.put(txn, names.log_id(queue, number), "g", claim)
 
         other.commit(carry)
-        with Member(other, "orders", "g") as member, pytest.raises(cues.errors.Diverged, match="made anew"):
+        with Member(other, "orders", "g") as member, pytest.raises(cues.errors.Diverged, match="made again"):
             member.read()
         with Member(other, "orders", "g") as member:
             member.seek("start", "orders")

@@ -228,7 +228,7 @@ def test_growing_is_asked_for_by_name_and_shrinking_is_refused(store: cues.Store
         store.queue("orders", partitions=4)
     assert caught.value.option == "partitions"
     for fewer in (1, lambda: queue.grow(1)):
-        with pytest.raises(QueueOptionsError, match="do not become fewer"):
+        with pytest.raises(QueueOptionsError, match="cannot have fewer"):
             fewer() if callable(fewer) else store.queue("orders", partitions=fewer)
     other = cues.open(store.path)
     elsewhere = other.queue("orders").appender()

@@ -202,7 +202,7 @@ def test_a_target_that_has_messages_which_a_store_lost_refuses_new_ones(
     with pytest.raises(cues.ProcessorStopped) as stopped:
         run_exact(path, make(database))
     assert isinstance(stopped.value.__cause__, cues.errors.Diverged)
-    assert "put back to an older copy" in str(stopped.value.__cause__)
+    assert "replaced by an older copy" in str(stopped.value.__cause__)
     assert table(database) == [1, 2, 3, 4, 5, 6]
     with sqlite3.connect(database) as connection:  # as the hint says
         connection.execute("delete from cues_positions where processor = 'g.save'")

@@ -517,7 +517,7 @@ def test_a_home_store_that_went_another_way_is_refused(tmp_path: Path) -> None:
         assembly_without_forwarding(made, home)
     shutil.rmtree(tmp_path / "other", ignore_errors=True)
     shutil.move(tmp_path / "aside", tmp_path / "other")
-    with pytest.raises(Diverged, match="which is another one here"):
+    with pytest.raises(Diverged, match="but another one is here"):
         testing.run_until_idle(made)
 
 

@@ -146,7 +146,7 @@ def test_what_is_of_another_type_is_refused_and_not_taken_for_something() -> Non
             Clock(wrong)
         with pytest.raises(InvalidArgument, match="nanoseconds"):
             Clock().update(wrong)
-        with pytest.raises(InvalidArgument, match="Bytes are hashed"):
+        with pytest.raises(InvalidArgument, match="The hash takes bytes"):
             fnv1a32(wrong)
     for wrong in ("pageviews", None, 5):
         with pytest.raises(InvalidArgument, match="partitions"):

@@ -108,7 +108,7 @@ def test_partitions_are_journals_of_their_own(store: Any, tmp_path: Path) -> Non
         for partition in store.matching("views/*")():
             bring(together, io.BytesIO(exported(partition, form)), form)
     assert sorted(m["n"] for m in together.tailer()) == list(range(30))
-    with pytest.raises(InvalidArgument, match="of one log"):
+    with pytest.raises(InvalidArgument, match="on one log"):
         exported(views, form)
     refused = cues("export", f"{tmp_path / 's'}#views")
     assert refused.code == 2 and "3 partitions" in refused.err and "#views/0" in refused.err

@@ -621,7 +621,7 @@ def test_a_transaction_over_partitions_of_two_stores_and_an_import_into_one(tmp_
             assert len(intents) == 5
         with Publisher() as recovering:
             recovering.append_ack_intents(intents)
-            with pytest.raises(InvalidArgument, match=r"3 partitions, and transactions are of one log.*views/\*"):
+            with pytest.raises(InvalidArgument, match=r"3 partitions, but a transaction is on one log.*views/\*"):
                 recovering.publish_committed(to(queue), {"page": 1})
             with pytest.raises(InvalidArgument, match="'views/1', which is a name"):
                 recovering.publish_committed(lambda message: "views/1", {"page": 1})
@@ -641,7 +641,7 @@ def test_a_transaction_over_partitions_of_two_stores_and_an_import_into_one(tmp_
         queue.appender().write_many([{"page": n, "q/uuid": build_uuid(P, 160 + n, OUTSIDE)} for n in range(20)])
         keys = {key for one in in_a() for key, _ in producers.rows(a, one.log.id)}
         assert int.from_bytes(P, "big") in keys
-        with pytest.raises(InvalidArgument, match="of one log"):
+        with pytest.raises(InvalidArgument, match="on one log"):
             append_stamped(queue, [])
-        with pytest.raises(InvalidArgument, match="of one log"):
+        with pytest.raises(InvalidArgument, match="on one log"):
             queue.tailer(isolation="committed")

@@ -71,7 +71,7 @@ class Row(NamedTuple):
 
     def columns(self) -> dict[str, Any]:
         """Return the columns of the table, without the processor."""
-        ends, seals = (json.dumps(dict(found), sort_keys=True) for found in (self.ends, self.seals))
+        ends, seals = (json.dumps(dict(by_tailer), sort_keys=True) for by_tailer in (self.ends, self.seals))
         return {**self._asdict(), "ends": ends, "seals": seals}
 
     @staticmethod
@@ -89,9 +89,9 @@ def admit(processor: str, row: Row | None, delivery: Delivery) -> dict[str, int]
     if row is not None and row.store != delivery.store:
         raise Diverged(
             f"{processor} delivers from the store {delivery.store}, but the target was written from the store"
-            f" {row.store}: which of these messages it has, nobody can say.",
-            "a new target, or the store that it was written from; if all that the target holds of this processor"
-            f" is gone: delete from {TABLE} where processor = '{processor}'.",
+            f" {row.store}, so it is unknown which of these messages the target has.",
+            "use a new target, or the store that it was written from. If the target has no rows of this processor any"
+            f" more: delete from {TABLE} where processor = '{processor}'.",
             processor=processor,
         )
     if row is None or delivery.generation > row.generation:
@@ -100,7 +100,7 @@ def admit(processor: str, row: Row | None, delivery: Delivery) -> dict[str, int]
         raise Fenced(
             f"{processor} delivers under generation {delivery.generation}, epoch {delivery.epoch};"
             f" the target was written under generation {row.generation}, epoch {row.epoch}.",
-            "nothing here: another owner has taken over.",
+            "do nothing here: another owner has taken over.",
             processor=processor,
             reason="takeover",
         )
@@ -117,14 +117,14 @@ def admit(processor: str, row: Row | None, delivery: Delivery) -> dict[str, int]
         raise Diverged(
             f"{processor} joins the ranges {ranges}, but the target ends at {row.ends}:"
             " these messages were not joined with one another before.",
-            "seek with delivery asked for again, which starts the target's row anew.",
+            "seek with delivery asked for again, which begins a new row in the target.",
             processor=processor,
         )
     return fresh
 
 
 def _compare(processor: str, row: Row, delivery: Delivery) -> None:
-    """Raise :class:`Diverged` where the last message of the target is not in the queue, or is another message there.
+    """Raise :class:`Diverged` if the last message of the target is not in the queue, or is another message there.
 
     This happens after the store was replaced by an older copy: new messages then get the indices of messages that
     the target already has.
@@ -133,14 +133,14 @@ def _compare(processor: str, row: Row, delivery: Delivery) -> None:
         end, seal = row.ends.get(tailer, 0), row.seals.get(tailer, "")
         if not seal:
             continue
-        found = delivery.seal(tailer, end)
-        if found is None or found not in ("", seal):
-            what = "the queue ends before it" if found is None else f"the record batch there has checksum {found}"
+        there = delivery.seal(tailer, end)
+        if there is None or there not in ("", seal):
+            what = "the queue ends before it" if there is None else f"the record batch there has checksum {there}"
             raise Diverged(
                 f"The target has the messages of {tailer} up to {end - 1}, of which the last was in a record batch with"
-                f" checksum {seal}; {what}. The store was put back to an older copy, or the target is another one.",
-                "put the newest copy of the store back, or the target's copy of the same moment. To go on with both as"
-                f" they are, which delivers from the position of {processor} whatever the target has: delete from"
+                f" checksum {seal}; {what}. The store was replaced by an older copy, or the target is another one.",
+                "restore the newest copy of the store, or the target's copy of the same moment. To continue with both"
+                f" as they are, from the position of {processor}, whatever messages the target has: delete from"
                 f" {TABLE} where processor = '{processor}'.",
                 processor=processor,
             )
@@ -194,7 +194,7 @@ class PositionTable(Protocol[C]):
         """Read the processor's row. ``lock``: no other transaction changes the row before this one ends."""
 
     def write(self, connection: C, processor: str, row: Row, *, insert: bool) -> bool:
-        """Update or insert the row; False, rolled back, where another transaction inserted it first."""
+        """Update or insert the row; False, rolled back, if another transaction inserted it first."""
 
     def is_open(self, connection: C) -> bool:
         """Return whether the transaction has not ended."""
@@ -250,7 +250,7 @@ def transaction_ended(subject: str) -> CuesError:
 
 
 def held(table: PositionTable[C], processors: Iterable[str]) -> list[str]:
-    """Return those of ``processors`` that have a row in the database, for whatever partition."""
+    """Return those of ``processors`` that have a row in the database, for any partition."""
     with table.begin() as connection:
         ids = {row.partition("/")[0] for row in table.processors(connection)}
     return [processor for processor in processors if processor in ids]

@@ -67,13 +67,13 @@ class JSONFileCheckpoint(Closing):
         """
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self._locked():
-            found = self._read() or {"cues": _VERSION, "fence": 0, "checkpoint": None, "state": {}}
-            found["fence"] += 1
-            self._write(found)
-        self._held = RestoredFence.now(found["fence"])
-        self.state = found["state"]
+            record = self._read() or {"cues": _VERSION, "fence": 0, "checkpoint": None, "state": {}}
+            record["fence"] += 1
+            self._write(record)
+        self._held = RestoredFence.now(record["fence"])
+        self.state = record["state"]
         faults.point("checkpoint.restored")
-        return None if found["checkpoint"] is None else packing.from_plain(found["checkpoint"])
+        return None if record["checkpoint"] is None else packing.from_plain(record["checkpoint"])
 
     def commit(self, checkpoint: Checkpoint, work: Work | None = None) -> None:
         """Write ``checkpoint`` and the state with the changes of ``work(state)``: both, or nothing.
@@ -81,7 +81,7 @@ class JSONFileCheckpoint(Closing):
         Raises :class:`cues.Fenced` after another object restored, the exceptions of ``work``, and TypeError for
         values that JSON cannot hold. Then nothing was written.
         """
-        fence = own_fence(self._held, str(self.path), "restore() here, which refuses the parent from then on.")
+        fence = own_fence(self._held, str(self.path), "call restore() here, which refuses the parent from then on.")
         state = copy.deepcopy(self.state)
         if work is not None:
             work(state)
@@ -91,9 +91,9 @@ class JSONFileCheckpoint(Closing):
         # 1. Lock.
         with self._locked():
             # 2. The fence.
-            found = self._read()
-            if found is None or found["fence"] != fence:
-                raise restored_since(str(self.path), str(self.path), fence, found["fence"] if found else None)
+            record = self._read()
+            if record is None or record["fence"] != fence:
+                raise restored_since(str(self.path), str(self.path), fence, record["fence"] if record else None)
             # 3 and 4. Write, rename.
             self._write(made)
         self.state = state
@@ -132,10 +132,10 @@ class JSONFileCheckpoint(Closing):
         except FileNotFoundError:
             return None
         try:
-            found = json.loads(text)
-            version = found["cues"]
+            record = json.loads(text)
+            version = record["cues"]
         except (ValueError, KeyError, TypeError):
-            found, version = {}, None
+            record, version = {}, None
         if version != _VERSION:
             what = "is not a checkpoint" if version is None else f"is a checkpoint of version {version!r}"
             raise CheckpointError(
@@ -143,7 +143,7 @@ class JSONFileCheckpoint(Closing):
                 "use another path, or the version of Cues that wrote the file.",
                 where=str(self.path),
             )
-        return found  # type: ignore[no-any-return]
+        return record  # type: ignore[no-any-return]
 
     def _write(self, made: dict[str, Any]) -> None:
         text = _text(made)

@@ -8,7 +8,7 @@ checkpoint, and each commit compares it in its own transaction.
 
     1. work      collect the user's writes; no user code runs inside the transaction
     2. commit    one transaction: the fence is that of this object, otherwise Fenced; messages, state, checkpoint
-    3. sync      where other stores will acknowledge the checkpoint, and commits are not durable by themselves:
+    3. sync      if other stores will acknowledge the checkpoint, and commits are not durable by themselves:
                  a power cut must not undo a checkpoint that they know
     4. ring      wake the readers of the queues that were written
 
@@ -42,7 +42,7 @@ _STATE: Final = "state"
 
 
 class Writes:
-    """The argument of a commit's ``work``: its writes take place with the commit, or not at all.
+    """The argument of a commit's ``work``: its writes are made with the commit, or not at all.
 
     ``state`` is a mutable mapping, kept from commit to commit, as ``process.state`` is in a graph.
     """
@@ -100,7 +100,7 @@ class LMDBCheckpoint:
         Raises :class:`cues.Fenced` after another object restored, and the exceptions of ``work``. Then nothing was
         written.
         """
-        fence = own_fence(self._held, repr(self.name), "a store and a checkpoint of its own.")
+        fence = own_fence(self._held, repr(self.name), "open a store and a checkpoint in the child.")
         with self._guard:
             try:
                 # 1. Work.
@@ -110,7 +110,7 @@ class LMDBCheckpoint:
                 self._table.view(_CHECKPOINT)["text"] = packing.pack(checkpoint)
                 self._table.call.settle()
                 # 2. Commit.
-                pages = self._table.pages() + sum(1 + len(p.pieces) for _, found in writes.appends for p in found)
+                pages = self._table.pages() + sum(1 + len(p.pieces) for _, some in writes.appends for p in some)
                 self.store.commit(self._write, fence, writes, pages=pages)
             except BaseException:
                 self._table.forget()
@@ -129,9 +129,9 @@ class LMDBCheckpoint:
         return fence
 
     def _write(self, txn: StoreTransaction, fence: int, writes: Writes) -> None:
-        found = _fence_of(txn.get(self._key))
-        if found != fence:
-            raise restored_since(self.name, f"{self.name!r} in {self.store.path}", fence, found)
+        there = _fence_of(txn.get(self._key))
+        if there != fence:
+            raise restored_since(self.name, f"{self.name!r} in {self.store.path}", fence, there)
         for queue, pages in writes.appends:
             queue.append_pages(txn, pages)
         self._table.write(txn)
@@ -141,9 +141,9 @@ class LMDBCheckpoint:
     def state(self) -> dict[Any, Any]:
         """A copy of the user's state after the last commit."""
         with self._guard:
-            found = dict(self._table.view(_STATE))
+            state = dict(self._table.view(_STATE))
             self._table.call.discard()
-        return found
+        return state
 
     def close(self) -> None:
         """Do nothing: the caller closes the store."""

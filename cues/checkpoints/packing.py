@@ -2,8 +2,8 @@
 
     {"cues": 1,                                              version of this form
      "offsets": {"<log>": 1001},                             the next indices to read
-     "producers": [["<log>", "0102…06", 1234, 17]],          id in hex, clock done with, begin of the open span or -1
-     "ack_intents": [["<log>", "gqFh…"]]}                    what append_ack_intents takes, in base64
+     "producers": [["<log>", "0102…06", 1234, 17]],          id in hex, last clock done, begin of the open span or -1
+     "ack_intents": [["<log>", "gqFh…"]]}                    arguments of append_ack_intents, in base64
 
 A text of another version, or with other fields, is refused. Offsets are in the order of their logs, so that one
 checkpoint has one text.
@@ -46,22 +46,22 @@ def to_plain(checkpoint: Checkpoint) -> dict[str, Any]:
     }
 
 
-def from_plain(found: Any) -> Checkpoint:
+def from_plain(plain: Any) -> Checkpoint:
     """Read the data of :func:`to_plain`. Raises :class:`CheckpointError` for any other data."""
-    version = found.get("cues") if isinstance(found, dict) else None
+    version = plain.get("cues") if isinstance(plain, dict) else None
     if version != VERSION:
         raise _foreign(f"is of version {version!r}; this version of Cues reads version {VERSION}")
-    if set(found) != {"cues", "offsets", "producers", "ack_intents"}:
-        raise _foreign(f"holds {', '.join(map(repr, found))}")
+    if set(plain) != {"cues", "offsets", "producers", "ack_intents"}:
+        raise _foreign(f"holds {', '.join(map(repr, plain))}")
     try:
         return Checkpoint(
-            {str(journal): int(offset) for journal, offset in found["offsets"].items()},
+            {str(journal): int(offset) for journal, offset in plain["offsets"].items()},
             tuple(
                 ProducerState(journal, ProducerID(bytes.fromhex(producer)), last_ack, begin)
-                for journal, producer, last_ack, begin in found["producers"]
+                for journal, producer, last_ack, begin in plain["producers"]
             ),
             tuple(
-                AckIntent(journal, base64.b64decode(intent, validate=True)) for journal, intent in found["ack_intents"]
+                AckIntent(journal, base64.b64decode(intent, validate=True)) for journal, intent in plain["ack_intents"]
             ),
         )
     except (ValueError, TypeError, AttributeError) as error:

@@ -85,7 +85,7 @@ class SQLCheckpoint(Closing):
     ``target`` is a SQLAlchemy URL, a path of a SQLite file, or an ``Engine`` of yours (whose settings stay
     yours). ``name`` distinguishes the consumers of one database. Sinks need no name: their ids
     distinguish them. ``schema`` holds statements that run, one at a time, when the database is first used. They run
-    at every start, so they must be repeatable (``create table if not exists``). Nothing is opened before that.
+    at every start, so they must be repeatable (``create table if not exists``). The database is not opened earlier.
 
     ``timeout_s`` limits each wait for another transaction. PostgreSQL ends a transaction whose client is silent for
     half of it, such as an owner that was stopped.
@@ -131,8 +131,8 @@ class SQLCheckpoint(Closing):
 
         Raises :class:`cues.Fenced`, before ``work`` is called, after another object restored;
         :class:`cues.errors.CheckpointError` when the database fails (call :meth:`restore` to find out whether the
-        commit
-        took place); the exceptions of ``work``, and then nothing was written. ``work`` must not commit or roll back.
+        commit took place); and the exceptions of ``work``, after which nothing was written. ``work`` must not commit
+        or roll back.
         """
         fence = own_fence(self._held, repr(self.name), "restore() here, which refuses the parent from then on.")
         text = packing.pack(checkpoint)
@@ -167,7 +167,7 @@ class SQLCheckpoint(Closing):
             )
 
     def transaction(self, process: Process) -> AbstractContextManager[Transaction[sa.Connection]]:
-        """Run the block in a transaction that holds exactly what is new to the database.
+        """Run the block in a transaction with exactly the messages that are new to the database.
 
         Leaving the block commits its writes with the processor's row; an exception rolls back. Raises
         :class:`cues.Fenced` or :class:`cues.errors.Diverged` before the block runs (see

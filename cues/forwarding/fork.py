@@ -23,7 +23,7 @@ from cues.records import batch as batches
 from cues.records.batch import Batch, Page
 
 _WHOLE: Final = 1 << 62
-"""More bytes than a step has."""
+"""Larger than any step."""
 OPTIONS: Final = QueueOptions(metadata=False)
 """The options of every fork queue. Metadata of messages follows the options of their own queues."""
 
@@ -59,7 +59,7 @@ def pack(appends: Iterable[tuple[str, list[Page]]], digest: bytes) -> list[Page]
 def read(log: Log, index: int, bytes_max: int) -> list[Step]:
     """Return the step at ``index`` and the steps after it: whole steps of about ``bytes_max`` in total, at least one.
 
-    Raises :class:`BatchDamaged`, and :class:`StoreDamaged` where the records are not a step.
+    Raises :class:`BatchDamaged`, and :class:`StoreDamaged` if the records are not a step.
     """
     with log.store.view() as txn:
         row = log.row(txn)

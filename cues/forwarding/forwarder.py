@@ -96,73 +96,78 @@ class Forwarder:
         self._marks = marks
         self._marked_at = time.monotonic()
         self._queues: dict[str, Queue] = dict(queues or {})
-        self.mask = wakeup.union(one.log.mask for one in self._forks)
+        self.mask = wakeup.union(fork_queue.log.mask for fork_queue in self._forks)
         """The wake-up mask of the fork queues: a thread sleeps on it until there are messages to forward."""
 
     def compare(self) -> None:
         """Compare each fork queue with its producer row (last row of the start table). Raises :class:`Diverged`."""
-        for one in self._forks:
-            self._after(one, self._row(one))
+        for fork_queue in self._forks:
+            self._after(fork_queue, self._row(fork_queue))
 
-    def _row(self, one: _Fork) -> bytes | None:
+    def _row(self, fork_queue: _Fork) -> bytes | None:
         with self.other.view() as txn:
-            return txn.get(one.key)  # type: ignore[no-any-return]
+            return txn.get(fork_queue.key)  # type: ignore[no-any-return]
 
-    def _after(self, one: _Fork, raw: bytes | None) -> int:
+    def _after(self, fork_queue: _Fork, raw: bytes | None) -> int:
         """Return the index after the step that a producer row names. Both stores must have the same step there."""
         while True:
-            known = one.known
+            known = fork_queue.known
             if known is not None and known[0] == raw:
                 return known[1]
-            after = self._compared(one, raw)
+            after = self._compared(fork_queue, raw)
             if isinstance(after, int):
-                one.known = (raw, after)
+                fork_queue.known = (raw, after)
                 return after
             # Another forwarder may have forwarded and trimmed between the two reads.
-            before, raw = raw, self._row(one)
+            before, raw = raw, self._row(fork_queue)
             if raw == before:
                 raise after
 
-    def _compared(self, one: _Fork, raw: bytes | None) -> int | Diverged:
+    def _compared(self, fork_queue: _Fork, raw: bytes | None) -> int | Diverged:
         """Return the result of :meth:`_after` for a row that was not compared before."""
         row = None if raw is None else ProducerRow.unpack(raw)
         with self.home.view() as txn:
-            log_row = one.log.row(txn)
-            found = one.log.read(txn, log_row, row.at, 1) if row and log_row.first <= row.at else []
+            log_row = fork_queue.log.row(txn)
+            raws = fork_queue.log.read(txn, log_row, row.at, 1) if row and log_row.first <= row.at else []
         if row is None:
             if log_row.first > 1:
-                return self._diverged(one, f"knows of no step, but those before {log_row.first} were trimmed")
+                return self._diverged(fork_queue, f"has no step, but steps before {log_row.first} were trimmed")
             return 1
         if row.at >= log_row.next:
-            return self._diverged(one, f"got the step at {row.at}, but the fork queue ends before {log_row.next}")
+            return self._diverged(
+                fork_queue, f"has the step at {row.at}, but the fork queue ends before {log_row.next}"
+            )
         if row.at < log_row.first:
-            return self._diverged(one, f"got steps up to {row.at}, but those before {log_row.first} were trimmed")
-        (head,) = one.log.batches(found)
+            return self._diverged(
+                fork_queue, f"has steps up to {row.at}, but steps before {log_row.first} were trimmed"
+            )
+        (head,) = fork_queue.log.batches(raws)
         if (head.first, head.head.hash, head.seal) != (row.at, row.hash, row.seal):
-            return self._diverged(one, f"got a step {row.hash.hex()} at {row.at}, which is another one here")
-        return head.first + fork.step_length(one.log, head)
+            return self._diverged(fork_queue, f"has the step {row.hash.hex()} at {row.at}, but another one is here")
+        return head.first + fork.step_length(fork_queue.log, head)
 
-    def _diverged(self, one: _Fork, what: str) -> Diverged:
+    def _diverged(self, fork_queue: _Fork, what: str) -> Diverged:
         return Diverged(
-            f"The store {self.other.path} {what}: {self.home.path} and it hold different histories of {one.processor}.",
-            "use copies of both stores from the same moment; or --fresh, which writes to the other store again.",
-            processor=one.processor,
+            f"The store {self.other.path} {what} in {self.home.path}: the two stores have different histories of"
+            f" {fork_queue.processor}.",
+            "use copies of both stores from the same moment; or use --fresh, which writes to the other store again.",
+            processor=fork_queue.processor,
         )
 
     def step(self) -> bool:
         """Forward the messages that wait; False when there were none. Raises :class:`Diverged`, :class:`StoreError`."""
         moved = False
-        for one in self._forks:
-            moved |= self._forward(one)
+        for fork_queue in self._forks:
+            moved |= self._forward(fork_queue)
         if time.monotonic() - self._marked_at >= MARK_S:
             self._publish()
         return moved
 
-    def _forward(self, one: _Fork) -> bool:
+    def _forward(self, fork_queue: _Fork) -> bool:
         # 1. Read the producer row.
-        raw = self._row(one)
+        raw = self._row(fork_queue)
         # 2. Read the steps.
-        steps = fork.read(one.log, self._after(one, raw), BYTES_MAX)
+        steps = fork.read(fork_queue.log, self._after(fork_queue, raw), BYTES_MAX)
         if not steps:
             return False
         faults.point("forward.read")
@@ -173,23 +178,28 @@ class Forwarder:
         # 4. Commit.
         queues = {queue: self._queue(queue) for step in steps for queue, _ in step.appends}
         pages = sum(1 + len(page.pieces) for step in steps for _, pages in step.appends for page in pages)
-        row = self.other.commit(self._append, one, raw, steps, queues, pages=pages)
+        row = self.other.commit(self._append, fork_queue, raw, steps, queues, pages=pages)
         if row is None:
             return True  # another forwarder was faster: read the row again
         faults.point("forward.after")
-        one.known = (row, steps[-1].next)
+        fork_queue.known = (row, steps[-1].next)
         self.forwarded += sum(step.next - step.index - 1 for step in steps)
         # 5. Ring.
         self.other.ring(wakeup.union(queue.log.mask for queue in queues.values()))
         # 6. Trim.
-        if steps[-1].index - one.first > TRIM_MESSAGES:
-            self._trim(one, steps[-1].index)
+        if steps[-1].index - fork_queue.first > TRIM_MESSAGES:
+            self._trim(fork_queue, steps[-1].index)
         return True
 
     def _append(
-        self, txn: StoreTransaction, one: _Fork, expected: bytes | None, steps: list[Step], queues: dict[str, Queue]
+        self,
+        txn: StoreTransaction,
+        fork_queue: _Fork,
+        expected: bytes | None,
+        steps: list[Step],
+        queues: dict[str, Queue],
     ) -> bytes | None:
-        if txn.get(one.key) != expected:
+        if txn.get(fork_queue.key) != expected:
             return None
         ends = {} if expected is None else dict(ProducerRow.unpack(expected).ends)
         for step in steps:
@@ -199,7 +209,7 @@ class Forwarder:
         faults.point("forward.inside")
         last = steps[-1]
         row = ProducerRow(last.index, last.hash, last.seal, ends).pack()
-        txn.put(one.key, row)
+        txn.put(fork_queue.key, row)
         return row
 
     def _settle(self) -> None:
@@ -207,30 +217,30 @@ class Forwarder:
         self.home.sync()
 
     def _queue(self, id: str) -> Queue:
-        """Return a queue of the other store; create it again where it was removed."""
+        """Return a queue of the other store; create it again if it was removed."""
         if id not in self._queues:
             self._queues[id] = open_queue(self.other, id)
         return self._queues[id]
 
-    def _trim(self, one: _Fork, index: int) -> None:
+    def _trim(self, fork_queue: _Fork, index: int) -> None:
         self.other.sync()
         faults.point("trim.synced")
         while True:
-            deleted, one.first = self.home.commit(self._drop, one, index)
-            if not deleted or one.first >= index:
+            deleted, fork_queue.first = self.home.commit(self._drop, fork_queue, index)
+            if not deleted or fork_queue.first >= index:
                 return
 
-    def _drop(self, txn: StoreTransaction, one: _Fork, index: int) -> tuple[int, int]:
-        row = one.log.row(txn)
-        deleted, front = one.log.delete_before(txn, row, index)
-        one.log.move_front(txn, row, max(front, row.first))
+    def _drop(self, txn: StoreTransaction, fork_queue: _Fork, index: int) -> tuple[int, int]:
+        row = fork_queue.log.row(txn)
+        deleted, front = fork_queue.log.delete_before(txn, row, index)
+        fork_queue.log.move_front(txn, row, max(front, row.first))
         faults.point("trim.inside")
         return deleted, front
 
     def _publish(self, at_rest: bool = False) -> None:
         """Write the low-water marks that are lower than their positions. ``at_rest``: no step is running."""
         self._marked_at = time.monotonic()
-        behind: list[tuple[LowWater, int]] = []
+        late: list[tuple[LowWater, int]] = []
         with self.home.view() as txn:
             for marked in self._marks:
                 mark = marked.mark
@@ -240,26 +250,26 @@ class Forwarder:
                 if at_rest and not row.pending:
                     mark.release()
                 if mark.outdated(row.positions[marked.place].next):
-                    behind.append((mark, row.positions[marked.place].next))
-        if behind:
+                    late.append((mark, row.positions[marked.place].next))
+        if late:
             self._settle()
-            for mark, index in behind:
+            for mark, index in late:
                 mark.publish(index)
 
     def ends(self, txn: StoreTransaction) -> list[int]:
         """Return the ends of the fork queues, in a transaction of the home store; for :meth:`done`."""
-        return [one.log.row(txn).next for one in self._forks]
+        return [fork_queue.log.row(txn).next for fork_queue in self._forks]
 
     def done(self, ends: Sequence[int]) -> bool:
         """Return whether all messages before ``ends`` are in the other store. Any thread may call it."""
-        return all(self._after(one, self._row(one)) >= end for one, end in zip(self._forks, ends))
+        return all(self._after(fork_queue, self._row(fork_queue)) >= end for fork_queue, end in zip(self._forks, ends))
 
     def waiting(self) -> int:
         """Return how many messages wait to be forwarded. It reads them all."""
         count = 0
-        for one in self._forks:
-            at = self._after(one, self._row(one))
-            while steps := fork.read(one.log, at, BYTES_MAX):
+        for fork_queue in self._forks:
+            at = self._after(fork_queue, self._row(fork_queue))
+            while steps := fork.read(fork_queue.log, at, BYTES_MAX):
                 count += sum(step.next - step.index - 1 for step in steps)
                 at = steps[-1].next
         return count
@@ -267,10 +277,10 @@ class Forwarder:
     def tidy(self) -> None:
         """Write the marks and trim the forwarded messages. Call it before the stores are closed."""
         self._publish(at_rest=True)
-        for one in self._forks:
-            raw = self._row(one)
-            if raw is not None and ProducerRow.unpack(raw).at > one.first:
-                self._trim(one, ProducerRow.unpack(raw).at)
+        for fork_queue in self._forks:
+            raw = self._row(fork_queue)
+            if raw is not None and ProducerRow.unpack(raw).at > fork_queue.first:
+                self._trim(fork_queue, ProducerRow.unpack(raw).at)
 
     def __repr__(self) -> str:
         return f"<cues.Forwarder {self.home.path} → {self.other.path}>"

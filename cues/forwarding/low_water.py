@@ -1,6 +1,6 @@
 """The low-water mark of a processor on a queue of another store.
 
-Retention of that queue deletes nothing from the mark on, as the reader's position is in another store.
+The reader's position is in its home store. So retention of that queue deletes no message from the mark on.
 """
 
 from __future__ import annotations

@@ -79,7 +79,7 @@ class Others(Closing):
         self._known: dict[bytes, BaseStore | None] = {}
 
     def get(self, id: bytes) -> BaseStore | None:
-        """Return the store with that id (the home store for an empty id); None where it cannot be opened."""
+        """Return the store with that id (the home store for an empty id); None if it cannot be opened."""
         if not id:
             return self._home
         if id not in self._known:
@@ -114,7 +114,7 @@ class ProducerRow(NamedTuple):
     @staticmethod
     def unpack(raw: bytes) -> ProducerRow:
         """Raises :class:`StoreDamaged`."""
-        body = sealed.unseal(raw, "row of what a processor of another store forwarded")
+        body = sealed.unseal(raw, "row of the last step that a processor of another store forwarded")
         at, hash, seal = _PRODUCER.unpack_from(body)
         return ProducerRow(at, hash, seal, codec.unpack(body[_PRODUCER.size :]))
 

@@ -1,7 +1,7 @@
 """Declarations made from other declarations, for broadcasting, renaming and merging graphs.
 
-A declaration is never changed. :func:`rebound` and :func:`resolved` give new ones, which are checked
-as any other, so a rename that cannot work is refused with the words of the declaration itself.
+A declaration is never changed. :func:`rebound` and :func:`resolved` make new ones, which are checked like
+any other. So a rename that cannot work raises the same errors as a declaration.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from cues.queues.options import QueueOptions
 
 
 def unchanged(message: Any) -> Any:
-    """The function of a broadcast."""
+    """Return the message: the function of a broadcast."""
     return message
 
 
@@ -25,16 +25,16 @@ def unchanged(message: Any) -> Any:
 def broadcast(
     inputs: str | AnyOf, outputs: str | AllOf | Mapping[str, str] | Iterable[str], **options: Unpack[StreamOptions]
 ) -> Stream:
-    """Declare a stream that copies what comes in to every output: ``broadcast("orders", ["a", "b"])``.
+    """Declare a stream that copies every message to every output: ``broadcast("orders", ["a", "b"])``.
 
-    ``inputs`` is a queue name, or an :class:`AnyOf` for what comes from any of several; a join has no
-    one message to copy and is refused. Its id is ``broadcast-<input>`` unless ``id=`` says otherwise.
-    It is an ordinary :class:`Stream`, with its options (filters, error queue, …) and its guarantee: all
-    copies of a message are one commit, and each is on its queue as if it were written there alone.
+    ``inputs`` is a queue name, or an :class:`AnyOf` of several. A join is refused, because it has no single
+    message to copy. The id is ``broadcast-<input>`` without ``id=``. It is an ordinary :class:`Stream`, with
+    its options (filters, error queue, …) and its guarantee: one commit writes all copies of a message, and
+    each copy is the same as if it were the only one.
     """
     if not isinstance(inputs, (str, AnyOf)):
         raise GraphError(
-            f"A broadcast of {type(inputs).__name__} ({inputs!r}); it copies what comes from one input, or any.",
+            f"The input of a broadcast is {type(inputs).__name__} ({inputs!r}); it copies the messages of queues.",
             "give a queue name, or cues.AnyOf('a', 'b').",
             processor=str(options.get("id") or ""),
         )
@@ -53,16 +53,16 @@ def queues_of(processor: Processor) -> set[str]:
     """Every queue that a declaration names."""
     options = processor.options
     ports = (processor.inputs, processor.outputs, options.tailers, options.appenders)
-    found = {queue for port in ports for queue in bindings(port).values()}
+    queues = {queue for port in ports for queue in bindings(port).values()}
     if processor.options.errors not in (None, INHERIT):
-        found.add(str(processor.options.errors))
-    return found
+        queues.add(str(processor.options.errors))
+    return queues
 
 
 def rebound(processor: Processor, queues: Mapping[str, str], id: str) -> Processor:
-    """The same declaration under another id, with its queues renamed; binding names stay.
+    """Return the declaration under another id, with its queues renamed; binding names stay.
 
-    A source's id is its queue, so ``id`` does not count there.
+    ``id`` has no effect on a source, whose id is its queue.
     """
     options = processor.options.given()
     if options.get("errors") in queues:
@@ -78,22 +78,22 @@ def rebound(processor: Processor, queues: Mapping[str, str], id: str) -> Process
 
 
 def resolved(processor: Processor, errors: str | None, strategy: str) -> Processor:
-    """The declaration with its graph's error queue and strategy said, where it says nothing itself.
+    """Return the declaration with the error queue and strategy of its graph, unless it has its own.
 
-    What is every graph's default stays unsaid.
+    Values that are the default of every graph are not added.
     """
     options = {**said(processor, errors, strategy), **processor.options.given()}
     return _declared(processor, processor.id, processor.inputs, processor.outputs, options)
 
 
 def said(processor: Processor, errors: str | None, strategy: str) -> dict[str, str]:
-    """What a processor takes from its graph, as its own options."""
-    given, found = processor.options.given(), {}
+    """The options that a processor takes from its graph."""
+    given, own = processor.options.given(), {}
     if errors is not None and "errors" not in given:
-        found["errors"] = errors
+        own["errors"] = errors
     if strategy != "exactly-once" and "strategy" not in given and processor.kind != "source":
-        found["strategy"] = strategy
-    return found
+        own["strategy"] = strategy
+    return own
 
 
 def gives_way(source: Processor, other: Processor) -> bool:
@@ -106,7 +106,7 @@ def merged_options(
 ) -> dict[str, QueueOptions]:
     """The options of the queues of several graphs: ``given`` ones, else a graph's by name, else a graph's ``"*"``.
 
-    ``parts`` are id, options and queues of each graph. Raises :class:`GraphError` where two of them differ.
+    ``parts`` are id, options and queues of each graph. Raises :class:`GraphError` if the options of two graphs differ.
     """
     named: dict[str, tuple[str, QueueOptions]] = {}
     rest: dict[str, tuple[str, QueueOptions]] = {}
@@ -120,7 +120,7 @@ def merged_options(
                 raise GraphError(
                     f"The queue {queue!r} has two different options: {theirs.to_dict()} in the graph {other!r},"
                     f" {mine.to_dict()} in {graph!r}.",
-                    f"merge(…, queues={{{queue!r}: …}}), or rebind({{{queue!r}: …}}) for one of them.",
+                    f"call merge(…, queues={{{queue!r}: …}}), or rebind({{{queue!r}: …}}) on one of them.",
                 )
     return {**{queue: options for queue, (_, options) in {**rest, **named}.items()}, **given}
 
@@ -134,8 +134,8 @@ def _renamed(ports: Any, queues: Mapping[str, str]) -> Any:
         return None
     if isinstance(ports, str):
         return queues.get(ports, ports)
-    found = {binding: queues.get(queue, queue) for binding, queue in bindings(ports).items()}
-    return type(ports)(**found) if isinstance(ports, (AnyOf, AllOf)) else found
+    renamed = {binding: queues.get(queue, queue) for binding, queue in bindings(ports).items()}
+    return type(ports)(**renamed) if isinstance(ports, (AnyOf, AllOf)) else renamed
 
 
 def _declared(processor: Processor, id: str, inputs: Any, outputs: Any, options: dict[str, Any]) -> Processor:

@@ -1,14 +1,14 @@
 """Pictures of a plan: as text for a terminal, as a Mermaid flowchart for a page.
 
-    flights: 2 sources, 1 stream; 3 queues; what fails goes to errors
+    flights: 2 sources, 1 stream; 3 queues; failures are written to errors
 
       source  rows     → rows
                        exactly-once: its position commits with its messages
       stream  enrich   rows as flight | weather → enriched
                        exactly-once · state by place
 
-Both say of every processor what it reads and writes, how, and what is guaranteed; and of the whole
-which queues are fed from outside, which nobody reads, and where messages can go round.
+Both show for every processor its queues, its manner of running, and its guarantee. For the graph they show the
+queues that are fed from outside, the queues that nobody reads, and the cycles.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def text(plan: Plan) -> str:
 
 
 def mermaid(plan: Plan) -> str:
-    """The graph as a Mermaid flowchart: processors as boxes, queues as drums, failures dotted."""
+    """The graph as a Mermaid flowchart: processors are boxes, queues are drums, failures are dotted lines."""
     ids = {queue: f"q{number}" for number, queue in enumerate(plan.queues)}
     lines = [f"%% {note}" for note in (_headline(plan), *_notes(plan))]
     lines.insert(0, "flowchart LR")
@@ -98,7 +98,7 @@ def describe(plan: Plan) -> list[dict[str, Any]]:
 
 
 def in_order(plan: Plan) -> list[Node]:
-    """Sources, then every processor behind those that it depends on; among equals as declared."""
+    """Sources first, then every processor after those that it depends on; otherwise in the order of declaration."""
     topology = plan.topology()
     groups = {name: set(cycle) for cycle in topology.cycles() for name in cycle}
     left = sorted(plan.nodes, key=lambda node: node.kind != "source")
@@ -118,9 +118,9 @@ def in_order(plan: Plan) -> list[Node]:
 
 def _headline(plan: Plan) -> str:
     kinds = Counter(node.kind for node in plan.nodes)
-    found = [_count(kinds[kind], kind) for kind in ("source", "stream", "sink") if kinds[kind]]
+    counts = [_count(kinds[kind], kind) for kind in ("source", "stream", "sink") if kinds[kind]]
     queues = _count(len(plan.queues), "queue")
-    return f"{plan.id}: {', '.join(found)}; {queues}; {_failures(_usual_errors(plan), 'its processor')}"
+    return f"{plan.id}: {', '.join(counts)}; {queues}; {_failures(_usual_errors(plan), 'its processor')}"
 
 
 def _usual_errors(plan: Plan) -> str | None:
@@ -137,17 +137,17 @@ def _notes(plan: Plan) -> list[str]:
     ends = [queue for queue in plan.queues if queue not in read]
     if ends:
         notes.append(f"Read by no processor: {', '.join(ends)}")
-    notes += [f"Goes round: {_round(plan, cycle)}" for cycle in plan.topology().cycles()]
+    notes += [f"Cycle: {_round(plan, cycle)}" for cycle in plan.topology().cycles()]
     notes += [f"In the store {path}: {', '.join(queues)}" for path, queues in _elsewhere(plan).items()]
     parted = [queue for queue, options in plan.queues.items() if options.partitions > 1]
     if parted:
         ways = ", ".join(f"{queue} {_placing(plan, queue)}" for queue in parted)
-        notes.append(f"×n: so many partitions, in each of which messages keep their order: {ways}")
+        notes.append(f"×n: the number of partitions; messages keep their order in each partition: {ways}")
     if plan.crossing:
-        notes.append("@: crosses stores; what goes there is written twice, first at home on a fork queue")
+        notes.append("@: crosses stores; messages are written twice, first at home on a fork queue")
     if any(node.pending for node in plan.nodes):
         notes.append(
-            "(pending): written there directly, for readers of what is committed; committed by the step at home"
+            "(pending): written there directly; readers of committed messages see them after the commit at home"
         )
     modes = {node.mode for node in plan.nodes}
     if "join" in modes:
@@ -158,7 +158,7 @@ def _notes(plan: Plan) -> list[str]:
 
 
 def _elsewhere(plan: Plan) -> dict[str, list[str]]:
-    """Queues that are not in the graph's own store, by the path of the one that they are in."""
+    """Queues that are in other stores, by the path of their store."""
     queues: dict[str, list[str]] = {}
     for queue, options in plan.queues.items():
         if options.path is not None:
@@ -167,7 +167,7 @@ def _elsewhere(plan: Plan) -> dict[str, list[str]]:
 
 
 def _round(plan: Plan, cycle: tuple[str, ...]) -> str:
-    """One way round, with its queues."""
+    """One cycle, with its queues."""
     edges = sorted(edge for edge in plan.topology().edges if edge[0] in cycle and edge[2] in cycle)
     ways: list[list[tuple[str, str, str]]] = [[edge] for edge in edges if edge[0] == cycle[0]]
     while ways:
@@ -196,48 +196,48 @@ def _placing(plan: Plan, queue: str) -> str:
 
 
 def _drum(plan: Plan, queue: str) -> str:
-    """A queue's name, and how many partitions it has."""
+    """A queue's name, and the number of its partitions."""
     partitions = plan.queues[queue].partitions
     return f"{queue} ×{partitions}" if partitions > 1 else queue
 
 
 def _manner(plan: Plan, node: Node) -> list[str]:
-    """How it is called, as far as it is not the usual way."""
+    """How the processor is called, as far as this is not the default."""
     options = node.options
-    found = []
+    manner = []
     if node.returns_messages and len(node.outputs) > 1:
-        found.append("the same to each output")
+        manner.append("the same to each output")
     if options.batch == FRAME:
-        found.append(f"a DataFrame of up to {options.batch_size:,}, on Spark only")
+        manner.append(f"a DataFrame of up to {options.batch_size:,}, on Spark only")
     elif options.batch:
-        found.append(f"in batches of up to {options.batch_size:,}")
+        manner.append(f"in batches of up to {options.batch_size:,}")
     partitions = partitions_of(node, plan.queues)
     if partitions > 1:
         threads = min(options.instances, partitions)
-        found.append(f"a unit for each of {partitions} partitions{f', in {threads} threads' if threads > 1 else ''}")
+        manner.append(f"a unit for each of {partitions} partitions{f', in {threads} threads' if threads > 1 else ''}")
     if options.concurrency > 1:
-        found.append(f"up to {options.concurrency} calls at once")
+        manner.append(f"up to {options.concurrency} calls at once")
     if node.imperative:
         read = [f"reads {_port(plan, port)}" for port in node.tailers]
         written = [f"writes {_port(plan, port)}{_pending(plan, node, port)}" for port in node.appenders]
-        found.append(f"imperative: {', '.join(read + written)}")
+        manner.append(f"imperative: {', '.join(read + written)}")
     if options.key is not None:
         key = options.key if isinstance(options.key, str) else getattr(options.key, "__name__", "a function")
-        found.append(f"state by {key}")
+        manner.append(f"state by {key}")
     filters = [name for name in ("types", "topics", "where") if getattr(options, name) is not None]
     if filters:
-        found.append(f"filtered by {', '.join(filters)}")
+        manner.append(f"filtered by {', '.join(filters)}")
     if options.retry.attempts > 1:
-        found.append(f"up to {options.retry.attempts} attempts")
-    return found
+        manner.append(f"up to {options.retry.attempts} attempts")
+    return manner
 
 
 def _failures(errors: str | None, what: str = "it") -> str:
-    return f"what fails goes to {errors}" if errors else f"an error stops {what}"
+    return f"failures are written to {errors}" if errors else f"an error stops {what}"
 
 
 def _edge(plan: Plan, port: Port, how: str = "") -> str:
-    """An arrow, a thick one where it crosses stores."""
+    """An arrow; a thick one if it crosses stores."""
     line = "--" if plan.queues[port.queue].path is None else "=="
     if not how and port.binding == port.queue:
         return f"{line}>"

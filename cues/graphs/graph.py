@@ -12,11 +12,11 @@
     def save(order, process): ...
 
 Decorators, a list of :class:`Source`, :class:`Stream`, :class:`Sink`, and plain data
-(:meth:`Graph.from_dict`) make the same graph. A processor is checked where it is declared, the
-graph as a whole when it is planned; nothing is opened or started before both hold.
+(:meth:`Graph.from_dict`) make the same graph. A processor is checked when it is declared, the
+whole graph when it is planned. Nothing is opened or started before both checks.
 
-Graphs are parts of others: :meth:`Graph.rebind` renames queues and processors, :func:`merge` joins graphs at queues of
-one name.
+A graph can be a part of another one: :meth:`Graph.rebind` renames queues and processors, and :func:`merge` joins graphs
+at queues with the same name.
 
     part = cues.Graph("clean", [Source("raw"), Stream(clean, "raw", "good")])
     whole = cues.merge("shop", part.rebind({"raw": "orders", "good": "orders-good"}), pricing)
@@ -67,7 +67,7 @@ _MODULES = {"embedded": "cues.engine.local", "workers": "cues.engine.supervised"
 ENGINES = ("embedded", "spark")
 
 importing_for_worker = False
-"""A worker process is importing a graph file, where a start would run the graph once more in every worker."""
+"""A worker process is importing a graph file. A start there would run the graph again in every worker."""
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -75,15 +75,15 @@ F = TypeVar("F", bound=Callable[..., Any])
 class Graph:
     """A graph of processors.
 
-    id          its name; with a processor's name the id of a processor, so it must stay the same
-    processors  declarations, if not by decorators
+    id          the name of the graph. Processor ids begin with it, so it must stay the same
+    processors  declarations, besides those by decorators
     store       directory or :class:`Store`; default ``data/<id>`` (see the command line for more)
     errors      queue for messages that failed for good; None stops their processor instead
-    strategy    ``"exactly-once"`` or ``"at-most-once"``, for processors that do not say
+    strategy    ``"exactly-once"`` or ``"at-most-once"``, for processors without their own
     system      any object, handed to functions as ``process.system``
     source      queue that ``send`` writes to by default
     queues      ``{name: cues.QueueOptions(…)}``, ``"*"`` for the rest
-    durability  of a store that is made; None: ``"disk"``
+    durability  the durability of a new store; None: ``"disk"``
     """
 
     def __init__(
@@ -103,7 +103,9 @@ class Graph:
         self.store = store
         self.errors = None if errors is None else names.check("queue", errors)
         if strategy not in STRATEGIES:
-            raise GraphError(f"The graph {id!r} has strategy {strategy!r}.", " or ".join(map(repr, STRATEGIES)) + ".")
+            raise GraphError(
+                f"The graph {id!r} has strategy {strategy!r}.", f"give {' or '.join(map(repr, STRATEGIES))}."
+            )
         self.strategy: Strategy = strategy
         self.system = system
         self.default_source = source
@@ -118,7 +120,7 @@ class Graph:
             self.queues[name] = options if isinstance(options, QueueOptions) else QueueOptions.from_dict(options)
         self.durability = durability
         self.directory: Path | None = None
-        """What relative paths of stores are relative to; None: the current directory. The command line sets it."""
+        """The directory for relative paths of stores; None: the current directory. The command line sets it."""
         self.processors: dict[str, Processor] = {}
         for processor in processors:
             self.add(processor)
@@ -144,7 +146,7 @@ class Graph:
 
     @lists_options(SourceOptions)
     def source(self, id: str, **options: Unpack[SourceOptions]) -> Callable[[F], F]:
-        """Declare a source; as a decorator, of the function below it, as a bare call, of a queue fed by ``send``."""
+        """Declare a source: as a decorator, with the function below it; as a bare call, for a queue fed by ``send``."""
         names.check("queue", id)
         self.add(Source(id, None, **options))
 
@@ -189,10 +191,10 @@ class Graph:
     ) -> Callable[[F], F]:
         """Declare the function below as a stage for Spark: from DataFrame to DataFrame.
 
-        It is called with the messages of a step as columns ``index``, ``time``, ``hash`` and ``value`` (msgpack),
-        and those that ``fields`` declares (``"origin string, delay double"``); each row of what it returns is
-        a message. A step takes what is there, up to ``batch_size`` (50,000). On the embedded engine a graph
-        with such a stage is refused.
+        It is called with the messages of a step. The columns are ``index``, ``time``, ``hash``, ``value`` (msgpack),
+        and those that ``fields`` declares (``"origin string, delay double"``). Each row of the result is a
+        message. A step takes the messages that are there, up to ``batch_size`` (50,000). The embedded engine
+        refuses a graph with such a stage.
         """
         options.setdefault("batch_size", FRAME_SIZE)
         return self.stream(inputs, outputs, batch=FRAME, fields=fields, **options)
@@ -211,18 +213,20 @@ class Graph:
     # --- graphs from graphs ---
 
     def rebind(self, queues: Mapping[str, str] | None = None, *, processors: Mapping[str, str] | None = None) -> Graph:
-        """A new graph with ``queues``, and ``processors``, renamed: ``graph.rebind({"old": "new"})``.
+        """Return a new graph with renamed ``queues`` and ``processors``: ``graph.rebind({"old": "new"})``.
 
-        A queue is renamed wherever it is named: inputs, outputs, error queues, sources (whose id is their
-        queue), the default source, queue options. What functions see stays: a binding of a dict or an
-        :class:`AnyOf` keeps its name, and so do the outputs that a function returns by name. All renames
-        happen at once, so two queues can change names. Two queues may become one, which is how parts are
-        connected, unless a processor would read it under two bindings, two sources would feed it,
-        or the two had different options. ``processors`` renames streams and sinks.
+        A queue is renamed in inputs, outputs, error queues, sources (whose id is their queue), the default
+        source and queue options. The names that functions see stay: a binding of a dict or an :class:`AnyOf`
+        keeps its name, and so do the outputs that a function returns by name. All renames happen at once, so
+        two queues can exchange their names.
 
-        The graph keeps its id. A processor that is renamed, or reads another queue, has other positions:
-        over a store that has run it as it was, the start is refused (:class:`TopologyChanged`) or
-        the new processor begins anew. Raises :class:`GraphError` for a name that is not there.
+        Two queues may become one; this connects parts. It is refused if a processor would read the queue
+        under two bindings, if two sources would feed it, or if the two queues had different options.
+        ``processors`` renames streams and sinks.
+
+        The graph keeps its id. A processor that is renamed, or reads another queue, has other positions. In a
+        store that has run the old graph, the start is refused (:class:`TopologyChanged`) or the new processor
+        starts from the beginning. Raises :class:`GraphError` for an unknown name.
         """
         queues, processors = dict(queues or {}), dict(processors or {})
         known = self._queue_names()
@@ -237,7 +241,7 @@ class Graph:
             if self.processors[old].kind == "source":
                 raise GraphError(
                     f"processors={{{old!r}: …}} would rename a source, whose id is the queue that it feeds.",
-                    f"rebind({{{old!r}: {processors[old]!r}}}).",
+                    f"rename the queue: rebind({{{old!r}: {processors[old]!r}}}).",
                     processor=old,
                 )
         graph = Graph(
@@ -295,7 +299,7 @@ class Graph:
     # --- inspection ---
 
     def plan(self) -> Plan:
-        """The graph resolved and checked, as engines run it."""
+        """Return the graph, resolved and checked, as engines run it."""
         if not self.processors:
             raise GraphError(
                 f"The graph {self.id!r} has no processors.",
@@ -330,7 +334,7 @@ class Graph:
     # --- plain data ---
 
     def to_dict(self) -> dict[str, Any]:
-        """The graph as plain data; functions are ``"module:qualname"``. What is not plain stays out: ``system``."""
+        """Return the graph as plain data, without ``system``; functions are ``"module:qualname"``."""
         data = {
             "id": self.id,
             "store": None if self.store is None else str(getattr(self.store, "path", self.store)),
@@ -346,7 +350,7 @@ class Graph:
 
     @staticmethod
     def from_dict(data: Mapping[str, Any], **overrides: Unpack[GraphOptions]) -> Graph:
-        """The graph that plain data describe; functions are callables or ``"module:qualname"``.
+        """Return the graph that plain data describe; functions are callables or ``"module:qualname"``.
 
         ``overrides`` are arguments of :class:`Graph` (store, system, …).
         """
@@ -366,7 +370,7 @@ class Graph:
         if "queues" in rest:
             rest["queues"] = {name: _queue_options(options) for name, options in rest["queues"].items()}
         rest.update(overrides)
-        graph = Graph(id, [_processor(one) for one in declared], **rest)
+        graph = Graph(id, [_processor(declaration) for declaration in declared], **rest)
         graph.directory = None if directory is None else Path(directory)
         return graph
 
@@ -397,7 +401,7 @@ class Graph:
         Raises :class:`AlreadyRunning`, :class:`TopologyChanged`, :class:`Diverged` before a function is called.
         """
         if engine not in ENGINES:
-            raise InvalidArgument(f"There is no engine {engine!r}.", f"{' or '.join(map(repr, ENGINES))}.")
+            raise InvalidArgument(f"There is no engine {engine!r}.", f"use {' or '.join(map(repr, ENGINES))}.")
         if importing_for_worker:
             raise GraphError(
                 f"The graph {self.id!r} is started by the import of its file, and every worker process imports it.",
@@ -435,19 +439,19 @@ def merge(
     queues: Mapping[str, QueueOptions | Mapping[str, Any]] | None = None,
     durability: str | None = None,
 ) -> Graph:
-    """A new graph with the processors of all ``graphs``, which meet at queues of the same name.
+    """Return a new graph with the processors of all ``graphs``, connected at queues with the same name.
 
-    Each part keeps its error queue and its strategy: its processors take them along. ``errors`` is for the
-    processors of parts without an error queue; ``queues`` goes before what the parts say of a
-    queue. ``system`` and ``source`` are those of the parts when only one is there, ``store`` and
-    ``durability`` when all parts say the same; what is given counts.
+    The processors of each part keep its error queue and its strategy. ``errors`` is for the processors of parts
+    without an error queue. Options in ``queues`` replace those of the parts. Without an argument, ``system`` and
+    ``source`` are taken from the parts if only one part has them, ``store`` and ``durability`` if all parts have
+    the same.
 
-    A source without a function only declares its queue, so it gives way to another of its id. Otherwise two
-    processors of one id are refused, and so are different options of one queue, and several
-    systems, each naming both graphs (:class:`GraphError`); :meth:`Graph.rebind` renames.
+    A source without a function only declares its queue, so another source with the same id replaces it. Any other
+    two processors with one id raise :class:`GraphError`; so do different options of one queue, and several
+    systems. The error names both graphs; :meth:`Graph.rebind` renames.
 
-    Processor ids begin with the graph's, so positions, state and try logs are the new graph's own: over
-    the store of a part everything is read from its beginning.
+    Processor ids begin with the id of the graph. So the new graph has its own positions, state and try logs: in
+    the store of a part, it reads everything from the beginning.
     """
     for graph in graphs:
         if not isinstance(graph, Graph):
@@ -478,7 +482,7 @@ def merge(
 
 
 def _put_together(merged: dict[str, tuple[Graph, Processor]], graph: Graph, processor: Processor) -> None:
-    """Add one processor to those of a merge."""
+    """Add one processor to a merge."""
     other, known = merged.setdefault(processor.id, (graph, processor))
     if compose.gives_way(processor, known):
         return
@@ -491,13 +495,13 @@ def _put_together(merged: dict[str, tuple[Graph, Processor]], graph: Graph, proc
             f"The graphs {other.id!r} and {graph.id!r} both have a processor {processor.id!r}: a {known.kind}"
             f" ({function_name(known.fn)}) and a {processor.kind} ({function_name(processor.fn)})"
             + (", with different error queues or strategies." if known is processor else "."),
-            f"rebind({'' if processor.kind == 'source' else 'processors='}{{{processor.id!r}: …}}) for one of them.",
+            f"rename one with rebind({'' if processor.kind == 'source' else 'processors='}{{{processor.id!r}: …}}).",
             processor=processor.id,
         )
 
 
 def _only_system(graphs: Iterable[Graph]) -> Any:
-    """The system of the parts; refused where they have several."""
+    """The system of the parts; raises if they have several."""
     having = [graph for graph in graphs if graph.system is not None]
     for graph in having:
         if graph.system is not having[0].system:
@@ -569,7 +573,7 @@ def _processor(data: Mapping[str, Any]) -> Processor:
 
 
 def _bound(form: type[AnyOf] | type[AllOf], name: str, ports: Any) -> Any:
-    """``{"any_of": …}`` as :class:`AnyOf`; a dict that binds a queue under that name stays one."""
+    """``{"any_of": …}`` as :class:`AnyOf`; a dict with a queue under the binding ``any_of`` stays a dict."""
     if not isinstance(ports, Mapping) or set(ports) != {name} or isinstance(ports[name], str):
         return ports
     return form(**ports[name]) if isinstance(ports[name], Mapping) else form(*ports[name])
@@ -585,17 +589,17 @@ def _queue_options(options: Any) -> Any:
     }
 
 
-def _function(found: Any) -> Function | None:
+def _function(name: Any) -> Function | None:
     """A callable, or the one that ``"module:qualname"`` names."""
-    if not isinstance(found, str):
-        return found  # type: ignore[no-any-return]
-    module, _, qualname = found.partition(":")
+    if not isinstance(name, str):
+        return name  # type: ignore[no-any-return]
+    module, _, qualname = name.partition(":")
     try:
         value: Any = importlib.import_module(module)
         for part in qualname.split("."):
             value = getattr(value, part)
     except (ImportError, AttributeError) as error:
         raise GraphError(
-            f"The function {found!r} cannot be loaded ({error}).", "give 'module:function' that can be imported here."
+            f"The function {name!r} cannot be loaded ({error}).", "give 'module:function' that can be imported here."
         ) from error
     return value  # type: ignore[no-any-return]

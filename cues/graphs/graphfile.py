@@ -1,12 +1,12 @@
-"""A user's file: importing it, finding the graph in it, and showing what went wrong in their words.
+"""A user's graph file: importing it, finding its graph, and showing its errors.
 
     graph.py              the file's only graph
     graph.py:name         the graph of that name
     graph.py:make("x")    the graph that a function returns; arguments are literals
 
-The file's folder comes first on ``sys.path``, as for ``python graph.py``, and the module is registered
-under the file's name (or one of its own, where that is taken), so that its functions can be pickled
-and other modules of the folder that import it get the same one.
+The file's folder is the first on ``sys.path``, as for ``python graph.py``. The module is registered under the
+file's name, or under a unique name if that is taken. So its functions can be pickled, and other modules of the
+folder that import it get the same module.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from cues.graphs.graph import Graph
 
 
 class FileFailed(CuesError):
-    """A graph file that is not there, or failed while it was imported.
+    """A graph file is missing, or its import failed.
 
-    ``trace`` is the user's part of the traceback, and empty where there is none.
+    ``trace`` is the user's part of the traceback; empty if there is none.
     """
 
     trace: str
@@ -39,22 +39,22 @@ class FileFailed(CuesError):
 
 @dataclass(frozen=True)
 class GraphFile:
-    """A graph and where it came from."""
+    """A graph and its origin."""
 
     graph: Graph
     path: Path
     target: str
-    """What the user wrote."""
+    """The text that the user wrote."""
 
 
 def is_file(target: str) -> bool:
-    """Whether ``target`` can only be meant as a graph file."""
+    """Whether ``target`` can only mean a graph file."""
     path, _, _ = split(target)
     return path.is_file() or (path.suffix == ".py" and not path.is_dir())
 
 
 def split(target: str) -> tuple[Path, str, str]:
-    """``file.py:make(1)`` as path, name and call arguments (``""`` without, ``"(1)"`` with)."""
+    """Split ``file.py:make(1)`` into path, name and call arguments (``"(1)"``, or ``""`` without a call)."""
     path, colon, name = target.partition(".py:")
     if not colon:
         return Path(target), "", ""
@@ -69,25 +69,25 @@ def load(target: str) -> GraphFile:
     if not name:
         return _placed(_only_graph(module, path), path, target)
     try:
-        found = getattr(module, name)
+        loaded = getattr(module, name)
     except AttributeError:
         named = [n for n, value in vars(module).items() if isinstance(value, Graph) or _is_own_function(module, value)]
         near = difflib.get_close_matches(name, named, 1)
         raise GraphError(
             f"{path} has no {name!r}; it has {', '.join(named) or 'no graph and no function'}.",
-            f"cues run {path}:{near[0]}." if near else "one of those." if named else "graph = cues.Graph(…).",
+            f"cues run {path}:{near[0]}." if near else "use one of those." if named else "write graph = cues.Graph(…).",
         ) from None
     if call:
-        found = _call(found, target, path, name, call)
-    if not isinstance(found, Graph):
-        hint = f"{path}:{name}()." if callable(found) else "the name of a cues.Graph."
+        loaded = _call(loaded, target, path, name, call)
+    if not isinstance(loaded, Graph):
+        hint = f"give {path}:{name}()." if callable(loaded) else "give the name of a cues.Graph."
         what = "returned" if call else "is"
-        raise GraphError(f"{path}:{name}{call} {what} {_kind(found)}, not a graph.", hint)
-    return _placed(found, path, target)
+        raise GraphError(f"{path}:{name}{call} {what} {_kind(loaded)}, not a graph.", hint)
+    return _placed(loaded, path, target)
 
 
 def _placed(graph: Graph, path: Path, target: str) -> GraphFile:
-    """Relative stores of its queues are beside the file, as its own store is."""
+    """Place relative stores of its queues beside the file, as its own store is."""
     graph.directory = path.resolve().parent
     return GraphFile(graph, path, target)
 
@@ -96,7 +96,7 @@ def _module(path: Path) -> ModuleType:
     if not path.is_file():
         raise _no_file(path)
     if path.suffix != ".py":
-        raise FileFailed(f"{path} is not a Python file.", "a file that ends in .py and holds a cues.Graph.", trace="")
+        raise FileFailed(f"{path} is not a Python file.", "give a .py file that holds a cues.Graph.", trace="")
     path = path.resolve()
     name = _module_name(path)
     loaded = sys.modules.get(name)
@@ -123,7 +123,7 @@ def _module(path: Path) -> ModuleType:
 
 
 def _module_name(path: Path) -> str:
-    """The file's own name where it is free, so that whoever imports it gets this module."""
+    """The file's own name if it is free: then other modules that import it get this module."""
     unique = f"{path.stem}_{xxhash.xxh3_64_hexdigest(str(path).encode())[:8]}"
     taken = sys.modules.get(path.stem)
     if taken is not None and getattr(taken, "__file__", None) == str(path):
@@ -134,14 +134,14 @@ def _module_name(path: Path) -> str:
 
 
 def _only_graph(module: ModuleType, path: Path) -> Graph:
-    found: dict[int, tuple[str, Graph]] = {}
+    graphs: dict[int, tuple[str, Graph]] = {}
     for name, value in vars(module).items():
         if isinstance(value, Graph):
-            found.setdefault(id(value), (name, value))
-    if len(found) == 1:
-        ((_, graph),) = found.values()
+            graphs.setdefault(id(value), (name, value))
+    if len(graphs) == 1:
+        ((_, graph),) = graphs.values()
         return graph
-    if not found:
+    if not graphs:
         makers = [
             name
             for name, value in vars(module).items()
@@ -149,10 +149,10 @@ def _only_graph(module: ModuleType, path: Path) -> Graph:
         ]
         raise GraphError(
             f"{path} holds no graph.",
-            f"cues run '{path}:{makers[0]}()'." if makers else "graph = cues.Graph('…') in the file.",
+            f"cues run '{path}:{makers[0]}()'." if makers else "write graph = cues.Graph('…') in the file.",
         )
-    named = [name for name, _ in found.values()]
-    raise GraphError(f"{path} holds {len(found)} graphs: {', '.join(named)}.", f"cues run {path}:{named[0]}.")
+    named = [name for name, _ in graphs.values()]
+    raise GraphError(f"{path} holds {len(graphs)} graphs: {', '.join(named)}.", f"cues run {path}:{named[0]}.")
 
 
 def _is_own_function(module: ModuleType, value: Any) -> bool:
@@ -161,17 +161,17 @@ def _is_own_function(module: ModuleType, value: Any) -> bool:
 
 def _call(factory: Any, target: str, path: Path, name: str, call: str) -> Any:
     if not callable(factory):
-        raise GraphError(f"{path}:{name} is {_kind(factory)}, which cannot be called.", f"{path}:{name}.")
+        raise GraphError(f"{path}:{name} is {_kind(factory)}, which cannot be called.", f"give {path}:{name}.")
     try:
         (expression,) = ast.parse(f"f{call}", mode="exec").body
         assert isinstance(expression, ast.Expr)
-        found = expression.value
-        assert isinstance(found, ast.Call)
-        arguments = [ast.literal_eval(one) for one in found.args]
-        keywords = {one.arg: ast.literal_eval(one.value) for one in found.keywords if one.arg}
+        node = expression.value
+        assert isinstance(node, ast.Call)
+        arguments = [ast.literal_eval(value) for value in node.args]
+        keywords = {keyword.arg: ast.literal_eval(keyword.value) for keyword in node.keywords if keyword.arg}
     except (SyntaxError, ValueError, AssertionError):
         raise GraphError(
-            f"{target!r}: the arguments of {name} must be literals.", f"{path}:{name}('text', 3)."
+            f"{target!r}: the arguments of {name} must be literals.", f"give literals, as in {path}:{name}('text', 3)."
         ) from None
     try:
         return factory(*arguments, **keywords)
@@ -185,7 +185,7 @@ def _no_file(path: Path) -> FileFailed:
     near = difflib.get_close_matches(path.name, candidates, 1)
     return FileFailed(
         f"There is no file {path}.",
-        f"cues run {folder / near[0]}." if near else "the path of a Python file that holds a cues.Graph.",
+        f"cues run {folder / near[0]}." if near else "give the path of a Python file that holds a cues.Graph.",
         trace="",
     )
 
@@ -193,7 +193,7 @@ def _no_file(path: Path) -> FileFailed:
 def _failed(error: Exception, message: str, hint: str) -> FileFailed:
     trace = users_trace(error)
     if isinstance(error, CuesError):
-        # What is wrong is said by the error; where, by the user's own frame.
+        # The error tells the problem, and the user's own frame tells the place.
         lines = trace.splitlines()
         frames = [line for line in lines if line.startswith("  ")]
         return FileFailed(error.message, error.hint, trace="\n".join(frames))
@@ -201,27 +201,27 @@ def _failed(error: Exception, message: str, hint: str) -> FileFailed:
 
 
 def users_trace(error: BaseException) -> str:
-    """The traceback of an error without the frames that are ours or the import system's."""
-    found = traceback.TracebackException.from_exception(error)
-    _cut(found, error)
-    return "".join(found.format())
+    """The traceback of an error, without our frames and those of the import system."""
+    trace = traceback.TracebackException.from_exception(error)
+    _cut(trace, error)
+    return "".join(trace.format())
 
 
-def _cut(found: traceback.TracebackException, error: BaseException) -> None:
+def _cut(trace: traceback.TracebackException, error: BaseException) -> None:
     kept = []
-    for summary, (frame, _) in zip(found.stack, traceback.walk_tb(error.__traceback__)):
+    for summary, (frame, _) in zip(trace.stack, traceback.walk_tb(error.__traceback__)):
         module = str(frame.f_globals.get("__name__", ""))
         if module != "cues" and not module.startswith(("cues.", "importlib._bootstrap", "importlib.machinery")):
             kept.append(summary)
-    found.stack = traceback.StackSummary.from_list(kept)
-    if found.__cause__ is not None and error.__cause__ is not None:
-        _cut(found.__cause__, error.__cause__)
-    if found.__context__ is not None and error.__context__ is not None:
-        _cut(found.__context__, error.__context__)
+    trace.stack = traceback.StackSummary.from_list(kept)
+    if trace.__cause__ is not None and error.__cause__ is not None:
+        _cut(trace.__cause__, error.__cause__)
+    if trace.__context__ is not None and error.__context__ is not None:
+        _cut(trace.__context__, error.__context__)
 
 
 def _shown(path: Path) -> Path:
-    """A path as short as it can be said."""
+    """A path in its shortest form."""
     try:
         return path.relative_to(Path.cwd())
     except ValueError:

@@ -39,11 +39,11 @@ ACROSS: Final = ("forwarded", "pending")
 FRAME: Final = "frame"
 """The value of ``batch`` of a stage that is a function from DataFrame to DataFrame (:meth:`Graph.frame`)."""
 FRAME_SIZE: Final = 50_000
-"""Most messages of one DataFrame by default: each is a Spark job of half a second."""
+"""The most messages of one DataFrame by default. Each DataFrame is a Spark job of half a second."""
 BATCH_SIZE: Final = 1000
-"""Most messages of one step by default; a step takes what is there and waits for more only with ``linger_s=``."""
+"""The most messages of one step by default. A step waits for more messages only with ``linger_s=``."""
 STEP_S: Final = 0.25
-"""Seconds in which the calls of one step are to be done, by default."""
+"""The time limit of the calls of one step by default, in seconds."""
 
 INHERIT: Final = "inherit"
 """The value of ``errors`` that means: the error queue of the graph."""
@@ -253,8 +253,8 @@ _TEXTS: Final = {
     "batch": "True: the function takes the list of the messages of a step, which succeeds or fails as a whole.",
     "fields": "The columns of the DataFrame besides index, time, hash and value, such as"
     ' `"origin string, delay double"`.',
-    "batch_size": "Most messages of one step. A step takes the messages that are there and does not wait for more. For"
-    " a message function it changes only the speed. `graph.frame` has 50000.",
+    "batch_size": "The most messages of one step. A step takes the messages that are there and does not wait for more."
+    " For a message function it changes only the speed. `graph.frame` has 50000.",
     "step_s": "Seconds: a step of a message function ends after this time; None: no limit.",
     "linger_s": "Seconds: a batch function waits so long for `batch_size` messages when fewer are there.",
     "timeout_s": "Seconds: a call that has not returned after this time is a failure; None: no limit.",
@@ -279,7 +279,7 @@ OPTION_TEXTS: Final = {field.name: OptionText(field.default, _TEXTS[field.name])
 
 
 def lists_options(options: type) -> Callable[[T], T]:
-    """Append the options of a TypedDict to the docstring of what takes them."""
+    """Append the options of a TypedDict to the docstring of the function or class that takes them."""
     return describes(OPTION_TEXTS, names_of(options))
 
 

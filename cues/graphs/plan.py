@@ -32,7 +32,7 @@ class Plan:
 
     @property
     def fed(self) -> tuple[str, ...]:
-        """The queues that come from outside: sources without a function, and inputs that nobody writes."""
+        """The queues that are written from outside: sources without a function, and inputs that nothing writes."""
         declared = {n.outputs[0].queue for n in self.nodes if n.kind == "source" and n.fn is None}
         read = {port.queue for n in self.nodes for port in n.reads}
         return tuple(sorted(declared | (read - self._written)))
@@ -44,9 +44,9 @@ class Plan:
 
     @property
     def misspelt(self) -> dict[str, str]:
-        """Queues that are read and that nothing of the graph writes or declares, with the written one most like each.
+        """Queues that are read but not written or declared in the graph, each with the most similar written queue.
 
-        Names that differ only in their digits (orders-1, orders-2) are a series, and no mistake.
+        Names that differ only in their digits (orders-1, orders-2) are a series, not a mistake.
         """
         known = self._written
         misspelt = {}
@@ -71,11 +71,11 @@ class Plan:
 
     @property
     def crossing(self) -> bool:
-        """Whether what some processor writes is forwarded to a queue of another store."""
+        """Whether messages of some processor are forwarded to another store."""
         return any(away(node, self.queues) for node in self.running if not node.pending)
 
     def node(self, name: str) -> Node:
-        """A processor by its name or id, which may be that of one of its units."""
+        """A processor by its name or id, or by that of one of its units."""
         for node in self.nodes:
             if name.partition("/")[0] in (node.name, node.id):
                 return node
@@ -99,7 +99,7 @@ def build(
     source: str | None,
     queues: Mapping[str, QueueOptions | Mapping[str, Any]],
 ) -> Plan:
-    """Resolve and check a whole graph; raises :class:`GraphError` naming the processor at fault."""
+    """Resolve and check a whole graph; raise :class:`GraphError` with the processor at fault."""
     nodes = tuple(_node(id, processor, errors, strategy) for processor in processors)
     named = dict.fromkeys(queue for node in nodes for queue in Plan.named(node))
     given = {
@@ -112,13 +112,13 @@ def build(
             raise GraphError(
                 f"The graph {id!r} has options for the queue {name!r}, which no processor names; there are"
                 f" {', '.join(named) or 'none'}.",
-                "use one of those, or '*' for all.",
+                "give options for one of those, or for '*', which means all.",
             )
     sources = [node.outputs[0].queue for node in nodes if node.kind == "source"]
     if source is not None and source not in named:
         raise GraphError(
-            f"source={source!r} of the graph {id!r} is none of its queues ({', '.join(named) or 'none'}).",
-            sources[0] if sources else "a queue of the graph.",
+            f"source={source!r} of the graph {id!r} is not one of its queues ({', '.join(named) or 'none'}).",
+            f"give source={sources[0]!r}." if sources else "give a queue of the graph.",
         )
     if source is None:
         fed = [node.outputs[0].queue for node in nodes if node.kind == "source" and node.fn is None]
@@ -141,7 +141,7 @@ def away(node: Node, queues: Mapping[str, QueueOptions]) -> list[str]:
 
 
 def _check_across(node: Node, nodes: tuple[Node, ...], queues: Mapping[str, QueueOptions]) -> None:
-    """Refuse pending messages where there is no other store, or where a processor of the graph would read them."""
+    """Refuse pending messages if there is no other store, or if a processor of the graph would read them."""
     if not node.pending:
         return
     elsewhere = away(node, queues)
@@ -163,10 +163,10 @@ def _check_across(node: Node, nodes: tuple[Node, ...], queues: Mapping[str, Queu
 
 
 def partitions_of(node: Node, queues: Mapping[str, QueueOptions]) -> int:
-    """How many partitions each input of a processor has; it runs as one unit for each.
+    """The number of partitions of each input of a processor, which runs as one unit for each partition.
 
-    What meets in a unit must have been placed alike: several inputs have the same number of partitions and the
-    same partitioner, or :class:`GraphError`. Their keys may have different names.
+    Messages that meet in a unit must have been placed alike. So several inputs must have the same number of
+    partitions and the same partitioner; otherwise :class:`GraphError`. Their keys may have different names.
     """
     if not node.reads:
         return 1
@@ -177,8 +177,8 @@ def partitions_of(node: Node, queues: Mapping[str, QueueOptions]) -> int:
         if count == there and (way == way_there or count == 1):
             continue
         raise GraphError(
-            f"{node.id} reads {first!r} ({_ways(count, way)}) and {other!r} ({_ways(there, way_there)}): what belongs"
-            " together would be on partitions that do not meet.",
+            f"{node.id} reads {first!r} ({_ways(count, way)}) and {other!r} ({_ways(there, way_there)}): messages that"
+            " belong together would be on partitions that do not meet.",
             "give both the same partitions= and partitioner=; or copy one to a queue like the other with a stream.",
             processor=node.name,
         )
@@ -228,10 +228,10 @@ def _node(graph: str, processor: Processor, errors: str | None, strategy: str) -
 
 
 def _without_own_errors(node: Node, inherited: bool) -> Node:
-    """Keep a processor from reading its own failures, each of which would be a larger error message than the last.
+    """Keep a processor from reading its own failures: each would be a larger error message than the last.
 
     A reader of the graph's error queue inherits no error queue: it stops at its first failure, as any
-    processor without one. Raises :class:`GraphError` where its own ``errors=`` names a queue that it reads.
+    processor without one. Raises :class:`GraphError` if its own ``errors=`` names a queue that it reads.
     """
     if node.errors not in {port.queue for port in node.reads}:
         return node
@@ -240,7 +240,7 @@ def _without_own_errors(node: Node, inherited: bool) -> Node:
     raise GraphError(
         f"{node.id} reads {node.errors!r} and has errors={node.errors!r}: each of its failures would be an error"
         " message that it reads, and fails at, again.",
-        f"errors=None, so that it stops at its first failure; or another queue, such as errors='{node.errors}-of-"
+        f"set errors=None, so that it stops at its first failure; or another queue, such as errors='{node.errors}-of-"
         f"{node.name}'.",
         processor=node.name,
     )

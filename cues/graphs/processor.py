@@ -4,8 +4,8 @@
     Stream(fn, inputs, outputs)        queues to queues
     Sink(fn, inputs)                   queues to outside
 
-A declaration is plain data and is checked when it is made: what a function's parameters ask for and
-what its options allow is said there, at the user's own line, not when the graph runs.
+A declaration is plain data. It is checked when it is made: wrong parameters of the function and wrong
+options raise at the user's own line, not when the graph runs.
 """
 
 from __future__ import annotations
@@ -61,18 +61,18 @@ class _Bound:
 
 
 class AnyOf(_Bound):
-    """Inputs of which a step takes one message from any (alts): ``AnyOf(a="crawl-1", b="crawl-2")``.
+    """Inputs from any of which a step takes its messages: ``AnyOf(a="crawl-1", b="crawl-2")``.
 
-    Positional queue names are bound under their own names. ``process.binding`` says which one the
-    message came from. Fair: a busy input does not starve the others.
+    Positional queue names are bound under their own names. ``process.binding`` is the input of the
+    message. Fair: a busy input does not starve the others.
     """
 
 
 class AllOf(_Bound):
-    """Outputs that each get everything the function returns: ``AllOf("archive", "index")``.
+    """Outputs that all get every message of the function: ``AllOf("archive", "index")``.
 
     The function returns a message, a list of messages or None, as with one output. Each queue
-    keeps a copy of its own. See :func:`cues.broadcast` for copying what comes in.
+    keeps its own copy. See :func:`cues.broadcast` for copies of the input.
     """
 
 
@@ -95,7 +95,7 @@ class Processor:
             if name not in OPTION_NAMES:
                 raise self._wrong(
                     f"{where} has no option {name!r}; it has {allowed}.",
-                    nearest(name, OPTION_NAMES, "{}=", "use one of those."),
+                    nearest(name, OPTION_NAMES, "use {}= instead.", "use one of those."),
                 )
             if name not in ALLOWED[self.kind]:
                 raise self._wrong(f"{where} takes no option {name!r}.", f"use one of {allowed}.")
@@ -106,7 +106,7 @@ class Processor:
             if not fits:
                 raise self._wrong(f"{where} has {name}={getattr(given, name)!r}.", hint)
 
-        need(given.strategy in (None, *STRATEGIES), "strategy", " or ".join(map(repr, STRATEGIES)) + ".")
+        need(given.strategy in (None, *STRATEGIES), "strategy", f"give {' or '.join(map(repr, STRATEGIES))}.")
         retries_fit = isinstance(given.retries, Retry) or is_count(given.retries, 0)
         need(retries_fit, "retries", "give a count from 0, or cues.Retry(...).")
         need(isinstance(batch, bool) or batch == FRAME, "batch", "give True (lists of messages) or False.")
@@ -120,8 +120,8 @@ class Processor:
         need(is_count(given.instances), "instances", "give a count of threads from 1.")
         limit_fits = limit is None or (is_number(limit) and limit > 0)
         need(limit_fits, "timeout_s", "give the seconds that one call may take, more than 0.")
-        need(given.across in ACROSS, "across", " or ".join(map(repr, ACROSS)) + ".")
-        need(given.resume in (None, "skip", "again"), "resume", "'skip' or 'again'.")
+        need(given.across in ACROSS, "across", f"give {' or '.join(map(repr, ACROSS))}.")
+        need(given.resume in (None, "skip", "again"), "resume", "give 'skip' or 'again'.")
         key_fits = key is None or isinstance(key, str) or callable(key)
         need(key_fits, "key", "give the name of a field, or a function of a message.")
         if given.retry.attempts < 1:
@@ -184,27 +184,27 @@ class Source(Processor):
         self.options = self._options(options)
         if self.options.id not in (None, self.id):
             raise self._wrong(
-                f"The source {self.id!r} has id={self.options.id!r}; a source's id is its queue.", "no id=."
+                f"The source {self.id!r} has id={self.options.id!r}; a source's id is its queue.", "leave id= out."
             )
         if fn is not None:
             _check_callable(self, fn)
             parameters = _parameters(fn)
             if parameters is not None:
-                _check_process_behind(self, fn, parameters)
+                _check_process_last(self, fn, parameters)
                 extra = [p.name for p in _required(parameters) if p.name != "process"][1:]
                 if extra:
                     raise self._wrong(
                         f"The function of source {self.id!r} asks for {', '.join(extra)}; a source gets its"
                         " position and, if it asks, `process`.",
-                        _def(fn, "position"),
+                        f"write {_def(fn, 'position')}",
                     )
             if not position_count(fn) and self.options.resume is None:
                 raise self._wrong(
-                    f"The function of source {self.id!r} takes no position, so every start would begin anew and"
-                    " write its messages once more.",
-                    f"{_def(fn, 'position')}, with `yield position, message`; or resume='skip' (it yields the same"
-                    " messages again, those that are committed are skipped: exactly-once); or resume='again'"
-                    " (at-least-once).",
+                    f"The function of source {self.id!r} takes no position, so every start would write all its"
+                    " messages again.",
+                    f"write {_def(fn, 'position')}, with `yield position, message`; or give resume='skip' (it yields"
+                    " the same messages again, and those that are committed are skipped: exactly-once); or"
+                    " resume='again' (at-least-once).",
                 )
 
 
@@ -313,7 +313,7 @@ class Node:
     inputs: tuple[Port, ...]
     outputs: tuple[Port, ...]
     returns_messages: bool
-    """The function returns messages, which go to every output, and not a dict by binding."""
+    """Whether the function returns messages for every output, not a dict by binding."""
     errors: str | None
     strategy: str
     options: Options
@@ -330,11 +330,11 @@ class Node:
 
     @property
     def processor(self) -> str:
-        """The id of the processor that this is a unit of."""
+        """The id of the processor to which this unit belongs."""
         return self.id.rpartition("/")[0] if self.partition else self.id
 
     def tailer(self, queue: str) -> str:
-        """The id of its position on a queue."""
+        """The id of the processor's position on a queue."""
         return names.tailer_id(self.processor, queue, self.partition)
 
     @cached_property
@@ -343,17 +343,17 @@ class Node:
 
     @property
     def reads(self) -> tuple[Port, ...]:
-        """Every queue that it has a position on."""
+        """Every queue on which it has a position."""
         return self.inputs + self.tailers
 
     @property
     def writes(self) -> tuple[Port, ...]:
-        """Every queue that it may write to, error queues aside."""
+        """Every queue that it may write to, without error queues."""
         return self.outputs + self.appenders
 
     @cached_property
     def name(self) -> str:
-        """Without the graph: ``enrich``, and ``enrich/3`` of its unit on partition 3."""
+        """The name without the graph: ``enrich``, or ``enrich/3`` for its unit on partition 3."""
         return self.id.rpartition(".")[2]
 
     @cached_property
@@ -379,14 +379,14 @@ class Node:
             if self.options.resume == "skip":
                 return "exactly-once, if it yields the same messages at every start"
             if self.options.resume == "again":
-                return "at-least-once: it begins anew at every start"
+                return "at-least-once: every start begins again"
             return "exactly-once: its position commits with its messages"
         if self.at_most_once:
             return "at-most-once: a death loses at most one step"
         if self.options.checkpoint is not None:
             return "exactly-once: its target commits the position with the rows"
         if self.kind == "sink":
-            return "at-least-once; exactly-once where the target keeps process.delivery"
+            return "at-least-once; exactly-once if the target keeps process.delivery"
         if self.side_effects:
             return "exactly-once outputs and state; its side effects at-least-once"
         return "exactly-once"
@@ -394,7 +394,7 @@ class Node:
     def config(self) -> dict[str, Any]:
         """Return the processor as plain data for its error messages."""
         options = self.options
-        found: dict[str, Any] = {
+        plain: dict[str, Any] = {
             "id": self.id,
             "kind": self.kind,
             "function": function_name(self.fn),
@@ -407,14 +407,14 @@ class Node:
         }
         for name in ("tailers", "appenders"):
             if getattr(options, name):
-                found[name] = dict(getattr(options, name))
+                plain[name] = dict(getattr(options, name))
         if options.opts is not None:
             try:
                 codec.pack(options.opts)
-                found["opts"] = options.opts
+                plain["opts"] = options.opts
             except CodecError:
-                found["opts"] = repr(options.opts)
-        return found
+                plain["opts"] = repr(options.opts)
+        return plain
 
 
 def function_name(fn: Function | None) -> str | None:
@@ -443,12 +443,12 @@ def _id(kind: str, fn: Function, options: Mapping[str, Any]) -> str:
     if id is None:
         id = getattr(fn, "__name__", None)
         if id is None or id == "<lambda>":
-            raise GraphError(f"A {kind} whose function has no name ({fn!r}) needs an id.", "id='…'.")
+            raise GraphError(f"A {kind} whose function has no name ({fn!r}) needs an id.", "give it with id='…'.")
     return names.check(kind, id)
 
 
 def bindings(ports: str | AnyOf | AllOf | Mapping[str, str] | None) -> dict[str, str]:
-    """Queue by binding, whatever the form."""
+    """Return the queues by binding, from any form of inputs or outputs."""
     if ports is None:
         return {}
     if isinstance(ports, str):
@@ -462,16 +462,16 @@ def _inputs(processor: Processor, inputs: Any) -> str | AnyOf | dict[str, str]:
             f"The inputs of {processor.id!r} are {type(inputs).__name__} ({inputs!r}).",
             "give a queue name, cues.AnyOf(a=…, b=…), or a dict {binding: queue}.",
         )
-    found = bindings(inputs)
-    if not found:
+    queues = bindings(inputs)
+    if not queues:
         raise processor._wrong(f"{processor.id!r} has no inputs.", "give a queue name.")
-    _check_bindings(processor, found)
+    _check_bindings(processor, queues)
     seen: dict[str, str] = {}
-    for binding, queue in found.items():
+    for binding, queue in queues.items():
         if queue in seen:
             raise processor._wrong(
                 f"{processor.id!r} reads the queue {queue!r} under two bindings, {seen[queue]!r} and {binding!r};"
-                " a position is kept once a queue.",
+                " a processor has one position on a queue.",
                 "use one binding, or a second processor.",
             )
         seen[queue] = binding
@@ -482,29 +482,29 @@ def _outputs(processor: Processor, outputs: Any) -> str | AllOf | dict[str, str]
     if processor.options.appenders and (outputs is None or outputs == () or outputs == [] or outputs == {}):
         return None
     if isinstance(outputs, (str, AllOf)):
-        found: Any = outputs
+        ports: Any = outputs
     elif isinstance(outputs, Mapping):
-        found = dict(outputs)
+        ports = dict(outputs)
     elif isinstance(outputs, (list, tuple)):
-        found = {queue: queue for queue in outputs}
+        ports = {queue: queue for queue in outputs}
     else:
         raise processor._wrong(
             f"The outputs of {processor.id!r} are {type(outputs).__name__} ({outputs!r}).",
             "give a queue name, cues.AllOf('a', 'b'), a dict {binding: queue}, or None with appenders=.",
         )
-    queues = bindings(found)
+    queues = bindings(ports)
     if not queues:
         raise processor._wrong(
             f"{processor.id!r} has no outputs.", "give a queue name or appenders=, or declare a Sink."
         )
     _check_bindings(processor, queues)
-    if isinstance(found, AllOf):
+    if isinstance(ports, AllOf):
         for queue in queues.values():
             if list(queues.values()).count(queue) > 1:
                 raise processor._wrong(
                     f"{processor.id!r} writes every message to the queue {queue!r} twice.", "name each queue once."
                 )
-    return found  # type: ignore[no-any-return]
+    return ports  # type: ignore[no-any-return]
 
 
 def _imperative(processor: Processor, option: str, value: Any) -> dict[str, str] | None:
@@ -522,15 +522,15 @@ def _imperative(processor: Processor, option: str, value: Any) -> dict[str, str]
             f"{option}= of {processor.id!r} is {type(value).__name__} ({value!r}).",
             "give a dict {binding: queue}, or queue names.",
         )
-    found: dict[str, str] = {}
+    queues: dict[str, str] = {}
     for binding, queue in pairs:
         _check_bindings(processor, {binding: queue})
-        if queue in found.values():
+        if queue in queues.values():
             raise processor._wrong(
                 f"{option}= of {processor.id!r} names the queue {queue!r} twice.", "name each queue once."
             )
-        found[binding] = queue
-    return found or None
+        queues[binding] = queue
+    return queues or None
 
 
 def _check_imperative(processor: Processor, fn: Function) -> None:
@@ -542,25 +542,26 @@ def _check_imperative(processor: Processor, fn: Function) -> None:
         if queue in inputs:
             raise processor._wrong(
                 f"{processor.id!r} reads the queue {queue!r} as input {inputs[queue]!r} and in tailers=;"
-                " a position is kept once a queue.",
-                "use one of both, or a second processor.",
+                " a processor has one position on a queue.",
+                "use one of the two, or a second processor.",
             )
     options_given = " and ".join(f"{name}=" for name in ("tailers", "appenders") if getattr(options, name))
     if options.concurrency > 1:
         raise processor._wrong(
-            f"{processor.id!r} has concurrency={options.concurrency} and {options_given}: what calls that run at once"
-            " read and write by themselves has no order.",
+            f"{processor.id!r} has concurrency={options.concurrency} and {options_given}: messages that concurrent"
+            " calls read and write by themselves have no order.",
             "set concurrency=1.",
         )
     if not wants_process(fn) and _parameters(fn) is not None:
         raise processor._wrong(
-            f"{processor.id!r} has {options_given}, and its function has no parameter 'process' to use them by.",
-            _def(fn, "…, process"),
+            f"{processor.id!r} has {options_given}, but its function has no parameter 'process' with which to use"
+            " them.",
+            f"write {_def(fn, '…, process')}",
         )
 
 
-def _check_bindings(processor: Processor, found: Mapping[str, str]) -> None:
-    for binding, queue in found.items():
+def _check_bindings(processor: Processor, queues: Mapping[str, str]) -> None:
+    for binding, queue in queues.items():
         try:
             names.check("binding", binding)
             names.check("queue", queue)
@@ -586,12 +587,12 @@ def _check_callable(processor: Processor, fn: object) -> None:
 
 
 def _def(fn: Function, parameters: str, body: str = "…") -> str:
-    """The declaration that an error tells the user to write."""
+    """The function declaration for the hint of an error."""
     return f"def {getattr(fn, '__name__', 'f')}({parameters}): {body}"
 
 
 def _parameters(fn: Function) -> list[inspect.Parameter] | None:
-    """The parameters, or None where Python cannot tell (some builtins)."""
+    """The parameters, or None if Python does not know them (some builtins)."""
     try:
         return list(inspect.signature(fn).parameters.values())
     except (TypeError, ValueError):
@@ -613,7 +614,7 @@ def wants_process(fn: Function) -> bool:
 
 
 def positional_order(fn: Function, bindings: Sequence[str]) -> list[int] | None:
-    """The places in ``bindings`` of the function's first parameters, if it can be called with all by position."""
+    """The indices in ``bindings`` of the first parameters, if the function can be called with all by position."""
     parameters = (_parameters(fn) or [])[: len(bindings)]
     if {p.name for p in parameters} != set(bindings) or any(p.kind != p.POSITIONAL_OR_KEYWORD for p in parameters):
         return None
@@ -621,7 +622,7 @@ def positional_order(fn: Function, bindings: Sequence[str]) -> list[int] | None:
 
 
 def position_count(fn: Function) -> int:
-    """How many positional parameters a source's function has besides ``process``: 0 or 1."""
+    """The number of positional parameters of a source's function besides ``process``: 0 or 1."""
     parameters = _parameters(fn)
     if parameters is None:
         return 1
@@ -629,14 +630,14 @@ def position_count(fn: Function) -> int:
     return min(1, len(plain)) if not any(p.kind == _VARIADIC[0] for p in parameters) else 1
 
 
-def _check_process_behind(processor: Processor, fn: Function, parameters: list[inspect.Parameter]) -> None:
+def _check_process_last(processor: Processor, fn: Function, parameters: list[inspect.Parameter]) -> None:
     """Refuse ``process`` as the first parameter: the message is passed by position."""
     if len(parameters) > 1 and parameters[0].name == "process" and parameters[0].kind is not _KEYWORD_ONLY:
         rest = ", ".join(p.name for p in parameters[1:])
         raise processor._wrong(
-            f"The first parameter of the function of {processor.id!r} is 'process', where"
-            f" {parameters[1].name!r} is expected.",
-            _def(fn, f"{rest}, process"),
+            f"The first parameter of the function of {processor.id!r} is 'process', but"
+            f" {parameters[1].name!r} is expected first.",
+            f"write {_def(fn, f'{rest}, process')}",
         )
 
 
@@ -646,34 +647,35 @@ def _check_parameters(processor: Processor, fn: Function) -> None:
         return
     here = f"The function of {processor.id!r}"
     if isinstance(processor.inputs, dict):
-        found = bindings(processor.inputs)
+        inputs = bindings(processor.inputs)
         named = [p.name for p in parameters if p.kind not in _VARIADIC and p.name != "process"]
         for parameter in _required(parameters):
-            if parameter.name != "process" and parameter.name not in found:
+            if parameter.name != "process" and parameter.name not in inputs:
                 raise processor._wrong(
                     f"{here} has a parameter {parameter.name!r} that names no binding; its inputs are"
-                    f" {', '.join(map(repr, found))}.",
-                    nearest(parameter.name, found, "{!r}.", f"{next(iter(found))!r}."),
+                    f" {', '.join(map(repr, inputs))}.",
+                    f"rename it to {nearest(parameter.name, inputs, '{!r}', repr(next(iter(inputs))))}.",
                 )
             if parameter.kind is inspect.Parameter.POSITIONAL_ONLY:
                 raise processor._wrong(
-                    f"{here} takes {parameter.name!r} by place only; bindings are passed by name.", "remove the '/'."
+                    f"{here} takes {parameter.name!r} by position only; bindings are passed by name.",
+                    "remove the '/'.",
                 )
         if not any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters):
-            for binding in found:
+            for binding in inputs:
                 if binding not in named:
                     raise processor._wrong(
                         f"{here} has no parameter for the binding {binding!r}; it has"
                         f" {', '.join(map(repr, named)) or 'none'}.",
-                        _def(fn, ", ".join(found))
-                        if all(b.isidentifier() for b in found)
-                        else "binding names that are Python names.",
+                        f"write {_def(fn, ', '.join(inputs))}"
+                        if all(b.isidentifier() for b in inputs)
+                        else "use binding names that are Python names.",
                     )
         return
     plain = [p for p in parameters if p.kind not in _VARIADIC and p.name != "process"]
     if not plain and not any(p.kind is inspect.Parameter.VAR_POSITIONAL for p in parameters):
-        raise processor._wrong(f"{here} has no parameter for the message.", _def(fn, "message"))
-    _check_process_behind(processor, fn, parameters)
+        raise processor._wrong(f"{here} has no parameter for the message.", f"write {_def(fn, 'message')}")
+    _check_process_last(processor, fn, parameters)
     extra = [p.name for p in _required(parameters) if p.name != "process"][1:]
     if extra:
         raise processor._wrong(
@@ -696,7 +698,9 @@ def _check_frame(processor: Processor) -> None:
     unfit = ("types", "topics", "where", "key", "tailers", "appenders", "side_effects")
     for name in unfit:
         if name in options.given():
-            raise processor._wrong(f"The frame {processor.id!r} has {name}=.", "do it inside the DataFrame.")
+            raise processor._wrong(
+                f"The frame {processor.id!r} has {name}=.", f"leave {name}= out, and do this inside the DataFrame."
+            )
     if options.strategy == "at-most-once":
         raise processor._wrong(
             f"The frame {processor.id!r} is at-most-once.", "leave strategy= out: a frame is exactly-once."
@@ -718,50 +722,51 @@ def _check_checkpoint(processor: Processor, fn: Function) -> None:
         raise processor._wrong(f"{here} and is `async def`; the transaction is not.", "declare it with def.")
     if options.concurrency > 1:
         raise processor._wrong(
-            f"{here} and concurrency={options.concurrency}: one written early would hide those before it.",
+            f"{here} and concurrency={options.concurrency}: a message that is written early would hide earlier ones.",
             "set concurrency=1, and batch=True.",
         )
     if options.strategy == "at-most-once":
         raise processor._wrong(f"{here} and is at-most-once, which repeats nothing.", "set strategy='exactly-once'.")
     if options.tailers:
         raise processor._wrong(
-            f"{here} and tailers=: what the function reads by itself is in no delivery.", "read only inputs."
+            f"{here} and tailers=: messages that the function reads by itself are not in a delivery.",
+            "read only inputs.",
         )
     if not wants_process(fn):
         raise processor._wrong(
-            f"{here}, and its function has no parameter 'process' to reach the transaction by.",
-            _def(fn, "…, process", "process.connection.execute(…)."),
+            f"{here}, but its function has no parameter 'process', through which it uses the transaction.",
+            f"write {_def(fn, '…, process', 'process.connection.execute(…).')}",
         )
 
 
 def _check_filters(processor: Processor) -> None:
-    found = bindings(processor.inputs)
+    inputs = bindings(processor.inputs)
     for name in ("types", "topics", "where"):
         value = getattr(processor.options, name)
         if isinstance(value, Mapping):
             for binding in value:
-                if binding not in found:
+                if binding not in inputs:
                     raise processor._wrong(
                         f"{name}= of {processor.id!r} names {binding!r}, which is not an input; the inputs are"
-                        f" {', '.join(map(repr, found))}.",
-                        nearest(binding, found, "{!r}.", f"{next(iter(found))!r}."),
+                        f" {', '.join(map(repr, inputs))}.",
+                        f"name {nearest(binding, inputs, '{!r}', repr(next(iter(inputs))))}.",
                     )
-        for one in value.values() if isinstance(value, Mapping) else [value]:
-            if one is None:
+        for each in value.values() if isinstance(value, Mapping) else [value]:
+            if each is None:
                 continue
             if name == "where":
-                if not callable(one):
-                    raise processor._wrong(f"where= of {processor.id!r} is {one!r}.", "give a function of a message.")
-                _check_plain(processor, name, one)
-            elif not isinstance(one, (str, list, tuple, set, frozenset)):
+                if not callable(each):
+                    raise processor._wrong(f"where= of {processor.id!r} is {each!r}.", "give a function of a message.")
+                _check_plain(processor, name, each)
+            elif not isinstance(each, (str, list, tuple, set, frozenset)):
                 raise processor._wrong(
-                    f"{name}= of {processor.id!r} is {one!r}.", f"{name}='a', or {name}={{'a', 'b'}}."
+                    f"{name}= of {processor.id!r} is {each!r}.", f"give {name}='a', or {name}={{'a', 'b'}}."
                 )
     _check_plain(processor, "key", processor.options.key)
 
 
 def _check_plain(processor: Processor, option: str, fn: Any) -> None:
-    """Refuse an `async def`: the coroutine that a call returns is true, and as a key each is another one."""
+    """Refuse an `async def`: a call returns a coroutine, which is always true, and never the same key."""
     if inspect.iscoroutinefunction(fn):
         raise processor._wrong(
             f"{option}= of {processor.id!r} is `async def`, and is called without await.", "declare it with def."
@@ -772,7 +777,7 @@ Filter = Callable[[dict[str, Any]], bool]
 
 
 def filter_of(options: Options, binding: str) -> Filter | None:
-    """One predicate from ``types``, ``topics`` and ``where`` for one input; None lets all through."""
+    """One predicate from ``types``, ``topics`` and ``where`` for one input; None if all messages pass."""
     types = _names_of(_for(options.types, binding))
     topics = _names_of(_for(options.topics, binding))
     where = _for(options.where, binding)
@@ -780,20 +785,20 @@ def filter_of(options: Options, binding: str) -> Filter | None:
         return None
 
     def passes(message: dict[str, Any]) -> bool:
-        # The message's type is one of those asked for,
+        # The message passes if its type is asked for,
         if types is not None and not _among(types, message.get(names.TYPE)):
             return False
-        # it has at least one of the topics asked for,
+        # if it has at least one topic that is asked for,
         if topics is not None and not any(_among(topics, one) for one in _topics(message.get(names.TOPICS))):
             return False
-        # and the user's own predicate says yes.
+        # and if the user's own predicate returns true.
         return where is None or bool(where(message))
 
     return passes
 
 
 def _among(asked: frozenset[Any], value: Any) -> bool:
-    """Whether a message's type or topic is asked for; one that cannot be hashed (a list, a dict) never is."""
+    """Whether a type or topic is asked for; a value that cannot be hashed (a list, a dict) never is."""
     try:
         return value in asked
     except TypeError:

@@ -11,16 +11,16 @@ from cues.errors import InvalidArgument, Unsupported
 from cues.graphs.processor import Node
 
 REFINEMENTS_MAX: Final = 10_000
-"""Colourings that :meth:`Topology.isomorphic` looks at before it gives up. Graphs that people draw take one
-for each node that is like another; what needs thousands is as regular as a torus."""
+"""The number of colourings after which :meth:`Topology.isomorphic` stops. Usual graphs need one for each node
+that is like another. Only a graph that is as regular as a torus needs thousands."""
 
 
 @dataclass(frozen=True)
 class Topology:
     """Processors as nodes; an edge for each queue that one writes and another reads.
 
-    Two topologies are equal when they have the same nodes and edges, in whatever order declared;
-    :meth:`isomorphic` asks whether they are equal but for the names.
+    Two topologies are equal if they have the same nodes and edges, in any order. :meth:`isomorphic`
+    compares them without the names.
     """
 
     nodes: frozenset[str]
@@ -59,23 +59,23 @@ class Topology:
         """Return the connected components, largest first."""
         both = {(a, b) for a, _, b in self.edges} | {(b, a) for a, _, b in self.edges}
         left = set(self.nodes)
-        found: list[frozenset[str]] = []
+        parts: list[frozenset[str]] = []
         while left:
             node = min(left)
             part = self._reach(node, both) | {node}
-            found.append(frozenset(part))
+            parts.append(frozenset(part))
             left -= part
-        return tuple(sorted(found, key=lambda part: (-len(part), sorted(part))))
+        return tuple(sorted(parts, key=lambda part: (-len(part), sorted(part))))
 
     def isomorphic(self, other: Topology) -> bool:
-        """Return whether the two have the same shape: one renaming of nodes and of queues makes them equal.
+        """Return whether the two have the same shape: a renaming of nodes and queues makes them equal.
 
-        Names do not count, nor what kind a processor is; which edges run through one queue
-        does: a queue with two readers is another shape than two queues with one each.
+        Names and the kinds of processors do not count. Queues count: one queue with two readers is another
+        shape than two queues with one reader each.
 
-        Colour refinement tells most graphs apart and finds the renaming of most others; where nodes look
-        alike one is picked and each of its likes tried. Raises :class:`Unsupported` when that takes
-        more than :data:`REFINEMENTS_MAX` rounds of refinement, which only large and very regular graphs need.
+        Colour refinement distinguishes most graphs and finds the renaming of most others. If several nodes
+        have the same colour, one of them is paired with each candidate of the other graph in turn. Raises
+        :class:`Unsupported` after :data:`REFINEMENTS_MAX` rounds, which only large, very regular graphs need.
         """
         if (len(self.nodes), len(self.edges)) != (len(other.nodes), len(other.edges)):
             return False
@@ -93,7 +93,7 @@ class Topology:
                 continue
             several = [(count, colour) for colour, count in counts.items() if count > 1]
             if not several:
-                return True  # each has one mate, and its links go to the mates of those that it is linked to
+                return True  # each node has one mate, and the mates have the same links
             _, alike = min(several)
             picked = min(v for v in ours if colours[v] == alike)
             tries += [(colours, (picked, mate)) for mate in sorted(theirs) if colours[mate] == alike]
@@ -105,7 +105,8 @@ class Topology:
 
     def _reach(self, node: str, arrows: Iterable[tuple[str, str]]) -> frozenset[str]:
         if node not in self.nodes:
-            raise InvalidArgument(f"No node {node!r}; there are {', '.join(sorted(self.nodes))}.", "use one of those.")
+            nodes = ", ".join(sorted(self.nodes))
+            raise InvalidArgument(f"There is no node {node!r}; there are {nodes}.", "use one of those.")
         forward: dict[str, set[str]] = {}
         for a, b in arrows:
             forward.setdefault(a, set()).add(b)
@@ -118,7 +119,7 @@ class Topology:
         return frozenset(seen)
 
     def _groups(self) -> list[list[str]]:
-        """Return the strongly connected groups, each after those that it depends on."""
+        """Return the strongly connected groups, each after the groups that it depends on."""
         before = {n: self.dependencies(n) for n in self.nodes}
         left: dict[str, list[str]] = {}
         for node in sorted(self.nodes):
@@ -137,9 +138,9 @@ _Vertex = tuple[str, str, str]
 """Side, "node" or "queue", and name."""
 _Colours = dict[_Vertex, int]
 _PAIR: Final = -1
-"""The colour of two that are taken for mates; refining gives colours from 0."""
+"""The colour of two vertices that are paired; a refinement gives colours from 0."""
 _Links = dict[_Vertex, list[tuple[str, _Vertex, _Vertex]]]
-"""For each vertex the edges that it is part of: its part, and the two others."""
+"""For each vertex its edges: its own part in the edge, and the two other vertices."""
 
 
 def _links(topology: Topology, side: str) -> _Links:
@@ -155,7 +156,7 @@ def _links(topology: Topology, side: str) -> _Links:
 def _refined(colours: _Colours, links: _Links) -> _Colours:
     """Split colours until all vertices of one colour have links of the same colours.
 
-    Both sides are coloured together, so that a colour means the same on either.
+    Both graphs are coloured together, so that a colour means the same in both.
     """
     while True:
         signs = {

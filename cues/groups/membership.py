@@ -65,7 +65,7 @@ Taken = list[tuple[HeldPartition, list[Message]]]
 
 
 def _one_call(method: Callable[Concatenate[Member, P], R]) -> Callable[Concatenate[Member, P], R]:
-    """Make a method of a member one call: by one thread at a time, and without effect if an exception comes out of it.
+    """Make a method of a member one call: in one thread at a time, and without effect after an exception.
 
     After the method has returned no function is called, so that no exception can come after it.
     """
@@ -109,7 +109,7 @@ class Member(Reader, Closing):
     ``name``                  makes the member *static*: its place is kept for its lease after it closes or dies. If it
                               returns under this name in time, it keeps its partitions, and the others notice nothing.
                               Without a name its partitions move to other members at once
-    ``lease_s``               seconds without a call after which the member is taken for dead
+    ``lease_s``               seconds without a call after which the member counts as dead
     ``max_poll_interval_s``   seconds after the last call that reads for which :meth:`keepalive` renews the lease
     ``start``                 the first position on a queue that the group has never read: ``"earliest"``, the first
                               message; ``"latest"``, after the last message at the time when the first member joins
@@ -141,7 +141,7 @@ class Member(Reader, Closing):
     ) -> None:
         for option, hook in (("on_assigned", on_assigned), ("on_revoked", on_revoked), ("on_lost", on_lost)):
             if not (hook is None or callable(hook)):
-                raise InvalidArgument(f"{option}={hook!r} cannot be called.", "pass a function of a list.")
+                raise InvalidArgument(f"{option}={hook!r} cannot be called.", "pass a function that takes a list.")
         if store.readonly:
             raise StoreReadOnly(
                 f"The store {store.path} is open read-only, so a member cannot keep its positions there.",
@@ -173,7 +173,7 @@ class Member(Reader, Closing):
         """Partitions with messages to read, in reverse order: the last one is read next."""
         self._busy = threading.RLock()
         self._depth = 0
-        """The number of calls under way: the user's, and those of its callbacks."""
+        """The number of calls that run: the user's, and those of its callbacks."""
         self._undo: dict[HeldPartition, int] = {}
         """The partitions that the call under way has read, each with the position before the call."""
         self._torn = False
@@ -299,7 +299,7 @@ class Member(Reader, Closing):
         return Fenced(
             f"The member {self.name} of {self.group} did not commit {_listed(partitions)}:"
             f" {'a seek moved the position' if mine else 'another member took over'} after the messages were read.",
-            "go on reading: the messages are read again, by the member that holds the partition.",
+            "continue to read: the messages are read again, by the member that holds the partition.",
             processor=self.group,
             reason="seek" if mine else "takeover",
             partitions=partitions,

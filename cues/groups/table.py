@@ -221,7 +221,7 @@ class GroupTable:
                         claims.put(txn, log, self.group, claims.first(txn, log, "", latest=start == "latest"))
             before = self.member(txn, name)
             txn.put(names.member_key(self.group, name), row.pack())
-            self._touch(txn, anew=before is None or before.queues != row.queues)
+            self._touch(txn, replan=before is None or before.queues != row.queues)
             faults.point("group.inside")
             return before.id if before is not None else None
 
@@ -248,7 +248,7 @@ class GroupTable:
             for name in removed:
                 txn.delete(names.member_key(self.group, name))
             if removed:
-                self._touch(txn, anew=True)
+                self._touch(txn, replan=True)
             faults.point("group.inside")
 
         self._commit(remove)
@@ -419,9 +419,9 @@ class GroupTable:
 
     # --- inside ---
 
-    def _touch(self, txn: StoreTransaction, anew: bool = False) -> None:
+    def _touch(self, txn: StoreTransaction, replan: bool = False) -> None:
         row = self.row(txn)
-        generation = row.generation + 1 if anew else row.generation
+        generation = row.generation + 1 if replan else row.generation
         self._put(txn, GroupRow(generation, row.planned, row.changes + 1))
 
     def _put(self, txn: StoreTransaction, row: GroupRow) -> None:

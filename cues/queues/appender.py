@@ -1,4 +1,4 @@
-"""Appenders: one call is one transaction, whatever partitions its messages go to."""
+"""Appenders: one call is one transaction, also over several partitions."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Q = TypeVar("Q", bound=BaseQueue)
 Built = list[tuple[Q, list[batch.Page], PartitionShare]]
 """The record batches of an append, by the queue of their partition."""
 _WHOLE: Final = PartitionShare(0, [])
-"""Stands for the share of an append to one log."""
+"""Placeholder for the share of an append to one log: all its messages."""
 
 
 class Appender(Closing):
@@ -28,18 +28,18 @@ class Appender(Closing):
         self.queue = queue
         self._store = queue.store
         self._mask = queue.log.mask
-        queue.options  # noqa: B018  (as they are now)
+        queue.options  # noqa: B018  (loads the options in force)
         self._commit = queue.store.commit
         self._ring = queue.store.ring
         self._plain = queue._append_plain
         self._closed = False
 
     def write(self, message: dict[str, Any]) -> int:
-        """Append one message and return its index. Durable as the store is when this returns.
+        """Append one message and return its index. It is then as durable as the store promises.
 
-        Of a queue with several partitions the index is a :class:`cues.queues.placement.Place`, an int that has the
-        ``partition`` it is on. Raises :class:`CodecError`, :class:`MessageTooLarge`, :class:`ReservedKey`,
-        :class:`InvalidArgument` (not a dict), :class:`StoreFull`; then nothing was written.
+        In a queue with several partitions the index is a :class:`cues.queues.placement.Place`: an int with the
+        attribute ``partition``. Raises :class:`CodecError`, :class:`MessageTooLarge`, :class:`ReservedKey`,
+        :class:`InvalidArgument` (not a dict) or :class:`StoreFull`; then nothing was written.
         """
         if self._closed or self.queue._closed:
             self._check()
@@ -60,10 +60,10 @@ class Appender(Closing):
         return index
 
     def write_many(self, messages: Iterable[dict[str, Any]]) -> range | list[Place]:
-        """Append messages in one transaction and return the range of their indices; all or none.
+        """Append messages, all or none, in one transaction; return the range of their indices.
 
-        Of a queue with several partitions, the :class:`cues.queues.placement.Place` of each message, in the order
-        given. Errors as of :meth:`write`; the text says which message is at fault.
+        In a queue with several partitions, return the :class:`cues.queues.placement.Place` of each message, in the
+        order given. Raises the errors of :meth:`write`; the text names the message at fault.
         """
         if self._closed or self.queue._closed:
             self._check()
@@ -82,7 +82,7 @@ class Appender(Closing):
                     built = [(queue, pages, _WHOLE)]
             except CuesError as error:
                 if queue.options is not options:
-                    continue  # the limit has changed, or where messages go
+                    continue  # the size limit or the partitioning has changed
                 if len(appended) > 1:
                     error.message = f"messages[{getattr(error, 'offset', 0)}]: {error.message}"
                 raise
@@ -126,10 +126,10 @@ def build(
 ) -> Built[Q]:
     """The record batches of an append, partition by partition; an error has the ``offset`` of the message.
 
-    ``digest`` is the delivery hash of the step that they are of.
+    ``digest`` is the delivery hash of the step that wrote the messages.
     """
     options = queue._options
-    found: Built[Q] = []
+    built: Built[Q] = []
     for share in shares:
         chosen = [messages[offset] for offset in share.offsets]
         try:
@@ -137,14 +137,14 @@ def build(
         except CuesError as error:
             error.__dict__["offset"] = share.offsets[getattr(error, "offset", 0)]
             raise
-        found.append((queue.view(share.partition), pages, share))
-    return found
+        built.append((queue.view(share.partition), pages, share))
+    return built
 
 
 def places(count: int, built: Built[Q], starts: Sequence[int]) -> list[Place]:
-    """The place of each of ``count`` messages, from where each share begins."""
-    found: list[Place | None] = [None] * count
+    """The place of each of ``count`` messages; ``starts`` has the first index of each share."""
+    placed: list[Place | None] = [None] * count
     for (_, _, share), start in zip(built, starts):
         for number, offset in enumerate(share.offsets):
-            found[offset] = Place(start + number, share.partition)
-    return found  # type: ignore[return-value]
+            placed[offset] = Place(start + number, share.partition)
+    return placed  # type: ignore[return-value]

@@ -25,7 +25,7 @@ from cues.storage.transaction import StoreTransaction
 
 
 class BaseQueue(Closing):
-    """One queue of a store, or one partition of it, as its readers and writers use it.
+    """A queue of a store, or one of its partitions, as readers and writers use it.
 
     :class:`cues.Queue` adds what a user calls: appenders, tailers, purges and growth.
     """
@@ -39,20 +39,20 @@ class BaseQueue(Closing):
         partition: int = 0,
         whole: Self | None = None,
     ) -> None:
-        """``whole`` is the queue of which this handle means one ``partition``."""
+        """With ``whole``, the handle is on one ``partition`` of that queue."""
         self.store = store
         self.name: str = whole.id if whole is not None else id
-        """The queue's name, also of the handle on a partition."""
+        """The queue's name; a handle on a partition has the name of the whole queue."""
         self.id: str = id
         self._options = options
         self._version = version
         self._functions: dict[str, Any] = {}
-        """``key`` and ``partitioner`` where they are functions: this handle was given them, a store keeps names."""
+        """``key`` and ``partitioner`` that are functions: they were passed to this handle, the store keeps names."""
         self.log: Log = Log(store, self.name, partition)
         """The log of this partition; of a queue with several partitions, the log of the first."""
         self._whole = whole
         self.is_partitioned = whole is None and options.partitions > 1
-        """Whether this handle means several logs."""
+        """Whether this handle is on several logs."""
         self._views: dict[int, Self] = {}
         self._handles: weakref.WeakSet[Self] = weakref.WeakSet()
         """Every handle on a partition that was made by this one."""
@@ -62,7 +62,7 @@ class BaseQueue(Closing):
 
     @property
     def options(self) -> QueueOptions:
-        """As another process may have changed them meanwhile."""
+        """The options in force; another process may have changed them."""
         self.check()
         with self.store.view() as txn:
             self.follow_options(txn, self.log.row(txn))
@@ -70,27 +70,31 @@ class BaseQueue(Closing):
 
     @property
     def partitions(self) -> int:
-        """How many logs this handle means; 1 of a handle on a partition."""
+        """The number of partitions; 1 for a handle on a partition."""
         return 1 if self._whole is not None else self.options.partitions
 
     def partition(self, number: int) -> Self:
-        """A handle on one partition, from 0 on: a queue of its own, called ``orders/3``.
+        """Return a handle on one partition, counted from 0: a queue of its own, with an id such as ``orders/3``.
 
-        Its appender writes there whatever the key is. Raises :class:`QueueNotFound` for a number that there is not.
+        Its appender writes there, whatever the key. Raises :class:`QueueNotFound` if there is no such partition.
         """
         if self._whole is not None:
-            raise InvalidArgument(f"{self.id!r} is a partition.", f"store.queue({self.name!r}).partition({number!r}).")
+            raise InvalidArgument(
+                f"{self.id!r} is a partition.", f"call store.queue({self.name!r}).partition({number!r})."
+            )
         count = self.partitions
         if not is_count(number, 0, count - 1):
             raise QueueNotFound(
                 f"The queue {self.id!r} has no partition {number!r}; it has {count}.",
-                f"0 to {count - 1}." if count > 1 else "0, or queue.grow(n) for more.",
+                f"pass a number from 0 to {count - 1}."
+                if count > 1
+                else "pass 0, or add partitions with queue.grow(n).",
                 queue=f"{self.id}/{number}",
             )
         return self._handle(number)
 
     def view(self, number: int) -> Self:
-        """A handle on a partition that this one keeps, not to be closed; where there is one log, this handle."""
+        """The handle on a partition that this handle keeps (do not close it); with one log, this handle itself."""
         if not self.is_partitioned:
             return self
         view = self._views.get(number)
@@ -110,7 +114,7 @@ class BaseQueue(Closing):
         return handle
 
     def shares(self, messages: Sequence[dict[str, Any]]) -> list[PartitionShare]:
-        """Which of these messages go to which partition; an error has the ``offset`` of the message at fault."""
+        """The messages of each partition; an error has the ``offset`` of the message at fault."""
         if self._spread is None:
             self._spread = Placer(self._options, sum(row.next - 1 for row in self.rows()))
         return self._spread.shares(self._options, messages)
@@ -132,7 +136,7 @@ class BaseQueue(Closing):
         return max(row.next for row in self.rows()) - 1
 
     def __len__(self) -> int:
-        """How many messages there are, on all partitions."""
+        """The number of messages on all partitions."""
         return sum(row.next - row.first for row in self.rows())
 
     def __bool__(self) -> bool:
@@ -155,7 +159,7 @@ class BaseQueue(Closing):
             return [row, *(read_row(txn, self.id, partition) for partition in range(1, count))]
 
     def _not_a_try_log(self, verb: str) -> None:
-        # A record at its end that is none, or a snapshot that is gone, would mislead recovery.
+        # A last record that is not a snapshot, or a snapshot that was removed, would mislead recovery.
         if "." in self.id:
             kind = "fork queue" if names.fork_parts(self.id) else "try log"
             raise InvalidArgument(
@@ -183,7 +187,7 @@ class BaseQueue(Closing):
             handle._use(options, version)
 
     def give(self, options: QueueOptions) -> None:
-        """Use the functions of ``options``, of which the store has the names, in this handle."""
+        """Use the functions of ``options`` in this handle; the store has only their names."""
         self._functions = {
             name: value
             for name in FUNCTIONS
@@ -200,14 +204,14 @@ class BaseQueue(Closing):
         return options.changed(known) if known else options
 
     def append_pages(self, txn: StoreTransaction, pages: list[batch.Page]) -> int:
-        """Append inside a transaction, and let retention take what it may; returns the first index."""
+        """Append inside a transaction and apply retention; return the first index."""
         start, version = self.log.append(txn, pages)
         if version != self._version or self._options.retention is not None:
             self._appended(txn, version)
         return start
 
     def _append_plain(self, txn: StoreTransaction, body: bytes, built_under: int) -> int:
-        """:meth:`append_pages` for one message (see :func:`batch.plain`), built under that options version."""
+        """Append one message that :func:`batch.plain` encoded, under the options version ``built_under``."""
         index, version = self.log.append_plain(txn, body)
         if version != self._version or self._options.retention is not None:
             self._appended(txn, version)
@@ -226,7 +230,7 @@ class BaseQueue(Closing):
     def close(self) -> None:
         """Close this handle; blocked reads through it end with :class:`Closed`. The store stays open.
 
-        Handles on partitions that it gave are closed with it.
+        Handles on partitions that it returned are closed too.
         """
         self._closed = True
         with self._guard:
@@ -250,14 +254,14 @@ class BaseQueue(Closing):
 
 
 class OptionsChanged(Exception):
-    """The queue's options changed before a message was written. Nothing was written; the caller builds it again."""
+    """The queue's options changed before a message was written. The caller builds the message again."""
 
 
 def check_index(index: object, limit: int, what: str) -> int:
-    """``index`` as an index from 1 to ``limit``, else :class:`InvalidArgument` naming both."""
+    """Return ``index`` if it is an integer from 1 to ``limit``, else raise :class:`InvalidArgument`."""
     if not isinstance(index, int) or isinstance(index, bool):
-        found = type(index).__name__
-        raise InvalidArgument(f"{what}: an index is an integer, found {found}.", "pass an integer, 1 or more.")
+        kind = type(index).__name__
+        raise InvalidArgument(f"{what}: an index is an integer, found {kind}.", "pass an integer, 1 or more.")
     if index < 1:
         raise InvalidArgument(f"{what}: the first index is 1.", "pass an index of 1 or more.")
     if index > limit:
@@ -268,9 +272,9 @@ def check_index(index: object, limit: int, what: str) -> int:
 
 
 def index_of(txn: StoreTransaction, log: Log, row: LogRow, place: str | int | datetime, what: str) -> int:
-    """The index that ``"start"``, ``"end"``, an index or an aware time means on a log now.
+    """The index for ``place`` on a log: ``"start"``, ``"end"``, an index, or an aware time.
 
-    A purged index becomes the first that is left; ``what`` names the call in the error of one after the end.
+    A purged index becomes the first that is left. ``what`` names the call in the error for an index after the end.
     """
     if place == "start":
         return row.first
@@ -282,23 +286,23 @@ def index_of(txn: StoreTransaction, log: Log, row: LogRow, place: str | int | da
 
 
 def read_record(store: BaseStore, id: str, raw: bytes) -> dict[str, Any]:
-    """A queue's record, which has no checksum; raises :class:`StoreDamaged` where it cannot be read."""
+    """Decode a queue's record, which has no checksum; raise :class:`StoreDamaged` if it cannot be read."""
     try:
-        found: dict[str, Any] = codec.unpack(raw)
-        QueueOptions.from_dict(found["options"])
-        assert isinstance(found["version"], int) and isinstance(found["identity"], bytes)
+        record: dict[str, Any] = codec.unpack(raw)
+        QueueOptions.from_dict(record["options"])
+        assert isinstance(record["version"], int) and isinstance(record["identity"], bytes)
     except Exception as error:
         raise StoreDamaged(
             f"The record of queue {id!r} cannot be read ({type(error).__name__}: {error}).",
             f"run cues check {store.path}, and restore a backup.",
             path=store.path,
         ) from None
-    return found
+    return record
 
 
 def journal_of(queue: BaseQueue) -> str:
-    """The name of a log among those of all stores: ``<id of the store>/<queue>``, with ``/<n>`` for partition n > 0."""
+    """The name of a log, unique over all stores: ``<id of the store>/<queue>``, with ``/<n>`` for partition n > 0."""
     try:
         return f"{queue.store.id.hex()}/{queue.log.id}"
     except AttributeError:
-        raise InvalidArgument(f"A queue was expected, found {queue!r:.60}.", "store.queue('orders').") from None
+        raise InvalidArgument(f"A queue was expected, found {queue!r:.60}.", "call store.queue('orders').") from None

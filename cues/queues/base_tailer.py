@@ -31,7 +31,7 @@ class Reader(ABC):
 
     @abstractmethod
     def read(self, block: bool = False, timeout: float | None = None) -> dict[str, Any] | None:
-        """Return the next message, or None where there is none; with ``block``, wait for one."""
+        """Return the next message, or None if there is none; with ``block``, wait for one."""
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         """Iterate over the messages that are there."""
@@ -39,7 +39,7 @@ class Reader(ABC):
             yield message
 
     def follow(self) -> Iterator[dict[str, Any]]:
-        """Iterate over the messages, and wait for more, until something is closed (:class:`Closed`)."""
+        """Iterate over the messages and wait for more, until the reader or its store is closed (:class:`Closed`)."""
         while True:
             message = self.read(block=True)
             if message is not None:
@@ -61,19 +61,19 @@ class BaseTailer(Reader, Closing):
         """The doorbells and the mask of logs with which :func:`cues.storage.wakeup.wait` wakes this tailer."""
 
     def to_start(self) -> None:
-        """Go to the first message that the queue still holds; of every partition that this tailer reads."""
+        """Move to the first message that is left, on every partition that this tailer reads."""
         self._seek(lambda txn, log, row: row.first)
 
     def to_end(self) -> None:
-        """Go after the last message; of every partition that this tailer reads."""
+        """Move after the last message, on every partition that this tailer reads."""
         self._seek(lambda txn, log, row: row.next)
 
     def to_index(self, index: int) -> None:
-        """Go to ``index``, from 1 to the next that will be written; a purged one goes to the first that is left."""
+        """Move to ``index``, from 1 to the next one to be written; from a purged one, to the first that is left."""
         self._seek(lambda txn, log, row: max(row.first, check_index(index, row.next, f"to_index({index!r})")))
 
     def to_time(self, when: datetime) -> None:
-        """Go to the first message appended at or after ``when`` (aware), or after the last message."""
+        """Move to the first message appended at or after ``when`` (aware), or after the last message."""
         ns = clock.to_ns(when)
         self._seek(lambda txn, log, row: log.index_at(txn, row, ns))
 
@@ -87,8 +87,8 @@ class BaseTailer(Reader, Closing):
         self._store.ring_own()
 
     def _check(self) -> None:
-        """Raise :class:`Closed` where the tailer, its queue or its store is closed."""
+        """Raise :class:`Closed` if the tailer, its queue or its store is closed."""
         if self._closed or self.queue._closed or self._store.closed:
             if self._closed:
-                raise Closed(f"The tailer of {self.queue.id!r} is closed.", "open one again with queue.tailer(...).")
+                raise Closed(f"The tailer of {self.queue.id!r} is closed.", "open another one with queue.tailer(...).")
             self.queue.check()

@@ -2,13 +2,15 @@
 
     \\0claim\\0<log>\\0<group>    queue identity, owner, epoch, next index, seal, paused, assignee, checkpoint, checksum
 
-One row a group and partition. The **owner** is the member that reads the partition now, the **assignee** the one
-that the group's plan gives it to; while they differ, the partition is on its way from one to the other. The
-**epoch** grows with every claim, release and seek. A commit compares owner, epoch and next index with what its messages
-were taken under, inside its transaction, and that comparison is the fence: a member that was stopped, and continues
-after another took its partitions, finds another epoch there and writes nothing.
+There is one row for each group and partition. The **owner** is the member that reads the partition now. The
+**assignee** is the member to which the group's plan gives the partition. While they differ, the partition is being
+moved from one to the other. The **epoch** grows with every claim, release and seek.
 
-The key begins with the log, so that its retention finds every group that reads it.
+A commit compares owner, epoch and next index with their values when its messages were taken. It does so inside its
+transaction. This is the fence: a member that was stopped, and continues after another member took its partitions,
+finds another epoch and writes nothing.
+
+The key begins with the log, so that the log's retention finds every group that reads it.
 """
 
 from __future__ import annotations
@@ -28,25 +30,25 @@ from cues.storage.transaction import StoreTransaction, named_rows
 NOBODY: Final = bytes(8)
 """The owner of a partition without a reader."""
 CHECKPOINT_BYTES_MAX: Final = 3000
-"""A row stays within one page. What is larger belongs on a queue, or beside the results."""
+"""A row must fit in one page. A larger checkpoint belongs on a queue, or with the results."""
 
 _HEAD: Final = struct.Struct(">8s8sQQ8sBH")
 
 
 class Claim(NamedTuple):
-    """One row."""
+    """The claim of one group on one log."""
 
     identity: bytes
     owner: bytes
     """Incarnation of the member that reads it (8 random bytes), or :data:`NOBODY`."""
     epoch: int
     next: int
-    """The index that is read next; everything before it is done with."""
+    """The index that is read next; all messages before it are done."""
     seal: bytes
-    """Checksum of the batch that holds the message before that; zeros where there was none."""
+    """Checksum of the batch that holds the message before ``next``; zeros if there was none."""
     paused: bool
     assignee: str
-    """Name of the member that the plan gives it to; empty where no member reads the queue."""
+    """Name of the member to which the plan gives it; empty if no member reads the queue."""
     checkpoint: bytes
     """Checkpoint that the reader keeps with its position."""
 
@@ -74,7 +76,7 @@ def put(txn: StoreTransaction, log: str, group: str, claim: Claim) -> None:
 
 
 def of_log(txn: StoreTransaction, log: str) -> Iterator[tuple[str, Claim]]:
-    """The groups that read a log."""
+    """The groups that read a log, with their claims."""
     for group, raw in named_rows(txn, names.claim_key(log, "")):
         yield group, Claim.unpack(raw, log, group)
 
@@ -82,40 +84,40 @@ def of_log(txn: StoreTransaction, log: str) -> Iterator[tuple[str, Claim]]:
 def all_rows(store: BaseStore) -> Iterator[tuple[str, str, bytes]]:
     """Log, group and row of every claim of the store, as they are on disk."""
     with store.view() as txn:
-        found = list(store.rows(txn, names.CLAIMS))
-    for key, raw in found:
+        rows = list(store.rows(txn, names.CLAIMS))
+    for key, raw in rows:
         log, _, group = key[len(names.CLAIMS) :].decode("utf-8", "replace").partition("\0")
         yield log, group, raw
 
 
 def first(txn: StoreTransaction, log: str, assignee: str, latest: bool = False) -> Claim:
-    """The row of a group that has never read the log: at its first message, or, with ``latest``, after its last."""
+    """The first claim of a group on a log: at the first message, or, with ``latest``, after the last."""
     queue, partition = names.log_parts(log)
     row = read_row(txn, queue, partition)
     return Claim(row.identity, NOBODY, 0, row.next if latest else row.first, NO_SEAL, False, assignee, b"")
 
 
 def standing(txn: StoreTransaction, log: Log, group: str, claim: Claim) -> Claim:
-    """Return the claim with a position after the purged messages. Raises :class:`Diverged` for another log."""
+    """Return the claim, moved past purged messages. Raises :class:`Diverged` if the log is another one."""
     row = log.row(txn)
     wrong = ""
     if row.identity != claim.identity:
         wrong = (
-            f" with identity {claim.identity.hex()}, but the queue there has identity {row.identity.hex()}: it was"
-            " made anew."
+            f" with identity {claim.identity.hex()}, but the queue in the store has identity"
+            f" {row.identity.hex()}: it was made again."
         )
     elif claim.next > row.next:
         wrong = f", but the queue ends before {row.next}: messages that were read are missing."
     elif claim.seal != NO_SEAL and (seal := log.seal_before(txn, row, claim.next)) not in (NO_SEAL, claim.seal):
         wrong = (
-            f" behind a batch with checksum {claim.seal.hex()}, but the batch there has {seal.hex()}: it is another"
-            " message."
+            f" after a batch with checksum {claim.seal.hex()}, but the batch there has {seal.hex()}: it holds other"
+            " messages."
         )
     if wrong:
         raise Diverged(
-            f"The group {group} stands at {claim.next} of queue {log.id!r}{wrong}",
-            f"the store that the queue came from, or seek({{({log.queue!r}, {log.partition}): 'start'}}) to start"
-            " over.",
+            f"The group {group} is at index {claim.next} of queue {log.id!r}{wrong}",
+            "restore the store that the queue came from, or start again with"
+            f" seek({{({log.queue!r}, {log.partition}): 'start'}}).",
             processor=group,
         )
     return claim if claim.next >= row.first else claim._replace(next=row.first, seal=NO_SEAL)
@@ -131,6 +133,6 @@ def check_checkpoint(checkpoint: object) -> bytes:
     if len(checkpoint) > CHECKPOINT_BYTES_MAX:
         raise InvalidArgument(
             f"The checkpoint has {len(checkpoint):,} bytes; at most {CHECKPOINT_BYTES_MAX:,} are kept with a position.",
-            "write it to a queue or a file, and keep the name of that as the checkpoint.",
+            "write it to a queue or a file, and keep its name as the checkpoint.",
         )
     return checkpoint

@@ -1,8 +1,8 @@
-"""A tailer of what is committed: ``queue.tailer(isolation="committed")``.
+"""A tailer of committed messages: ``queue.tailer(isolation="committed")``.
 
 It returns messages in the order of their commits, so their indices may decrease. It returns neither acknowledgements
-nor pending or dropped messages. Otherwise it works as :class:`cues.Tailer`, except that it only reads forward and keeps
-no position in the store. A :class:`cues.txn.Consumer` keeps one, together with its results.
+nor pending or dropped messages. It works like :class:`cues.Tailer`, except that it only reads forward and keeps no
+position in the store. A :class:`cues.txn.Consumer` keeps a position, together with its results.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _ACK: Final = int(Flags.ACK_TXN)
 class CommittedTailer(BaseTailer):
     """Reads the committed messages of a queue, one thread at a time; :meth:`Queue.tailer` makes it.
 
-    After a seek only transactions that follow are seen whole: of one that began before the new position, only the
-    messages after it; :meth:`to_end` skips what is pending there, also when it is committed later.
+    After a seek, a transaction that began before the new position is read in part: only its messages after that
+    position. So :meth:`to_end` skips messages that are pending now, even if they are committed later.
     """
 
     def __init__(self, queue: BaseQueue, meta: bool = False) -> None:
@@ -42,32 +42,32 @@ class CommittedTailer(BaseTailer):
         return ReadCommitted(self.queue, begin=index, message_type=None)
 
     def read(self, block: bool = False, timeout: float | None = None) -> dict[str, Any] | None:
-        """Return the next committed message, or None; with ``block`` it waits, as :meth:`Tailer.read`.
+        """Return the next committed message, or None; with ``block``, wait for one, as :meth:`Tailer.read`.
 
-        Raises :class:`Gap` and :class:`BatchDamaged`; as any error, that moves nothing.
+        Raises :class:`Gap` and :class:`BatchDamaged`. An error does not move the tailer.
         """
-        found = self._next()
-        if found is None and block:
-            found = wakeup.wait([self.interest], self._next, timeout)
-        return found
+        message = self._next()
+        if message is None and block:
+            message = wakeup.wait([self.interest], self._next, timeout)
+        return message
 
     def read_many(self, n: int) -> list[dict[str, Any]]:
-        """Return the next ``n`` committed messages; fewer only where there are no more. Never waits."""
+        """Return the next ``n`` committed messages; fewer only if there are no more. Never waits."""
         return list(itertools.islice(self, n))
 
     def peek(self) -> dict[str, Any] | None:
         """Return the message that :meth:`read` would return, without moving."""
         if not self._peeked:
-            found = self._committed()
-            if found is None:
+            item = self._committed()
+            if item is None:
                 return None
-            self._peeked.append(found)
+            self._peeked.append(item)
         index, message = self._peeked[0]
         return self._with_meta(index, message) if self._meta else message
 
     @property
     def index(self) -> int:
-        """The index up to which the queue was read; what is pending before it may still be committed."""
+        """The index up to which the queue was read; pending messages before it may still be committed."""
         return self._reader.source.index
 
     @property
@@ -100,10 +100,10 @@ class CommittedTailer(BaseTailer):
 
     def _next(self) -> dict[str, Any] | None:
         self._check()
-        found = self._peeked.pop() if self._peeked else self._committed()
-        if found is None:
+        item = self._peeked.pop() if self._peeked else self._committed()
+        if item is None:
             return None
-        self._last, message = found
+        self._last, message = item
         return self._with_meta(self._last, message) if self._meta else message
 
     def _committed(self) -> tuple[int, dict[str, Any]] | None:
@@ -121,7 +121,7 @@ class CommittedTailer(BaseTailer):
         return metadata(batch, index - batch.first, self.queue.id, self.queue.options.kept)
 
     def _batch_of(self, index: int) -> Batch:
-        """The record batch of a message that was read; the one of the last time, mostly."""
+        """The record batch of a message that was read; mostly the same batch as at the last call."""
         known = self._batch
         if known is None or not known.first <= index < known.next:
             with self.queue.store.view() as txn:

@@ -32,16 +32,16 @@ _pack_row = ROW.pack
 _unpack_row = ROW.unpack_from
 
 READ_BYTES_MAX: Final = 4 << 20
-"""A read stops after the batch that reaches this, so that memory is bounded by bytes too."""
+"""A read stops after the batch with which it reaches this size. This bounds memory."""
 DELETE_BATCHES_MAX: Final = 1000
-"""Most record batches that one commit deletes: 0.5 ms of the writer lock, for which all writers wait."""
+"""The most record batches that one commit deletes. All writers wait for that commit: 0.5 ms."""
 
 Raw = tuple[int, bytes, list[bytes]]
 """First index, value and continuation pieces of a record, as copied out of a transaction."""
 
 
 def read_row(txn: StoreTransaction, queue: str, partition: int) -> LogRow:
-    """The row of a log whose records are not asked for."""
+    """Read the row of a log, without opening its records."""
     raw = txn.get(names.row_key(queue, partition))
     if raw is None:
         raise _gone(queue)
@@ -55,7 +55,7 @@ def _gone(queue: str) -> QueueNotFound:
 
 
 class Log:
-    """A log of one store. Made for a queue that exists."""
+    """A log of one store. Its queue must exist."""
 
     __slots__ = ("_checked", "database", "id", "key", "mask", "partition", "queue", "store")
 
@@ -74,7 +74,7 @@ class Log:
         return LogRow._make(_unpack_row(self._raw_row(txn)))
 
     def _raw_row(self, txn: StoreTransaction) -> bytes:
-        """The row as it is stored, its checksum compared."""
+        """The row as it is stored, after its checksum was compared."""
         raw: bytes | None = txn.get(self.key)
         if raw is None:
             raise _gone(self.queue)
@@ -122,7 +122,7 @@ class Log:
         return start, version
 
     def append_plain(self, txn: StoreTransaction, body: bytes) -> tuple[int, int]:
-        """:meth:`append` for one message, as :func:`batch.plain` encoded it: the shortest way to the disk."""
+        """Append one message that :func:`batch.plain` encoded: the fast path of :meth:`append`."""
         raw = txn.get(self.key)
         if raw != self._checked:
             raw = self._raw_row(txn)
@@ -160,9 +160,9 @@ class Log:
         """
         start = max(index, row.first)
         stop = min(start + count, row.next)
-        found: list[Raw] = []
+        raws: list[Raw] = []
         if start >= stop:
-            return found
+            return raws
         cursor = txn.cursor(self.database)
         if not self._holds(cursor, start):
             raise self._missing(cursor, start, row.next)
@@ -173,11 +173,11 @@ class Log:
                 first = unpack(key)[0]
                 if first >= stop or size >= bytes_max:
                     break
-                found.append((first, value, []))
+                raws.append((first, value, []))
             else:
-                found[-1][2].append(value)
+                raws[-1][2].append(value)
             size += len(value)
-        return found
+        return raws
 
     def read_before(self, txn: StoreTransaction, row: LogRow, index: int) -> list[Raw]:
         """The record that holds the message before ``index``, if there is one."""
@@ -186,7 +186,7 @@ class Log:
         return self.read(txn, row, index - 1, 1)
 
     def end_of_messages(self, txn: StoreTransaction, row: LogRow, start: int) -> int:
-        """The index after the last message, without the acknowledgements after it; ``start`` if none is after that."""
+        """The index after the last message, not counting acknowledgements at the end; at least ``start``."""
         end = row.next
         if end <= start:
             return start
@@ -199,9 +199,9 @@ class Log:
         return max(start, end)
 
     def batches(self, raws: Iterable[Raw]) -> list[Batch]:
-        """Verify and open what :meth:`read` copied out.
+        """Verify and open the records that :meth:`read` copied out.
 
-        A damaged record ends the list; where it is the first, :class:`BatchDamaged` is raised.
+        A damaged record ends the list; if it is the first, :class:`BatchDamaged` is raised.
         """
         opened: list[Batch] = []
         for first, value, pieces in raws:
@@ -220,7 +220,7 @@ class Log:
         return self._damage(first, last, "is damaged (its checksum fails)")
 
     def _missing(self, cursor: Any, index: int, end: int) -> BatchDamaged:
-        """The error for an index that the row counts and no record holds."""
+        """The error for an index that the row counts but no record holds."""
         last = end - 1
         if cursor.set_range(KEY.pack(index)):
             key = cursor.key()
@@ -239,7 +239,7 @@ class Log:
         )
 
     def seal_before(self, txn: StoreTransaction, row: LogRow, index: int) -> bytes:
-        """The checksum of the batch that holds the message before ``index``; zeros where there is none."""
+        """The checksum of the batch that holds the message before ``index``; zeros if there is none."""
         try:
             raws = self.read_before(txn, row, index)
         except BatchDamaged:  # a tailer must be able to continue after the missing messages
@@ -262,15 +262,15 @@ class Log:
         return low
 
     def time_at(self, txn: StoreTransaction, row: LogRow, index: int) -> int:
-        """Append time of the message at ``index``, which is there. Raises :class:`BatchDamaged`."""
+        """Append time of the message at ``index``, which must exist. Raises :class:`BatchDamaged`."""
         return int(batch.HEAD.unpack_from(self.read(txn, row, index, 1)[0][1], 8)[3])
 
     def size_bytes(self, txn: StoreTransaction) -> int:
-        """Bytes of its pages on disk."""
+        """Bytes of the log's pages on disk."""
         return pages_of(txn.stat(self.database)) * PAGE_BYTES
 
     def front_time(self, txn: StoreTransaction) -> int:
-        """Append time of the first record that is there; 0 when there is none."""
+        """Append time of the first record; 0 when there is none."""
         cursor = txn.cursor(self.database)
         return int(batch.HEAD.unpack_from(cursor.value(), 8)[3]) if cursor.first() else 0
 
@@ -279,7 +279,7 @@ class Log:
     ) -> tuple[int, int]:
         """Delete whole record batches that end before ``index``, at most ``most``.
 
-        Returns how many, and the first index of what is left. The row is the caller's to write.
+        Returns their number, and the first index that is left. The caller writes the row.
         """
         cursor = txn.cursor(self.database)
         front, deleted, going, records = row.next, 0, 0, 0
@@ -299,23 +299,23 @@ class Log:
         return deleted, front
 
     def move_front(self, txn: StoreTransaction, row: LogRow, index: int) -> None:
-        """Say that the first message is at ``index``."""
+        """Write ``index`` into the row as the first index."""
         if index != row.first:
             self._put_row(txn, _pack_row(*row._replace(first=index)))
 
     def _holds(self, cursor: Any, index: int) -> bool:
-        """Stand on the record that holds ``index``; False where none does, though one should."""
+        """Move the cursor to the record that holds ``index``; False if no record holds it."""
         if not self._seek(cursor, index):
             return False
         key, value = cursor.item()
         first: int = KEY.unpack(key)[0]
-        # A damaged record may say any count; it passes here, and its checksum is found to fail later.
+        # A damaged record may have any count. It passes here; its checksum fails later.
         return (
             len(value) < batch.PREFIX_BYTES or first + batch.count_of(value) > index or not batch.intact(value, first)
         )
 
     def _seek(self, cursor: Any, index: int) -> bool:
-        """Stand on the record that holds ``index``."""
+        """Move the cursor to the last record that begins at or before ``index``; False if there is none."""
         key = KEY.pack(index)
         if cursor.set_range(key):
             if cursor.key() == key:
@@ -324,8 +324,8 @@ class Log:
                 return False
         elif not cursor.last():
             return False
-        found = cursor.key()
-        return len(found) == 8 or bool(cursor.set_key(found[:8]))
+        last = cursor.key()
+        return len(last) == 8 or bool(cursor.set_key(last[:8]))
 
     def _following(self, cursor: Any, end: int) -> int:
         """Return the first index of the record after the cursor's, or ``end``. Moves the cursor."""

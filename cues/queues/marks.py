@@ -1,4 +1,4 @@
-"""Low-water marks: how far a reader is whose position is in another store."""
+"""Low-water marks: the progress of readers whose positions are in another store."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Mark(NamedTuple):
     next: int
     """All messages before this index were read, and the reader's commit is durable."""
     pending: bool
-    """A step took messages from there on and may be repeated: no policy lets go of them."""
+    """A step took messages from ``next`` on and may be repeated: no policy deletes them."""
 
     def pack(self) -> bytes:
         return sealed.seal(_LOW.pack(*self))
@@ -36,7 +36,7 @@ class Mark(NamedTuple):
 
 @dataclass(frozen=True)
 class ForeignReader:
-    """A processor as the other store knows it."""
+    """A processor whose position is in another store."""
 
     home: bytes
     """Id of the store that holds its position."""
@@ -45,7 +45,7 @@ class ForeignReader:
 
 
 def of_log(txn: StoreTransaction, log: Log) -> list[tuple[ForeignReader, Mark]]:
-    """The marks on a log, with the reader that each is of."""
+    """The marks on a log, each with its reader."""
     marks = []
     for name, value in named_rows(txn, names.low_water_prefix(log.id)):
         home, _, processor = name.partition("/")

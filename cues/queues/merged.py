@@ -3,17 +3,17 @@
     t = q.tailer()              from the start of every partition
     t = q.tailer("reader-1")    a position for each partition in the store, moved together
 
-1. Read the next record batch of every partition. Where some have none, check in one transaction that they all have
-   none while the others have theirs.
-2. The batch with the earliest append time is next, of several the one of the lowest partition. It is
-   returned to its end: its messages were appended at one time.
+1. Read the next record batch of every partition. If some partitions have none, check in one transaction that they
+   still have none.
+2. Return the batch with the earliest append time; of several, the batch of the lowest partition. The whole batch is
+   returned, because its messages were appended at one time.
 
-So the messages of a partition come in their order, always, and those of several in the order of their
-appends, as far as the clock of the machine did not go back between two. Backward it is the reverse. A
-partition that the queue grows by is read from its start, as soon as the tailer reads on.
+So the messages of one partition are always in their order. Messages of several partitions are in the order of their
+appends, unless the clock of the machine was set back between two appends. Backward, the order is the reverse. A
+partition that is added later is read from its start, at the next read.
 
-The position that a name has on a partition is the same that ``q.partition(3).tailer("reader-1")`` has.
-Readers of one name share the queue, each message to one of them; then there is no order between them.
+A name has one position on each partition: ``q.partition(3).tailer("reader-1")`` uses the same one. Readers of one
+name share the queue: each message is read by one of them, and there is no order between the readers.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from cues.storage import wakeup
 from cues.storage.transaction import StoreTransaction
 
 Mark = tuple[int, tuple[Batch, int] | None]
-"""The index of the tailer of a partition, and the message that it read last."""
+"""The index of a partition's tailer, and the message that it read last."""
 
 
 class MergedTailer(Tailer):
     """A :class:`cues.Tailer` of all partitions; :meth:`Queue.tailer` makes it.
 
-    Positions differ: :attr:`positions` has one for each partition, and :meth:`to_index`
-    takes such a dict. :attr:`index` is refused.
+    It has one position for each partition: :attr:`positions` is a dict, and :meth:`to_index` takes such a dict.
+    :attr:`index` raises.
     """
 
     def __init__(self, queue: BaseQueue, name: str | None = None, meta: bool = False) -> None:
@@ -50,7 +50,7 @@ class MergedTailer(Tailer):
 
     @property
     def index(self) -> int:
-        """Refused: :class:`InvalidArgument`. See :attr:`positions`."""
+        """Raise :class:`InvalidArgument`; use :attr:`positions`."""
         raise InvalidArgument(
             f"The tailer reads {len(self._parts)} partitions of {self.queue.id!r}, each with indices of its own.",
             "use tailer.positions, or queue.partition(i).tailer().",
@@ -68,7 +68,7 @@ class MergedTailer(Tailer):
             part._direction = direction
 
     def to_index(self, index: int | dict[int, int]) -> None:
-        """Go to these indices, by partition, as :attr:`positions` gave them; other partitions stay."""
+        """Move to these indices, a dict such as :attr:`positions`; partitions that are not in it stay."""
         if not isinstance(index, dict):
             raise InvalidArgument(
                 f"to_index({index!r}): each of the {len(self._parts)} partitions of {self.queue.id!r} has indices"
@@ -125,16 +125,16 @@ class MergedTailer(Tailer):
             self._current = None
 
     def _next(self, n: int) -> list[dict[str, Any]]:
-        """Take the next ``n`` messages and move, all or, with an error, nothing."""
+        """Take the next ``n`` messages and move; on an error, move nothing."""
         if n == 1 and self.name is None:
-            return self._take_ahead(1)  # what raises has not moved anything
+            return self._take_ahead(1)  # one that raises has moved nothing
         while True:
             marks: list[Mark] = [(part._index, part._last) for part in self._parts]
             read = self._read
             try:
-                found = self._take_ahead(n)
-                if self.name is None or not found or self._commit_positions():
-                    return found
+                taken = self._take_ahead(n)
+                if self.name is None or not taken or self._commit_positions():
+                    return taken
             except BaseException:
                 self._return(marks, read)
                 raise
@@ -147,36 +147,36 @@ class MergedTailer(Tailer):
                         part._index = part._position(part._stored)
 
     def _return(self, marks: list[Mark], read: Tailer | None) -> None:
-        # Partitions that came meanwhile have no mark, and were read from their start.
+        # Partitions that were added since have no mark; they were read from their start.
         for part, mark in zip(self._parts, marks):
             part._go_back(*mark)
         del self._parts[len(marks) :]
         self._current, self._read = None, read
 
     def _take_ahead(self, n: int) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = []
+        taken: list[dict[str, Any]] = []
         try:
-            while len(found) < n and (part := self._pick(n - len(found))) is not None:
-                found += part._take(n - len(found))
+            while len(taken) < n and (part := self._pick(n - len(taken))) is not None:
+                taken += part._take(n - len(taken))
                 self._read = part
         except BatchDamaged:
-            if not found:
+            if not taken:
                 raise
-        return found
+        return taken
 
     def _pick(self, n: int = 1) -> Tailer | None:
-        """The tailer of the partition whose message is next, with its batch at hand; None at the end."""
+        """The tailer whose message is next, with its batch loaded; None at the end."""
         part = self._current
         if part is not None and part._batch is not None and part._first <= part._cursor() < part._batch.next:
             batch = part._batch
-            if part._ready(n) and part._batch is batch:  # another, where the rest of it was purged
+            if part._ready(n) and part._batch is batch:  # it is another if the rest of this one was purged
                 return part
         backward = self._direction == "backward"
         while True:
             self._have_all()
             ready = [(part, part._ready(n)) for part in self._parts]
             ended = [part for part, more in ready if not more]
-            # Backward, nothing comes to the front of a partition that has no more.
+            # Backward, a partition without more messages gets no more: appends are at the other end.
             if backward or not ended or self._have_nothing(ended):
                 break
         heads = [part for part, more in ready if more]
@@ -184,10 +184,10 @@ class MergedTailer(Tailer):
         return self._current
 
     def _have_nothing(self, ended: list[Tailer]) -> bool:
-        """Whether the partitions that had nothing more have nothing at one moment, at which all others had theirs.
+        """Whether all ``ended`` partitions still have nothing, at one moment after the others were read.
 
-        Walkthrough of what would otherwise happen: partition 0 is looked at and has nothing; then a message comes to 0,
-        then one to 1; partition 1 is looked at, and its message is handed out before the one that was appended earlier.
+        Without this check: partition 0 is read and has nothing. Then a message is appended to 0, and after it one
+        to 1. Partition 1 is read, and its message is handed out before the earlier message of 0.
         """
         with self._store.view() as txn:
             return all(part._index >= part._log.row(txn).next for part in ended)
@@ -205,7 +205,7 @@ class MergedTailer(Tailer):
         return self._write_positions(txn, indices)
 
     def _write_positions(self, txn: StoreTransaction, indices: list[int]) -> list[bytes]:
-        """All of them the first time, so that retention knows a reader of every partition; then what moved."""
+        """Write the positions that moved; the first time all, so that retention knows a reader of every partition."""
         return [
             part._stored
             if part._stored is not None and part._position(part._stored) == index

@@ -1,6 +1,6 @@
 """Types of messages: how a publisher reads and sets a message's UUID, and the fields that a queue stores.
 
-A message on a queue is a dict. Others (dataclasses, say) are told by a :class:`MessageType`.
+A message on a queue is a dict. A :class:`MessageType` describes messages of another type, such as a dataclass.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ def _fields(message: Any) -> dict[str, Any]:
 class MessageType:
     """How to handle messages of one type.
 
-    get_uuid               its UUID, None when it has none yet. The zero UUID opts out: the message is
+    get_uuid               its UUID, None when it has none yet. A message with the zero UUID is
                            published without identity, and delivered at least once
-    set_uuid               put a UUID into it; done for messages that are read
+    set_uuid               put a UUID into it; called for each message that is read
     new_acknowledgement    an empty message for an acknowledgement in the journal of that name
     new                    a message from the fields that a queue stores
     fields                 the dict that a queue stores; by default the message itself, or its ``vars()``
@@ -47,8 +47,8 @@ def dicts(uuid_key: str = names.UUID) -> MessageType:
                 f"A message is a dict, found {type(message).__name__}.",
                 "pass a dict, or define a MessageType for messages of another type.",
             )
-        found = message.get(uuid_key)
-        return None if found is None else as_uuid(found)
+        value = message.get(uuid_key)
+        return None if value is None else as_uuid(value)
 
     return MessageType(
         get_uuid=get,

@@ -20,7 +20,7 @@ MESSAGE_BYTES_MAX: Final = 64 << 20
 METADATA: Final = frozenset({"t", "time", "tx"})
 
 FUNCTIONS: Final = ("key", "partitioner")
-"""Options that may be functions: as plain data ``{"function": "module:qualname"}``."""
+"""Options that may be functions; their plain data is ``{"function": "module:qualname"}``."""
 
 _UNITS_S: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 _UNITS_BYTES: Final = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30}
@@ -30,11 +30,11 @@ _UNITS_BYTES: Final = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 1 <
 class Retention:
     """The messages that a queue may delete from its front by itself.
 
-    ``count`` keeps the last so many messages, ``age`` (``"10d"``, seconds or a timedelta) those younger than that,
-    ``bytes`` (``"500MB"``) about so much, ``read`` those that some known reader (a processor or a named tailer) has not
-    read; with several, what any of them lets go goes. It is looked at when something is appended. Whole record batches
-    are deleted, at most 1,000 a commit, so up to one batch more than asked stays. Messages of a step that is under way
-    or will be repeated stay, whatever the policy.
+    ``count`` keeps that many of the last messages. ``age`` (``"10d"``, seconds or a timedelta) keeps messages younger
+    than that. ``bytes`` (``"500MB"``) keeps about that size. ``read`` keeps messages that some known reader (a
+    processor, a named tailer or a consumer group) has not read. With several, a message is deleted if any of them
+    allows it. Messages are deleted at an append: whole record batches, at most 1,000 in a commit. So up to one batch
+    more than asked stays. Messages of a step that is under way or will be repeated stay, whatever the policy.
     """
 
     count: int | None = None
@@ -52,7 +52,7 @@ class Retention:
 
     @staticmethod
     def of(value: Retention | str | int | None) -> Retention | None:
-        """``"10d"``, ``"500MB"``, a count, ``"read"``, a Retention or None."""
+        """Return the retention for ``"10d"``, ``"500MB"``, a count, ``"read"``, a Retention or None."""
         if value is None or isinstance(value, Retention):
             return value
         if isinstance(value, int) and not isinstance(value, bool):
@@ -83,8 +83,8 @@ QUEUE_TEXTS: Final = {
     "metadata": OptionText(
         frozenset(),
         'The metadata that messages carry along: a set of `"t"` (index), `"time"` (append time) and `"tx"` (index of'
-        " the journey's first message). True: t and time. The empty set: only what a message came with. False: all"
-        " metadata is dropped, except the delivery hash.",
+        " the journey's first message). True: t and time. The empty set: only the metadata that a message came with."
+        " False: all metadata is dropped, except the delivery hash.",
     ),
     "retention": OptionText(
         None, 'A `cues.Retention(…)`, or short: `"10d"`, `"500MB"`, a count, `"read"`; None keeps all messages.'
@@ -163,7 +163,7 @@ class QueueOptions:
 
     @property
     def placing(self) -> tuple[str | None, str | None]:
-        """Key and partitioner by name: queues of which they are equal place equal keys alike."""
+        """The names of key and partitioner. Queues with the same names place equal keys alike."""
         default = "sticky" if self.key is None else "murmur2"
         return partitioners.name_of(self.key), partitioners.name_of(self.partitioner) or default
 
@@ -174,18 +174,18 @@ class QueueOptions:
 
     @property
     def asked(self) -> dict[str, Any]:
-        """As arguments for a queue that may exist: one that was grown or made with a key is not refused by silence."""
+        """The arguments to open a queue that may exist; default partitions, key and partitioner are left out."""
         said = self.to_dict()
         placing = ("partitions", *FUNCTIONS)
         return {name: value for name, value in vars(self).items() if name not in placing or name in said}
 
     def changed(self, options: Mapping[str, Any]) -> QueueOptions:
-        """These options with the given ones put in place; unknown names raise."""
+        """Return a copy with the given options changed; raise for an unknown name."""
         check_names(options)
         return QueueOptions(**{**self.__dict__, **options})
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain data, only what differs from the defaults."""
+        """Return the options that differ from their defaults, as plain data."""
         plain: dict[str, Any] = {}
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
@@ -200,9 +200,9 @@ class QueueOptions:
         return plain
 
     @staticmethod
-    def from_dict(found: Mapping[str, Any]) -> QueueOptions:
-        """Return the options of a result of :meth:`to_dict`."""
-        options = dict(found)
+    def from_dict(plain: Mapping[str, Any]) -> QueueOptions:
+        """Return the options from a result of :meth:`to_dict`."""
+        options = dict(plain)
         if isinstance(options.get("retention"), dict):
             options["retention"] = Retention(**options["retention"])
         for name in FUNCTIONS:
@@ -213,13 +213,13 @@ class QueueOptions:
 
 
 def check_names(options: Iterable[str]) -> None:
-    """Refuse unknown option names, with the nearest known one."""
+    """Raise for an unknown option name; the hint has the nearest known one."""
     known = [field.name for field in dataclasses.fields(QueueOptions)]
     for name in options:
         if name not in known:
             raise InvalidArgument(
                 f"A queue has no option {name!r}; it has {', '.join(known)}.",
-                nearest(name, known, "{}=", f"{known[0]}="),
+                nearest(name, known, "pass {}= instead.", f"pass one of those, such as {known[0]}=."),
             )
 
 
@@ -242,7 +242,7 @@ def _partitioner(value: object, key: object) -> object:
     if not isinstance(value, str) or value not in partitioners.NAMES:
         raise InvalidArgument(
             f"partitioner is {value!r}; there are {', '.join(map(repr, partitioners.NAMES))}.",
-            nearest(value, partitioners.NAMES, "{!r}.", "one of those, or a function (message, n) -> partition."),
+            nearest(value, partitioners.NAMES, "pass {!r}.", "pass one, or a function (message, n) -> partition."),
         )
     if value in partitioners.KEYED and key is None:
         raise InvalidArgument(f"partitioner={value!r} places messages by their key.", "pass key='…' with it.")
@@ -250,12 +250,12 @@ def _partitioner(value: object, key: object) -> object:
 
 
 def _measured(value: str, units: dict[str, int], what: str, hint: str) -> float:
-    """A number with its unit."""
-    found = re.fullmatch(r"([\d._]+)\s*([a-zA-Z]+)", value)
-    unit = units.get(found[2], units.get(found[2].upper())) if found else None
-    if not found or not unit:
+    """The value of a number with its unit."""
+    match = re.fullmatch(r"([\d._]+)\s*([a-zA-Z]+)", value)
+    unit = units.get(match[2], units.get(match[2].upper())) if match else None
+    if not match or not unit:
         raise InvalidArgument(f"{value!r} is not {what}.", hint)
-    return float(found[1]) * unit
+    return float(match[1]) * unit
 
 
 def _seconds(value: float | str | timedelta | None) -> float | None:

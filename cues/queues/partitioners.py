@@ -1,19 +1,19 @@
-"""Partitioners: which partition of a queue a message goes to.
+"""Partitioners: they choose the partition of a message.
 
-    name            a message's partition                           when the queue grows
-    murmur2         as Kafka's default partitioner places its key    most keys move
-    fnv1a-modulo    FNV-1a of its key, modulo the partitions         most keys move
-    rendezvous      the highest of one xxh3 hash a partition          only keys that go to new partitions
-    round-robin     the next one, message by message                 (no keys)
-    sticky          one for a whole append, the next for the next     (no keys)
-    a function      what ``fn(message, n)`` says, 0 to n - 1          as the function has it
+    name            a message's partition                             when the queue grows
+    murmur2         as Kafka's default partitioner places its key     most keys move
+    fnv1a-modulo    FNV-1a of its key, modulo the partitions          most keys move
+    rendezvous      the partition with the highest xxh3 hash          only keys that move to new partitions
+    round-robin     the next one for each message                     (no keys)
+    sticky          the next one for each append                      (no keys)
+    a function      the result of ``fn(message, n)``, 0 to n - 1      depends on the function
 
-``murmur2`` is the default where the queue has a ``key``, ``sticky`` where it has none. The key is a
-field of the message or what a function of the message returns. Bytes are hashed as they are, strings
-as UTF-8, any other value as its msgpack: so ``1``, ``"1"`` and ``1.0`` are three keys.
+``murmur2`` is the default for a queue with a ``key``, ``sticky`` for a queue without one. The key is a
+field of the message or the result of a function of the message. Bytes are hashed as they are, strings
+as UTF-8, any other value as its msgpack: so ``1``, ``"1"`` and ``1.0`` are three different keys.
 
-Not guaranteed: that ``round-robin`` and ``sticky`` place a message where they placed it before; a step
-that is repeated may go to other partitions than the one that did not commit.
+Not guaranteed: that ``round-robin`` and ``sticky`` place a message again on the same partition. A repeated
+step may write to other partitions than the attempt that did not commit.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ UNKEYED: Final = ("round-robin", "sticky")
 NAMES: Final = KEYED + UNKEYED
 
 PARTITIONS_MAX: Final = 256
-"""Each is a database of its own, of which a process has :data:`cues.storage.lmdb_errors.DATABASES_MAX` open at once."""
+"""Each is a database; a process can have :data:`cues.storage.lmdb_errors.DATABASES_MAX` of them open at once."""
 
 Key = Callable[[dict[str, Any]], Any]
 Placement = Callable[[dict[str, Any], int], int]
-"""Gives the partition of a message, of so many."""
+"""Returns the partition of a message, given the number of partitions."""
 
 _KEYS_KEPT: Final = 1 << 14
-"""Keys whose partition is remembered: a hash in Python costs 20 times what looking it up does."""
+"""The number of keys whose partition is remembered: a hash in Python takes 20 times as long as a look-up."""
 _MASK: Final = 0xFFFF_FFFF
 
 
@@ -77,17 +77,17 @@ def fnv1a32(data: bytes) -> int:
 
 def _check_bytes(data: object) -> None:
     if not isinstance(data, (bytes, bytearray, memoryview)):
-        raise InvalidArgument(f"Bytes are hashed, found {data!r:.60}.", "pass bytes, such as text.encode().")
+        raise InvalidArgument(f"The hash takes bytes, found {data!r:.60}.", "pass bytes, such as text.encode().")
 
 
 def partition_for(key: bytes | str, n: int) -> int:
-    """The partition, 0 to ``n`` - 1, on which Kafka's default partitioner places a message with this key.
+    """Return the partition, 0 to ``n`` - 1, on which Kafka's default partitioner places a message with this key.
 
-    ``key`` is bytes, or a string that is taken as UTF-8; ``b""`` is a key like any other. None, another
-    type and ``n`` below 1 raise :class:`InvalidArgument` (a ValueError).
+    ``key`` is bytes, or a string, which is encoded as UTF-8; ``b""`` is a valid key. None, another type
+    and ``n`` below 1 raise :class:`InvalidArgument` (a ValueError).
     """
     if not is_count(n):
-        raise InvalidArgument(f"{n!r} is not a number of partitions.", "an integer from 1 on.")
+        raise InvalidArgument(f"{n!r} is not a number of partitions.", "pass an integer, 1 or more.")
     if isinstance(key, str):
         key = _utf8(key)
     if not isinstance(key, (bytes, bytearray, memoryview)):
@@ -137,15 +137,15 @@ _OF_KEY: Final[Mapping[str, Callable[[bytes, int], int]]] = {
 
 
 class Missing:
-    """A function that a store knows only by name: of ``key=`` and ``partitioner=`` it stores no code."""
+    """A function for ``key=`` or ``partitioner=`` that is known only by name: a store keeps no code."""
 
     def __init__(self, name: str) -> None:
         self.name = name
 
     def __call__(self, *_: Any) -> Any:
         raise InvalidArgument(
-            f"The queue places its messages by the function {self.name}, which this handle was not given.",
-            "store.queue(name, key=…, partitioner=…) with that function, or queue.partition(i).appender().",
+            f"The queue places its messages with the function {self.name}, which this handle does not have.",
+            "pass it to store.queue(name, key=…, partitioner=…), or write with queue.partition(i).appender().",
         )
 
     def __eq__(self, other: object) -> bool:
@@ -159,7 +159,7 @@ class Missing:
 
 
 def name_of(way: str | Callable[..., Any] | None) -> str | None:
-    """A key's field, a partitioner's name, or ``module:qualname`` of a function: what is equal places alike."""
+    """The stored name of a key or partitioner: a field, a partitioner, or ``module:qualname`` of a function."""
     if way is None or isinstance(way, str):
         return way
     if isinstance(way, Missing):
@@ -170,7 +170,7 @@ def name_of(way: str | Callable[..., Any] | None) -> str | None:
 class Router:
     """Places messages on ``partitions`` logs. Not for several threads at once.
 
-    ``start`` is where ``round-robin`` and ``sticky`` begin.
+    ``round-robin`` and ``sticky`` begin at partition ``start`` modulo ``partitions``.
     """
 
     def __init__(
@@ -184,7 +184,7 @@ class Router:
         self.sticky = way == "sticky"
         """All messages of one append go to one partition."""
         self.by_message = way not in UNKEYED
-        """The message decides, and nothing else: its key, or a function of it."""
+        """Only the message decides: its key, or a function of it."""
         if not isinstance(way, str):
             self._place = lambda message: self._checked(way(message, partitions))
         elif way in UNKEYED:
@@ -198,8 +198,8 @@ class Router:
     def place(self, messages: Sequence[dict[str, Any]]) -> list[int]:
         """The partition of each message of one append.
 
-        Raises :class:`InvalidArgument` for a message without a key and for a function that names no
-        partition, with the message's ``offset``; what a function raises is raised.
+        Raises :class:`InvalidArgument` for a message without a key, and for a result of the partitioner that is not
+        a partition. Errors of the user's functions pass through. Each error has the message's ``offset``.
         """
         if self.sticky:
             return [self._turn({})] * len(messages)
@@ -211,7 +211,7 @@ class Router:
         except Exception as error:
             error.__dict__["offset"] = len(placed)
             if not isinstance(error, CuesError):
-                error.add_note(f"in placing messages[{len(placed)}] of {len(messages)} on a partition")
+                error.add_note(f"while messages[{len(placed)}] of {len(messages)} was placed on a partition")
             raise
         return placed
 
@@ -224,27 +224,30 @@ class Router:
     def _key_of(self, message: dict[str, Any]) -> Any:
         key = self._key
         if not isinstance(message, dict):
-            raise InvalidArgument(f"A message is a dict, found {type(message).__name__}.", "{'value': …}.")
+            raise InvalidArgument(
+                f"A message is a dict, found {type(message).__name__}.", "pass a dict, such as {'value': …}."
+            )
         if isinstance(key, str):
-            found = message.get(key)
-            if found is None:
+            value = message.get(key)
+            if value is None:
                 there = "it is None" if key in message else f"it has {', '.join(map(repr, message)) or 'nothing'}"
                 raise InvalidArgument(
                     f"The message has no {key!r}, by which its partition is chosen; {there}.",
-                    f"{key!r} in every message, or queue.partition(i).appender().",
+                    f"put {key!r} into every message, or write with queue.partition(i).appender().",
                 )
-            return found
+            return value
         assert key is not None
         return key(message)
 
     def _turn(self, message: dict[str, Any]) -> int:
-        found = self._next
-        self._next = (found + 1) % self.partitions
-        return found
+        partition = self._next
+        self._next = (partition + 1) % self.partitions
+        return partition
 
-    def _checked(self, found: Any) -> int:
-        if isinstance(found, int) and not isinstance(found, bool) and 0 <= found < self.partitions:
-            return found
+    def _checked(self, result: Any) -> int:
+        if isinstance(result, int) and not isinstance(result, bool) and 0 <= result < self.partitions:
+            return result
         raise InvalidArgument(
-            f"The partitioner returned {found!r}.", f"return the partition, an integer from 0 to {self.partitions - 1}."
+            f"The partitioner returned {result!r}.",
+            f"return the partition, an integer from 0 to {self.partitions - 1}.",
         )

@@ -1,9 +1,9 @@
-"""Writing to a queue with several partitions: which message goes where.
+"""Writing to a queue with several partitions: the partition of each message.
 
-    Share     the messages of one append that go to one partition
-    Place     the index of a message, and the partition that it is on
+    PartitionShare    the messages of one append that go to one partition
+    Place             the index of a message, and its partition
 
-One append is one transaction, whatever partitions its messages go to; within a partition they keep their order.
+One append is one transaction, also over several partitions. The messages of one partition keep their order.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from cues.queues.partitioners import Router
 
 
 class Place(int):
-    """An index, with the ``partition`` that it is on."""
+    """An index with its ``partition``."""
 
     partition: int
 
     def __new__(cls, index: int, partition: int) -> Place:
-        found = super().__new__(cls, index)
-        found.partition = partition
-        return found
+        place = super().__new__(cls, index)
+        place.partition = partition
+        return place
 
     def __getnewargs__(self) -> tuple[int, int]:  # type: ignore[override]
         return int(self), self.partition
@@ -46,7 +46,7 @@ class Placer:
     """Divides appends over the partitions of one queue, by the options in force."""
 
     def __init__(self, options: QueueOptions, start: int) -> None:
-        """``start`` is where turns begin: how many messages the queue has had."""
+        """``start`` is the number of messages that the queue has had; turns begin there."""
         self._start = start
         self._follow(options)
 
@@ -58,7 +58,7 @@ class Placer:
         """The messages by partition. Raises as :meth:`Router.place`."""
         if options is not self._options:
             self._follow(options)
-        found: dict[int, list[int]] = {}
+        shares: dict[int, list[int]] = {}
         for offset, partition in enumerate(self._router.place(messages)):
-            found.setdefault(partition, []).append(offset)
-        return [PartitionShare(partition, offsets) for partition, offsets in found.items()]
+            shares.setdefault(partition, []).append(offset)
+        return [PartitionShare(partition, offsets) for partition, offsets in shares.items()]

@@ -25,7 +25,7 @@ class Position(NamedTuple):
     identity: bytes
     next: int
     seal: bytes
-    """Checksum of the batch that holds the message before that; zeros when there was none."""
+    """Checksum of the batch that holds the message before ``next``; zeros when there was none."""
 
 
 class ProcessorRow(NamedTuple):
@@ -37,7 +37,7 @@ class ProcessorRow(NamedTuple):
     pid: int
     boot: bytes
     pending: bool
-    """A snapshot was committed before its function ran: the range after the positions must be kept."""
+    """A snapshot was committed before its function ran: the messages after the positions must be kept."""
     positions: tuple[Position, ...]
     source: bytes = b""
     """msgpack of ``[position, count of bare messages]`` of a source; empty before its first step."""
@@ -54,13 +54,13 @@ class ProcessorRow(NamedTuple):
         body = sealed.unseal(raw, f"row of the processor {processor}")
         owner, epoch, generation, pid, boot, pending, count = _HEAD.unpack_from(body)
         end = _HEAD.size + count * POSITION.size
-        positions = tuple(Position(*found) for found in POSITION.iter_unpack(body[_HEAD.size : end]))
+        positions = tuple(map(Position._make, POSITION.iter_unpack(body[_HEAD.size : end])))
         return ProcessorRow(owner, epoch, generation, pid, boot, bool(pending), positions, body[end:])
 
 
 @dataclass(frozen=True)
 class ProcessorInputs:
-    """The kind of a processor's row."""
+    """The kind of a processor, and its tailers with their queues and stores."""
 
     kind: str
     tailers: tuple[str, ...]
@@ -71,19 +71,19 @@ class ProcessorInputs:
     """Ids of the stores that the queues are in, in the same order; empty for the home store."""
 
     def pack(self) -> bytes:
-        found: dict[str, Any] = {"kind": self.kind, "tailers": list(self.tailers), "queues": list(self.queues)}
+        record: dict[str, Any] = {"kind": self.kind, "tailers": list(self.tailers), "queues": list(self.queues)}
         if any(self.stores):
-            found["stores"] = list(self.stores)
-        return codec.pack(found)
+            record["stores"] = list(self.stores)
+        return codec.pack(record)
 
     @staticmethod
     def unpack(raw: bytes, processor: str = "(unnamed)") -> ProcessorInputs:
         """Raises :class:`StoreDamaged`, which names the processor; the record has no checksum."""
         try:
-            found = codec.unpack(raw)
-            queues = tuple(found["queues"])
-            stores = tuple(found.get("stores", [b""] * len(queues)))
-            return ProcessorInputs(found["kind"], tuple(found["tailers"]), queues, stores)
+            record = codec.unpack(raw)
+            queues = tuple(record["queues"])
+            stores = tuple(record.get("stores", [b""] * len(queues)))
+            return ProcessorInputs(record["kind"], tuple(record["tailers"]), queues, stores)
         except Exception as error:
             raise sealed.damaged(
                 f"topology of the processor {processor}", f"{type(error).__name__}: {error}"

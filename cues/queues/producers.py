@@ -1,13 +1,13 @@
 """Rows about the producers of a log: the last clock of each, and its pending messages.
 
-    \\0clock\\0<log>\\0<producer>    last clock, acknowledged clock, where and with which clock the open span begins
+    \\0clock\\0<log>\\0<producer>    last clock, acknowledged clock, index and clock of the first pending message
 
-The row is written in the transaction of the append, so it says what is there and nothing else. Who appends
-messages that were stamped elsewhere (an import that is repeated, an acknowledgement that is sent again)
-looks here and leaves out what the log has. Readers do not: they go by the messages.
+The row is written in the transaction of the append, so it always agrees with the log. An append of messages
+that were stamped elsewhere (a repeated import, an acknowledgement that is sent again) reads the row and leaves
+out messages that the log has. Readers use the messages, not the rows.
 
-Not guaranteed: that rows go away. One of 80 bytes is left by every producer that ever wrote to the log; what
-is purged from the log may not come back as new.
+Not guaranteed: that rows are deleted. Every producer that ever wrote to the log leaves a row of 80 bytes, so
+that a purged message is not accepted again as a new one.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Written(NamedTuple):
     last: int
     """The largest clock."""
     acked: int
-    """The clock up to which nothing is pending; one below the first clock while nothing was acknowledged."""
+    """The clock up to which nothing is pending; before the first acknowledgement, the first clock minus 1."""
     begin: int
     """The index of the first pending message; 0 when none is."""
     opened: int
@@ -47,17 +47,17 @@ class Written(NamedTuple):
 
     @staticmethod
     def unpack(raw: bytes, what: str = "row of a producer") -> Written:
-        """Raises :class:`StoreDamaged`, which names the row as ``what`` says."""
+        """Raises :class:`StoreDamaged`; ``what`` is the name of the row in its text."""
         return Written._make(_ROW.unpack(sealed.unseal(raw, what)))
 
     def repeats(self, clock: int, flags: int, before: int | None = None) -> bool:
-        """Whether the log has that message already, or does not need it.
+        """Whether the log has the message already, or does not need it.
 
-        An acknowledgement at or below the last clock is needed while something is pending: it commits that,
-        or says that its producer died. But where a log is appended once more that was cut off in a
-        transaction, an old acknowledgement comes again and must not drop what is pending since. So
-        ``before`` is the largest clock that stood before it in the log that it comes from, None where it
-        stands alone: one that did not reach the open span is not about it.
+        An acknowledgement at or below the last clock is needed while messages are pending: it commits them,
+        or says that their producer died. There is one exception. If a log that was cut off inside a transaction
+        is appended again, an old acknowledgement comes again, and must not drop messages that are pending since.
+        So ``before`` is the largest clock before the acknowledgement in the log that it comes from, None if it
+        comes alone. If ``before`` is below the clock of the open span, the acknowledgement is not about that span.
         """
         if clock > self.last:
             return False
@@ -77,32 +77,32 @@ def advanced(written: Written | None, flags: int, first: int, last: int, index: 
 
 
 def read(txn: StoreTransaction, log: str, producer: int) -> Written | None:
-    """Return the summary of a producer's messages on a log; None where there are none."""
+    """Return the summary of a producer's messages on a log; None if there are none."""
     raw = txn.get(_key(log, producer))
-    return None if raw is None else Written.unpack(raw, f"row of what producer {producer:012x} wrote to {log}")
+    return None if raw is None else Written.unpack(raw, f"row of the producer {producer:012x} of {log}")
 
 
 def note(txn: StoreTransaction, log: str, pages: Iterable[tuple[int, Page]]) -> None:
-    """Take notice of pages with stamps, given with their indices, in the transaction that appends them."""
-    found: dict[int, Written | None] = {}
+    """Update the rows for pages with stamps, given with their indices, in the transaction that appends them."""
+    summaries: dict[int, Written | None] = {}
     for index, page in pages:
         at = _HASH_BYTES if page.flags & batch.HASH else 0
         stamps = stamping.decode(page.tail, at, page.count, bool(page.flags & batch.CLOCKS))
         producer = stamps.producer
-        if producer not in found:
-            found[producer] = read(txn, log, producer)
+        if producer not in summaries:
+            summaries[producer] = read(txn, log, producer)
         clocks = stamps.clocks
-        found[producer] = advanced(found[producer], stamps.flags, clocks[0], clocks[-1], index)
-    for producer, written in found.items():
+        summaries[producer] = advanced(summaries[producer], stamps.flags, clocks[0], clocks[-1], index)
+    for producer, written in summaries.items():
         assert written is not None
         txn.put(_key(log, producer), written.pack())
 
 
 def rows(store: BaseStore, log: str) -> Iterator[tuple[int, Written]]:
-    """Every producer that wrote to a log."""
+    """Every producer that wrote to a log, with its summary."""
     with store.view() as txn:
-        found = list(store.named_rows(txn, names.clocks_prefix(log)))
-    for producer, raw in found:
+        rows = list(store.named_rows(txn, names.clocks_prefix(log)))
+    for producer, raw in rows:
         yield int(producer, 16), Written.unpack(raw)
 
 

@@ -5,8 +5,8 @@
         q.appender().write({"x": 1})                 # → 1
         q.tailer().read()                            # → {"x": 1}
 
-Any number of threads and processes write, one transaction at a time, and read, without waiting for
-a writer. A message's identity is (queue, index); the first index is 1; an index is never used twice.
+Any number of threads and processes write, one transaction at a time. Readers do not wait for writers.
+A message's identity is (queue, index); the first index is 1; an index is never used twice.
 
 A queue with ``partitions=8`` is eight logs, ``orders/0`` to ``orders/7``, each with indices of its own. The queue's
 partitioner (:mod:`cues.queues.partitioners`) places messages of one key on one partition, in their order; a tailer of
@@ -16,8 +16,8 @@ the whole queue merges the partitions by the time of the appends. A partition is
     q.appender().write({"user": "ann"})              # → 1, of partition 5
     q.partition(5).tailer().read()                   # also store.queue("orders/5")
 
-Not guaranteed: that what a retention policy lets go is gone at once (whole record batches go, on
-later appends). :meth:`Queue.purge` is exact for readers at once.
+Not guaranteed: that a retention policy deletes messages at once. It deletes whole record batches, on
+later appends. After :meth:`Queue.purge`, readers see none of the purged messages.
 """
 
 from __future__ import annotations
@@ -47,23 +47,27 @@ from cues.storage.transaction import StoreTransaction
 class Queue(BaseQueue):
     """A handle on one queue of a store; :meth:`Store.queue` makes it.
 
-    Of a queue with several partitions it means all of them; :meth:`partition` gives a handle on one.
+    It is a handle on all partitions of the queue; :meth:`partition` returns a handle on one.
     """
 
     def grow(self, partitions: int) -> None:
-        """Have so many partitions from now on, in one transaction; fewer than there are is refused.
+        """Raise the number of partitions to ``partitions``, in one transaction; a smaller number raises.
 
-        What is there stays where it is. Of the keys that come from now on many go to another partition than before
-        (with ``"rendezvous"``, only those that go to a new one), so a reader may see a key's later messages before its
-        earlier ones: where the order of keys matters, let the readers finish first. State stays with the partition that
-        it was kept for: processors with state begin anew with a key that moved. Writers follow at once; tailers of
-        several partitions when they read next, one that was made when there was one partition goes on with that; a
-        graph that runs takes the new partitions in within half a second, and reads them from their beginning.
+        Stored messages stay on their partition. Later messages of many keys go to another partition (with
+        ``"rendezvous"``, only those of keys that move to a new one). So a reader may see later messages of a key before
+        earlier ones: if the order of keys matters, let the readers finish first. State stays with the partition for
+        which it was kept: a processor with state begins again with a key that moved.
+
+        Writers use the new partitions at once, and tailers of several partitions at their next read. A tailer that was
+        made when there was one partition continues with that one. A running graph takes in the new partitions within
+        half a second, and reads them from their beginning.
         """
         self.check()
         self._not_a_try_log("grows")
         if self._whole is not None:
-            raise InvalidArgument(f"{self.id!r} is a partition.", f"store.queue({self.name!r}).grow({partitions!r}).")
+            raise InvalidArgument(
+                f"{self.id!r} is a partition.", f"call store.queue({self.name!r}).grow({partitions!r})."
+            )
         partitions = QueueOptions(partitions=partitions).partitions
         self.store.commit(self._grow, partitions)
         with self.store.view() as txn:
@@ -84,9 +88,9 @@ class Queue(BaseQueue):
         faults.point("grow.inside")
 
     def appender(self) -> Appender:
-        """A writer; any number of them, in any number of threads and processes.
+        """Return a writer. There may be any number of them, in any number of threads and processes.
 
-        A try log is its processor's to write: :class:`InvalidArgument`.
+        Raises :class:`InvalidArgument` for a try log, which only its processor writes.
         """
         self.check()
         self._not_a_try_log("writes")
@@ -107,18 +111,19 @@ class Queue(BaseQueue):
         meta: bool = False,
         isolation: Literal["uncommitted", "committed"] = "uncommitted",
     ) -> Tailer | CommittedTailer:
-        """A reader from the start; with a ``name``, from the position that the store keeps under that name.
+        """Return a reader from the start; with a ``name``, from the position that the store keeps under that name.
 
-        Of several partitions it reads all, merged by append time (:class:`cues.queues.merged.MergedTailer`). With
-        ``meta`` every message holds its metadata under ``q/meta``. See :class:`cues.Tailer`. With
-        ``isolation="committed"`` messages that a :class:`cues.txn.Publisher` wrote uncommitted are seen when
-        they are acknowledged, and not if they never are; see :class:`cues.queues.committed.CommittedTailer`.
+        It reads all partitions, merged by append time (:class:`cues.queues.merged.MergedTailer`). With ``meta``
+        every message holds its metadata under ``q/meta``. See :class:`cues.Tailer`. With
+        ``isolation="committed"``, messages that a :class:`cues.txn.Publisher` wrote uncommitted are returned only
+        after they are acknowledged; see :class:`cues.queues.committed.CommittedTailer`.
         """
         self.check()
         if isolation == "committed":
             if name is not None:
                 raise InvalidArgument(
-                    f"The tailer {name!r} cannot keep its place among commits: pending messages have to be read again.",
+                    f"A tailer of committed messages cannot have a name, found {name!r}: a stored position would lose"
+                    " pending messages.",
                     "leave the name out, or use a cues.txn.Consumer, whose checkpoint holds them.",
                 )
             return CommittedTailer(self, meta)
@@ -129,12 +134,12 @@ class Queue(BaseQueue):
         return Tailer(self, name, meta)
 
     def purge(self, before: int | datetime) -> int:
-        """Drop the messages below the index ``before`` (or appended before that aware datetime).
+        """Drop the messages below the index ``before``, or appended before that aware datetime; return how many.
 
-        Exclusive and exact for readers at once; returns how many messages were dropped. Space is given back in commits
-        of at most 1,000 record batches. Positions on purged messages continue at the first that is left. An index
-        beyond the last is refused. Of several partitions only a time means something, and all are purged in one
-        transaction; an index is refused.
+        The message at ``before`` stays. Readers see the purge at once. Space is freed in commits of at most 1,000
+        record batches. Positions on purged messages continue at the first message that is left. An index after the
+        next one to be written raises. For several partitions ``before`` must be a time, and all are purged in one
+        transaction.
         """
         if isinstance(before, datetime):
             ns = clock.to_ns(before)
@@ -158,14 +163,14 @@ class Queue(BaseQueue):
         try:
             dropped = self.store.commit(self._move_fronts, logs, place)
         except StoreFull as error:
-            error.hint = "a purge needs some free pages itself: open the store with a larger map_size=, then purge."
+            error.hint = "open the store with a larger map_size=, then purge; a purge itself needs some free pages."
             raise
         for log in logs:
             self._sweep(log, dropped)
         return dropped
 
     def _sweep(self, log: Log, dropped: int) -> None:
-        """Give back the space of what was dropped; in smaller commits where the map has room for no other."""
+        """Free the space of dropped messages, in smaller commits if the map has no room for larger ones."""
         most = DELETE_BATCHES_MAX
         while True:
             try:
@@ -177,12 +182,12 @@ class Queue(BaseQueue):
                 if not most:
                     raise StoreFull(
                         f"{dropped} messages of {self.id!r} are purged, but the full map of the store"
-                        f" {self.store.path} has no room to give their space back.",
-                        "open it with a larger map_size=; the next purge gives the space back.",
+                        f" {self.store.path} has no room to free their space.",
+                        "open it with a larger map_size=; the next purge frees the space.",
                         path=self.store.path,
                     ) from error
                 with contextlib.suppress(StoreFull):
-                    # What one commit frees the next but one may use: this one makes the front's the next but one.
+                    # The pages that a commit frees can be used two commits later: this commit is the one between.
                     self.store.commit(lambda txn: txn.put(log.key, pack_row(log.row(txn))))
 
     def _move_fronts(self, txn: StoreTransaction, logs: list[Log], place: Callable[[Any, Log, LogRow], int]) -> int:
@@ -200,7 +205,7 @@ class Queue(BaseQueue):
     def _sweep_some(self, txn: StoreTransaction, log: Log, most: int) -> int:
         row = log.row(txn)
         deleted, _ = log.delete_before(txn, row, row.first, most)
-        self.store._purged()  # again: a tailer may have looked between the first time and the purge's commit
+        self.store._purged()  # again: a tailer may have read between the first call and the purge's commit
         faults.point("purge.inside")
         return deleted
 
@@ -211,8 +216,9 @@ def open_queue(store: BaseStore, id: str, options: Mapping[str, Any] | None = No
     check_names(options)
     if options.get("path") is not None:
         raise InvalidArgument(
-            f"path={options['path']!r} of queue {id!r}: only a graph says where its queues lie.",
-            f"cues.open({options['path']!r}).queue({id!r}), or Graph(…, queues={{{id!r}: cues.QueueOptions(path=…)}}).",
+            f"path={options['path']!r} of queue {id!r}: only a graph can have queues in other stores.",
+            f"call cues.open({options['path']!r}).queue({id!r}), or pass {{{id!r}: cues.QueueOptions(path=…)}} to"
+            " Graph(…, queues=…).",
         )
     for part in id.split(".") if isinstance(id, str) else (id,):
         name, slash, number = part.rpartition("/") if isinstance(id, str) else ("", "", part)
@@ -226,7 +232,7 @@ def open_queue(store: BaseStore, id: str, options: Mapping[str, Any] | None = No
         if "." in id:  # a try log: made by its processor, readable like any queue
             raise QueueNotFound(
                 f"The store {store.path} has no try log {id!r} (the name of a queue holds no dot).",
-                "cues status lists the processors.",
+                "list the processors with cues status.",
                 queue=id,
             )
         if store.readonly:
@@ -249,12 +255,12 @@ def open_queue(store: BaseStore, id: str, options: Mapping[str, Any] | None = No
 
 
 def _open_partition(store: BaseStore, id: str, options: Mapping[str, Any]) -> Queue:
-    """The handle that ``orders/3`` names. The queue itself is not made by that."""
+    """Open a partition, such as ``orders/3``. A missing queue is not made."""
     name, _, number = id.rpartition("/")
     if options:
         raise InvalidArgument(
             f"{id!r} is a partition, and {', '.join(options)} belongs to the whole queue.",
-            f"store.queue({name!r}, {next(iter(options))}=…).",
+            f"call store.queue({name!r}, {next(iter(options))}=…).",
         )
     with store.view() as txn:
         there = txn.get(names.queue_key(name)) is not None
@@ -262,18 +268,18 @@ def _open_partition(store: BaseStore, id: str, options: Mapping[str, Any]) -> Qu
         raise QueueNotFound(
             f"The store {store.path} has no queue {name!r}, of which {id!r} would be a partition; it has"
             f" {', '.join(store.queues()) or 'none'}.",
-            f"store.queue({name!r}, partitions=…, key=…) makes it.",
+            f"make it with store.queue({name!r}, partitions=…, key=…).",
             queue=id,
         )
     return open_queue(store, name).partition(int(number))
 
 
 class Matching(list[str]):
-    """Names that a pattern matches, as they were; called, it gives the queues that it matches by then."""
+    """The names that matched a pattern when the list was made; a call returns the queues that match now."""
 
     def __init__(self, store: BaseStore, pattern: str) -> None:
         if not isinstance(pattern, str):
-            raise InvalidArgument(f"matching({pattern!r}): a pattern is text.", "'orders/*'.")
+            raise InvalidArgument(f"matching({pattern!r}): a pattern is text.", "pass a pattern such as 'orders/*'.")
         self._store = store
         self._pattern = pattern
         self._known: dict[str, Queue] = {}
@@ -308,8 +314,8 @@ def _refused(queue: str, option: str, message: str, hint: str) -> QueueOptionsEr
 
 
 def _shrinking(queue: str, there: int, asked: int) -> QueueOptionsError:
-    message = f"The queue {queue!r} has {there} partitions, asked for {asked}: they do not become fewer."
-    hint = f"partitions={there}, or a new queue: what is on a partition that went would go with it."
+    message = f"The queue {queue!r} has {there} partitions and cannot have fewer, such as {asked}."
+    hint = f"pass partitions={there}, or make a new queue: a removed partition would take its messages with it."
     return _refused(queue, "partitions", message, hint)
 
 
@@ -338,7 +344,7 @@ def _create_logs(txn: StoreTransaction, store: BaseStore, queue: str, partitions
 
 
 def _put_record(txn: StoreTransaction, queue: str, record: dict[str, Any]) -> None:
-    """Write a queue's record, and its version into the row of every partition, by which appends notice."""
+    """Write a queue's record, and its version into the row of every partition, where appends compare it."""
     txn.put(names.queue_key(queue), codec.pack(record))
     for partition in range(record["partitions"]):
         row = read_row(txn, queue, partition)._replace(version=record["version"])
@@ -355,9 +361,10 @@ def _change(queue: Queue, options: Mapping[str, Any]) -> None:
         raise _refused(
             queue.id,
             "partitions",
-            f"The queue {queue.id!r} has {old.partitions} partition{'s' if old.partitions > 1 else ''}, asked for"
-            f" {new.partitions}; growing changes where keys go, so it is asked for by name.",
-            f"store.queue({queue.id!r}).grow({new.partitions}), which says what becomes of the order of keys.",
+            f"The queue {queue.id!r} has {old.partitions} partition{'s' if old.partitions > 1 else ''}, not"
+            f" {new.partitions}; an option does not add partitions, because that changes the partition of keys.",
+            f"call store.queue({queue.id!r}).grow({new.partitions}); its documentation tells the effect on the order of"
+            " keys.",
         )
     if new.placing != old.placing and old.partitions > 1:
         for name, was, now in zip(FUNCTIONS, old.placing, new.placing):

@@ -1,17 +1,17 @@
-"""Reading logs: every message, or what is committed of them.
+"""Readers of logs: of every message, or of the committed ones.
 
-    for envelope in ReadUncommitted(queue): …    as the log has it, pending and acknowledged
-    for envelope in ReadCommitted(queue): …      in the order of the commits, acknowledgements included
+    for envelope in ReadUncommitted(queue): …    every message in the order of the log, also pending ones
+    for envelope in ReadCommitted(queue): …      in the order of the commits, with acknowledgements
     queue.tailer(isolation="committed")          the same without acknowledgements, and without envelopes
 
-Iterating ends at the end of the queue (or waits, with ``block``), and continues there at the next call. A message's
+An iteration ends at the end of the queue (or waits there, with ``block``); the next call continues there. A message's
 envelope names its log, index and UUID. Several logs are read through one sequencer, as :class:`cues.txn.Consumer` does.
 
-Of a transaction that is larger than the sequencer's ring the messages are read twice: by their index,
-in short read transactions, so that it costs no memory and pins no pages.
+If a transaction is larger than the sequencer's ring, its messages are read twice. The second time they are read by
+index, in short read transactions, which needs no memory and pins no pages.
 
 Not guaranteed: that a purge is noticed for messages that were read ahead. Messages that were purged before they were
-read are a :class:`Gap`; ``on_gap="skip"`` continues after it, and may then deliver the rest of a transaction.
+read raise :class:`Gap`. ``on_gap="skip"`` continues after the gap, and may deliver only the rest of a transaction.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from cues.storage import wakeup
 
 AHEAD_MESSAGES: Final = 4096
 AHEAD_BYTES_MAX: Final = 256 << 10
-"""Most bytes that are copied out of one read transaction."""
+"""The most bytes that are copied out of one read transaction."""
 
 OnGap = Literal["raise", "skip"]
 
@@ -41,10 +41,10 @@ _log = logging.getLogger("cues.txn")
 class ReadUncommitted:
     """Every message of a queue as an :class:`Envelope`, from index ``begin`` to ``end`` (exclusive).
 
-    Without ``begin`` from the first that is there, without ``end`` to the end of the queue, as it is when it is
-    reached; with ``block`` it waits there. The messages carry their UUID as ``message_type`` says
-    (under ``q/uuid``); with None they are as stored. The message of an acknowledgement is empty.
-    Raises :class:`Gap`, and :class:`BatchDamaged`; asked again, it tries again.
+    Without ``begin`` it starts at the first message. Without ``end`` it stops at the end of the queue, or waits there
+    with ``block``. ``message_type`` says where a message has its UUID (by default under ``q/uuid``); with None,
+    messages are as stored. The message of an acknowledgement is empty. Raises :class:`Gap` and :class:`BatchDamaged`;
+    the next call tries again.
     """
 
     def __init__(
@@ -81,9 +81,9 @@ class ReadUncommitted:
 
     def __next__(self) -> Envelope:
         while True:
-            for found in self._ahead:
-                self.index = found.end
-                return found
+            for envelope in self._ahead:
+                self.index = envelope.end
+                return envelope
             if not (self._fill() or (self._block and self.wait(None))):
                 raise StopIteration
 
@@ -99,7 +99,7 @@ class ReadUncommitted:
         return self.queue.store.doorbells, self.queue.log.mask
 
     def _fill(self) -> bool:
-        """Read ahead; False where nothing is there."""
+        """Read ahead; False if there is nothing."""
         self.queue.check()
         log, start = self.queue.log, self.index
         count = AHEAD_MESSAGES if self._end is None else min(AHEAD_MESSAGES, self._end - start)
@@ -120,8 +120,8 @@ class ReadUncommitted:
         if not self._skips:
             raise Gap(
                 f"The messages {start} to {first - 1} of queue {self.queue.id!r} were purged before they were read.",
-                "on_gap='skip' (of ReadCommitted, ReadUncommitted, Consumer), or to_start() of a tailer, to go on with"
-                " what is left; and a longer retention.",
+                "set a longer retention. To continue with the messages that are left, pass on_gap='skip' to"
+                " ReadCommitted, ReadUncommitted or Consumer, or call to_start() of a tailer.",
                 queue=self.queue.id,
                 first=start,
                 last=first - 1,
@@ -159,11 +159,11 @@ class ReadUncommitted:
 
 
 class ReadCommitted:
-    """The committed messages of a queue, as :class:`Envelope`, and after those of a transaction its acknowledgement.
+    """The committed messages of a queue as :class:`Envelope`; after those of a transaction, its acknowledgement.
 
     ``ring`` bounds the pending messages that are kept in memory. ``checkpoint`` is a result of :meth:`checkpoint`:
-    reading continues there. The rest is as for :class:`ReadUncommitted`. Raises :class:`Gap`, also for what
-    a transaction has to read again, and :class:`BatchDamaged`; asked again, it tries again.
+    reading continues there. The other arguments are those of :class:`ReadUncommitted`. Raises :class:`Gap`,
+    also for messages that a transaction must read again, and :class:`BatchDamaged`; the next call tries again.
     """
 
     def __init__(
@@ -182,14 +182,14 @@ class ReadCommitted:
         self._on_gap: OnGap = on_gap
         self._type = message_type
         journal = journal_of(queue)
-        states = [] if checkpoint is None else [one for one in checkpoint.producers if one.journal == journal]
+        states = [] if checkpoint is None else [state for state in checkpoint.producers if state.journal == journal]
         if checkpoint is not None and begin is None:
             begin = checkpoint.offsets.get(journal)
         self.source = ReadUncommitted(queue, begin, end, block, on_gap=on_gap, message_type=message_type)
         self.sequencer = Sequencer(states, ring, {journal: self.source.index})
         self._replaying = False
         self._taken: Envelope | None = None
-        """An envelope of the source that the sequencer may not have: an exception came out of its ``queue()``."""
+        """An envelope of the source that the sequencer may not have taken, because its ``queue()`` raised."""
 
     def __iter__(self) -> Iterator[Envelope]:
         return self
@@ -200,15 +200,15 @@ class ReadCommitted:
             if self._replaying:
                 self._replay()
             try:
-                found = sequencer.step()
+                committed = sequencer.step()
             except SequenceError as error:
                 if isinstance(error.__cause__, CuesError):
                     self._replaying = True  # a gap, or a damaged batch: next time it is read again
                     raise error.__cause__ from None
                 raise
             self._replaying = False
-            if found is not None:
-                return found
+            if committed is not None:
+                return committed
             while True:
                 envelope = self._taken
                 if envelope is None:
@@ -229,7 +229,7 @@ class ReadCommitted:
         return self.source.wait(timeout)
 
     def checkpoint(self, horizon_ns: int = 0, keep_open: bool = False) -> Checkpoint:
-        """Return where to continue; see :meth:`Sequencer.checkpoint`. The last envelope counts as not processed."""
+        """Return the position to continue at: :meth:`Sequencer.checkpoint`. The last envelope is not processed yet."""
         return self.sequencer.checkpoint(horizon_ns, keep_open)
 
     def __repr__(self) -> str:

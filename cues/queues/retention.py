@@ -1,13 +1,13 @@
-"""Retention: messages that leave the front of a queue by themselves, decided at each append, in its transaction.
+"""Retention: each append deletes messages at the front of a queue, in its transaction.
 
-1. Each part of the policy says up to where it lets go: what is older, what is more than so many
-   messages or bytes, what every known reader has read. The furthest of them counts.
-2. A step that was taken and has not committed holds back what it took, whatever the policy.
-3. Whole record batches go, at most 1,000 a commit.
+1. Each part of the policy (age, count, bytes, read by every known reader) gives the index before which it
+   keeps nothing. The highest of these indices counts.
+2. Messages that a step took and has not committed are kept, whatever the policy.
+3. Whole record batches are deleted, at most 1,000 in a commit.
 
 Known readers are the processors that ever read the queue, in this store and in others (forwarding/low_water.py),
-its named tailers and the consumer groups. Only the policy "read" waits for them; the others let go of what somebody has
-not read yet, and say so, once a reader and process.
+its named tailers and the consumer groups. Only the policy "read" waits for them. The others also delete messages that
+a reader has not read, and log a warning, once for each reader in each process.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from cues.records.log_row import LogRow
 from cues.storage.transaction import StoreTransaction, named_rows
 
 _NOTES = 8
-"""Notes in the time of one age: what goes late is late by an eighth of it."""
+"""The number of notes in the time of one age: a message is deleted at most an eighth of the age too late."""
 _WRONG_NS = 7 * 86_400 * 10**9
-"""A clock that goes on by so much from one message to the next is doubted, and so is a last append that is so far
-ahead of the clock."""
+"""A clock that jumps by this much between two messages is doubted. So is a last append that is this far ahead of the
+clock."""
 _DOUBT_NS = 600 * 10**9
-"""How long a clock is doubted that went on."""
+"""The time for which a clock is doubted after a jump."""
 _said: set[tuple[str, str, str]] = set()
 
 
@@ -41,11 +41,11 @@ class PositionHolder(NamedTuple):
     name: str
     next: int
     pending: bool
-    """It took messages from there on and has not committed."""
+    """It took messages from ``next`` on and has not committed."""
 
 
 def let_go(txn: StoreTransaction, log: Log, policy: Retention) -> None:
-    """Delete what the policy lets go."""
+    """Delete the messages that the policy does not keep."""
     row = log.row(txn)
     goal = wanted(txn, log, row, policy)
     if goal <= row.first:
@@ -56,20 +56,20 @@ def let_go(txn: StoreTransaction, log: Log, policy: Retention) -> None:
         if reader.pending:
             _say(log, reader, "waits for a step of %s, which has not committed")
             goal = reader.next
-        else:  # never by the policy "read" alone, which goes as far as the slowest
-            _say(log, reader, "lets go of messages that %s has not read")
+        else:  # not with the policy "read" alone, which stops at the slowest reader
+            _say(log, reader, "deletes messages that %s has not read")
     if goal > row.first:
         _, front = log.delete_before(txn, row, goal)
         log.move_front(txn, row, max(front, row.first))
 
 
 def wanted(txn: StoreTransaction, log: Log, row: LogRow, policy: Retention) -> int:
-    """The index before which the policy would keep nothing."""
+    """The index before which the policy keeps nothing."""
     goal = row.first
     if policy.count is not None:
         goal = max(goal, row.next - policy.count)
     if policy.age is not None:
-        assert isinstance(policy.age, (int, float))  # seconds, whatever it was given as
+        assert isinstance(policy.age, (int, float))  # in seconds, whatever form it was given in
         goal = max(goal, _aged(txn, log, row, clock.now_ns(), int(policy.age * 1e9)))
     if policy.bytes is not None:
         held = log.size_bytes(txn)
@@ -86,8 +86,8 @@ def wanted(txn: StoreTransaction, log: Log, row: LogRow, policy: Retention) -> i
 def _aged(txn: StoreTransaction, log: Log, row: LogRow, now: int, age: int) -> int:
     """The index before which everything is older than ``age``, as far as the clock can be believed.
 
-    Append times never go back, so one append by a clock that was ahead gives its time to all after it, until the
-    clock gets there. Meanwhile what was appended before a moment of the clock is told by notes of (next index, time).
+    Append times never decrease. So after one append under a clock that was ahead, later messages get that same time
+    until the clock reaches it. Meanwhile, notes of (next index, time) tell which messages were appended before a time.
     """
     notes = _notes(txn, log)
     kept = [note for note in notes if row.time_ns > now + _WRONG_NS and note[1] <= now]
@@ -108,13 +108,13 @@ def _aged(txn: StoreTransaction, log: Log, row: LogRow, now: int, age: int) -> i
 def _believed(txn: StoreTransaction, log: Log, row: LogRow, now: int, age: int) -> int:
     """The time before which messages are older than ``age``.
 
-    Where the clock went on by :data:`_WRONG_NS` from one message to the next, it may be wrong, and would empty the
-    queue at once: for :data:`_DOUBT_NS` from then on it counts as the time of the message before.
+    If the clock jumped by :data:`_WRONG_NS` between two messages, it may be wrong, and would empty the queue at
+    once. So for :data:`_DOUBT_NS` after the jump, the time of the message before it is used instead of the clock.
     """
     index = log.index_at(txn, row, now - age)
     if index > row.first and index < row.next:
-        before, behind = (log.time_at(txn, row, at) for at in (index - 1, index))
-        if behind - before >= _WRONG_NS and now - behind < _DOUBT_NS:
+        before, after = (log.time_at(txn, row, at) for at in (index - 1, index))
+        if after - before >= _WRONG_NS and now - after < _DOUBT_NS:
             return before - age
     return now - age
 
@@ -127,7 +127,7 @@ def _notes(txn: StoreTransaction, log: Log) -> list[tuple[int, int]]:
 
 
 def readers(txn: StoreTransaction, log: Log) -> list[PositionHolder]:
-    """Iterate over the readers that have a position on the log in this store, or a mark of one in another store."""
+    """The readers with a position on the log in this store, or in another store, with a mark here."""
     holders = [PositionHolder(*reader) for reader in readers_of(txn, log.id)]
     holders += [PositionHolder(who.processor, mark.next, mark.pending) for who, mark in marks.of_log(txn, log)]
     tailers = named_rows(txn, names.reader_key(log.queue, log.partition, ""))

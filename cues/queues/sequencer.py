@@ -1,27 +1,29 @@
-"""From what was written to what was committed: a sequencer reads logs with pending messages.
+"""The sequencer: it reads logs with pending messages and returns the committed ones.
 
-It is given every message of its logs, in the order of each log, and gives back those that are committed: a
-message outside of transactions at once, pending ones when their acknowledgement comes, and then the
-acknowledgement itself. Producers do not wait for each other. For each producer in each log it keeps
+It takes every message of its logs, in the order of each log. It returns a message outside of transactions at once,
+pending messages when their acknowledgement comes, and then the acknowledgement itself. Producers do not wait for each
+other. For each producer in each log it keeps
 
-    min     clocks up to here are done with: acknowledged, or handed out
+    min     clocks up to this one are done: acknowledged, or handed out
     max     the largest clock seen
-    begin   where the open span begins, the first pending message; -1 when there is none
+    begin   where the first pending message of the open span is; -1 when there is none
 
-and the newest pending messages in a ring that all share. What has fallen out of the ring is read again, from
-``begin``: a replay. The ring saves replays and changes nothing of what is delivered.
+and the newest pending messages of all producers in one ring. Messages that the ring no longer holds are read again,
+from ``begin``: a replay. The ring avoids replays; it does not change the messages that are delivered.
 
-    1. queue(envelope)          decide what the message is (an Outcome), then apply that
-    2. start_replay(iterator)   when the outcome was AckCommitReplay, over what replay_range() names
-    3. step()                   until it gives None; only then the next message is queued
+    1. queue(envelope)          decide the kind of the message (an Outcome), then apply it
+    2. start_replay(iterator)   after the outcome AckCommitReplay, with the messages of replay_range()
+    3. step()                   until it returns None; only then queue the next message
     4. checkpoint()             at any time, also between two steps of 3
 
-A checkpoint holds offsets and, for each producer, ``min`` and ``begin``: where its reader goes on, and what it must
-read again when an open span is acknowledged. An offset moves past a commit only when all of it was handed out.
+A checkpoint holds the offsets at which reading continues. For each producer it holds ``min`` and ``begin``, which tell
+the messages to read again when an open span is acknowledged. An offset moves past a commit only when all its messages
+were handed out.
 
-Outcomes and state are those of Gazette (``message/sequencer.go``). Not guaranteed, as there: a message with a zero UUID
-is delivered whenever it is read. An acknowledgement below the last one means that its producer went back to an older
-state: the sequencer goes back with it and may deliver messages again, for ignoring it could lose some.
+Outcomes and state are those of Gazette (``message/sequencer.go``). As there, exactly once is not guaranteed in two
+cases. A message with a zero UUID is delivered each time it is read. An acknowledgement below the last one means that
+its producer returned to an older state: the sequencer does the same and may deliver messages again, because it could
+lose messages otherwise.
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ from cues.errors import InvalidArgument, SequenceError
 from cues.records.identity import CLOCK_MAX, PRODUCER_BYTES, Flags, ProducerID, assemble, split
 
 RING: Final = 8192
-"""Pending messages that are kept in memory, of all producers together."""
+"""The number of pending messages in memory, for all producers together."""
 
 _log = logging.getLogger("cues.txn")
 
@@ -77,7 +79,7 @@ class Envelope:
 
     @property
     def uuid(self) -> uuids.UUID:
-        """As the message was written; the zero UUID where it has none."""
+        """The UUID with which the message was written; the zero UUID if it has none."""
         if self._uuid is None:
             stamped = self.producer or self.clock or self.flags
             self._uuid = assemble(self.producer, self.clock, self.flags) if stamped else uuids.UUID(int=0)
@@ -85,7 +87,7 @@ class Envelope:
 
     @property
     def acknowledgement(self) -> bool:
-        """Whether it only says that what came before is committed; its message is empty."""
+        """Whether this is an acknowledgement: it commits the messages before it; its own message is empty."""
         return self.flags == _ACK
 
     def __eq__(self, other: object) -> bool:
@@ -104,7 +106,7 @@ class Envelope:
 
 
 class Outcome(enum.Enum):
-    """The kind of a queued message; the first that fits. ``emits`` says whether messages are handed out then."""
+    """The kind of a queued message: the first that fits. ``emits`` says whether it hands out messages."""
 
     emits: bool
 
@@ -114,7 +116,7 @@ class Outcome(enum.Enum):
     ContinueTxnClockLarger = "a pending message that was read before"
     ContinueBeginSpan = "the first pending message of its producer"
     ContinueExtendSpan = "a further pending message"
-    AckRollback = "an acknowledgement of nothing new: what is pending is dropped"
+    AckRollback = "an acknowledgement of nothing new: pending messages are dropped"
     AckEmpty = "an acknowledgement with nothing pending"
     AckCommitRing = "an acknowledgement of pending messages that are all in the ring"
     AckCommitReplay = "an acknowledgement of pending messages that must be read again"
@@ -132,14 +134,14 @@ class ProducerState:
     journal: str
     producer: ProducerID
     last_ack: int
-    """Clock of the last message of it that is done with."""
+    """Clock of its last message that is done: acknowledged, or handed out."""
     begin: int = -1
-    """Where its open span begins; -1 when there is none."""
+    """Where the first message of its open span is; -1 when there is none."""
 
 
 @dataclass(frozen=True, slots=True)
 class AckIntent:
-    """An acknowledgement that is to be appended once its transaction is durable."""
+    """An acknowledgement that is to be appended after its transaction is durable."""
 
     journal: str
     intent: bytes
@@ -154,11 +156,11 @@ class Checkpoint:
     """For each log, the index at which reading continues."""
     producers: tuple[ProducerState, ...] = ()
     ack_intents: tuple[AckIntent, ...] = ()
-    """Acknowledgements of what was published in the same transaction."""
+    """Acknowledgements of the messages that were published in the same transaction."""
 
 
 class _Partial:
-    """One producer in one log."""
+    """The state of one producer in one log."""
 
     __slots__ = ("begin", "journal", "max", "min", "producer", "span")
 
@@ -172,7 +174,7 @@ class _Partial:
 
 
 class Sequencer:
-    """Reads one or many logs; not to be used by two threads at once.
+    """Reads one or many logs. Use it in one thread at a time.
 
     ``states`` and ``offsets`` are those of a checkpoint, ``ring`` bounds the pending messages in memory.
     """
@@ -185,7 +187,7 @@ class Sequencer:
         self.offsets: dict[str, int] = dict(offsets or {})
         self._capacity = ring
         self._kept = 0
-        """Messages that the ring ever took, and so the number of the next."""
+        """How many messages the ring ever took, which is the number of the next one."""
         self._ring: deque[tuple[int, _Partial]] = deque()
         self._partials: dict[tuple[str, int], _Partial] = {}
         self._pending: set[_Partial] = set()
@@ -193,13 +195,14 @@ class Sequencer:
         self._emit: _Partial | None = None
         """Producer whose committed messages are being returned."""
         self._out: Envelope | None = None
-        """The message that was handed out last, which counts as processed when the next step begins."""
+        """The message that was handed out last. It counts as processed when the next step begins."""
         self._out_clock = 0
         self._wants_replay = False
         self._replay: Iterator[Envelope] | None = None
         if isinstance(states, Checkpoint):
             raise InvalidArgument(
-                "A checkpoint is not its states.", "call Sequencer(checkpoint.producers, offsets=checkpoint.offsets)."
+                "Sequencer() takes the states of a checkpoint, found a checkpoint.",
+                "call Sequencer(checkpoint.producers, offsets=checkpoint.offsets).",
             )
         for state in states:
             _check_state(state)
@@ -207,7 +210,7 @@ class Sequencer:
             key = state.journal, producer
             if key in self._partials:
                 raise InvalidArgument(
-                    f"{state!r} is no state of a producer: it has one.", "pass the states of one checkpoint."
+                    f"{state!r} is the second state of its producer.", "pass the states of one checkpoint."
                 )
             self._partials[key] = _Partial(state.journal, producer, state.last_ack, state.begin)
 
@@ -216,7 +219,7 @@ class Sequencer:
     def queue(self, envelope: Envelope) -> Outcome:
         """Take the next message of its log.
 
-        Raises :class:`SequenceError` while committed messages remain to be stepped through.
+        Raises :class:`SequenceError` while :meth:`step` has committed messages to hand out.
         """
         if self._emit is not None:
             raise SequenceError("Committed messages remain to be handed out.", "call step() until it returns None.")
@@ -226,7 +229,7 @@ class Sequencer:
         journal, clock = envelope.journal, envelope.clock
         partial: _Partial | None
         if clock == 0:
-            # Never kept: the next of its kind must not be taken for a repetition.
+            # Not added to the producers: the next message without a clock must not be taken for a repetition.
             partial = _Partial(journal, envelope.producer, 0)
             outcome = Outcome.OutsideCommit
             clock = 1
@@ -260,7 +263,7 @@ class Sequencer:
         elif outcome is Outcome.AckRollback:
             if clock < partial.min:
                 _log.error(
-                    "%s: producer %012x went back from clock %#x to %#x; its messages since may be delivered again",
+                    "%s: producer %012x went back from clock %#x to %#x; its later messages may be delivered again",
                     partial.journal, partial.producer, partial.min, clock,
                 )  # fmt: skip
             partial.min = partial.max = clock
@@ -275,7 +278,7 @@ class Sequencer:
             _log.error("%s: unknown flags %#x at %d", partial.journal, envelope.flags, envelope.begin)
         if partial.begin not in (-1, envelope.begin):
             _log.error(
-                "%s: a message outside of transactions, at %d, drops what %012x has pending from %d on",
+                "%s: a message outside of transactions, at %d, drops the pending messages of %012x from %d on",
                 partial.journal, envelope.begin, partial.producer, partial.begin,
             )  # fmt: skip
         partial.span.clear()
@@ -287,7 +290,7 @@ class Sequencer:
         self._kept += 1
 
     def _evict(self, oldest: int) -> None:
-        """Let go of what the ring took before number ``oldest``."""
+        """Remove the messages from the ring that have a number below ``oldest``."""
         ring = self._ring
         while ring and ring[0][0] < oldest:
             number, partial = ring.popleft()
@@ -297,12 +300,12 @@ class Sequencer:
     # --- 2. replay ----------------------------------------------------------------------------
 
     def replay_range(self) -> tuple[str, int, int]:
-        """The log, and from where to where, of what must be read again; raises :class:`SequenceError` out of turn."""
+        """The log, begin and end of the messages to read again; :class:`SequenceError` if none are handed out."""
         partial = self._committing("replay_range()")
         return partial.journal, partial.begin, partial.span[0][1].begin
 
     def start_replay(self, replay: Iterable[Envelope]) -> None:
-        """Step through ``replay``, all messages of :meth:`replay_range` of whatever producer, before the ring."""
+        """Read ``replay`` before the ring. It must give all messages of :meth:`replay_range`, of every producer."""
         self._committing("start_replay()")
         self._replay = iter(replay)
         self._wants_replay = True
@@ -315,11 +318,11 @@ class Sequencer:
     # --- 3. step ------------------------------------------------------------------------------
 
     def step(self) -> Envelope | None:
-        """The next committed message, in the end the acknowledgement; None when all were handed out.
+        """Return the next committed message, at the end the acknowledgement; None when all were handed out.
 
-        The message before it counts as processed from now on. Raises :class:`SequenceError` when a
-        replay is due and was not started, when it gives what is not of its range, or when it fails
-        (its error is the cause); nothing was changed then, and another replay may be started.
+        The message of the previous call now counts as processed. Raises :class:`SequenceError` when a replay is
+        due and was not started, when it gives a message outside its range, or when it fails (its error is the
+        cause). Then nothing was changed, and another replay may be started.
         """
         partial = self._emit
         if partial is None:
@@ -357,7 +360,7 @@ class Sequencer:
         return None
 
     def _from_replay(self, partial: _Partial, low: int) -> Envelope | None:
-        """The next message of the replay that is of the span; None at its end."""
+        """The next message of the span in the replay; None at the end of the replay."""
         journal, begin, end = self.replay_range()
         if self._replay is None:
             raise SequenceError(
@@ -393,11 +396,11 @@ class Sequencer:
         return bool(self._pending)
 
     def checkpoint(self, horizon_ns: int = 0, keep_open: bool = False) -> Checkpoint:
-        """Return where reading continues, and the state of every producer.
+        """Return the position at which reading continues, and the state of every producer.
 
-        With a horizon, producers are forgotten whose last clock is older by more than that than
-        the newest committed one of the same log. What is pending of such a producer is lost if it is
-        acknowledged after all; ``keep_open`` forgets none with an open span.
+        With a horizon, a producer is forgotten if its last clock is older than the newest committed clock of the
+        same log by more than the horizon. Its pending messages are lost if they are acknowledged later;
+        ``keep_open`` keeps every producer with an open span.
         """
         if horizon_ns > 0:
             self._prune(horizon_ns, keep_open)
@@ -405,24 +408,26 @@ class Sequencer:
         return Checkpoint(
             dict(self.offsets),
             tuple(
-                ProducerState(one.journal, ProducerID(one.producer.to_bytes(6, "big")), one.min, one.begin)
-                for one in self._partials.values()
+                ProducerState(part.journal, ProducerID(part.producer.to_bytes(6, "big")), part.min, part.begin)
+                for part in self._partials.values()
             ),
         )
 
     def _prune(self, horizon_ns: int, keep_open: bool) -> None:
         newest: dict[str, int] = {}
-        for one in self._partials.values():
-            newest[one.journal] = max(newest.get(one.journal, 0), one.min)
+        for part in self._partials.values():
+            newest[part.journal] = max(newest.get(part.journal, 0), part.min)
         horizon = horizon_ns // 100 << 4
-        for key, one in list(self._partials.items()):
-            if one.max < newest[one.journal] - horizon and one is not self._emit and not (keep_open and one.begin >= 0):
+        for key, part in list(self._partials.items()):
+            if part is self._emit or (keep_open and part.begin >= 0):
+                continue
+            if part.max < newest[part.journal] - horizon:
                 del self._partials[key]
-                self._pending.discard(one)
+                self._pending.discard(part)
 
 
 def _check_state(state: ProducerState) -> None:
-    """Raise for what no checkpoint holds."""
+    """Raise unless ``state`` can be from a checkpoint."""
     if not (
         isinstance(state, ProducerState)
         and isinstance(state.producer, bytes)
@@ -432,7 +437,7 @@ def _check_state(state: ProducerState) -> None:
         and isinstance(state.begin, int)
         and state.begin >= -1
     ):
-        raise InvalidArgument(f"{state!r} is no state of a producer.", "pass the states of one checkpoint.")
+        raise InvalidArgument(f"{state!r} is not a state of a producer.", "pass the states of one checkpoint.")
 
 
 def _decide(partial: _Partial, clock: int, flags: int) -> Outcome:

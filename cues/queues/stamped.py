@@ -1,11 +1,11 @@
-"""Appending messages that were stamped elsewhere, so that to do it again does no harm.
+"""Appending messages that were stamped elsewhere, once, even if the append is repeated.
 
-    1. read      what the log knows of each producer (producers.py)
-    2. decide    which messages it has already, or does not need
-    3. commit    the rest, if what was read in 1 still holds; otherwise from 1 again
+    1. read      the summary of each producer of the log (producers.py)
+    2. decide    which messages the log has already, or does not need
+    3. commit    the rest, if the summaries did not change since 1; otherwise start again at 1
 
 A message at or below its producer's last clock is left out. The exception is an acknowledgement while that producer has
-something pending there: it is what tells readers that its producer died, or that what is pending up to it is committed.
+pending messages on the log: it tells readers that these are committed, or that their producer died.
 
 So a whole closed log may be appended again, or a file imported again, and nothing changes. Not guaranteed for
 messages without a UUID: they are appended every time.
@@ -38,12 +38,12 @@ _EMPTY = codec.pack({})
 
 Pair = tuple[uuids.UUID, dict[str, Any]]
 Body = bytes | dict[str, Any]
-"""An encoded message, or one with ``q/meta``, which goes into the header."""
+"""An encoded message; or a dict with ``q/meta``, because that is stored in the header."""
 
 
 @dataclass(slots=True)
 class _Bound:
-    """Messages for one queue: UUIDs, encoded bodies, and what stood before each of the same producer."""
+    """Messages for one queue: UUIDs, bodies, and the largest clock of the same producer before each."""
 
     queue: BaseQueue
     uuids: list[uuids.UUID]
@@ -52,15 +52,15 @@ class _Bound:
 
 
 def append_stamped(queue: BaseQueue, messages: Iterable[Pair], seen: dict[int, int] | None = None) -> int:
-    """Append messages with the UUIDs that they were given elsewhere, in one transaction; returns how many.
+    """Append messages, with UUIDs that were made elsewhere, in one transaction; return how many were appended.
 
-    Those that the queue has already are left out. The message of an acknowledgement is not kept.
-    Raises what :meth:`Appender.write_many` raises, and :class:`InvalidArgument` for a UUID that is
-    none of a producer, a clock above 0 and flags; then nothing was written.
+    Messages that the queue has already are left out. The message of an acknowledgement is not kept.
+    Raises the errors of :meth:`Appender.write_many`, and :class:`InvalidArgument` for a UUID that does not
+    consist of a producer, a clock above 0 and flags; then nothing was written.
 
-    ``seen`` is for one log that is brought in pieces, from its beginning: a dict, empty at first, in which
-    the largest clocks so far are kept. An acknowledgement that the queue has got by an earlier attempt is
-    then left out even where that attempt was cut off in the middle of a later transaction.
+    ``seen`` is for one log that is appended in pieces, from its beginning. It is a dict, empty at first, and
+    keeps the largest clock of each producer so far. With it, an acknowledgement that the queue has from an
+    earlier attempt is left out, even if that attempt was cut off inside a later transaction.
     """
     check_one_log(queue)
     return append_all(queue.store, [(queue, messages)], seen)
@@ -69,7 +69,7 @@ def append_stamped(queue: BaseQueue, messages: Iterable[Pair], seen: dict[int, i
 def append_all(
     store: BaseStore, bound: Iterable[tuple[BaseQueue, Iterable[Pair]]], seen: dict[int, int] | None = None
 ) -> int:
-    """:func:`append_stamped` to several queues of one store, in one transaction."""
+    """Do :func:`append_stamped` for several queues of one store, in one transaction."""
     encoded = [_encode(queue, messages, seen) for queue, messages in bound]
     while True:
         read = _read(store, encoded)
@@ -86,23 +86,23 @@ def append_all(
 
 def _encode(queue: BaseQueue, messages: Iterable[Pair], seen: dict[int, int] | None) -> _Bound:
     check_target(queue)
-    found = _Bound(queue, [], [], [])
-    for offset, (one, message) in enumerate(messages):
+    bound = _Bound(queue, [], [], [])
+    for offset, (uuid, message) in enumerate(messages):
         try:
-            identity = as_uuid(one)
+            identity = as_uuid(uuid)
             acknowledges = identity.int and stamping.checked(identity)[2] == _ACK
-            found.uuids.append(identity)
-            found.before.append(_before(identity, seen))
-            found.bodies.append(_EMPTY if acknowledges else encode(queue, message))
+            bound.uuids.append(identity)
+            bound.before.append(_before(identity, seen))
+            bound.bodies.append(_EMPTY if acknowledges else encode(queue, message))
         except CuesError as error:
             error.message = f"messages[{offset}]: {error.message}"
             error.__dict__["offset"] = offset
             raise
-    return found
+    return bound
 
 
 def _before(identity: uuids.UUID, seen: dict[int, int] | None) -> int | None:
-    """The largest clock of the same producer so far; takes notice of this one."""
+    """The largest clock of the same producer so far; adds the clock of this message to ``seen``."""
     if seen is None or not identity.int:
         return None
     producer, clock, _ = split(identity)
@@ -112,7 +112,7 @@ def _before(identity: uuids.UUID, seen: dict[int, int] | None) -> int | None:
 
 
 def encode(queue: BaseQueue, message: dict[str, Any]) -> Body:
-    """A message without its own ``q/uuid``, encoded unless it has metadata; raises what an append would."""
+    """Encode a message without its ``q/uuid``; one with metadata stays a dict. Raises as an append does."""
     if isinstance(message, dict) and names.UUID in message:
         message = {key: value for key, value in message.items() if key != names.UUID}
     options = queue._options
@@ -120,7 +120,7 @@ def encode(queue: BaseQueue, message: dict[str, Any]) -> Body:
 
 
 def pages_of(queue: BaseQueue, bodies: Sequence[Body], stamps: stamping.Stamps | None) -> list[Page]:
-    """Messages that :func:`encode` gave, as pages with stamps."""
+    """Put results of :func:`encode` into pages with stamps."""
     options = queue._options
     pages: list[Page] = []
     start = 0
@@ -139,8 +139,8 @@ def check_target(queue: BaseQueue | str) -> None:
     """Raise unless messages with identities may be appended here: to one log that does not belong to a processor."""
     if isinstance(queue, str):
         raise InvalidArgument(
-            f"The mapping answered {queue!r}, which is a name and no queue.",
-            "partitions that are queues: store.matching('…/*'), or a list of store.queue(…).",
+            f"The mapping returned {queue!r}, which is a name, not a queue.",
+            "give the mapping queues as partitions: store.matching('…/*'), or a list of store.queue(…).",
         )
     check_one_log(queue)
     queue.check()
@@ -148,13 +148,13 @@ def check_target(queue: BaseQueue | str) -> None:
 
 
 def check_one_log(queue: BaseQueue) -> None:
-    """Raise for a queue with several partitions: clocks and acknowledgements count in one log. And for no queue."""
+    """Raise unless ``queue`` is a queue with one log: clocks and acknowledgements count in one log."""
     if not isinstance(queue, BaseQueue):
-        raise InvalidArgument(f"A queue was expected, found {queue!r:.60}.", "store.queue('orders').")
+        raise InvalidArgument(f"A queue was expected, found {queue!r:.60}.", "call store.queue('orders').")
     if queue.is_partitioned:
         raise InvalidArgument(
-            f"The queue {queue.id!r} has {queue.partitions} partitions, and transactions are of one log.",
-            f"one of store.matching('{queue.id}/*'), or a mapping over them.",
+            f"The queue {queue.id!r} has {queue.partitions} partitions, but a transaction is on one log.",
+            f"use one of store.matching('{queue.id}/*'), or a mapping over them.",
         )
 
 
@@ -163,7 +163,7 @@ def check_one_log(queue: BaseQueue) -> None:
 
 def _read(store: BaseStore, encoded: Sequence[_Bound]) -> dict[tuple[str, int], Written | None]:
     """Return the summaries of the producers of these messages, by log and producer."""
-    keys = {(one.queue.log.id, uuid.int & (1 << 48) - 1) for one in encoded for uuid in one.uuids if uuid.int}
+    keys = {(bound.queue.log.id, uuid.int & (1 << 48) - 1) for bound in encoded for uuid in bound.uuids if uuid.int}
     with store.view() as txn:
         return {key: producers.read(txn, *key) for key in keys}
 
@@ -174,35 +174,35 @@ def _read(store: BaseStore, encoded: Sequence[_Bound]) -> dict[tuple[str, int], 
 def _decide(
     encoded: Sequence[_Bound], read: dict[tuple[str, int], Written | None]
 ) -> tuple[list[tuple[BaseQueue, list[Page]]], int]:
-    """The pages of what is to be appended, by queue, and how many messages that are."""
+    """The pages that are to be appended, by queue, and the number of their messages."""
     known = dict(read)
-    found: list[tuple[BaseQueue, list[Page]]] = []
+    pages_by_queue: list[tuple[BaseQueue, list[Page]]] = []
     appended = 0
-    for one in encoded:
-        log = one.queue.log.id
+    for bound in encoded:
+        log = bound.queue.log.id
         kept = [
             place
-            for place, (uuid, before) in enumerate(zip(one.uuids, one.before))
+            for place, (uuid, before) in enumerate(zip(bound.uuids, bound.before))
             if _advance(known, log, uuid, before)
         ]
         appended += len(kept)
         pages: list[Page] = []
-        for start, stop, stamps in stamping.runs([one.uuids[place] for place in kept]):
-            pages += pages_of(one.queue, [one.bodies[place] for place in kept[start:stop]], stamps)
+        for start, stop, stamps in stamping.runs([bound.uuids[place] for place in kept]):
+            pages += pages_of(bound.queue, [bound.bodies[place] for place in kept[start:stop]], stamps)
         if pages:
-            found.append((one.queue, pages))
-    return found, appended
+            pages_by_queue.append((bound.queue, pages))
+    return pages_by_queue, appended
 
 
 def _advance(known: dict[tuple[str, int], Written | None], log: str, uuid: uuids.UUID, before: int | None) -> bool:
-    """Whether a message is to be appended; takes notice of it then."""
+    """Whether a message is to be appended; if so, add it to ``known``."""
     if not uuid.int:
         return True
     producer, clock, flags = split(uuid)
     written = known[log, producer]
     if written is not None and written.repeats(clock, flags, before):
         return False
-    known[log, producer] = producers.advanced(written, flags, clock, clock, 1)  # at any index: it is not looked at
+    known[log, producer] = producers.advanced(written, flags, clock, clock, 1)  # any index: it is not used
     return True
 
 

@@ -20,38 +20,38 @@ from cues.storage.base_store import BaseStore
 class Store(BaseStore):
     """A handle on a store.
 
-    ``path`` is a directory, made when it is missing. ``durability`` is ``"disk"`` (an acknowledged
-    commit survives power loss; the default for a new store) or ``"process"`` (survives ``kill -9``,
-    about 50 times faster per small commit; after power loss the whole store may be damaged), is
-    fixed when the store is made, and None takes it as it is. ``map_size`` bounds the store in bytes
-    (default 64 GiB of address space, sparse on disk). With ``readonly`` nothing is ever written.
+    ``path`` is a directory, made when it is missing. ``durability`` is fixed when the store is made; None
+    takes the store as it is. With ``"disk"``, the default of a new store, an acknowledged commit survives
+    power loss. With ``"process"`` it survives ``kill -9``, and a small commit is about 50 times faster; after
+    power loss the whole store may be damaged. ``map_size`` bounds the store in bytes (default 64 GiB of
+    address space, sparse on disk). With ``readonly`` nothing is ever written.
 
-    Raises :class:`StoreError` in its kinds: a path that is a file or holds something else, a newer
-    format, a truncated file, another durability, no permission, a writer that is stuck.
+    Raises a :class:`StoreError` for a path that is a file or holds something else, a newer format, a
+    truncated file, another durability, a missing permission, or a writer that is stuck.
     """
 
     @describes(QUEUE_TEXTS, QueueKeywords.__annotations__)
     def queue(self, id: str, **options: Unpack[QueueKeywords]) -> Queue:
-        """The queue of that name, made when it is missing.
+        """Return the queue of that name; make it if it is missing.
 
-        An option that is given for an existing queue is changed where it can be (retention, metadata,
-        max_message_bytes) and refused by name where it cannot. ``"orders/3"`` is a partition of ``"orders"``
-        (:meth:`Queue.partition`). On a read-only store a missing queue is :class:`QueueNotFound`.
+        An option for an existing queue changes that queue (retention, metadata, max_message_bytes). An option that
+        cannot change raises :class:`QueueOptionsError`. ``"orders/3"`` is a partition of ``"orders"``
+        (:meth:`Queue.partition`). On a read-only store a missing queue raises :class:`QueueNotFound`.
         """
         self._check()
         return open_queue(self, id, options)
 
     def matching(self, pattern: str) -> Matching:
-        """The names of queues that a shell pattern matches: ``"page*"``; with a slash, of their partitions.
+        """Return the names of the queues that match a shell pattern such as ``"page*"``.
 
-        ``"pageviews/*"`` gives ``pageviews/0``, ``pageviews/1``, … in their order, and each is a name for
-        :meth:`queue`; the only log of a queue that is not partitioned is ``/0``. No pattern matches the slash.
-        The list is callable and then gives the queues that match by then, as :mod:`cues.txn.mapping` takes them.
+        A pattern with a slash matches partitions: ``"pageviews/*"`` returns ``pageviews/0``, ``pageviews/1``, … in
+        their order. Each is a name for :meth:`queue`. A queue with one log has only partition 0. No wildcard matches
+        the slash. A call of the list returns the queues that match at that time, as :mod:`cues.txn.mapping` needs.
         """
         return Matching(self, pattern)
 
     def check(self) -> list[str]:
-        """Walk the whole store; returns what does not hold, one sentence each (see ``cues check``)."""
-        # The check knows every row of every layer, and a store is below them: it is loaded by name.
-        found: list[str] = importlib.import_module("cues.tools.check").check(self)
-        return found
+        """Check the whole store; return the problems, one sentence each (see ``cues check``)."""
+        # The check imports all layers above this one, so it is loaded by name.
+        problems: list[str] = importlib.import_module("cues.tools.check").check(self)
+        return problems

@@ -1,15 +1,17 @@
 """Tailers: readers of a queue that keep a position; and waiting for the first of several.
 
-    t = q.tailer()              from the start, the position ends with the object
+    t = q.tailer()              from the start; only the object has the position
     t = q.tailer("reader-1")    the position is in the store, under that name
 
 A tailer copies record batches out in short transactions and hands out their messages one by one.
-A named tailer moves its position in the store before a read returns, by compare and set: readers of
-one name, in any process, share the queue, each message to one of them. Reading moves on; what makes
-*processing* exact is a graph (its positions move with the outputs), not a named tailer.
+A named tailer moves its position in the store before a read returns, by compare and set. So readers of
+one name, in any process, share the queue: each message is read by one of them.
 
-A tailer does not return messages that a purge deleted while they were read ahead. It is used by one thread at a time:
-a second thread gets :class:`~cues.errors.ConcurrentUse`.
+Not guaranteed: that a message is processed. The position moves when it is read. For exactly-once processing use a
+graph, whose positions move with the outputs.
+
+A tailer does not return messages that were read ahead and then purged. It is used by one thread at a time: a second
+thread gets :class:`~cues.errors.ConcurrentUse`.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ from cues.storage import wakeup
 from cues.storage.transaction import StoreTransaction
 
 AHEAD_BYTES_MAX: Final = 256 << 10
-"""Most bytes that read_many copies out of one transaction."""
+"""The most bytes that read_many copies out of one transaction."""
 
 Direction = Literal["forward", "backward"]
 
@@ -46,17 +48,17 @@ class Envelope:
 
     index: int
     time: datetime
-    """When it was appended, aware, in UTC."""
+    """Append time, aware, in UTC."""
     hash: str | None
     """Delivery hash of the step that wrote it, 32 hex digits; None for a plain append."""
     producer: str | None
-    """Id of the publisher that wrote it, 12 hex digits; None where it has no identity."""
+    """Id of the publisher that wrote it, 12 hex digits; None if it has no identity."""
     metadata: dict[str, Any]
     """``{"q/hash", "q/queue": {queue: {"q/t", "q/time"}}, "tx/t"}``, as far as its queues keep it."""
     partition: int = 0
     """Partition of the message, on which its index counts."""
     uuid: UUID | None = None
-    """Producer, clock and flags (:func:`cues.txn.parse_uuid`); None where it has no identity."""
+    """Producer, clock and flags (:func:`cues.txn.parse_uuid`); None if it has no identity."""
 
 
 class Tailer(BaseTailer):
@@ -83,7 +85,7 @@ class Tailer(BaseTailer):
         self._purges = -1
         self._last: tuple[Batch, int] | None = None
         self._read: Tailer | None = None
-        """Of several partitions, the tailer of the message read last."""
+        """With several partitions, the tailer of the message read last."""
         self._row_key = names.reader_key(queue.name, queue.log.partition, name) if name is not None else b""
         with self._store.view() as txn:
             row = self._log.row(txn)
@@ -95,15 +97,15 @@ class Tailer(BaseTailer):
     def read(self, block: bool = False, timeout: float | None = None) -> dict[str, Any] | None:
         """Return the next message, or None at the end of the queue.
 
-        With ``block`` it waits for one, at most ``timeout`` seconds (then None), whichever thread or
-        process writes it. Closing the tailer, its queue or its store ends the wait with
-        :class:`Closed`. A damaged batch raises :class:`BatchDamaged`; as any error, it moves nothing.
+        With ``block``, wait for a message of any thread or process, at most ``timeout`` seconds (then
+        None). Closing the tailer, its queue or its store ends the wait with :class:`Closed`. A damaged
+        batch raises :class:`BatchDamaged`. An error does not move the tailer.
         """
         with self._use():
-            found = self._next(1)
-            if not found and block:
-                found = wakeup.wait([self.interest], self._next_if_open, timeout)
-        return found[0] if found else None
+            messages = self._next(1)
+            if not messages and block:
+                messages = wakeup.wait([self.interest], self._next_if_open, timeout)
+        return messages[0] if messages else None
 
     def read_many(self, n: int) -> list[dict[str, Any]]:
         """Return the next ``n`` messages; fewer only at the end of the queue or before a damaged batch.
@@ -130,12 +132,12 @@ class Tailer(BaseTailer):
 
     @property
     def index(self) -> int:
-        """The index that is read next (backward: the message below it is)."""
+        """The index that is read next; backward, the message before this index is read next."""
         return self._index
 
     @property
     def positions(self) -> dict[int, int]:
-        """The index that is read next, by partition: the one that this tailer reads."""
+        """The index that is read next, as a dict with the one partition that this tailer reads."""
         return {self._log.partition: self._index}
 
     @property
@@ -155,7 +157,7 @@ class Tailer(BaseTailer):
 
     @property
     def direction(self) -> Direction:
-        """``"forward"`` (default) or ``"backward"``: the message below the index, which it then becomes."""
+        """``"forward"`` (default) or ``"backward"``: read the message before the index, and move to it."""
         return self._direction
 
     @direction.setter
@@ -185,27 +187,27 @@ class Tailer(BaseTailer):
         return self._store.doorbells, self._log.mask
 
     def _use(self) -> threading.Lock:
-        """To be held for one call: ``with`` takes and releases a lock where no signal's handler can come between."""
+        """The lock for one call, for use in a ``with``: no signal handler runs between taking it and the block."""
         self._check()
         if self._busy.locked():
             raise ConcurrentUse(
                 f"The tailer of {self.queue.id!r} is used by another thread right now.",
                 "open a tailer for each thread.",
             )
-        return self._busy  # a thread that takes it between this look and the caller's with: then the caller waits
+        return self._busy  # if another thread takes it before the caller's ``with``, the caller waits
 
     def _next_if_open(self) -> list[dict[str, Any]]:
         self._check()
         return self._next(1)
 
     def _next(self, n: int) -> list[dict[str, Any]]:
-        """Take the next ``n`` messages and move, all or, with an error, nothing."""
+        """Take the next ``n`` messages and move; on an error, move nothing."""
         while True:
             index, last = self._index, self._last
             try:
-                found = self._take_ahead(n)
-                if self.name is None or not found or self._commit_position():
-                    return found
+                taken = self._take_ahead(n)
+                if self.name is None or not taken or self._commit_position():
+                    return taken
             except BaseException:
                 self._go_back(index, last)
                 raise
@@ -217,14 +219,14 @@ class Tailer(BaseTailer):
                 self._index = self._position(self._stored)
 
     def _take_ahead(self, n: int) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = []
+        taken: list[dict[str, Any]] = []
         try:
-            while len(found) < n and self._ready(n - len(found)):
-                found += self._take(n - len(found))
+            while len(taken) < n and self._ready(n - len(taken)):
+                taken += self._take(n - len(taken))
         except BatchDamaged:
-            if not found:
+            if not taken:
                 raise
-        return found
+        return taken
 
     def _go_back(self, index: int, last: tuple[Batch, int] | None) -> None:
         self._index, self._last = index, last
@@ -277,7 +279,7 @@ class Tailer(BaseTailer):
         return False
 
     def _load(self, n: int, purges: int, fresh: bool) -> bool:
-        """Open the next batch; ``fresh`` says that what was read ahead is as it was."""
+        """Open the next batch; with ``fresh``, the records that were read ahead are still valid."""
         if fresh and self._ahead and self._ahead[-1][0] == self._index and self._direction == "forward":
             self._open(self._ahead.pop())
             return True
@@ -359,19 +361,19 @@ def envelope_of(batch: Batch, offset: int, metadata: dict[str, Any], partition: 
 
 def metadata(batch: Batch, offset: int, queue: str, kept: frozenset[str]) -> dict[str, Any]:
     """The metadata map of one message, hash included."""
-    found: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     if batch.head.hash:
-        found[names.HASH] = batch.head.hash.hex()
+        fields[names.HASH] = batch.head.hash.hex()
     if kept or batch.head.provenance:
-        found |= batch.provenance(queue, kept).at(offset)
-    return found
+        fields |= batch.provenance(queue, kept).at(offset)
+    return fields
 
 
 def alts(tailers: Sequence[Tailer], timeout: float | None = None) -> tuple[Tailer, dict[str, Any]] | None:
     """Wait for the first message that any of ``tailers`` has; return it with its tailer.
 
-    Fair: among several with a message, the one served longest ago. None when ``timeout`` seconds
-    passed without one. The tailers may belong to several stores.
+    Fair: if several tailers have a message, the one that was served longest ago is read. Returns None
+    after ``timeout`` seconds without a message. The tailers may belong to several stores.
     """
     if not tailers:
         raise InvalidArgument("alts() needs at least one tailer.", "call cues.alts([t1, t2]).")
@@ -384,7 +386,7 @@ def alts(tailers: Sequence[Tailer], timeout: float | None = None) -> tuple[Taile
                 return tailer, message
         return None
 
-    found = first()
-    if found is None and (timeout is None or timeout > 0):
-        found = wakeup.wait([tailer.interest for tailer in tailers], first, timeout)
-    return found
+    result = first()
+    if result is None and (timeout is None or timeout > 0):
+        result = wakeup.wait([tailer.interest for tailer in tailers], first, timeout)
+    return result
