@@ -110,7 +110,7 @@ def test_on_a_terminal_a_table_is_drawn_and_taken_away_and_the_summary_stays(gra
         assert again.wait() == 0
     assert [line.strip()[:66] for line in again.screen.strip().splitlines()] == [
         "1,000 numbers already processed; nothing new. --fresh starts over",
-        "10 failed messages unresolved on errors, 10 of them in earlier runs: cues tail"[:66],
+        "10 failed messages unresolved on errors, all of them in earlier runs: cues tail"[:66],
     ]
 
 

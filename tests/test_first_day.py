@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
+import shutil
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -112,13 +114,29 @@ def test_fail_on_errors_and_the_count_of_unresolved_errors(shop: Path, capsys: p
     code, summary = runs("--fail-on-errors")
     assert (code, summary["failed"], summary["unresolved"]) == (1, 0, {"errors": 2})
     assert cli(["run", str(shop), "--idle-exit", "0", "--quiet", "--table"]) == 0
-    assert f"2 failed messages unresolved on errors, 2 of them in earlier runs: cues tail {shop}#errors" in (
+    assert f"2 failed messages unresolved on errors, all of them in earlier runs: cues tail {shop}#errors" in (
         capsys.readouterr().out
     )
+    assert cli(["send", str(shop), "{}", "--store", "other"]) == 0
+    assert cli(["run", str(shop), "--idle-exit", "0", "--quiet", "--table", "--store", "other"]) == 0
+    assert f"1 message failed: cues tail {shop}#errors --store other" in capsys.readouterr().out
+    assert cli(["status", str(shop), "--store", "other", "--table"]) == 0
+    assert f"cues tail {shop}#errors --store other --from 1 -n 1" in capsys.readouterr().out
     with cues.open(shop.parent / "data" / "shop") as store:
         store.queue("errors").delete()
     code, summary = runs("--fail-on-errors")
     assert (code, summary["unresolved"]) == (0, {})
+
+
+def test_a_store_that_is_deleted_ends_tail_follow(shop: Path) -> None:
+    assert cli(["send", str(shop), '{"count": 1}']) == 0
+    follow = [sys.executable, "-m", "cues", "tail", "data/shop#orders", "--follow"]
+    child = subprocess.Popen(follow, cwd=shop.parent, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert child.stdout is not None
+    assert json.loads(child.stdout.readline())["count"] == 1
+    shutil.rmtree(shop.parent / "data" / "shop")
+    _, error = child.communicate(timeout=60)
+    assert child.returncode == 1 and "was deleted" in error
 
 
 def test_errors_that_a_processor_takes_are_resolved_and_fail_the_run_that_made_them(

@@ -97,7 +97,8 @@ def run(
 
     The run continues while a source is live, or while the graph is fed by `cues send`. Ctrl-C drains and stops
     it; a second Ctrl-C does not wait. A run may be killed at any instant: the next run continues after the last
-    commit. Nothing is lost, and nothing is done twice.
+    commit. Nothing is lost, and no message is delivered twice. A plain sink may do its
+    last step again (see checkpoint=).
 
     \b
       cues run graph.py                    the only graph of the file
@@ -167,7 +168,7 @@ def run(
             listeners=(progress.event,),
             **more,
         )
-        session = _Session(running, progress, signals, idle_exit, Summary(running, graph, before))
+        session = _Session(running, progress, signals, idle_exit, Summary(running, graph, before, chosen))
         ending = session.watch()
     session.summary.show(output, ending, (lambda text: None) if quiet else progress.say)
     if ending == "stopped":

@@ -84,7 +84,7 @@ def status(found: targets.StoreTarget, output: CommandOutput) -> int:
         if last is not None:
             print(
                 f"\nLast error of {processor.processor}, {ago(last.time)}: {last.type}: {last.text}"
-                f"\n  cues tail {found.text}#{last.queue} --from {last.index} -n 1"
+                f"\n  {found.tail.format(last.queue)} --from {last.index} -n 1"
             )
     for line in [line for one in seen.supervisors for line in _failures(one)]:
         print(f"\n{line}")

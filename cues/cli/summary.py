@@ -12,7 +12,7 @@ from typing import Any, Literal
 from cues.base import names
 from cues.cli import fresh
 from cues.cli.output import Column, CommandOutput, count, duration
-from cues.cli.target import shown
+from cues.cli.target import shown, tail_of
 from cues.engine.running import Running
 from cues.errors import CuesError
 from cues.queues.queue import Queue
@@ -70,9 +70,11 @@ def _positions(store: Store) -> dict[str, int]:
 class Summary:
     """Compares the store before and after. Finished before the graph closes."""
 
-    def __init__(self, running: Running, target: str, before: Before) -> None:
+    def __init__(self, running: Running, target: str, before: Before, store: str | None = None) -> None:
+        """``target`` is the graph file, ``store`` the value of ``--store``."""
         self._running = running
-        self._target = target
+        self._again = f"cues run {target}" + (f" --store {store}" if store else "")
+        self._tail = tail_of(target, store) if running.shared is None else tail_of(running.shared.place, None)
         if running.shared is not None:
             ends, positions = running.shared.before.ends, running.shared.before.positions
             before = Before({**before.ends, **ends}, {**before.positions, **positions})
@@ -181,12 +183,13 @@ class Summary:
         print(sentence)
         if self.failed:
             queues = sorted({node.errors for node in self._running.plan.nodes if node.errors})
-            where = " or ".join(f"cues tail {self._target}#{queue}" for queue in queues if self.new.get(queue))
+            where = " or ".join(self._tail.format(queue) for queue in queues if self.new.get(queue))
             print(f"{count(self.failed, 'message')} failed: {where}")
         for queue, messages in self.unresolved.items():
             before = self._earlier[queue]
-            earlier = f", {before:,} of them in earlier runs" if before > 0 else ""
-            where = f"cues tail {self._target}#{queue}"
+            some = "all" if before == messages else f"{before:,}"
+            earlier = f", {some} of them in earlier runs" if before > 0 else ""
+            where = self._tail.format(queue)
             print(f"{count(messages, 'failed message')} unresolved on {queue}{earlier}: {where}")
 
     def _rows(self) -> list[dict[str, Any]]:
@@ -234,7 +237,7 @@ class Summary:
         what = _and(came) or "the remaining messages"
         if ending in ("done", "idle"):
             return f"{graph}: {what} processed in {took}, kept in {place}"
-        again = f"cues run {self._target} continues"
+        again = f"{self._again} continues"
         if ending == "drained":
             return f"{graph}: interrupted after {took}; all input ({_and(came) or 'no message'}) is processed. {again}"
         if ending == "aborted":

@@ -6,7 +6,7 @@ import sys
 from collections import deque
 from collections.abc import Iterator
 from datetime import datetime
-from typing import Any
+from typing import Any, Final
 
 import click
 
@@ -40,6 +40,10 @@ class Count(click.ParamType):  # type: ignore[type-arg]
         if number < 0:
             self.fail(f"{value!r} is neither a count of messages nor 'all'.", param, ctx)
         return number
+
+
+FILE_CHECK_S: Final = 1.0
+"""Seconds without a message after which ``--follow`` looks whether the store is still there."""
 
 
 @command()
@@ -225,7 +229,8 @@ class _Reader:
                     sys.stdout.flush()
                     if not follow:
                         return
-                    message = tailer.read(block=True)
+                    while (message := tailer.read(block=True, timeout=FILE_CHECK_S)) is None:
+                        self.queue.store.check_file()  # cues run --fresh deletes a store that others read
             except BatchDamaged as error:
                 options.report(error.message, f"run cues check {self.queue.store.path}.")
                 self.damaged = True

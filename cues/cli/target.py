@@ -41,6 +41,11 @@ class StoreTarget:
     """The value of ``--store``."""
 
     @property
+    def tail(self) -> str:
+        """The command that prints a queue: a format with the name of the queue."""
+        return tail_of(self.text, self.store)
+
+    @property
     def there(self) -> bool:
         """Whether the store is there."""
         return (self.path / "data.mdb").exists()
@@ -74,6 +79,11 @@ class StoreTarget:
             message = f"{shown(self.path)} is a file; a store is a directory"
         instead = " or ".join(map(str, stores)) or "the directory of a store, or a graph file"
         return f"{message}.", f"give {instead}."
+
+
+def tail_of(text: str, store: str | None) -> str:
+    """The command that prints a queue of a graph file or store: a format with the name of the queue."""
+    return f"cues tail {text}#{{}}" + (f" --store {store}" if store else "")
 
 
 def takes_store(metavar: str) -> Callable[[F], F]:

@@ -54,7 +54,7 @@ class Plan:
             if queue in known or self.queues[queue].path is not None:
                 continue
             others = [other for other in sorted(known) if _letters(other) != _letters(queue)]
-            near = difflib.get_close_matches(queue, others, 1, 0.8)
+            near = difflib.get_close_matches(queue, others, 1, 0.75)
             if near:
                 misspelt[queue] = near[0]
         return misspelt

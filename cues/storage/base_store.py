@@ -28,7 +28,6 @@ from cues.errors import (
     InvalidArgument,
     QueueNotFound,
     StoreDamaged,
-    StoreNotFound,
     StoreReadOnly,
     Unsupported,
 )
@@ -203,11 +202,7 @@ class BaseStore:
         """
         self._check()
         if environment.file_key(self._shared.path) != self._shared.file:
-            raise StoreNotFound(
-                f"The store {self.path} was deleted, or another was put in its place, while it was open.",
-                "put the right store at this path, and start again.",
-                path=self.path,
-            )
+            raise wakeup.removed(self.path)
 
     def _refuse(self, *_: Any) -> Any:
         """Raise, instead of a write transaction, if the store is closed or read-only."""

@@ -32,6 +32,7 @@ from typing import Final, TypeVar
 
 import xxhash
 
+from cues.errors import StoreNotFound
 from cues.storage.locks import SLOTS, LockFile
 
 SAFETY_S: Final = 0.1
@@ -176,8 +177,10 @@ class Doorbells:
                         os.mkfifo(path)
                         # O_RDWR: without a writer a read-only FIFO would report end of file.
                         fd = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
-                    except BaseException:
+                    except BaseException as error:
                         self._locks.unlock(SLOTS + slot)
+                        if isinstance(error, FileNotFoundError):
+                            raise removed(str(self._fifos.parent)) from error
                         raise
                     bell = self._all[slot] = Bell(self, slot, fd)
                     return bell
@@ -275,3 +278,12 @@ def wait(interests: Sequence[tuple[Doorbells | None, int]], ready: Callable[[], 
         for doorbells, bell, _ in bells:
             bell.quiet()
             doorbells.release(bell)
+
+
+def removed(path: str) -> StoreNotFound:
+    """Return the error of a store whose files are not those that were opened."""
+    return StoreNotFound(
+        f"The store {path} was deleted, or another was put in its place, while it was open.",
+        "put the right store at this path, and start again.",
+        path=path,
+    )
