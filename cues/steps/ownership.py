@@ -17,6 +17,7 @@ another process may take over while the lock is held. Safety does not depend on 
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import threading
 from collections.abc import Sequence
@@ -119,8 +120,8 @@ class Ownership:
         if left > 0:
             raise AlreadyRunning(
                 f"{processor} is run by process {pid} ({locks.process_state(pid)}), whose lease runs"
-                f" for another {left:.0f} s.",
-                f"start again in {left:.0f} s: only a process that does not answer can be replaced.",
+                f" for another {math.ceil(left)} s.",
+                f"start again in {math.ceil(left)} s: only a process that does not answer can be replaced.",
                 pid=pid,
             )
         self._missing.append(offset)
