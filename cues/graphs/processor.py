@@ -1,4 +1,4 @@
-"""Declarations of processors, and the ``process`` object that their functions see.
+"""Declarations of processors: sources, streams and sinks.
 
     Source(id, fn=None)                messages come in; its id is the queue that it feeds
     Stream(fn, inputs, outputs)        queues to queues
@@ -61,7 +61,7 @@ class _Bound:
 
 
 class AnyOf(_Bound):
-    """Inputs from any of which a step takes its messages: ``AnyOf(a="crawl-1", b="crawl-2")``.
+    """Several inputs; a message can come from any of them: ``AnyOf(a="crawl-1", b="crawl-2")``.
 
     Positional queue names are bound under their own names. ``process.binding`` is the input of the
     message. Fair: a busy input does not starve the others.
@@ -766,7 +766,7 @@ def _check_filters(processor: Processor) -> None:
 
 
 def _check_plain(processor: Processor, option: str, fn: Any) -> None:
-    """Refuse an `async def`: a call returns a coroutine, which is always true, and never the same key."""
+    """Refuse an `async def`: its call returns a coroutine, which is always true and never the same key."""
     if inspect.iscoroutinefunction(fn):
         raise processor._wrong(
             f"{option}= of {processor.id!r} is `async def`, and is called without await.", "declare it with def."

@@ -17,7 +17,7 @@ that is like another. Only a graph that is as regular as a torus needs thousands
 
 @dataclass(frozen=True)
 class Topology:
-    """Processors as nodes; an edge for each queue that one writes and another reads.
+    """Processors are nodes. Each queue that one of them writes and another reads is an edge.
 
     Two topologies are equal if they have the same nodes and edges, in any order. :meth:`isomorphic`
     compares them without the names.
