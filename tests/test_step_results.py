@@ -17,6 +17,7 @@ import pytest
 
 import cues
 from cues import Graph, QueueOptions, Sink, Source, Stream, codec, testing
+from cues.base import names
 from cues.queues.partitioners import partition_for
 from cues.queues.store import Store
 
@@ -306,6 +307,52 @@ def test_state_is_iterated_in_one_order_whatever_the_step(store: Store, size: in
 
     _run(store, Graph("g", [Stream(keys, "in", "out", id="s", batch_size=size)]))
     assert [message["keys"] for message in testing.messages(store, "out")] == ["z", "ez", "bez", "ber", "aber"]
+
+
+@pytest.mark.parametrize("several", [False, True])
+@pytest.mark.parametrize("raises", [False, True])
+@pytest.mark.parametrize("wrong", [{"q/tx": 1}, {"text": "x" * 70_000}])
+def test_messages_after_a_refused_result_are_processed_as_they_were_read(
+    store: Store, wrong: Message, raises: bool, several: bool
+) -> None:
+    """The function changes its message in place, so a repeated call must be given the message anew."""
+    queues = ["even", "odd"] if several else ["out"]
+    for name in queues:
+        store.queue(name, max_message_bytes=65_536)
+    store.queue("in").appender().write_many(_numbers(300))
+
+    def change(message: Message) -> Any:
+        n = message["n"]
+        if raises and n == 60:
+            raise ValueError(n)
+        message["n"] = n + 1000
+        message["faq/1"] = "http://x/faq/1"  # looks like a reserved key, and is none
+        if n in (7, 50, 299):
+            message |= wrong
+        return {"odd" if n % 2 else "even": message} if several else message
+
+    outputs: Any = {name: name for name in queues} if several else "out"
+    _run(store, Graph("g", [Stream(change, "in", outputs)], errors="errors"))
+    refused = [7, 50, *([60] if raises else []), 299]
+    written = sorted(message["n"] for name in queues for message in store.queue(name).tailer())
+    assert written == [n + 1000 for n in range(300) if n not in refused]
+    assert [m[names.ERR_MESSAGES]["in"][0]["n"] for m in testing.messages(store, "errors")] == refused
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_at_most_once_calls_no_function_again_for_a_refused_result(store: Store, several: bool) -> None:
+    store.queue("in").appender().write_many(_numbers(300))
+    calls: list[int] = []
+
+    def call(message: Message) -> Any:
+        calls.append(message["n"])
+        result = {"q/tx": 1} if message["n"] == 7 else message
+        return {"out": result} if several else result
+
+    outputs: Any = {"out": "out", "other": "other"} if several else "out"
+    _run(store, Graph("g", [Stream(call, "in", outputs, strategy="at-most-once")], errors="errors"))
+    assert calls == list(range(300))
+    assert len(store.queue("out")) == 299
 
 
 def test_a_queue_with_partitions_places_what_was_returned(store: Store) -> None:

@@ -124,15 +124,7 @@ class Feed:
         before: Any = position if type(position) is int else codec.pack(position)
         output = source.output
         packer = Packer(lambda: output._options)
-
-        def pack(message: Any) -> bytes | Refused:
-            try:
-                if output._options is not packer.options:
-                    packer.renew()
-                return packer.pack(message)
-            except Exception as error:  # CuesError, or an error of the key function
-                return Refused(error, repr(message).encode("utf-8", "replace").decode()[:REPR_CHARACTERS_MAX])
-
+        handed: bytes | Refused
         resume = source.node.options.resume
         fn = source.node.fn
         assert fn is not None
@@ -169,26 +161,32 @@ class Feed:
                         " could not tell the messages apart, and they would have one delivery hash.",
                         "yield a position that changes with every message, such as (page, row).",
                     )
-                before = packed
-                yield packed, pack(message)
-                continue
-            if not isinstance(item, dict):
+                before = after = packed
+            elif not isinstance(item, dict):
                 raise ReturnError(
                     f"The source {source.node.name!r} yielded {type(item).__name__} ({str(item)[:60]!r}).",
                     "yield pairs of a position and a message, which is a dict.",
                 )
-            if resume is None:
+            elif resume is None:
                 raise PositionRequired(
                     f"The source {source.node.name!r} yields messages without a position and does not say what"
                     " a restart means.",
                     "yield position, message; or resume='skip' (it yields the same messages again, those that"
                     " are committed are skipped: exactly-once) or resume='again' (it begins anew: at-least-once).",
                 )
-            if skip:
+            elif skip:
                 skip -= 1
                 continue
-            count += 1
-            yield MessageCount(count), pack(item)
+            else:
+                count += 1
+                after, message = MessageCount(count), item
+            try:
+                if output._options is not packer.options:
+                    packer.renew()
+                handed = packer.pack(message)
+            except Exception as error:  # CuesError, or an error of the key function
+                handed = Refused(error, repr(message).encode("utf-8", "replace").decode()[:REPR_CHARACTERS_MAX])
+            yield after, handed
 
     def _from_loop(self, yielded: AsyncIterable[Any]) -> Iterator[Any]:
         from cues.steps.eventloop import Loop

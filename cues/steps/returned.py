@@ -47,60 +47,87 @@ class ReturnedMessages:
         self.provenance: Provenance | None = None
         """The provenance of the step's messages, if that of one may be too large for a page."""
 
+        self.repeats = False
+        """Whether the calls after the message of the last error are repeated: their messages must be restored."""
+
     def keep_all(self, kept: list[Kept], returned: Iterable[Any]) -> None:
         """Append to ``kept`` what :meth:`keep` makes of each result; an exception leaves the results before it there.
 
-        Most results are single messages of which only the size and the keys are checked. They are packed here
-        without a Python call for each.
+        For functions that are given messages and nothing else. Most results are single messages of which only the
+        size and the keys are checked; these checks are made once for all of them. So a message that is refused may
+        be found after later calls, which are then repeated.
         """
-        slowly, append = self.keep, kept.append
+        start, self.repeats = len(kept), False
         if not self._bindings:
-            for result in returned:
-                append(None if result is None else slowly(result))
+            kept.extend(None if result is None else self.keep(result) for result in returned)
             return
-        if not self._node.returns_messages:
-            self._keep_by_binding(kept, returned)
+        if self._node.at_most_once or not (plain := [p for p in self._packers.values() if not p.places]):
+            kept.extend(map(self.keep, returned))
             return
-        packer = self._packers[self._bindings[0]]
-        if len(self._bindings) > 1 or packer.places:
-            kept.extend(map(slowly, returned))
-            return
-        pack, limit_bytes = codec.thread_packer(), packer.limit_bytes
+        try:
+            if not self._node.returns_messages:
+                self._keep_by_binding(kept, returned)
+            elif len(self._bindings) == 1:
+                self._keep_messages(kept, returned)
+            else:
+                kept.extend(map(self.keep, returned))
+        except Exception:
+            self._examine(kept, start, plain)
+            raise
+        self._examine(kept, start, plain)
+
+    def _keep_messages(self, kept: list[Kept], returned: Iterable[Any]) -> None:
+        """Pack the results of a function with one output."""
+        pack, append = codec.thread_packer(), kept.append
         for result in returned:
             if type(result) is dict:
                 try:
-                    packed = pack(result)
+                    append(pack(result))
+                    continue
                 except Exception:
                     pack = codec.thread_packer(renew=True)
-                else:
-                    if len(packed) <= limit_bytes and not (b"/" in packed and b"q/" in packed):
-                        append(packed)
-                        continue
-            append(slowly(result))
+            append(self.keep(result))
 
     def _keep_by_binding(self, kept: list[Kept], returned: Iterable[Any]) -> None:
-        """:meth:`keep_all` for functions that return a dict of messages by binding."""
+        """Pack the results of a function that returns a dict of messages by binding."""
         pack = codec.thread_packer()
-        limits_bytes = {binding: p.limit_bytes for binding, p in self._packers.items() if not p.places}
+        plain = {binding for binding, packer in self._packers.items() if not packer.places}
         for result in returned:
             if type(result) is dict:
                 some: dict[str, bytes] = {}
                 for binding, message in result.items():
-                    limit_bytes = limits_bytes.get(binding)
-                    if limit_bytes is None or type(message) is not dict:
+                    if type(message) is not dict or binding not in plain:
                         break
                     try:
-                        packed = pack(message)
+                        some[binding] = pack(message)
                     except Exception:
                         pack = codec.thread_packer(renew=True)
                         break
-                    if len(packed) > limit_bytes or (b"/" in packed and b"q/" in packed):
-                        break
-                    some[binding] = packed
                 else:
                     kept.append(some)
                     continue
             kept.append(self.keep(result))
+
+    def _examine(self, kept: list[Kept], start: int, plain: list[Packer]) -> None:
+        """Make the checks of :meth:`keep` for results that were packed without them.
+
+        The first that is refused is removed with all after it, and its error is raised.
+        """
+        fresh = kept[start:]
+        packed = fresh if set(map(type, fresh)) == {bytes} else [item for some in fresh for item in _items(some)]
+        if not packed:
+            return
+        limit_bytes = min(packer.limit_bytes for packer in plain)
+        if max(map(len, packed)) <= limit_bytes and b"q/" not in b"".join(packed):
+            return
+        for at in range(start, len(kept)):
+            if any(len(item) > limit_bytes or b"q/" in item for item in _items(kept[at])):
+                try:
+                    kept[at] = self.keep(_unpacked(kept[at]))
+                except BaseException:
+                    self.repeats = at + 1 < len(kept)
+                    del kept[at:]
+                    raise
 
     def keep(self, result: Any, offset: int = 0) -> Kept:
         """Check, place and pack the result of the call for the message at ``offset``.
@@ -206,3 +233,17 @@ def _column(binding: str, kept: list[Kept]) -> Output:
             items.append(mine)
             origins.append(offset)
     return Output(items, origins)
+
+
+def _items(kept: Kept) -> list[bytes]:
+    """The messages of a result that were packed without a check."""
+    if type(kept) is bytes:
+        return [kept]
+    return [item for item in kept.values() if type(item) is bytes] if type(kept) is dict else []
+
+
+def _unpacked(kept: Kept) -> Any:
+    """The result that was packed."""
+    if type(kept) is bytes:
+        return codec.unpack_known(kept)
+    return {binding: codec.unpack_known(item) for binding, item in kept.items()}

@@ -257,7 +257,13 @@ class Runner:
             columns = [taken.slices[place].messages for place in self._order]
             if results or stop < taken.count:
                 columns = [column[len(results) : stop] for column in columns]
-            self._returned.keep_all(results, map(self._fn, *columns))
+            try:
+                self._returned.keep_all(results, map(self._fn, *columns))
+            except Exception:
+                if self._returned.repeats:
+                    for offset in range(len(results) + 1, stop):
+                        taken.restored(offset)
+                raise
             if len(results) < stop:
                 # map() treats a StopIteration of the function as its own end (as generators did before PEP 479).
                 raise RuntimeError(f"{self._node.id} raised StopIteration")
