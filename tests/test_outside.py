@@ -154,7 +154,8 @@ def test_the_check_knows_the_row_and_sees_its_damage(tmp_path: Path) -> None:
         "The position of writer 'loader' says that it wrote up to 3 of queue orders, which ends before 3."
     ]
     with cues.open(tmp_path / "s") as store:
-        store.commit(lambda txn: txn.put(names.source_key("loader"), row.pack()[:-1] + b"x"))
+        raw = row.pack()
+        store.commit(lambda txn: txn.put(names.source_key("loader"), raw[:-1] + bytes([raw[-1] ^ 1])))
     assert problems_of(tmp_path / "s") == ["The position of writer 'loader' is damaged (its checksum fails)."]
 
 
