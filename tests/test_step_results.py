@@ -323,9 +323,9 @@ def test_messages_after_a_refused_result_are_processed_as_they_were_read(
 
     def change(message: Message) -> Any:
         n = message["n"]
-        if raises and n == 60:
-            raise ValueError(n)
         message["n"] = n + 1000
+        if raises and n in (51, 60):  # 51: directly after a result that is refused
+            raise ValueError(n)
         message["faq/1"] = "http://x/faq/1"  # looks like a reserved key, and is none
         if n in (7, 50, 299):
             message |= wrong
@@ -333,10 +333,23 @@ def test_messages_after_a_refused_result_are_processed_as_they_were_read(
 
     outputs: Any = {name: name for name in queues} if several else "out"
     _run(store, Graph("g", [Stream(change, "in", outputs)], errors="errors"))
-    refused = [7, 50, *([60] if raises else []), 299]
+    refused = [7, 50, *([51, 60] if raises else []), 299]
     written = sorted(message["n"] for name in queues for message in store.queue(name).tailer())
     assert written == [n + 1000 for n in range(300) if n not in refused]
     assert [m[names.ERR_MESSAGES]["in"][0]["n"] for m in testing.messages(store, "errors")] == refused
+
+
+def test_results_that_are_all_refused_repeat_few_calls(store: Store) -> None:
+    store.queue("in").appender().write_many(_numbers(300))
+    calls: list[int] = []
+
+    def call(message: Message) -> Message:
+        calls.append(message["n"])
+        return {"q/tx": 1}
+
+    _run(store, Graph("g", [Stream(call, "in", "out")], errors="errors"))
+    assert sorted(set(calls)) == list(range(300)) and len(calls) < 600
+    assert len(store.queue("errors")) == 300
 
 
 @pytest.mark.parametrize("several", [False, True])

@@ -46,22 +46,25 @@ class ReturnedMessages:
         self._imperative = imperative
         self.provenance: Provenance | None = None
         """The provenance of the step's messages, if that of one may be too large for a page."""
-
-        self.repeats = False
-        """Whether the calls after the message of the last error are repeated: their messages must be restored."""
+        self.careful = False
+        """Whether each result is checked at once: a result of this step was refused after later calls."""
 
     def keep_all(self, kept: list[Kept], returned: Iterable[Any]) -> None:
         """Append to ``kept`` what :meth:`keep` makes of each result; an exception leaves the results before it there.
 
         For functions that are given messages and nothing else. Most results are single messages of which only the
         size and the keys are checked; these checks are made once for all of them. So a message that is refused may
-        be found after later calls, which are then repeated.
+        be found after later calls. These are then repeated, once a step at most (:attr:`careful`).
         """
-        start, self.repeats = len(kept), False
+        start = len(kept)
         if not self._bindings:
             kept.extend(None if result is None else self.keep(result) for result in returned)
             return
-        if self._node.at_most_once or not (plain := [p for p in self._packers.values() if not p.places]):
+        if (
+            self.careful
+            or self._node.at_most_once
+            or not (plain := [p for p in self._packers.values() if not p.places])
+        ):
             kept.extend(map(self.keep, returned))
             return
         try:
@@ -125,7 +128,7 @@ class ReturnedMessages:
                 try:
                     kept[at] = self.keep(_unpacked(kept[at]))
                 except BaseException:
-                    self.repeats = at + 1 < len(kept)
+                    self.careful = True
                     del kept[at:]
                     raise
 

@@ -176,6 +176,7 @@ class Runner:
         """
         self._process.begin(taken)
         self._filtered = self._filters_some or taken.acknowledged
+        self._returned.careful = False
         self._returned.provenance = taken.heavy_provenance() if self._packers or self._imperative is not None else None
         for packer in self._packers.values():
             packer.renew()
@@ -257,10 +258,11 @@ class Runner:
             columns = [taken.slices[place].messages for place in self._order]
             if results or stop < taken.count:
                 columns = [column[len(results) : stop] for column in columns]
+            careful = self._returned.careful
             try:
                 self._returned.keep_all(results, map(self._fn, *columns))
             except Exception:
-                if self._returned.repeats:
+                if self._returned.careful and not careful:  # later calls may have changed their messages
                     for offset in range(len(results) + 1, stop):
                         taken.restored(offset)
                 raise
