@@ -47,7 +47,7 @@ from cues.steps.feed import SourceStepper
 from cues.steps.hashes import delivery_hash
 from cues.steps.state import StateTable
 from cues.steps.stepper import Stepper
-from cues.storage import timeline
+from cues.storage import timeline, transaction
 
 if TYPE_CHECKING:
     from cues.graphs.graph import Graph
@@ -222,30 +222,30 @@ def contents(store: Store) -> dict[str, dict[str, Any]]:
     queues: dict[str, Any] = {}
     for name in store.queues():
         queue = store.queue(name)
-        views = queue.views
+        views = queue._views
         queues |= {view.id if len(views) > 1 else name: list(view.tailer()) for view in views}
     positions: dict[str, Any] = {}
     sources: dict[str, Any] = {}
     rows: dict[str, Any] = {}
     for processor in _processors(store):
-        with store.view() as txn:
+        with store._view() as txn:
             row, topology = read_row(txn, processor), read_topology(txn, processor)
         if row is None or topology is None:
             continue
         positions |= {tailer: position.next for tailer, position in zip(topology.tailers, row.positions)}
         if row.source:
             sources[processor] = codec.unpack(row.source)
-    for database_name in [name for name, entries in store.entries() if name.startswith(b"state:") and entries]:
-        database = store.database(database_name)
-        with store.view() as txn:
+    for database_name in [name for name, entries in store._entries() if name.startswith(b"state:") and entries]:
+        database = store._database(database_name)
+        with store._view() as txn:
             rows[database_name[6:].decode()] = {bytes(k): bytes(v) for k, v in txn.cursor(database)}
     return {"queues": queues, "state": rows, "positions": positions, "sources": sources}
 
 
 def _processors(store: Store) -> list[str]:
     prefix = names.processor_key("")
-    with store.view() as txn:
-        return [key[len(prefix) :].decode() for key, _ in store.rows(txn, prefix)]
+    with store._view() as txn:
+        return [key[len(prefix) :].decode() for key, _ in transaction.rows(txn, prefix)]
 
 
 # --- running ------------------------------------------------------------------------------------
@@ -358,7 +358,7 @@ def _turn(stepper: Stepper, report: Report) -> bool:
         except Fenced as fence:
             if fence.reason != "seek":
                 raise
-            with stepper.store.view() as txn:
+            with stepper.store._view() as txn:
                 row = read_row(txn, stepper.node.id)
             assert row is not None
             stepper.adopt(row)
@@ -540,13 +540,13 @@ def check_attempts(store: Store) -> list[str]:
     """
     problems: list[str] = []
     for processor in _processors(store):
-        with store.view() as txn:
+        with store._view() as txn:
             row, topology = read_row(txn, processor), read_topology(txn, processor)
         assert row is not None and topology is not None
         identities = {tailer: position.identity for tailer, position in zip(topology.tailers, row.positions)}
         lines: dict[str, timeline.Line] = {}
         judged: dict[str, int] = {}
-        with store.view() as txn:
+        with store._view() as txn:
             for tailer, queue, other in zip(topology.tailers, topology.queues, topology.stores):
                 lines[tailer] = () if other else timeline.read(txn, queue)
                 # A purge also removes the timelines of the purged messages, so their identity is unknown.
@@ -586,7 +586,7 @@ def _wrong_at(store: Store, queue: str, index: int, hash: str) -> str:
     name, partition = names.log_parts(queue)
     if name not in store.queues(all=True):
         return "a queue that is not there"
-    found = store.queue(name).view(partition)
+    found = store.queue(name)._view(partition)
     if index < found.first_index:
         return ""
     if index > found.last_index:

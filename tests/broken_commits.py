@@ -21,7 +21,7 @@ _commit_parts, _write_step = Stepper._commit_parts, Stepper._write_step
 
 def _positions_before(self: Stepper, parts: list[Part], row: ProcessorRow) -> None:
     packed = row.pack()
-    self.store.commit(lambda txn: txn.put(self._row_key, packed))
+    self.store._commit(lambda txn: txn.put(self._row_key, packed))
     self._expected = packed
     time.sleep(GAP_S)
     _commit_parts(self, parts, row)
@@ -32,7 +32,7 @@ def _positions_after(self: Stepper, parts: list[Part], row: ProcessorRow) -> Non
     self._write_step = lambda txn, parts, row: _write_step(self, txn, parts, old)  # type: ignore[method-assign]
     _commit_parts(self, parts, row)
     time.sleep(GAP_S)
-    self.store.commit(lambda txn: txn.put(self._row_key, packed))
+    self.store._commit(lambda txn: txn.put(self._row_key, packed))
 
 
 BROKEN = {"before": _positions_before, "after": _positions_after}

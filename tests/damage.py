@@ -12,6 +12,7 @@ from cues import codec
 from cues.base import names
 from cues.queues import processor_rows
 from cues.queues.log import KEY, Log
+from cues.storage import transaction
 
 MAP_BYTES = 4 << 20
 MARK = b"the message whose bytes a test looks for in the data file"
@@ -85,13 +86,13 @@ def digest(store: cues.Store) -> str:
             envelope = tailer.envelope
             assert envelope is not None
             found.update(repr((name, envelope.index, envelope.hash, message)).encode())
-    with store.view() as txn:
-        for key, value in store.rows(txn, b"\0proc\0"):
+    with store._view() as txn:
+        for key, value in transaction.rows(txn, b"\0proc\0"):
             found.update(repr((key, value)).encode())
-    for name, _ in list(store.entries()):
+    for name, _ in list(store._entries()):
         if name.startswith(b"state:"):
-            handle = store.database(name)
-            with store.view() as txn:
+            handle = store._database(name)
+            with store._view() as txn:
                 for value in sorted(value for _, value in txn.cursor(handle)):  # keys of state have no checksum
                     found.update(repr(value).encode())
     return found.hexdigest()
@@ -235,7 +236,7 @@ def wrong_hash(store: cues.Store, txn: Any) -> None:
 
 
 def state_piece_flipped(store: cues.Store, txn: Any) -> None:
-    database = store.database(names.state_database("g.count"))
+    database = store._database(names.state_database("g.count"))
     cursor = txn.cursor(database)
     cursor.first()
     key, value = cursor.item()
@@ -243,7 +244,7 @@ def state_piece_flipped(store: cues.Store, txn: Any) -> None:
 
 
 def state_piece_gone(store: cues.Store, txn: Any) -> None:
-    cursor = txn.cursor(store.database(names.state_database("g.count")))
+    cursor = txn.cursor(store._database(names.state_database("g.count")))
     for key, _ in cursor:
         if key[-2:] == b"\0\1":
             cursor.delete()

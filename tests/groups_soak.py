@@ -126,7 +126,7 @@ def _look_before(self: Any, checkpoint: bytes | None) -> Any:
     """Owner and epoch are compared, but before the commit, outside its transaction."""
     held = self.held
     if held is not None:
-        with self._member.store.view() as txn:
+        with self._member.store._view() as txn:
             found = claims.read(txn, names.log_id(*held.partition), GROUP)
         if found is None or (found.owner, found.epoch) != (held.claim.owner, held.claim.epoch):
             return Reason.MOVED

@@ -131,7 +131,7 @@ def drive(name: str, path: str, break_it: str = "", **options: Any) -> None:
         with Stores(path) as stores:
             messages = FEEDS[name][: COUNT * go // 2 + 1]
             opened = stores.home.queue("in")
-            there = sum(row.next - 1 for row in opened.rows())
+            there = sum(row.next - 1 for row in opened._rows())
             for message in messages[there:]:
                 opened.appender().write(message)
             testing.run_until_idle(graph_at(name, path), stores.home, **options)
@@ -167,7 +167,7 @@ def take_over(name: str, path: str) -> None:
 
 
 def committed(queue: Queue) -> dict[str, list[Message]]:
-    return {view.log.id: list(view.tailer(isolation="committed")) for view in queue.views}
+    return {view._log.id: list(view.tailer(isolation="committed")) for view in queue._views}
 
 
 def examine(name: str, path: str) -> dict[str, Any]:

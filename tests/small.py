@@ -30,12 +30,12 @@ def numbers(store: Store, queue: str) -> list[Any]:
 
 def replace(store: Store, queue: str, messages: list[dict[str, Any]]) -> None:
     """Let a queue hold other messages under the same identity and indices, as a copy that went another way would."""
-    log = store.queue(queue).log
+    log = store.queue(queue)._log
 
     def empty(txn: Any) -> None:
         row = log.row(txn)
         log.delete_before(txn, row, row.next)
         txn.put(names.row_key(queue, 0), pack_row(LogRow(row.identity, 1, 1, row.time_ns, row.version)))
 
-    store.commit(empty)
+    store._commit(empty)
     store.queue(queue).appender().write_many(messages)

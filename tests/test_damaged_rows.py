@@ -68,21 +68,21 @@ def path(tmp_path: Path) -> Path:
 )
 def test_a_row_with_one_flipped_bit_is_never_used(path: Path, key: bytes, use: Callable[[cues.Store], Any]) -> None:
     """Whichever bit it is; the error says what is damaged and where, and nothing was written."""
-    with cues.open(path) as store, store.view() as txn:
+    with cues.open(path) as store, store._view() as txn:
         good = bytes(txn.get(key))
     bits = range(0, 8 * len(good), 37) if key != names.topology_key("g.f") else range(1)
     for bit in bits:
         raw = bytearray(good)
         raw[bit // 8] ^= 1 << bit % 8
         with cues.open(path) as store:
-            store.commit(lambda txn, raw=raw: txn.put(key, bytes(raw)))
+            store._commit(lambda txn, raw=raw: txn.put(key, bytes(raw)))
         with cues.open(path) as store:
             with pytest.raises(cues.errors.StoreDamaged) as caught:
                 use(store)
             assert str(path) in str(caught.value) and " Try: " in str(caught.value), bit
-            with store.view() as txn:
+            with store._view() as txn:
                 assert txn.get(key) == raw
-            store.commit(lambda txn: txn.put(key, good))
+            store._commit(lambda txn: txn.put(key, good))
     with cues.open(path) as store:
         use(store)
         assert not store.check()
@@ -100,8 +100,8 @@ def test_a_sealed_row_of_any_length_is_refused_when_it_was_cut_or_changed() -> N
 def test_the_position_of_an_external_writer_is_compared(path: Path) -> None:
     with cues.open(path) as store:
         raw = external_writers.SourceRow("in", 4, ["range", 3]).pack()
-        store.commit(lambda txn: txn.put(names.source_key("job"), raw[:-1] + bytes([raw[-1] ^ 1])))
-        with pytest.raises(cues.errors.StoreDamaged, match="external writer 'job'"), store.view() as txn:
+        store._commit(lambda txn: txn.put(names.source_key("job"), raw[:-1] + bytes([raw[-1] ^ 1])))
+        with pytest.raises(cues.errors.StoreDamaged, match="external writer 'job'"), store._view() as txn:
             external_writers.read(txn, "job")
 
 

@@ -40,7 +40,7 @@ def same(message: Message) -> Message:
 
 
 def identity(store: Store, queue: str) -> bytes:
-    return store.queue(queue).row().identity
+    return store.queue(queue)._row().identity
 
 
 # --- shapes -------------------------------------------------------------------------------------
@@ -926,7 +926,7 @@ def test_at_most_once_moves_before_it_runs(store: Store) -> None:
     seen: list[Any] = []
 
     def look(message: Message, process: Any) -> Message:
-        with store.view() as txn:
+        with store._view() as txn:
             from cues.queues.processor_rows import read_row
 
             row = read_row(txn, "g.look")

@@ -359,4 +359,4 @@ def test_a_batch_that_failed_counts_as_its_messages(store: Store) -> None:
     records = len(testing.messages(store, "errors"))
     assert 1 <= records < 5
     assert [one.errors for one in metrics.of_store(store).processors] == [5]
-    assert metrics.failed_messages([store.queue("errors").log], records) == 5
+    assert metrics.failed_messages([store.queue("errors")._log], records) == 5

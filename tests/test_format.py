@@ -66,7 +66,7 @@ def test_a_store_of_version_1_is_read(old: Path) -> None:
         priced = store.queue("priced").tailer(meta=True)
         second = priced.read_many(5)[1]
         assert {k: v for k, v in second.items() if k != "q/meta"} == {"n": 2, "price": 4}
-        identity = orders.row().identity
+        identity = orders._row().identity
         digest = delivery_hash("golden.price", 0, [("golden.price.orders", identity, 1, 6)])
         assert second["q/meta"]["q/hash"] == digest
         assert second["q/meta"]["from"] == "web"
@@ -142,8 +142,8 @@ def test_a_record_batch_by_hand() -> None:
 
 def test_rows_by_hand(old: Path) -> None:
     with cues.open(old, readonly=True) as store:
-        log = store.database(b"log:orders")
-        with store.view() as txn:
+        log = store._database(b"log:orders")
+        with store._view() as txn:
             rows_are_as_documented(txn, log)
 
 
@@ -173,8 +173,8 @@ def rows_are_as_documented(txn: Any, log: Any) -> None:
 
 def test_a_cut_message_by_hand(old: Path) -> None:
     with cues.open(old, readonly=True) as store:
-        log = store.database(b"log:orders")
-        with store.view() as txn:
+        log = store._database(b"log:orders")
+        with store._view() as txn:
             rows = [(k, v) for k, v in txn.cursor(log) if k[:8] == struct.pack(">Q", 4)]
     assert [len(key) for key, _ in rows] == [8, 12, 12]
     assert [struct.unpack(">I", key[8:])[0] for key, _ in rows[1:]] == [1, 2]
@@ -199,11 +199,11 @@ def test_identities_have_the_bytes_that_the_page_says(tmp_path: Path) -> None:
         append_stamped(queue, stamped(160, 320, 480))
         append_stamped(queue, stamped(640, 641, 1000))
         append_stamped(queue, stamped(2000, 2000 + (1 << 40)))
-        with store.view() as txn:
+        with store._view() as txn:
             row = txn.get(b"\0clock\0q\0" + b"010203040506")
         append_stamped(queue, stamped(1 << 41, flags=2))
-        with store.view() as txn:
-            log = store.database(b"log:q")
+        with store._view() as txn:
+            log = store._database(b"log:q")
             found = {struct.unpack(">Q", key)[0]: value for key, value in txn.cursor(log)}
             after = txn.get(b"\0clock\0q\0" + b"010203040506")
     body = bytes.fromhex("81a16e01")

@@ -33,7 +33,7 @@ class World:
 
     def free(self) -> None:
         """No lock and no transaction is left: another handle writes and reads at once."""
-        held = self.store.locks
+        held = self.store._locks
         assert not held.mine(locks.WRITER), "the writer's lock is held"
         assert not held.mine(locks.REGISTER), "the register is held"
         writer_lock = self.store._shared.writer_lock
@@ -164,8 +164,8 @@ def test_a_turn_that_is_interrupted_anywhere_leaves_no_lock_to_other_processes(
         world.appender.write({"n": N})
 
     def go_on(world: World, place: str) -> None:
-        assert not world.store.locks.mine(locks.WRITER), "the writer's lock is held"
-        assert not world.store.locks.mine(locks.REGISTER), "the register is held"
+        assert not world.store._locks.mine(locks.WRITER), "the writer's lock is held"
+        assert not world.store._locks.mine(locks.REGISTER), "the register is held"
         world.free()
 
     points, found = interruptions.faults(worlds(tmp_path, "process", 1, begin), act, go_on, events)

@@ -160,7 +160,7 @@ def commit_in_two(patch: Patch) -> None:
         old, packed = self._expected, row.pack()
         self._write_step = lambda txn, parts, row: write_step(self, txn, parts, old)  # type: ignore[method-assign]
         commit_parts(self, parts, row)
-        self.store.commit(lambda txn: txn.put(self._row_key, packed))
+        self.store._commit(lambda txn: txn.put(self._row_key, packed))
 
     patch.setattr(Stepper, "_commit_parts", commit)
 
@@ -176,7 +176,7 @@ def hash_of_the_epoch(patch: Patch) -> None:
     def init(self: Stepper, store: Store, node: Any, row: ProcessorRow, **options: Any) -> None:
         real(self, store, node, row, **options)
         self.hasher = Hasher(node.id, row.epoch)
-        self.process.renew(self.hasher, row.epoch)
+        self.process._renew(self.hasher, row.epoch)
 
     patch.setattr(Stepper, "__init__", init)
 

@@ -131,7 +131,7 @@ def test_who_may_not_write_a_store_can_look_at_it_while_nobody_else_writes() -> 
 KILLED = """
 import sys, time, cues
 store = cues.open(sys.argv[1])
-with store.view() as txn:
+with store._view() as txn:
     print(txn.id(), flush=True)
     sys.stdin.read()
 """

@@ -27,6 +27,7 @@ from cues.queues import processor_rows
 from cues.queues.processor_rows import read_row
 from cues.steps import ownership
 from cues.steps.ownership import LEASE_S
+from cues.storage import transaction
 
 COUNT = 10
 
@@ -68,7 +69,7 @@ def numbers(store: Store, queue: str = "out") -> list[Any]:
 
 
 def epoch(store: Store, processor: str = "g.same") -> int:
-    with store.view() as txn:
+    with store._view() as txn:
         row = read_row(txn, processor)
     assert row is not None
     return row.epoch
@@ -137,8 +138,8 @@ def take_over(path: str, options: dict[str, Any]) -> list[Any]:
 def everything(path: str) -> dict[str, Any]:
     """All that is in a store, owners, epochs and try logs included."""
     with cues.open(path) as store:
-        with store.view() as txn:
-            rows = dict(store.rows(txn, b""))
+        with store._view() as txn:
+            rows = dict(transaction.rows(txn, b""))
         logs = {queue: testing.messages(store, queue) for queue in store.queues(all=True)}
         return {"rows": rows, "logs": logs, **testing.contents(store)}
 
@@ -335,7 +336,7 @@ def test_a_takeover_stops_a_graph_that_waits_with_the_reason(store: Store) -> No
         assert row is not None
         txn.put(names.processor_key("g.same"), row._replace(owner=b"somebody", epoch=row.epoch + 1, pid=1).pack())
 
-    store.commit(rob)
+    store._commit(rob)
     feed(store)
     with pytest.raises((Fenced, ProcessorStopped)) as caught:
         for _ in range(100):
@@ -351,7 +352,7 @@ def test_who_looks_for_a_seek_does_not_adopt_a_takeover(store: Store) -> None:
     graph = Graph("g", [Sink(lambda m: None, "a", id="s")])
     assembled = assemble(graph, store)
     (stepper,) = assembled.steppers
-    with store.view() as txn:
+    with store._view() as txn:
         row = processor_rows.read_row(txn, "g.s")
     assert row is not None
     with pytest.raises(Fenced) as caught:

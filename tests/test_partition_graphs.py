@@ -23,6 +23,7 @@ from cues.base import events, names
 from cues.engine.assembly import assemble
 from cues.errors import AlreadyRunning, GraphError, ProcessorStopped, QueueOptionsError
 from cues.queues.partitioners import partition_for
+from cues.storage import transaction
 
 Message = dict[str, Any]
 
@@ -66,7 +67,7 @@ def random_messages(rng: random.Random, count: int, keys: int) -> list[Message]:
 
 def judge(messages: list[Message], queue: cues.Queue) -> None:
     """Every message once, each key's in its order, and its state what a state of that key alone would be."""
-    found = [m for view in queue.views for m in view.tailer()]
+    found = [m for view in queue._views for m in view.tailer()]
     assert by_key(found) == by_key(messages)
     for message in found:
         assert message["unit"] == partition_for(message["user"], 4)
@@ -331,15 +332,15 @@ def test_units_that_a_processor_has_no_more_hold_nothing_back(tmp_path: Path, pa
         testing.run_until_idle(made("orders"), store)
         report = testing.run_until_idle(made("other"), store, accept_topology=True)
         assert report.decisions == {"sink": "fresh"}
-        with store.view() as txn:
-            assert [key for key, _ in store.rows(txn, names.processor_key(""))] == [names.processor_key("g.sink")]
-            assert len(list(store.rows(txn, b"\0sub\0"))) == 1
+        with store._view() as txn:
+            assert [key for key, _ in transaction.rows(txn, names.processor_key(""))] == [names.processor_key("g.sink")]
+            assert len(list(transaction.rows(txn, b"\0sub\0"))) == 1
         assert store.check() == []
         again = testing.run_until_idle(made("orders"), store, accept_topology=True)
         assert set(again.decisions) == {"sink", "sink/1", "sink/2", "sink/3"}
     if path:
-        with cues.open(tmp_path / path) as store, store.view() as txn:
-            assert len(list(store.rows(txn, names.LOW_WATERS))) == 4
+        with cues.open(tmp_path / path) as store, store._view() as txn:
+            assert len(list(transaction.rows(txn, names.LOW_WATERS))) == 4
 
 
 @pytest.mark.parametrize("fed", [False, True])
@@ -433,7 +434,7 @@ def test_each_unit_is_claimed_and_fenced_by_itself(tmp_path: Path) -> None:
         first.close()
         second.close()
         judge(messages, store.queue("out"))
-        with store.view() as txn:
+        with store._view() as txn:
             for unit in units:
                 assert txn.get(names.processor_key(unit)) is not None
                 assert txn.get(names.topology_key(unit)) is not None
@@ -526,7 +527,7 @@ def test_functions_that_place_messages_abroad_are_the_graphs_and_change_nothing(
         report = testing.run_until_idle(made(), store)
         assert not [event.text for event in report.events if "changed" in event.text]
     with cues.open(tmp_path / "abroad") as store:
-        for number, view in enumerate(store.queue("out").views):
+        for number, view in enumerate(store.queue("out")._views):
             found = [m["n"] for m in view.tailer()]
             assert found == [n for n in range(80) if partition_for(str(n)[-1], 3) == number]
 
@@ -574,7 +575,7 @@ def test_a_batch_function_writes_more_than_it_took_to_any_partition(tmp_path: Pa
         failed = [m["n"] for e in store.queue("errors").tailer() for m in e["err.proc/messages"]["orders"]]
         assert (5 in failed) is wrong and len(failed) <= 3
         expected = [m for m in messages if m["n"] not in failed]
-        for number, view in enumerate(store.queue("out").views):
+        for number, view in enumerate(store.queue("out")._views):
             assert all(partition_for(m["user"], 4) == number for m in view.tailer())
         assert by_key(list(store.queue("out").tailer())) == by_key(
             [{"user": f"{m['user']}-{part}", "n": m["n"]} for m in expected for part in range(5)]

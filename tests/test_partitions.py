@@ -184,7 +184,7 @@ def test_indices_count_and_purge_of_the_whole(store: cues.Store) -> None:
         queue.purge(before=3)
     assert queue.delete() == 10
     assert len(queue) == 0
-    nexts = [row.next for row in queue.rows()]
+    nexts = [row.next for row in queue._rows()]
     assert sum(nexts) == 110 + 4
     assert [queue.partition(i).appender().write({"n": 0}) for i in range(4)] == nexts
 
@@ -242,7 +242,7 @@ def test_growing_is_asked_for_by_name_and_shrinking_is_refused(store: cues.Store
     place = elsewhere.write({"user": "user-1", "n": 51})
     assert isinstance(place, Place)
     assert place.partition == partition_for("user-1", 16)
-    with store.view() as txn:
+    with store._view() as txn:
         identities = {unpack_row(txn.get(names.row_key("orders", i))).identity for i in range(16)}
     assert len(identities) == 1
     queue.grow(16)
@@ -378,7 +378,7 @@ def compare_with_oracle(tmp_path: Path, name: str | None, rounds: int) -> None:
                         assert oracle.after(tailer.positions) == []
                     elif where == "index":
                         number = rng.randrange(queue.partitions)
-                        row = queue.partition(number).row()
+                        row = queue.partition(number)._row()
                         goal = rng.randint(row.first, row.next)
                         tailer.to_index({number: goal})
                         assert tailer.positions[number] == goal
@@ -392,7 +392,7 @@ def compare_with_oracle(tmp_path: Path, name: str | None, rounds: int) -> None:
                 elif action == "other" and name:
                     positions = tailer.positions
                     tailer = queue.tailer(name)
-                    firsts = [row.first for row in queue.rows()]
+                    firsts = [row.first for row in queue._rows()]
                     for number, index in tailer.positions.items():
                         assert max(index, firsts[number]) == max(positions[number], firsts[number])
             tailer.to_start()
@@ -460,7 +460,7 @@ def test_writers_in_threads_a_growing_queue_and_a_reader_that_follows(store: cue
         thread.join()
     for writer in range(writers):
         assert [m["n"] for m in found if m["writer"] == writer] == list(range(count))
-    assert all(len(view) for view in queue.views)
+    assert all(len(view) for view in queue._views)
 
 
 def test_partitions_are_there_after_reopening_and_check_walks_them(tmp_path: Path) -> None:
@@ -473,7 +473,7 @@ def test_partitions_are_there_after_reopening_and_check_walks_them(tmp_path: Pat
         assert len(store.queue("q").tailer("reader").read_many(1000)) == 93
         queue = store.queue("q")
         full = next(i for i in range(1, 5) if len(queue.partition(i)))
-        log = queue.partition(full).log
+        log = queue.partition(full)._log
 
         def damage(txn: Any) -> None:
             row = log.row(txn)
@@ -481,12 +481,12 @@ def test_partitions_are_there_after_reopening_and_check_walks_them(tmp_path: Pat
             raw = txn.get(log.key)
             txn.put(log.key, raw[:-1] + bytes([raw[-1] ^ 1]))
 
-        with store.view() as txn:
+        with store._view() as txn:
             good = bytes(txn.get(log.key))
-        store.commit(damage)
+        store._commit(damage)
         assert any(f"q/{full} " in problem for problem in store.check())
 
         def mend(txn: Any) -> None:
             txn.put(log.key, good)
 
-        store.commit(mend)
+        store._commit(mend)

@@ -78,7 +78,7 @@ def test_a_write_of_many_is_all_or_none_and_names_the_message(store: cues.Store)
         assert "messages[" not in str(caught.value)
         if isinstance(caught.value, CodecError):
             assert caught.value.path == "x[1]", "inside the message, not inside the batch"
-    assert (len(queue), queue.row().next) == (0, 1)
+    assert (len(queue), queue._row().next) == (0, 1)
 
 
 def test_a_dict_in_place_of_a_list_is_refused(store: cues.Store) -> None:
@@ -205,18 +205,18 @@ def test_a_reader_that_looks_between_a_purge_and_its_commit_is_told_again(tmp_pa
 def test_deleting_empties_and_keeps_identity_and_indices(store: cues.Store) -> None:
     queue = store.queue("q", retention=50_000)
     queue.appender().write_many([{"n": n, "x": "x" * 300} for n in range(30_000)])
-    identity = queue.row().identity
+    identity = queue._row().identity
     reader = queue.tailer("r")
     reader.read_many(5)
     assert queue.delete() == 30_000
     assert queue.delete() == 0
     assert (len(queue), queue.first_index) == (0, 30_001)
-    assert queue.row().identity == identity
+    assert queue._row().identity == identity
     assert reader.read() is None
     assert queue.appender().write({"n": "new"}) == 30_001
     assert reader.read() == {"n": "new"}
-    with store.view() as txn:
-        assert txn.stat(queue.log.database)["entries"] == 1, "space was given back"
+    with store._view() as txn:
+        assert txn.stat(queue._log.database)["entries"] == 1, "space was given back"
 
 
 def test_retention_by_count_keeps_that_many_and_less_than_a_batch_more(fast_store: cues.Store) -> None:
@@ -290,7 +290,7 @@ def test_options_stay_and_change_where_they_can(store: cues.Store) -> None:
     queue = store.queue("q", retention=100, metadata={"t"})
     assert store.queue("q").options == queue.options
     changed = store.queue("q", metadata=True, max_message_bytes=50)
-    assert changed.options.kept == {"t", "time"}
+    assert changed.options._kept == {"t", "time"}
     assert (changed.options.retention, changed.options.max_message_bytes) == (cues.Retention(count=100), 50)
     assert queue.options == changed.options, "an older handle follows"
     assert store.queue("q", retention=None).options.retention is None
@@ -320,10 +320,10 @@ def test_what_a_newer_version_says_of_a_queue_is_refused(store: cues.Store) -> N
         record = codec.unpack(txn.get(names.queue_key("q")))
         txn.put(names.queue_key("q"), codec.pack({**record, "schema": {"x": "int"}}))
 
-    store.commit(newer)
+    store._commit(newer)
     with pytest.raises(QueueOptionsError, match="newer"):
         store.queue("q")
-    store.commit(
+    store._commit(
         lambda txn: txn.put(
             names.queue_key("q"), codec.pack({**codec.unpack(txn.get(names.queue_key("q"))), "schema": None})
         )
@@ -461,18 +461,18 @@ def test_one_that_raises_in_a_shared_transaction_is_undone_alone(tmp_path: Path)
         def work(txn: Any, n: int) -> int:
             from cues.records import batch
 
-            index = queue.append_pages(txn, batch.build([{"n": n}], 1000))
+            index = queue._append_pages(txn, batch.build([{"n": n}], 1000))
             if n % 4 == 2:
                 raise RuntimeError(f"refused {n}")
             return index
 
         def commit(n: int) -> None:
             try:
-                results[n] = store.commit(work, n)
+                results[n] = store._commit(work, n)
             except RuntimeError as error:
                 results[n] = str(error)
 
-        leader = threading.Thread(target=store.commit, args=(hold,))
+        leader = threading.Thread(target=store._commit, args=(hold,))
         leader.start()
         assert inside.wait(30)
         members = [threading.Thread(target=commit, args=(n,)) for n in range(12)]
@@ -641,8 +641,8 @@ def test_a_purge_that_dies_inside_leaves_a_whole_queue(tmp_path: Path, checked: 
     with cues.open(path) as store:
         queue = store.queue("q")
         assert queue.purge(before=2400) == 0
-        with store.view() as txn:
-            assert txn.stat(queue.log.database)["entries"] == 101, "the space that was left came back"
+        with store._view() as txn:
+            assert txn.stat(queue._log.database)["entries"] == 101, "the space that was left came back"
 
 
 def test_ages_and_sizes_are_read_as_people_write_them() -> None:
@@ -672,8 +672,8 @@ def test_whole_batches_go_and_no_part_of_one(tmp_path: Path) -> None:
                 appender.write_many([{"x": bytes(size)} for _ in range(draw.randrange(1, 5))])
             if queue.last_index and draw.random() < 0.3:
                 queue.purge(before=draw.randrange(1, queue.last_index + 2))
-            log = queue.log
-            with store.view() as txn:
+            log = queue._log
+            with store._view() as txn:
                 row = log.row(txn)
                 batches = log.batches(log.read(txn, row, row.first, row.next))
             for _ in range(10):
@@ -689,4 +689,4 @@ def test_whole_batches_go_and_no_part_of_one(tmp_path: Path) -> None:
                     raise Undone
 
                 with pytest.raises(Undone):
-                    store.commit(delete)
+                    store._commit(delete)

@@ -64,7 +64,7 @@ def left(path: Path) -> dict[str, Any]:
     with cues.open(path) as store:
         found = testing.contents(store)
         hashes: dict[str, list[Any]] = {}
-        for queue, view in [(view.log.id, view) for name in store.queues() for view in store.queue(name).views]:
+        for queue, view in [(view._log.id, view) for name in store.queues() for view in store.queue(name)._views]:
             tailer = view.tailer()
             hashes[queue] = []
             for message in tailer:

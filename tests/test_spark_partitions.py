@@ -88,9 +88,9 @@ def random_queue(path: Path, rng: random.Random, at: list[int]) -> None:
             at[0] += rng.choice([0, 0, 1, 1000, 10**9, 10**13])
             count = rng.choice([1, 2, 30, 400])
             queue.partition(rng.choice(used)).appender().write_many([{"n": n} for n in range(count)])
-        for view in queue.views:
+        for view in queue._views:
             if rng.random() < 0.3:
-                view.purge(before=rng.randint(1, view.row().next))
+                view.purge(before=rng.randint(1, view._row().next))
 
 
 def test_cuts_are_places_in_the_merged_order(tmp_path: Path, at: list[int]) -> None:
@@ -104,9 +104,9 @@ def test_cuts_are_places_in_the_merged_order(tmp_path: Path, at: list[int]) -> N
             queue = store.queue("in")
             tailer = queue.tailer(meta=False)
             expected = [(tailer.envelope.partition, tailer.last_read_index) for _ in tailer]  # type: ignore[union-attr]
-            logs = [view.log for view in queue.views]
-            start, end = tuple(r.first for r in queue.rows()), tuple(r.next for r in queue.rows())
-            with store.view() as txn:
+            logs = [view._log for view in queue._views]
+            start, end = tuple(r.first for r in queue._rows()), tuple(r.next for r in queue._rows())
+            with store._view() as txn:
                 for _ in range(8):
                     count = rng.randint(0, len(expected) + 2)
                     behind = dict.fromkeys(range(len(logs)), 0)
@@ -226,7 +226,7 @@ def committed(store: Path, identity: bytes, place: Indices) -> None:
     with cues.open(store, durability="process") as opened:
         opened.queue("out")
         position = ["queues", [[identity, list(place)]], b"12345678"]
-        opened.commit(lambda txn: external_writers.put(txn, "copy", external_writers.SourceRow("out", 1, position)))
+        opened._commit(lambda txn: external_writers.put(txn, "copy", external_writers.SourceRow("out", 1, position)))
 
 
 def test_a_batch_never_straddles_the_place_of_the_writer_on_any_partition(tmp_path: Path) -> None:
@@ -236,7 +236,7 @@ def test_a_batch_never_straddles_the_place_of_the_writer_on_any_partition(tmp_pa
     stream = QueueStream(SCHEMA, said, 2)
     stale = stream.initialOffset()  # the writer has written nothing yet
     with cues.open(tmp_path / "s", readonly=True) as store:
-        end = tuple(row.next for row in store.queue("in").rows())
+        end = tuple(row.next for row in store.queue("in")._rows())
     place = (end[0], 40, 1)
     committed(tmp_path / "o", stream.pinned.identity, place)
     assert Offset.of(stream.initialOffset()) == Offset(stream.pinned.identity, place, place)
@@ -272,8 +272,8 @@ def test_sql_over_all_partitions_and_a_copy_in_the_merged_order(spark: SparkSess
     table.select("n").write.format("cues").mode("append").save(f"{tmp_path / 'o'}#wide")
     table.select("value").write.format("cues").mode("append").save(f"{tmp_path / 'o'}#wide")
     with cues.open(tmp_path / "o", readonly=True) as store:
-        for view in store.queue("wide").views:
-            here = [n for n in merged(tmp_path / "s") if partition_for(cues.codec.pack(n), 5) == view.log.partition]
+        for view in store.queue("wide")._views:
+            here = [n for n in merged(tmp_path / "s") if partition_for(cues.codec.pack(n), 5) == view._log.partition]
             assert [m["n"] for m in view.tailer()] == here * 2
 
 
@@ -327,7 +327,7 @@ def judge(root: Path, count: int) -> None:
     """Every message once, and each key's partition in the order of the source's."""
     with cues.open(root / "o") as store:
         assert store.check() == []
-        found = [message["n"] for view in store.queue("out").views for message in view.tailer()]
+        found = [message["n"] for view in store.queue("out")._views for message in view.tailer()]
     assert sorted(found) == list(range(count))
     series: dict[tuple[int, int], list[int]] = defaultdict(list)
     for n in found:
@@ -362,7 +362,7 @@ def test_exactly_once_from_partitions_to_partitions(spark: SparkSession, tmp_pat
         assert store.check() == []
         assert sorted(m["n"] for m in store.queue("out").tailer()) == list(range(700))
         row = external_writers.rows(store)["copy"]
-        assert row.next == [view.row().next for view in store.queue("out").views]
+        assert row.next == [view._row().next for view in store.queue("out")._views]
         assert len(row.position[1][0][1]) == 4
 
     shutil.rmtree(tmp_path / "checkpoint")

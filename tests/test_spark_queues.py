@@ -66,7 +66,7 @@ def copy_of(template_path: Path, place: Path) -> None:
             if "." not in queue:
                 folder = place / "queues" / folder_of(queue) / "_cues"
                 folder.mkdir(parents=True)
-                identity = store.queue(queue).row().identity.hex()
+                identity = store.queue(queue)._row().identity.hex()
                 (folder / "queue.json").write_text(json.dumps({"identity": identity, "queue": queue}))
 
 

@@ -54,7 +54,7 @@ class Seen:
 
 
 def row_of(store: Store, processor: str) -> ProcessorRow:
-    with store.view() as txn:
+    with store._view() as txn:
         row = read_row(txn, processor)
     assert row is not None
     return row
@@ -237,7 +237,7 @@ def test_a_purge_between_the_start_and_the_first_step_makes_the_rest_a_new_step(
     starts = [(1, 3), (5, 7)]
     for (given, hash), (a, b) in zip(calls, starts):
         ranges = [
-            (tailer, queue.row().identity, start, start + 4) for (tailer, queue), start in zip(tailers.items(), (a, b))
+            (tailer, queue._row().identity, start, start + 4) for (tailer, queue), start in zip(tailers.items(), (a, b))
         ]
         assert hash == delivery_hash("g.pairs", 0, ranges)
         assert given == list(range(a - 1, a + 3))
@@ -278,7 +278,7 @@ def test_retention_keeps_what_a_pending_snapshot_names(store: Store) -> None:
 
 
 def put(store: Store, key: bytes, value: bytes) -> None:
-    store.commit(lambda txn: txn.put(key, value))
+    store._commit(lambda txn: txn.put(key, value))
 
 
 def refused(store: Store, *processors: Any) -> str:
@@ -297,7 +297,7 @@ def test_another_queue_under_the_same_name_is_refused(store: Store) -> None:
     sink = Sink(Seen(), "a", id="s")
     feed(store, a=range(3))
     run(store, sink)
-    row = store.queue("a").row()
+    row = store.queue("a")._row()
     put(store, names.row_key("a", 0), pack_row(row._replace(identity=b"another!")))
     text = refused(store, sink)
     assert row.identity.hex() in text and b"another!".hex() in text
@@ -308,7 +308,7 @@ def test_a_queue_that_ends_before_the_position_is_refused(store: Store) -> None:
     sink = Sink(Seen(), "a", id="s")
     feed(store, a=range(3))
     run(store, sink)
-    row = store.queue("a").row()
+    row = store.queue("a")._row()
     put(store, names.row_key("a", 0), pack_row(LogRow(row.identity, 1, 2, row.time_ns, row.version)))
     assert "ends before 2" in refused(store, sink)
 
@@ -363,7 +363,7 @@ def test_a_removed_input_stops_the_start_until_it_is_accepted(store: Store) -> N
     seen = Seen()
     run(store, Sink(seen, "a", id="s"), accept_topology=True)
     assert seen.numbers == [3]
-    with store.view() as txn:  # what nobody reads holds nothing back
+    with store._view() as txn:  # what nobody reads holds nothing back
         assert txn.get(names.subscription_key("b", "g.s")) is None
 
 

@@ -317,7 +317,7 @@ def test_an_lmdb_environment_of_somebody_else(tmp_path: Path, named: bool) -> No
 def test_a_newer_store_is_refused_and_not_touched(tmp_path: Path, change: dict[str, Any], words: str) -> None:
     path = make(tmp_path / "store")
     with cues.open(path) as store:
-        store.commit(
+        store._commit(
             lambda txn: txn.put(names.FORMAT_KEY, codec.pack({**codec.unpack(txn.get(names.FORMAT_KEY)), **change}))
         )
     before = (path / "data.mdb").read_bytes()
@@ -331,7 +331,7 @@ def test_a_newer_store_is_refused_and_not_touched(tmp_path: Path, change: dict[s
 def test_what_a_newer_version_only_adds_is_no_obstacle(tmp_path: Path) -> None:
     path = make(tmp_path / "store")
     with cues.open(path) as store:
-        store.commit(
+        store._commit(
             lambda txn: txn.put(names.FORMAT_KEY, codec.pack({**codec.unpack(txn.get(names.FORMAT_KEY)), "note": 1}))
         )
     with cues.open(path) as store:
@@ -368,7 +368,7 @@ try:
             except cues.errors.BatchDamaged as error:
                 assert error.last >= error.first >= 1
                 damaged.append((error.first, error.last))
-                tailer.to_index(min(error.last + 1, store.queue("q").row().next))
+                tailer.to_index(min(error.last + 1, store.queue("q")._row().next))
                 if len(damaged) > 2000: break
                 continue
             if message is None:

@@ -261,7 +261,7 @@ def test_a_named_read_that_cannot_move_its_position_loses_nothing(
     def fail(*_: object, **__: object) -> None:
         raise error("no")
 
-    monkeypatch.setattr(store, "commit", fail)
+    monkeypatch.setattr(store, "_commit", fail)
     for use in (lambda: tailer.read(), lambda: tailer.read_many(5), lambda: tailer.to_index(7)):
         with pytest.raises(error):
             use()
@@ -276,13 +276,13 @@ def test_a_named_read_that_cannot_move_its_position_loses_nothing(
 
 def damage(queue: cues.Queue, index: int) -> tuple[int, int]:
     """Flip a bit in the record that holds ``index``; returns its first and last message."""
-    log = queue.log
-    with queue.store.view() as txn:
+    log = queue._log
+    with queue.store._view() as txn:
         [(first, value, _)] = log.read(txn, log.row(txn), index, 1)
         last = log._next_first(txn, first) - 1
     flipped = bytearray(value)
     flipped[-1] ^= 4
-    queue.store.commit(lambda txn: txn.put(first.to_bytes(8, "big"), bytes(flipped), db=log.database))
+    queue.store._commit(lambda txn: txn.put(first.to_bytes(8, "big"), bytes(flipped), db=log.database))
     return first, last
 
 
@@ -317,11 +317,11 @@ def test_a_damaged_batch_raises_and_its_neighbours_are_read(store: cues.Store, n
 def test_a_record_that_is_missing_raises_and_can_be_passed(store: cues.Store, name: str | None) -> None:
     """A tailer that stood before a hole saw the record before it for ever, and went round without end."""
     queue = filled(store, 1000)
-    log = queue.log
-    with store.view() as txn:
+    log = queue._log
+    with store._view() as txn:
         [(first, _, _)] = log.read(txn, log.row(txn), 500, 1)
         last = log._next_first(txn, first) - 1
-    store.commit(lambda txn: txn.delete(first.to_bytes(8, "big"), db=log.database))
+    store._commit(lambda txn: txn.delete(first.to_bytes(8, "big"), db=log.database))
     tailer = queue.tailer(name)
     assert numbers(tailer.read_many(5000)) == list(range(1, first))
     with pytest.raises(BatchDamaged, match="is missing") as caught:
@@ -336,7 +336,7 @@ def test_a_record_that_is_missing_raises_and_can_be_passed(store: cues.Store, na
 def test_a_damaged_piece_of_a_large_message(store: cues.Store, what: str) -> None:
     queue = store.queue("q")
     queue.appender().write_many([{"n": 1}, {"n": 2, "x": b"x" * 30_000}, {"n": 3}])
-    database = queue.log.database
+    database = queue._log.database
 
     def change(txn: Any) -> None:
         keys = [key for key, _ in txn.cursor(database) if len(key) == 12]
@@ -352,7 +352,7 @@ def test_a_damaged_piece_of_a_large_message(store: cues.Store, what: str) -> Non
         else:
             txn.delete(keys[0][:8], db=database)
 
-    store.commit(change)
+    store._commit(change)
     tailer = queue.tailer()
     assert numbers(tailer.read_many(3)) == [1]
     with pytest.raises(BatchDamaged) as caught:

@@ -266,8 +266,8 @@ def test_a_reader_that_was_taken_over_does_not_move_its_followers_mark(tmp_path:
         new = low_water.LowWater(out, marks.ForeignReader(b"8bytes!!", "g.save", 2))
         new.publish(7)
         old.publish(9)
-        with other.view() as txn:
-            ((reader, mark),) = marks.of_log(txn, out.log)
+        with other._view() as txn:
+            ((reader, mark),) = marks.of_log(txn, out._log)
         assert (reader.processor, mark.epoch, mark.next) == ("g.save", 2, 7)
 
 
@@ -284,8 +284,8 @@ def test_an_input_that_is_read_no_more_takes_its_mark_along(tmp_path: Path) -> N
 
 
 def marked(store: cues.Store, queue: str) -> list[str]:
-    with store.view() as txn:
-        return [reader.processor for reader, _ in marks.of_log(txn, store.queue(queue).log)]
+    with store._view() as txn:
+        return [reader.processor for reader, _ in marks.of_log(txn, store.queue(queue)._log)]
 
 
 def reader_of(tmp_path: Path, fn: Callable[[Message], None] = lambda m: None) -> Graph:
@@ -326,8 +326,8 @@ def test_a_seek_back_does_not_raise_a_mark_that_lags(tmp_path: Path) -> None:
     with cues.open(tmp_path / "other") as other, cues.open(tmp_path / "g") as home:
         low_water.lower_mark(other, "out", marks.ForeignReader(home.id, "g.s", 1), 3)
         ownership.seek(home, "g.s", {"g.s.out": 6})
-        with other.view() as txn:
-            ((_, mark),) = marks.of_log(txn, other.queue("out").log)
+        with other._view() as txn:
+            ((_, mark),) = marks.of_log(txn, other.queue("out")._log)
         assert mark.next == 3
 
 
@@ -343,8 +343,8 @@ def test_a_home_store_that_was_put_back_can_still_hold_what_it_reads(tmp_path: P
         testing.run_until_idle(made)
     put_back(tmp_path / "g", kept)
     testing.run_until_idle(made, steps_max=0)
-    with cues.open(tmp_path / "other") as other, other.view() as txn:
-        ((_, mark),) = marks.of_log(txn, other.queue("out").log)
+    with cues.open(tmp_path / "other") as other, other._view() as txn:
+        ((_, mark),) = marks.of_log(txn, other.queue("out")._log)
     with cues.open(tmp_path / "g") as home:
         assert mark.next == testing.contents(home)["positions"]["g.s.out"]
 
@@ -386,8 +386,8 @@ def test_holding_further_back_lowers_a_mark_that_is_held_already(tmp_path: Path)
         mark.publish(100)
         mark.release()
         mark.hold(1)
-        with other.view() as txn:
-            assert [found for _, found in marks.of_log(txn, out.log)] == [marks.Mark(1, 1, True)]
+        with other._view() as txn:
+            assert [found for _, found in marks.of_log(txn, out._log)] == [marks.Mark(1, 1, True)]
 
 
 def test_a_processor_of_a_store_that_is_gone_can_be_forgotten(tmp_path: Path) -> None:
@@ -583,7 +583,7 @@ def test_what_a_graph_does_not_say_of_a_shared_queue_stays(tmp_path: Path) -> No
     testing.run_until_idle(graph(tmp_path, Stream(same, "in", "out"), more=there, id="a"))
     report = testing.run_until_idle(graph(tmp_path, Sink(lambda m: None, "out", id="s"), id="b"))
     with cues.open(tmp_path / "other") as other:
-        assert other.queue("out").options == there["out"].inside
+        assert other.queue("out").options == there["out"]._inside
     assert not [event for event in report.events if "changed for all" in event.text]
     longer = {"out": QueueOptions(path=tmp_path / "other", retention=200)}
     report = testing.run_until_idle(graph(tmp_path, Sink(lambda m: None, "out", id="s"), more=longer, id="b"))
@@ -654,7 +654,7 @@ def test_a_look_beside_a_forwarder_that_trims_is_not_mistaken(tmp_path: Path, mo
             return found
 
         monkeypatch.setattr(looks, "_row", row)
-        with home.view() as txn:
+        with home._view() as txn:
             ends = looks.ends(txn)
         assert looks.done(ends)
         assembly.close()

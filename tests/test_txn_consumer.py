@@ -380,7 +380,7 @@ def test_empty_sources_are_not_looked_at_for_every_message_of_another(
     queues = [store.queue(f"q-{n}") for n in range(64)]
     write(queues[40], *range(300))
     looks = [0]
-    real = Store.view
+    real = Store._view
 
     def view(self: Store) -> Any:
         looks[0] += 1
@@ -388,7 +388,7 @@ def test_empty_sources_are_not_looked_at_for_every_message_of_another(
 
     app = Noted()
     with Consumer(app, queues, checkpoint) as consumer:
-        monkeypatch.setattr(Store, "view", view)
+        monkeypatch.setattr(Store, "_view", view)
         consumer.drain()
     assert app.told == list(range(300)) and looks[0] < 5 * 300
 

@@ -28,7 +28,7 @@ with cues.open(sys.argv[1], readonly=len(sys.argv) > 2) as store:
 
 def wait_until_listening(store: cues.Store, count: int = 1) -> None:
     """Until ``count`` sleepers have raised their flag."""
-    doorbells = store.doorbells
+    doorbells = store._doorbells
     assert doorbells is not None
     deadline = time.monotonic() + 30
     flags = slice(wakeup._FLAGS_AT, wakeup._FLAGS_END)
@@ -164,7 +164,7 @@ def test_the_slot_of_a_reader_that_was_killed_is_taken_over(tmp_path: Path, monk
                 queue.appender().write({"n": 1})
                 reader.line()
                 wait_until_listening(store)
-                assert store.locks.holder(locks.SLOTS, locks.SLOTS + 256) == reader.pid
+                assert store._locks.holder(locks.SLOTS, locks.SLOTS + 256) == reader.pid
                 reader.kill()
             assert (Path(store.path) / "bells" / "0").exists()
             queue.delete()
@@ -178,7 +178,7 @@ def test_the_slot_of_a_reader_that_was_killed_is_taken_over(tmp_path: Path, monk
         thread = threading.Thread(target=lambda: found.append(tailer.read(block=True, timeout=20)))
         thread.start()
         wait_until_listening(store)
-        assert store.locks.mine(locks.SLOTS), "slot 0, no other"
+        assert store._locks.mine(locks.SLOTS), "slot 0, no other"
         queue.appender().write({"n": 5})
         thread.join()
         assert found == [{"n": 5}]
@@ -256,7 +256,7 @@ def test_a_ring_in_vain_wakes_once(tmp_path: Path, monkeypatch: pytest.MonkeyPat
             return looks[-1]
 
         queue = store.queue("q")
-        sleeper = threading.Thread(target=wakeup.wait, args=([(store.doorbells, queue.log.mask)], ready, None))
+        sleeper = threading.Thread(target=wakeup.wait, args=([(store._doorbells, queue._log.mask)], ready, None))
         sleeper.start()
         wait_until_listening(store)
         store.queue("other").close()

@@ -34,8 +34,8 @@ with cues.open(sys.argv[1]) as store:
 
 
 def shared(store: cues.Store) -> int:
-    assert store.doorbells is not None
-    return store.doorbells.words[wakeup.SHARED_WRITERS]
+    assert store._doorbells is not None
+    return store._doorbells.words[wakeup.SHARED_WRITERS]
 
 
 def stopped(child: children.Child) -> None:
@@ -81,7 +81,7 @@ def test_an_interrupt_in_the_moment_of_the_lock_leaves_nothing_locked(
             assert other.line() == "ready"
             other.say("2")
             assert other.line() == "2"
-            lock_file = store.locks
+            lock_file = store._locks
             lock = lock_file.try_lock
 
             def interrupted(offset: int) -> bool:

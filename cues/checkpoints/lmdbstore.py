@@ -64,7 +64,7 @@ class Writes:
         options = queue.options
         appended = list(messages)
         if appended:
-            self.appends.append((queue, batch.build(appended, options.max_message_bytes, strips=options.strips)))
+            self.appends.append((queue, batch.build(appended, options.max_message_bytes, strips=options._strips)))
 
 
 Work = Callable[[Writes], Any]
@@ -88,7 +88,7 @@ class LMDBCheckpoint:
         with self._guard:
             self._table.forget()
             self._table.ensure()
-            self._held = RestoredFence.now(self.store.commit(self._raise_fence))
+            self._held = RestoredFence.now(self.store._commit(self._raise_fence))
             faults.point("checkpoint.restored")
             text = self._table.view(_CHECKPOINT).get("text")
             self._table.call.discard()
@@ -111,7 +111,7 @@ class LMDBCheckpoint:
                 self._table.call.settle()
                 # 2. Commit.
                 pages = self._table.pages() + sum(1 + len(p.pieces) for _, some in writes.appends for p in some)
-                self.store.commit(self._write, fence, writes, pages=pages)
+                self.store._commit(self._write, fence, writes, pages=pages)
             except BaseException:
                 self._table.forget()
                 raise
@@ -121,7 +121,7 @@ class LMDBCheckpoint:
             self.store.sync()
         faults.point("checkpoint.after")
         # 4. Ring.
-        self.store.ring(wakeup.union(queue.log.mask for queue, _ in writes.appends))
+        self.store._ring(wakeup.union(queue._log.mask for queue, _ in writes.appends))
 
     def _raise_fence(self, txn: StoreTransaction) -> int:
         fence = _fence_of(txn.get(self._key)) + 1
@@ -133,7 +133,7 @@ class LMDBCheckpoint:
         if there != fence:
             raise restored_since(self.name, f"{self.name!r} in {self.store.path}", fence, there)
         for queue, pages in writes.appends:
-            queue.append_pages(txn, pages)
+            queue._append_pages(txn, pages)
         self._table.write(txn)
         faults.point("checkpoint.inside")
 

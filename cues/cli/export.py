@@ -57,7 +57,7 @@ def export(
     with found.open() as opened, slowly() as say:
         queue = targets.open_queue(found, opened, "cues export")
         refuse_partitioned(queue, f"cues export {found.text}")
-        index = None if begin is None else place.now_on(queue.log, begin, "--from")
+        index = None if begin is None else place.now_on(queue._log, begin, "--from")
 
         def progress(done: int, size: int) -> None:
             say(f"{queue.id}: {done:,} messages", queue=queue.id, messages=done, bytes=size)

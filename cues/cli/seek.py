@@ -52,7 +52,7 @@ def seek(
         confirm(f"{whole} will continue at another place: {'; '.join(move.words for move in moves)}.", "Move it?", yes)
         for move in moves:
             row = ownership.seek(opened, move.unit, move.positions, again)
-            opened.ring(move.mask)
+            opened._ring(move.mask)
             output.say(
                 f"{move.unit} moved: {move.words}",
                 processor=move.unit,

@@ -153,7 +153,7 @@ def _queue(found: targets.StoreTarget, store: Store, create: bool, command: str)
         name = found.name or plan.source or ""
         if name in plan.queues:
             asked = graph.queues.get(name) or graph.queues.get("*")
-            return store.queue(name, **(asked.inside.asked if asked else {}))
+            return store.queue(name, **(asked._inside._asked if asked else {}))
         if not name or not create:
             known = [*plan.fed, *(queue for queue in plan.queues if queue not in plan.fed)]
             targets.queue_of(found, known, command)

@@ -58,7 +58,7 @@ class Before:
 
 def _end(queue: Queue) -> int:
     """The number of messages that were ever on a queue, on all its partitions."""
-    return sum(row.next - 1 for row in queue.rows())
+    return sum(row.next - 1 for row in queue._rows())
 
 
 def _positions(store: Store) -> dict[str, int]:
@@ -146,7 +146,7 @@ class Summary:
         """The number of messages in the last ``records`` records of an error queue."""
         if self._running.store.closed or self._running.shared is not None or queue not in self._running.queues:
             return records
-        return metrics.failed_messages([view.log for view in self._running.queues[queue].views], records)
+        return metrics.failed_messages([view._log for view in self._running.queues[queue]._views], records)
 
     def _unresolved_records(self) -> dict[str, int]:
         """The number of records on each error queue that no processor of the graph has taken."""

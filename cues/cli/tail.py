@@ -186,7 +186,7 @@ class _Reader:
     def _begin_alone(self, tailer: Tailer, begin: place.Place | None, count: int | str | None) -> int | None:
         """The same as :meth:`_begin`, for one log."""
         if begin is not None:
-            tailer.to_index(place.now_on(self.queue.log, begin, "--from"))
+            tailer.to_index(place.now_on(self.queue._log, begin, "--from"))
             return count if isinstance(count, int) else None
         if count != "all":
             tailer.to_index(self._last(LAST if count is None else int(count)))
@@ -194,19 +194,19 @@ class _Reader:
 
     def _last(self, count: int) -> int:
         """The index of the first of the last ``count`` matching messages."""
-        row = self.queue.row()
+        row = self.queue._row()
         if self.condition is None or not count:
             return max(row.first, row.next - count)
         found: deque[int] = deque(maxlen=count)
         end = row.next
         while end > row.first and len(found) < count:
             # Batch by batch from the end; reading each forward is much faster than message by message.
-            with self.queue.store.view() as txn:
-                raws = self.queue.log.read_before(txn, self.queue.log.row(txn), end)
+            with self.queue.store._view() as txn:
+                raws = self.queue._log.read_before(txn, self.queue._log.row(txn), end)
             if not raws:
                 break
             try:
-                batch = self.queue.log.batches(raws)[0]
+                batch = self.queue._log.batches(raws)[0]
             except BatchDamaged as error:
                 end = error.first
                 continue
@@ -230,7 +230,7 @@ class _Reader:
                     if not follow:
                         return
                     while (message := tailer.read(block=True, timeout=FILE_CHECK_S)) is None:
-                        self.queue.store.check_file()  # cues run --fresh deletes a store that others read
+                        self.queue.store._check_file()  # cues run --fresh deletes a store that others read
             except BatchDamaged as error:
                 options.report(error.message, f"run cues check {self.queue.store.path}.")
                 self.damaged = True

@@ -43,6 +43,7 @@ from cues.steps.ownership import Claimant, Ownership
 from cues.steps.pending import PendingStepper
 from cues.steps.runner import Pause, Runner
 from cues.steps.stepper import Stepper
+from cues.storage import transaction
 from cues.storage.transaction import StoreTransaction
 
 
@@ -187,7 +188,7 @@ def assemble(
 
 def _claimants(nodes: Sequence[Node], queues: Mapping[str, Queue]) -> list[Claimant]:
     def logs(node: Node) -> dict[str, Log]:
-        return {node.tailer(port.queue): queues[port.queue].view(node.partition).log for port in node.reads}
+        return {node.tailer(port.queue): queues[port.queue]._view(node.partition)._log for port in node.reads}
 
     return [Claimant(node.id, node.kind, logs(node)) for node in nodes]
 
@@ -195,7 +196,7 @@ def _claimants(nodes: Sequence[Node], queues: Mapping[str, Queue]) -> list[Claim
 def tell_of_misspelt(plan: Plan, queues: Mapping[str, Queue], emit: Callable[[events.Event], None]) -> None:
     """Warn of queues that are empty and that no processor writes, if their name is nearly that of a written one."""
     for queue, near in plan.misspelt.items():
-        if all(row.next == 1 for row in queues[queue].rows()):
+        if all(row.next == 1 for row in queues[queue]._rows()):
             readers = ", ".join(node.id for node in plan.running if queue in {port.queue for port in node.reads})
             emit(events.Event(readers, f"reads {unwritten(queue, near)}", logging.WARNING))
 
@@ -207,8 +208,8 @@ def _refuse_renamed(home: Store, plan: Plan, claimants: Sequence[Claimant]) -> N
     """
     known = {node.id for node in plan.running}
     prefix = names.processor_key(f"{plan.id}.")
-    with home.view() as txn:
-        ids = [key.removeprefix(names.processor_key("")).decode() for key, _ in home.rows(txn, prefix)]
+    with home._view() as txn:
+        ids = [key.removeprefix(names.processor_key("")).decode() for key, _ in transaction.rows(txn, prefix)]
         gone = {id: read_topology(txn, id) for id in ids if processor_of(id) not in known}
         new = [claimant for claimant in claimants if read_topology(txn, processor_of(claimant.processor)) is None]
         for claimant in new if gone else ():
@@ -234,8 +235,8 @@ def _give_up(stores: Stores, units: Sequence[Node]) -> None:
     home = stores.home
     known, processors = {unit.id for unit in units}, {unit.processor for unit in units}
     prefix = names.processor_key("")
-    with home.view() as txn:
-        ids = [key[len(prefix) :].decode() for key, _ in home.rows(txn, prefix)]
+    with home._view() as txn:
+        ids = [key[len(prefix) :].decode() for key, _ in transaction.rows(txn, prefix)]
         gone = {id: read_topology(txn, id) for id in ids if id not in known and processor_of(id) in processors}
 
     def forget(txn: StoreTransaction) -> None:
@@ -247,7 +248,7 @@ def _give_up(stores: Stores, units: Sequence[Node]) -> None:
                     txn.delete(names.subscription_key(queue, id))
 
     if gone:
-        home.commit(forget)
+        home._commit(forget)
     for id, topology in gone.items():
         for queue, store in zip(topology.queues, topology.stores) if topology else ():
             if store in stores.others:
@@ -269,7 +270,7 @@ def _claim(
         rows = ownership.claim(accept_topology, above=epoch, only=claimants)
     except BaseException:
         for queue, reader in begun:
-            low_water.drop_mark(queue.store, queue.log.id, reader)
+            low_water.drop_mark(queue.store, queue._log.id, reader)
         raise
     _drop_marks(stores, claimants, before)
     return rows
@@ -334,7 +335,7 @@ def _marks(
         by_tailer = {node.tailer(port.queue): port.queue for port in node.reads}
         for place, tailer in enumerate(sorted(by_tailer)):
             if by_tailer[tailer] in queues:
-                log = queues[by_tailer[tailer]].view(node.partition)
+                log = queues[by_tailer[tailer]]._view(node.partition)
                 mark = low_water.LowWater(log, reader, holding=rows[node.id].pending)
                 marked[node.id][tailer] = Marked(mark, place)
     return marked
@@ -353,7 +354,7 @@ def _begin_marks(
     for node in nodes:
         reader = marks.ForeignReader(home.id, node.id, 0)
         for port in node.reads:
-            queue = queues[port.queue].view(node.partition)
+            queue = queues[port.queue]._view(node.partition)
             if queue.store is home:
                 continue
             mark = low_water.LowWater(queue, reader)
@@ -365,7 +366,7 @@ def _begin_marks(
 
 
 def _topologies(home: Store, claimants: Sequence[Claimant]) -> dict[str, ProcessorInputs | None]:
-    with home.view() as txn:
+    with home._view() as txn:
         return {claimant.processor: read_topology(txn, claimant.processor) for claimant in claimants}
 
 

@@ -117,7 +117,7 @@ def tell_of_growth(home: Store, nodes: Sequence[Node], emit: Callable[[events.Ev
     same start had claimed the first unit, the units that are not claimed yet would look like growth.
     """
     grown: dict[str, int] = {}
-    with home.view() as txn:
+    with home._view() as txn:
         for node in nodes:
             if read_topology(txn, node.id) is None and read_topology(txn, node.processor) is not None:
                 grown[node.processor] = grown.get(node.processor, 0) + 1

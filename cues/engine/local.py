@@ -167,14 +167,14 @@ class EmbeddedEngine:
         rows: dict[str, ProcessorRow | None] = {}
         known: dict[Log, LogRow] = {}
         logs = {read.log for worker in self.workers for read in worker.delivery.inputs}
-        with self.store.view() as txn:
+        with self.store._view() as txn:
             for worker in self.workers:
                 rows[worker.id] = read_row(txn, worker.id)
             known |= {log: log.row(txn) for log in logs if log.store.id == self.store.id}
             ends = [thread.forwarder.ends(txn) for thread in self.forwarder_threads]
         forwarded = all(thread.idle(end) for thread, end in zip(self.forwarder_threads, ends))
         for log in logs - known.keys():
-            with log.store.view() as txn:
+            with log.store._view() as txn:
                 known[log] = log.row(txn)
         quiet = forwarded and all(worker.idle(rows[worker.id], known.__getitem__) for worker in self.workers)
         if not quiet or before != self._progress():
@@ -208,7 +208,7 @@ class EmbeddedEngine:
         self.end_sources()
         stores = self._assembly.stores
         for store in (stores.home, *stores.others.values()):
-            doorbells = None if store.closed else store.doorbells
+            doorbells = None if store.closed else store._doorbells
             if doorbells is not None:
                 doorbells.ring_own()
 

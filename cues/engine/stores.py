@@ -97,11 +97,11 @@ def _open_others(stores: Stores, plan: Plan, graph: Graph, accept_topology: bool
                 raise _exchanged(path, f"which has queue {name!r}", "is gone")
             other = Store(path, durability=graph.durability if new else None)
             stores.opened.append(other)
-            if other.same_as(home):
+            if other._same_as(home):
                 other = home
             else:
                 twin = home if other.id == home.id else stores.others.get(other.id)
-                if twin is not None and not other.same_as(twin):
+                if twin is not None and not other._same_as(twin):
                     raise _copied(path, name, twin)
                 other = stores.others.setdefault(other.id, other)
             if expected and other.id not in expected and not accept_topology:
@@ -171,12 +171,12 @@ def _find_left_over(stores: Stores, plan: Plan, accept_topology: bool, emit: Emi
 
 def _drop_all(queue: Queue) -> None:
     def drop(txn: StoreTransaction) -> bool:
-        row = queue.log.row(txn)
-        queue.log.move_front(txn, row, row.next)
-        deleted, _ = queue.log.delete_before(txn, row, row.next)
+        row = queue._log.row(txn)
+        queue._log.move_front(txn, row, row.next)
+        deleted, _ = queue._log.delete_before(txn, row, row.next)
         return deleted > 0
 
-    while queue.store.commit(drop):
+    while queue.store._commit(drop):
         pass
 
 
@@ -202,7 +202,7 @@ def prepare(stores: Stores, plan: Plan, graph: Graph, emit: Emit, made: bool = F
     home = stores.home
     wanted: dict[Store, dict[str, QueueOptions]] = {store: {} for store in (home, *stores.others.values())}
     for name, options in plan.queues.items():
-        wanted[stores.store_of(name)][name] = options.inside
+        wanted[stores.store_of(name)][name] = options._inside
     for store, queues in wanted.items():
         _have(store, queues)
     for other in stores.others.values():
@@ -212,12 +212,12 @@ def prepare(stores: Stores, plan: Plan, graph: Graph, emit: Emit, made: bool = F
         # Options of the graph apply from now on. Without options the queue stays as it is.
         given = graph.queues.get(name) or graph.queues.get("*")
         if given and made:
-            given = given.changed({"partitions": 1})
+            given = given._changed({"partitions": 1})
         store = stores.store_of(name)
         if store is home:
-            opened[name] = home.queue(name, **(given.inside.asked if given else {}))
+            opened[name] = home.queue(name, **(given._inside._asked if given else {}))
         else:
-            opened[name] = _shared_queue(store, name, given.inside if given else QueueOptions(), emit)
+            opened[name] = _shared_queue(store, name, given._inside if given else QueueOptions(), emit)
     return opened
 
 
@@ -228,10 +228,10 @@ def _have(store: Store, queues: Mapping[str, QueueOptions]) -> None:
         for name in missing:
             create_queue(txn, store, name, queues[name])
 
-    with store.view() as txn:
+    with store._view() as txn:
         missing = [name for name in queues if txn.get(names.queue_key(name)) is None]
     if missing:
-        store.commit(create, missing)
+        store._commit(create, missing)
 
 
 def prepare_units(stores: Stores, units: Sequence[Node]) -> None:
@@ -253,7 +253,7 @@ def _shared_queue(store: Store, name: str, given: QueueOptions, emit: Emit) -> Q
     queue = store.queue(name)
     before = queue.options
     options = {option: getattr(given, option) for option in given.to_dict()}
-    queue.give(given)
+    queue._give(given)
     known = before.to_dict()
     changed = [option for option, value in given.to_dict().items() if known.get(option) != value]
     if changed:

@@ -440,7 +440,7 @@ class Supervisor:
         def place(row: ProcessorRow | None) -> _Place:
             return None if row is None else (row.positions, row.source)
 
-        with self._store.view() as txn:
+        with self._store._view() as txn:
             return {unit: place(read_row(txn, unit)) for unit in units}
 
     def _count(self, child: Child) -> None:

@@ -167,7 +167,7 @@ class Worker:
     def _adopt(self) -> None:
         """Continue from the row of the processor, after a seek or a refused step."""
         while True:
-            with self.delivery.store.view() as txn:
+            with self.delivery.store._view() as txn:
                 row = read_row(txn, self.id)
             assert row is not None
             self.delivery.adopt(row)
@@ -275,7 +275,7 @@ class WorkerThread:
             return
         lingers = [delivery.lingers_s for delivery in steppers]
         wakeup.wait(
-            [(input.log.store.doorbells, input.log.mask) for delivery in steppers for input in delivery.inputs],
+            [(input.log.store._doorbells, input.log.mask) for delivery in steppers for input in delivery.inputs],
             lambda: self.running.halted or bool(self._joining) or any(map(_ready, steppers)),
             min((left for left in lingers if left is not None), default=None),
         )
@@ -336,7 +336,7 @@ class ForwarderThread(Loop):
         forwarder = self.forwarder
         try:
             wakeup.wait(
-                [(forwarder.home.doorbells, forwarder.mask)],
+                [(forwarder.home._doorbells, forwarder.mask)],
                 lambda: self.running.halted or forwarder.step(),
                 None,
             )

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 from cues import codec
 from cues.base import names
 from cues.records import sealed
+from cues.storage import transaction
 from cues.storage.base_store import BaseStore
 from cues.storage.transaction import StoreTransaction
 
@@ -59,5 +60,5 @@ def put(txn: StoreTransaction, writer: str, row: SourceRow) -> None:
 
 def rows(store: BaseStore) -> dict[str, SourceRow]:
     """Return the rows of all external writers of the store, by writer id."""
-    with store.view() as txn:
-        return {writer: SourceRow.unpack(raw, writer) for writer, raw in store.named_rows(txn, names.SOURCES)}
+    with store._view() as txn:
+        return {writer: SourceRow.unpack(raw, writer) for writer, raw in transaction.named_rows(txn, names.SOURCES)}

@@ -25,13 +25,13 @@ class LowWater:
     def __init__(self, queue: Queue, reader: ForeignReader, holding: bool = False) -> None:
         self.queue = queue
         self.reader = reader
-        self._key = names.low_water_key(queue.log.id, reader.home, reader.processor)
+        self._key = names.low_water_key(queue._log.id, reader.home, reader.processor)
         self._holding = holding
         self._guard = threading.Lock()
         self._written = self._read()
 
     def _read(self) -> Mark | None:
-        with self.queue.store.view() as txn:
+        with self.queue.store._view() as txn:
             raw = txn.get(self._key)
         return None if raw is None else Mark.unpack(raw)
 
@@ -86,7 +86,7 @@ class LowWater:
                 txn.put(self._key, mark.pack())
             faults.point("mark.inside")
 
-        self.queue.store.commit(put)
+        self.queue.store._commit(put)
         self._written = mark
 
 
@@ -102,9 +102,9 @@ def lower_mark(store: BaseStore, log_id: str, reader: ForeignReader, index: int)
         before = Mark(0, index, False) if raw is None else Mark.unpack(raw)
         txn.put(key, Mark(reader.epoch, min(index, before.next), before.pending).pack())
 
-    store.commit(put)
+    store._commit(put)
 
 
 def drop_mark(store: BaseStore, log_id: str, reader: ForeignReader) -> None:
     """Delete the mark of a reader that has stopped for ever."""
-    store.commit(lambda txn: txn.delete(names.low_water_key(log_id, reader.home, reader.processor)))
+    store._commit(lambda txn: txn.delete(names.low_water_key(log_id, reader.home, reader.processor)))

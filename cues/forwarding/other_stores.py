@@ -26,6 +26,7 @@ from cues.base import names
 from cues.base.closing import Closing
 from cues.errors import StoreError, StoreNotFound
 from cues.records import sealed
+from cues.storage import transaction
 from cues.storage.base_store import BaseStore
 from cues.storage.transaction import StoreTransaction
 
@@ -36,17 +37,17 @@ def remember(home: BaseStore, other: BaseStore) -> None:
     place = os.path.realpath(other.path)
     # Relative first: a folder that holds both may be moved.
     packed = codec.pack({"path": os.path.relpath(place, os.path.realpath(home.path)), "absolute": place})
-    with home.view() as txn:
+    with home._view() as txn:
         known = txn.get(key)
     if known != packed:
-        home.commit(lambda txn: txn.put(key, packed))
+        home._commit(lambda txn: txn.put(key, packed))
 
 
 def places(home: BaseStore) -> dict[bytes, list[Path]]:
     """Return the known paths of the other stores of a store, by their ids; the most probable path first."""
     paths: dict[bytes, list[Path]] = {}
-    with home.view() as txn:
-        for id, value in home.named_rows(txn, names.store_key(b"")):
+    with home._view() as txn:
+        for id, value in transaction.named_rows(txn, names.store_key(b"")):
             record = codec.unpack(value)
             relative = Path(os.path.normpath(os.path.join(os.path.realpath(home.path), record["path"])))
             paths[bytes.fromhex(id)] = [relative, Path(record["absolute"])]
@@ -129,7 +130,7 @@ def forget(store: BaseStore, processor: str = "", home: bytes = b"") -> list[str
     def drop(txn: StoreTransaction) -> set[str]:
         deleted: dict[bytes, str] = {}
         for prefix in (names.LOW_WATERS, names.PRODUCERS):
-            for key, _ in store.rows(txn, prefix):
+            for key, _ in transaction.rows(txn, prefix):
                 whose = key[len(prefix) :].rpartition(b"\0")[2].decode()
                 if (processor and whose.endswith(f"/{processor}")) or (home and whose.startswith(f"{home.hex()}/")):
                     deleted[key] = whose
@@ -137,4 +138,4 @@ def forget(store: BaseStore, processor: str = "", home: bytes = b"") -> list[str
             txn.delete(key)
         return set(deleted.values())
 
-    return sorted(store.commit(drop))
+    return sorted(store._commit(drop))

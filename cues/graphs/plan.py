@@ -171,9 +171,9 @@ def partitions_of(node: Node, queues: Mapping[str, QueueOptions]) -> int:
     if not node.reads:
         return 1
     first, *others = (port.queue for port in node.reads)
-    count, (_, way) = queues[first].partitions, queues[first].placing
+    count, (_, way) = queues[first].partitions, queues[first]._placing
     for other in others:
-        there, (_, way_there) = queues[other].partitions, queues[other].placing
+        there, (_, way_there) = queues[other].partitions, queues[other]._placing
         if count == there and (way == way_there or count == 1):
             continue
         raise GraphError(

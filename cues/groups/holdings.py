@@ -74,7 +74,7 @@ class Holdings:
         self.stepping: HeldPartition | None = None
         """The partition with a step under way, which is not released before the step has ended."""
         self._on_assigned, self._on_revoked, self._on_lost = on_assigned, on_revoked, on_lost
-        self._locks = self.store.locks
+        self._locks = self.store._locks
         self._waits = False
         """Whether another member still holds a partition that is assigned to this one. It may die at any time."""
         self._seen = -1
@@ -110,7 +110,7 @@ class Holdings:
             return True
         here = self._locks.mine(offset)
         pid = os.getpid() if here else self._locks.holder(offset) or 0
-        with self.store.view() as txn:
+        with self.store._view() as txn:
             row = self.table.member(txn, self.name)
         left = 0.0 if row is None or row.kept_ns else self.table.left_s(row)
         if left > 0 or (row is None and locks.process_state(pid) != "stopped"):
@@ -181,7 +181,7 @@ class Holdings:
         this member owns and does not hold, or holds and no longer owns.
         """
         self.stale()
-        with self.store.view() as txn:
+        with self.store._view() as txn:
             for partition, held in self.held.items():
                 claim = claims.read(txn, names.log_id(*partition), self.table.group)
                 if self._mine(claim):
@@ -208,7 +208,7 @@ class Holdings:
             self._remove_dead()
             if not self._locked:
                 self._locked = self._locks.try_lock(self.table.lock_of(self.name))
-        with self.store.view() as txn:
+        with self.store._view() as txn:
             changes = self.table.row(txn).changes
         leaving = any(not held.assignee for held in self.held.values())
         if changes == self._seen and not (looking and (self._waits or leaving)):
@@ -318,14 +318,14 @@ class Holdings:
         free = [partition for partition in wanted if seen.claims[partition].owner not in living]
         if not free:
             return True
-        logs = {partition: self.queues[partition[0]].view(partition[1]).log for partition in free}
+        logs = {partition: self.queues[partition[0]]._view(partition[1])._log for partition in free}
         taken = self.table.claim(self.name, self._id, logs)
         self._hold(taken)
         return not taken
 
     def _hold(self, taken: Mapping[Partition, Claim]) -> None:
         """Hold partitions that this member owns in the store. The next look at the table calls ``on_assigned``."""
-        views = {partition: self.queues[partition[0]].view(partition[1]) for partition in sorted(taken)}
+        views = {partition: self.queues[partition[0]]._view(partition[1]) for partition in sorted(taken)}
         held = {partition: HeldPartition(partition, view, taken[partition]) for partition, view in views.items()}
         self.held.update(held)
 

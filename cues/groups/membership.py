@@ -345,8 +345,8 @@ class Member(Reader, Closing):
         """
         self._no_session("seek")
         wanted = self._chosen(partitions)
-        logs = {(queue, number): self._queues[queue].view(number).log for queue, number in wanted}
-        with self.store.view() as txn:
+        logs = {(queue, number): self._queues[queue]._view(number)._log for queue, number in wanted}
+        with self.store._view() as txn:
             targets = {partition: target(txn, self.group, partition, log, to) for partition, log in logs.items()}
         self.table.seek(targets)
         self.holdings.stale()
@@ -424,7 +424,7 @@ class Member(Reader, Closing):
                 return taken or set(self.holdings.held) != holds or (only is not None and not only.readable)
 
             started = time.monotonic()
-            result = wakeup.wait([(self.store.doorbells, mask)], ready, timeout)
+            result = wakeup.wait([(self.store._doorbells, mask)], ready, timeout)
             if isinstance(result, list):
                 return result
             if not result:
@@ -475,7 +475,7 @@ class Member(Reader, Closing):
             return only if self._holds(only) and only.readable else None
         self._ready = [held for held in self._ready if held.readable]
         if not self._ready:
-            with self.store.view() as txn:
+            with self.store._view() as txn:
                 waiting = [held for held in self.holdings.held.values() if held.readable and held.waiting(txn)]
             self._ready = sorted(waiting, key=lambda held: held.served, reverse=True)
         return self._ready.pop() if self._ready else None
@@ -556,7 +556,7 @@ class Member(Reader, Closing):
     def output(self, queue: str | Queue) -> Queue:
         """The queue of this store that a session writes to."""
         if isinstance(queue, Queue):
-            if not queue.store.same_as(self.store):
+            if not queue.store._same_as(self.store):
                 raise InvalidArgument(
                     f"The queue {queue.id!r} is in the store {queue.store.path}, the member's is {self.store.path}:"
                     " one commit is in one store.",
@@ -573,7 +573,7 @@ class Member(Reader, Closing):
         self._ready.clear()
         self.holdings.stale()
         if self._holds(held) and not self.store.closed:
-            with self.store.view() as txn:
+            with self.store._view() as txn:
                 claim = claims.read(txn, names.log_id(*held.partition), self.group)
             if claim is not None and claim.owner == held.claim.owner:
                 held.claim = claim
@@ -602,7 +602,7 @@ class Member(Reader, Closing):
 
     def _end(self, leave: bool) -> None:
         self._closing = True
-        self.store.ring_own()
+        self.store._ring_own()
         with self._busy:
             if not self._closed:
                 try:

@@ -247,13 +247,13 @@ class Session:
         member = self._member
         faults.point("session.before")
         try:
-            claim = member.store.commit(self._write, built, checkpoint, pages=pages + pages // 64)
+            claim = member.store._commit(self._write, built, checkpoint, pages=pages + pages // 64)
         except _Refused as refused:
             return refused.reason
         faults.point("session.after")
         if self.held is not None:
             self.held.claim = claim
-        member.store.ring(wakeup.union(view.log.mask for parts in built.values() for view, _ in parts))
+        member.store._ring(wakeup.union(view._log.mask for parts in built.values() for view, _ in parts))
         return None
 
     def _write(self, txn: StoreTransaction, built: dict[str, Built], checkpoint: bytes | None) -> Any:
@@ -268,7 +268,7 @@ class Session:
                 raise _Refused(Reason.MOVED)
         for name, parts in built.items():
             for view, pages in parts:
-                view.append_pages(txn, pages)
+                view._append_pages(txn, pages)
             output = self._outputs[name]
             if output.queue._version != output.version:
                 raise _Refused(Reason.CHANGED)
@@ -321,12 +321,12 @@ class _Output:
 
     def add(self, messages: Iterable[Message]) -> None:
         added = list(messages)
-        limit, strips = self.options.max_message_bytes, self.options.strips
+        limit, strips = self.options.max_message_bytes, self.options._strips
         packed = [batch.pack_one(message, limit, strips) for message in added]
         if not self.queue.is_partitioned:
             self._parts.setdefault(0, []).extend(packed)
             return
-        for share in self.queue.shares(added):
+        for share in self.queue._shares(added):
             self._parts.setdefault(share.partition, []).extend(packed[offset] for offset in share.offsets)
 
     def build(self) -> Built:
@@ -335,6 +335,6 @@ class _Output:
         Partitions are opened here: a database cannot be opened inside a transaction.
         """
         return [
-            (self.queue.view(number), pages_of(self.queue, packed, None))
+            (self.queue._view(number), pages_of(self.queue, packed, None))
             for number, packed in sorted(self._parts.items())
         ]

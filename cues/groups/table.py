@@ -30,7 +30,7 @@ from cues.queues.log import Log, read_row
 from cues.queues.processor_rows import boot
 from cues.queues.store import Store
 from cues.records import sealed
-from cues.storage import leases, locks, wakeup
+from cues.storage import leases, locks, transaction, wakeup
 from cues.storage.transaction import StoreTransaction
 
 R = TypeVar("R")
@@ -125,7 +125,7 @@ class GroupTable:
 
     def members(self, txn: StoreTransaction) -> dict[str, MemberRow]:
         """The members by name, also closed ones whose place is kept."""
-        rows = self.store.named_rows(txn, names.member_key(self.group, ""))
+        rows = transaction.named_rows(txn, names.member_key(self.group, ""))
         return {name: MemberRow.unpack(raw, name) for name, raw in rows}
 
     def member(self, txn: StoreTransaction, name: str) -> MemberRow | None:
@@ -134,7 +134,7 @@ class GroupTable:
 
     def look(self, queues: Iterable[str] | None = None) -> View:
         """Read the group and its claims on ``queues``; None: on all queues that a member subscribes to."""
-        with self.store.view() as txn:
+        with self.store._view() as txn:
             members = self.members(txn)
             if queues is None:
                 queues = {queue for member in members.values() for queue in member.queues}
@@ -149,7 +149,7 @@ class GroupTable:
 
     def counts(self, queues: Iterable[str]) -> dict[str, int]:
         """The number of partitions of each queue; 0 if there is no such queue."""
-        with self.store.view() as txn:
+        with self.store._view() as txn:
             return {queue: partitions_of(txn, queue) for queue in sorted(queues)}
 
     def lag(self, queues: Iterable[str]) -> dict[Partition, int]:
@@ -162,7 +162,7 @@ class GroupTable:
         logs: dict[Partition, Log] = {}
         while True:
             lags: dict[Partition, int] = {}
-            with self.store.view() as txn:
+            with self.store._view() as txn:
                 for queue in wanted:
                     for number in range(partitions_of(txn, queue)):
                         claim = claims.read(txn, names.log_id(queue, number), self.group)
@@ -188,7 +188,7 @@ class GroupTable:
         if row.kept_ns or row.boot != boot():
             return False
         offset = self.lock_of(name)
-        held = self.store.locks.mine(offset) or self.store.locks.holder(offset) is not None
+        held = self.store._locks.mine(offset) or self.store._locks.holder(offset) is not None
         return held and self.left_s(row) > 0
 
     def left_s(self, row: MemberRow) -> float:
@@ -337,7 +337,7 @@ class GroupTable:
 
     def move(self, moves: Mapping[Partition, Move]) -> dict[Partition, Claim]:
         """Move the positions of partitions that are still held; returns the new claims, without the refused ones."""
-        moved: dict[Partition, Claim] = self.store.commit(self._move, moves, pages=2 * len(moves))
+        moved: dict[Partition, Claim] = self.store._commit(self._move, moves, pages=2 * len(moves))
         faults.point("group.after")
         return moved
 
@@ -406,8 +406,8 @@ class GroupTable:
                         pid=row.pid,
                     )
             suffix = b"\0" + self.group.encode()
-            rows = [key for key, _ in self.store.rows(txn, names.CLAIMS) if key.endswith(suffix)]
-            rows += [key for key, _ in self.store.rows(txn, names.member_key(self.group, ""))]
+            rows = [key for key, _ in transaction.rows(txn, names.CLAIMS) if key.endswith(suffix)]
+            rows += [key for key, _ in transaction.rows(txn, names.member_key(self.group, ""))]
             rows += [key for key in (names.group_key(self.group),) if txn.get(key) is not None]
             if not rows:
                 raise InvalidArgument(f"The store has no group {self.group!r}.", "name a group that cues status lists.")
@@ -428,8 +428,8 @@ class GroupTable:
         txn.put(names.group_key(self.group), row.pack())
 
     def _commit(self, work: Callable[[StoreTransaction], R], pages: int = 0) -> R:
-        result = self.store.commit(work, pages=pages)
-        self.store.ring(self.mask)
+        result = self.store._commit(work, pages=pages)
+        self.store._ring(self.mask)
         faults.point("group.after")
         return result
 

@@ -27,10 +27,10 @@ class Appender(Closing):
     def __init__(self, queue: BaseQueue) -> None:
         self.queue = queue
         self._store = queue.store
-        self._mask = queue.log.mask
+        self._mask = queue._log.mask
         queue.options  # noqa: B018  (loads the options in force)
-        self._commit = queue.store.commit
-        self._ring = queue.store.ring
+        self._commit = queue.store._commit
+        self._ring = queue.store._ring
         self._plain = queue._append_plain
         self._closed = False
 
@@ -72,13 +72,13 @@ class Appender(Closing):
         while True:
             version, options, spread = queue._version, queue._options, queue.is_partitioned
             if not appended:
-                next = 0 if spread else queue.row().next
+                next = 0 if spread else queue._row().next
                 return [] if spread else range(next, next)
             try:
                 if spread:
-                    built = build(queue, appended, queue.shares(appended))
+                    built = build(queue, appended, queue._shares(appended))
                 else:
-                    pages = batch.build(appended, options.max_message_bytes, strips=options.strips)
+                    pages = batch.build(appended, options.max_message_bytes, strips=options._strips)
                     built = [(queue, pages, _WHOLE)]
             except CuesError as error:
                 if queue.options is not options:
@@ -96,13 +96,13 @@ class Appender(Closing):
             if faults.active:
                 faults.point("append.after")
             if spread:
-                self._ring(wakeup.union(view.log.mask for view, _, _ in built))
+                self._ring(wakeup.union(view._log.mask for view, _, _ in built))
                 return places(len(appended), built, starts)
             self._ring(self._mask)
             return range(starts[0], starts[0] + len(appended))
 
     def _append(self, txn: StoreTransaction, built: Built[BaseQueue], version: int) -> list[int]:
-        starts = [view.append_pages(txn, pages) for view, pages, _ in built]
+        starts = [view._append_pages(txn, pages) for view, pages, _ in built]
         if self.queue._version != version:
             raise OptionsChanged
         if faults.active:
@@ -115,7 +115,7 @@ class Appender(Closing):
     def _check(self) -> None:
         if self._closed:
             raise Closed(f"The appender of {self.queue.id!r} is closed.", "make a new one with queue.appender().")
-        self.queue.check()
+        self.queue._check()
 
     def __repr__(self) -> str:
         return f"<cues.Appender of {self.queue.id}>"
@@ -133,11 +133,11 @@ def build(
     for share in shares:
         chosen = [messages[offset] for offset in share.offsets]
         try:
-            pages = batch.build(chosen, options.max_message_bytes, digest, strips=options.strips)
+            pages = batch.build(chosen, options.max_message_bytes, digest, strips=options._strips)
         except CuesError as error:
             error.__dict__["offset"] = share.offsets[getattr(error, "offset", 0)]
             raise
-        built.append((queue.view(share.partition), pages, share))
+        built.append((queue._view(share.partition), pages, share))
     return built
 
 

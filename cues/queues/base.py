@@ -48,12 +48,12 @@ class BaseQueue(Closing):
         self._version = version
         self._functions: dict[str, Any] = {}
         """``key`` and ``partitioner`` that are functions: they were passed to this handle, the store keeps names."""
-        self.log: Log = Log(store, self.name, partition)
+        self._log: Log = Log(store, self.name, partition)
         """The log of this partition; of a queue with several partitions, the log of the first."""
         self._whole = whole
         self.is_partitioned = whole is None and options.partitions > 1
         """Whether this handle is on several logs."""
-        self._views: dict[int, Self] = {}
+        self._opened: dict[int, Self] = {}
         self._handles: weakref.WeakSet[Self] = weakref.WeakSet()
         """Every handle on a partition that was made by this one."""
         self._guard = threading.Lock()
@@ -63,9 +63,9 @@ class BaseQueue(Closing):
     @property
     def options(self) -> QueueOptions:
         """The options in force; another process may have changed them."""
-        self.check()
-        with self.store.view() as txn:
-            self.follow_options(txn, self.log.row(txn))
+        self._check()
+        with self.store._view() as txn:
+            self._follow_options(txn, self._log.row(txn))
         return self._options
 
     @property
@@ -93,19 +93,19 @@ class BaseQueue(Closing):
             )
         return self._handle(number)
 
-    def view(self, number: int) -> Self:
+    def _view(self, number: int) -> Self:
         """The handle on a partition that this handle keeps (do not close it); with one log, this handle itself."""
         if not self.is_partitioned:
             return self
-        view = self._views.get(number)
-        return self._views.setdefault(number, self._handle(number)) if view is None else view
+        view = self._opened.get(number)
+        return self._opened.setdefault(number, self._handle(number)) if view is None else view
 
     @property
-    def views(self) -> list[Self]:
-        """The :meth:`view` of every partition that there is now."""
+    def _views(self) -> list[Self]:
+        """The :meth:`_view` of every partition that there is now."""
         if self._whole is not None:
             return [self]
-        return [self.view(number) for number in range(self.options.partitions)]
+        return [self._view(number) for number in range(self.options.partitions)]
 
     def _handle(self, number: int) -> Self:
         handle = type(self)(self.store, f"{self.id}/{number}", self._options, self._version, number, self)
@@ -113,10 +113,10 @@ class BaseQueue(Closing):
             self._handles.add(handle)
         return handle
 
-    def shares(self, messages: Sequence[dict[str, Any]]) -> list[PartitionShare]:
+    def _shares(self, messages: Sequence[dict[str, Any]]) -> list[PartitionShare]:
         """The messages of each partition; an error has the ``offset`` of the message at fault."""
         if self._spread is None:
-            self._spread = Placer(self._options, sum(row.next - 1 for row in self.rows()))
+            self._spread = Placer(self._options, sum(row.next - 1 for row in self._rows()))
         return self._spread.shares(self._options, messages)
 
     @property
@@ -125,7 +125,7 @@ class BaseQueue(Closing):
 
         Of several partitions, the lowest.
         """
-        return min(row.first for row in self.rows())
+        return min(row.first for row in self._rows())
 
     @property
     def last_index(self) -> int:
@@ -133,29 +133,29 @@ class BaseQueue(Closing):
 
         Of several partitions, the highest.
         """
-        return max(row.next for row in self.rows()) - 1
+        return max(row.next for row in self._rows()) - 1
 
     def __len__(self) -> int:
         """The number of messages on all partitions."""
-        return sum(row.next - row.first for row in self.rows())
+        return sum(row.next - row.first for row in self._rows())
 
     def __bool__(self) -> bool:
         return True
 
-    def row(self) -> LogRow:
+    def _row(self) -> LogRow:
         """Identity, first and next index, last append time, in one read transaction; of the first partition."""
-        self.check()
-        with self.store.view() as txn:
-            return self.log.row(txn)
+        self._check()
+        with self.store._view() as txn:
+            return self._log.row(txn)
 
-    def rows(self) -> list[LogRow]:
+    def _rows(self) -> list[LogRow]:
         """The row of every partition, in one read transaction."""
         if self._whole is not None:
-            return [self.row()]
-        self.check()
-        with self.store.view() as txn:
-            row = self.log.row(txn)
-            count = self.follow_options(txn, row).partitions
+            return [self._row()]
+        self._check()
+        with self.store._view() as txn:
+            row = self._log.row(txn)
+            count = self._follow_options(txn, row).partitions
             return [row, *(read_row(txn, self.id, partition) for partition in range(1, count))]
 
     def _not_a_try_log(self, verb: str) -> None:
@@ -166,11 +166,11 @@ class BaseQueue(Closing):
                 f"{self.id!r} is a {kind}, which only its processor {verb}.", "write to a queue of your own."
             )
 
-    def follow_options(self, txn: StoreTransaction, row: LogRow) -> QueueOptions:
+    def _follow_options(self, txn: StoreTransaction, row: LogRow) -> QueueOptions:
         """The options in force in this transaction."""
         if row.version != self._version:
             if self._whole is not None:
-                self._whole.follow_options(txn, row)
+                self._whole._follow_options(txn, row)
                 self._use(self._whole._options, row.version)
             else:
                 record = read_record(self.store, self.id, txn.get(names.queue_key(self.id)))
@@ -186,7 +186,7 @@ class BaseQueue(Closing):
         for handle in handles:
             handle._use(options, version)
 
-    def give(self, options: QueueOptions) -> None:
+    def _give(self, options: QueueOptions) -> None:
         """Use the functions of ``options`` in this handle; the store has only their names."""
         self._functions = {
             name: value
@@ -201,18 +201,18 @@ class BaseQueue(Closing):
             for name, function in self._functions.items()
             if name_of(getattr(options, name)) == name_of(function)
         }
-        return options.changed(known) if known else options
+        return options._changed(known) if known else options
 
-    def append_pages(self, txn: StoreTransaction, pages: list[batch.Page]) -> int:
+    def _append_pages(self, txn: StoreTransaction, pages: list[batch.Page]) -> int:
         """Append inside a transaction and apply retention; return the first index."""
-        start, version = self.log.append(txn, pages)
+        start, version = self._log.append(txn, pages)
         if version != self._version or self._options.retention is not None:
             self._appended(txn, version)
         return start
 
     def _append_plain(self, txn: StoreTransaction, body: bytes, built_under: int) -> int:
         """Append one message that :func:`batch.plain` encoded, under the options version ``built_under``."""
-        index, version = self.log.append_plain(txn, body)
+        index, version = self._log.append_plain(txn, body)
         if version != self._version or self._options.retention is not None:
             self._appended(txn, version)
         if version != built_under:
@@ -223,9 +223,9 @@ class BaseQueue(Closing):
 
     def _appended(self, txn: StoreTransaction, version: int) -> None:
         if version != self._version:
-            self.follow_options(txn, self.log.row(txn))
+            self._follow_options(txn, self._log.row(txn))
         if self._options.retention is not None:
-            let_go(txn, self.log, self._options.retention)
+            let_go(txn, self._log, self._options.retention)
 
     def close(self) -> None:
         """Close this handle; blocked reads through it end with :class:`Closed`. The store stays open.
@@ -237,13 +237,13 @@ class BaseQueue(Closing):
             handles = list(self._handles)
         for handle in handles:
             handle._closed = True
-        self.store.ring_own()
+        self.store._ring_own()
 
     @property
     def closed(self) -> bool:
         return self._closed or self.store.closed
 
-    def check(self) -> None:
+    def _check(self) -> None:
         """Raise :class:`Closed` (or the store's own error) when this handle cannot be used."""
         if self._closed:
             raise Closed(f"The queue {self.id!r} is closed.", "open it again with store.queue(...).")
@@ -303,6 +303,6 @@ def read_record(store: BaseStore, id: str, raw: bytes) -> dict[str, Any]:
 def journal_of(queue: BaseQueue) -> str:
     """The name of a log, unique over all stores: ``<id of the store>/<queue>``, with ``/<n>`` for partition n > 0."""
     try:
-        return f"{queue.store.id.hex()}/{queue.log.id}"
+        return f"{queue.store.id.hex()}/{queue._log.id}"
     except AttributeError:
         raise InvalidArgument(f"A queue was expected, found {queue!r:.60}.", "call store.queue('orders').") from None

@@ -84,11 +84,11 @@ class BaseTailer(Reader, Closing):
     def close(self) -> None:
         """Close the tailer; a read that waits in another thread ends with :class:`Closed`."""
         self._closed = True
-        self._store.ring_own()
+        self._store._ring_own()
 
     def _check(self) -> None:
         """Raise :class:`Closed` if the tailer, its queue or its store is closed."""
         if self._closed or self.queue._closed or self._store.closed:
             if self._closed:
                 raise Closed(f"The tailer of {self.queue.id!r} is closed.", "open another one with queue.tailer(...).")
-            self.queue.check()
+            self.queue._check()

@@ -24,6 +24,7 @@ from cues.errors import Diverged, InvalidArgument
 from cues.queues.log import Log, read_row
 from cues.queues.processor_rows import NO_SEAL
 from cues.records import sealed
+from cues.storage import transaction
 from cues.storage.base_store import BaseStore
 from cues.storage.transaction import StoreTransaction, named_rows
 
@@ -83,8 +84,8 @@ def of_log(txn: StoreTransaction, log: str) -> Iterator[tuple[str, Claim]]:
 
 def all_rows(store: BaseStore) -> Iterator[tuple[str, str, bytes]]:
     """Log, group and row of every claim of the store, as they are on disk."""
-    with store.view() as txn:
-        rows = list(store.rows(txn, names.CLAIMS))
+    with store._view() as txn:
+        rows = list(transaction.rows(txn, names.CLAIMS))
     for key, raw in rows:
         log, _, group = key[len(names.CLAIMS) :].decode("utf-8", "replace").partition("\0")
         yield log, group, raw

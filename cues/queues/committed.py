@@ -81,12 +81,12 @@ class CommittedTailer(BaseTailer):
         if self._last is None:
             return None
         batch = self._batch_of(self._last)
-        return envelope_of(batch, self._last - batch.first, self._metadata(self._last), self.queue.log.partition)
+        return envelope_of(batch, self._last - batch.first, self._metadata(self._last), self.queue._log.partition)
 
     def _seek(self, place: Place) -> None:
         self._check()
-        with self._store.view() as txn:
-            index = place(txn, self.queue.log, self.queue.log.row(txn))
+        with self._store._view() as txn:
+            index = place(txn, self.queue._log, self.queue._log.row(txn))
         self._reader = self._read_from(index)
         self._peeked.clear()
 
@@ -118,14 +118,14 @@ class CommittedTailer(BaseTailer):
 
     def _metadata(self, index: int) -> dict[str, Any]:
         batch = self._batch_of(index)
-        return metadata(batch, index - batch.first, self.queue.id, self.queue.options.kept)
+        return metadata(batch, index - batch.first, self.queue.id, self.queue.options._kept)
 
     def _batch_of(self, index: int) -> Batch:
         """The record batch of a message that was read; mostly the same batch as at the last call."""
         known = self._batch
         if known is None or not known.first <= index < known.next:
-            with self.queue.store.view() as txn:
-                raws = self.queue.log.read(txn, self.queue.log.row(txn), index, 1)
+            with self.queue.store._view() as txn:
+                raws = self.queue._log.read(txn, self.queue._log.row(txn), index, 1)
             if not raws or index >= raws[0][0] + count_of(raws[0][1]) or index < raws[0][0]:
                 raise Gap(
                     f"The message {index} of queue {self.queue.id!r} was purged after it was read.",
@@ -134,5 +134,5 @@ class CommittedTailer(BaseTailer):
                     first=index,
                     last=index,
                 )
-            known = self._batch = self.queue.log.batches(raws)[0]
+            known = self._batch = self.queue._log.batches(raws)[0]
         return known

@@ -66,7 +66,7 @@ class Log:
         self.id = names.log_id(queue, partition)
         self.key = names.row_key(queue, partition)
         self.mask = wakeup.mask_of(queue, partition)
-        self.database = store.database(names.log_database(queue, partition))
+        self.database = store._database(names.log_database(queue, partition))
         self._checked = b""
         """The row whose checksum was compared last, or that was written here. Comparing again would slow appends."""
 
@@ -215,7 +215,7 @@ class Log:
 
     def damaged(self, first: int) -> BatchDamaged:
         """The error for the record at ``first``."""
-        with self.store.view() as txn:
+        with self.store._view() as txn:
             last = self._next_first(txn, first) - 1
         return self._damage(first, last, "is damaged (its checksum fails)")
 

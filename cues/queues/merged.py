@@ -93,10 +93,10 @@ class MergedTailer(Tailer):
     def _seek(self, place: Place) -> None:
         with self._use():
             self._have_all()
-            with self._store.view() as txn:
+            with self._store._view() as txn:
                 goals = [place(txn, part._log, part._log.row(txn)) for part in self._parts]
             if self.name is not None:
-                stored = self._store.commit(self._write_positions, goals)
+                stored = self._store._commit(self._write_positions, goals)
                 for part, row in zip(self._parts, stored):
                     part._stored = row
             for part, goal in zip(self._parts, goals):
@@ -110,7 +110,7 @@ class MergedTailer(Tailer):
     @property
     def interest(self) -> tuple[wakeup.Doorbells | None, int]:
         """Doorbells and mask of all partitions, with which :func:`cues.storage.wakeup.wait` wakes this tailer."""
-        return self._store.doorbells, wakeup.union(part._log.mask for part in self._parts)
+        return self._store._doorbells, wakeup.union(part._log.mask for part in self._parts)
 
     def __repr__(self) -> str:
         name = f" {self.name}" if self.name else ""
@@ -119,7 +119,7 @@ class MergedTailer(Tailer):
     def _have_all(self) -> None:
         """Make a tailer for every partition that was added."""
         for number in range(len(self._parts), self.queue._options.partitions):
-            part = Tailer(self.queue.view(number), self.name, self._meta)
+            part = Tailer(self.queue._view(number), self.name, self._meta)
             part._direction = self._direction
             self._parts.append(part)
             self._current = None
@@ -140,7 +140,7 @@ class MergedTailer(Tailer):
                 raise
             # Another tailer of the same name was faster: continue at its positions.
             self._return(marks, read)
-            with self._store.view() as txn:
+            with self._store._view() as txn:
                 for part in self._parts:
                     part._stored = txn.get(part._row_key)
                     if part._stored is not None:
@@ -189,12 +189,12 @@ class MergedTailer(Tailer):
         Without this check: partition 0 is read and has nothing. Then a message is appended to 0, and after it one
         to 1. Partition 1 is read, and its message is handed out before the earlier message of 0.
         """
-        with self._store.view() as txn:
+        with self._store._view() as txn:
             return all(part._index >= part._log.row(txn).next for part in ended)
 
     def _commit_positions(self) -> bool:
         """Move the stored positions to this tailer's, unless another tailer of its name moved one."""
-        stored = self._store.commit(self._compare_and_set_all, [part._index for part in self._parts])
+        stored = self._store._commit(self._compare_and_set_all, [part._index for part in self._parts])
         for part, row in zip(self._parts, stored or ()):
             part._stored = row
         return stored is not None

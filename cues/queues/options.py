@@ -152,34 +152,34 @@ class QueueOptions:
         object.__setattr__(self, name, value)
 
     @property
-    def kept(self) -> frozenset[str]:
+    def _kept(self) -> frozenset[str]:
         """Return the fields that the queue adds to the metadata of its messages."""
         return self.metadata if isinstance(self.metadata, frozenset) else frozenset()
 
     @property
-    def strips(self) -> bool:
+    def _strips(self) -> bool:
         """Whether the queue drops the metadata that messages come with."""
         return self.metadata is False
 
     @property
-    def placing(self) -> tuple[str | None, str | None]:
+    def _placing(self) -> tuple[str | None, str | None]:
         """The names of key and partitioner. Queues with the same names place equal keys alike."""
         default = "sticky" if self.key is None else "murmur2"
         return partitioners.name_of(self.key), partitioners.name_of(self.partitioner) or default
 
     @property
-    def inside(self) -> QueueOptions:
+    def _inside(self) -> QueueOptions:
         """Return the options as the queue's own store keeps them: without the path."""
         return self if self.path is None else QueueOptions(**{**vars(self), "path": None})
 
     @property
-    def asked(self) -> dict[str, Any]:
+    def _asked(self) -> dict[str, Any]:
         """The arguments to open a queue that may exist; default partitions, key and partitioner are left out."""
         said = self.to_dict()
         placing = ("partitions", *FUNCTIONS)
         return {name: value for name, value in vars(self).items() if name not in placing or name in said}
 
-    def changed(self, options: Mapping[str, Any]) -> QueueOptions:
+    def _changed(self, options: Mapping[str, Any]) -> QueueOptions:
         """Return a copy with the given options changed; raise for an unknown name."""
         check_names(options)
         return QueueOptions(**{**self.__dict__, **options})

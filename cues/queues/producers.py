@@ -21,6 +21,7 @@ from cues.records import batch, sealed
 from cues.records import stamps as stamping
 from cues.records.batch import Page
 from cues.records.identity import PRODUCER_BYTES, Flags
+from cues.storage import transaction
 from cues.storage.base_store import BaseStore
 from cues.storage.transaction import StoreTransaction
 
@@ -100,8 +101,8 @@ def note(txn: StoreTransaction, log: str, pages: Iterable[tuple[int, Page]]) -> 
 
 def rows(store: BaseStore, log: str) -> Iterator[tuple[int, Written]]:
     """Every producer that wrote to a log, with its summary."""
-    with store.view() as txn:
-        rows = list(store.named_rows(txn, names.clocks_prefix(log)))
+    with store._view() as txn:
+        rows = list(transaction.named_rows(txn, names.clocks_prefix(log)))
     for producer, raw in rows:
         yield int(producer, 16), Written.unpack(raw)
 

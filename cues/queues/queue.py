@@ -40,6 +40,7 @@ from cues.queues.merged import MergedTailer
 from cues.queues.options import FUNCTIONS, QueueOptions, check_names
 from cues.queues.tailer import Tailer
 from cues.records.log_row import LogRow, pack_row
+from cues.storage import transaction
 from cues.storage.base_store import BaseStore
 from cues.storage.transaction import StoreTransaction
 
@@ -62,16 +63,16 @@ class Queue(BaseQueue):
         made when there was one partition continues with that one. A running graph takes in the new partitions within
         half a second, and reads them from their beginning.
         """
-        self.check()
+        self._check()
         self._not_a_try_log("grows")
         if self._whole is not None:
             raise InvalidArgument(
                 f"{self.id!r} is a partition.", f"call store.queue({self.name!r}).grow({partitions!r})."
             )
         partitions = QueueOptions(partitions=partitions).partitions
-        self.store.commit(self._grow, partitions)
-        with self.store.view() as txn:
-            self.follow_options(txn, self.log.row(txn))
+        self.store._commit(self._grow, partitions)
+        with self.store._view() as txn:
+            self._follow_options(txn, self._log.row(txn))
 
     def _grow(self, txn: StoreTransaction, partitions: int) -> None:
         record = read_record(self.store, self.id, txn.get(names.queue_key(self.id)))
@@ -92,7 +93,7 @@ class Queue(BaseQueue):
 
         Raises :class:`InvalidArgument` for a try log, which only its processor writes.
         """
-        self.check()
+        self._check()
         self._not_a_try_log("writes")
         return Appender(self)
 
@@ -118,7 +119,7 @@ class Queue(BaseQueue):
         ``isolation="committed"``, messages that a :class:`cues.txn.Publisher` wrote uncommitted are returned only
         after they are acknowledged; see :class:`cues.queues.committed.CommittedTailer`.
         """
-        self.check()
+        self._check()
         if isolation == "committed":
             if name is not None:
                 raise InvalidArgument(
@@ -157,11 +158,11 @@ class Queue(BaseQueue):
         return self._purge(lambda txn, log, row: row.next)
 
     def _purge(self, place: Callable[[Any, Log, LogRow], int]) -> int:
-        self.check()
+        self._check()
         self._not_a_try_log("trims")
-        logs = [view.log for view in self.views]
+        logs = [view._log for view in self._views]
         try:
-            dropped = self.store.commit(self._move_fronts, logs, place)
+            dropped = self.store._commit(self._move_fronts, logs, place)
         except StoreFull as error:
             error.hint = "open the store with a larger map_size=, then purge; a purge itself needs some free pages."
             raise
@@ -174,7 +175,7 @@ class Queue(BaseQueue):
         most = DELETE_BATCHES_MAX
         while True:
             try:
-                if self.store.commit(self._sweep_some, log, most) < most:
+                if self.store._commit(self._sweep_some, log, most) < most:
                     return
                 most = min(DELETE_BATCHES_MAX, 2 * most)
             except StoreFull as error:
@@ -188,7 +189,7 @@ class Queue(BaseQueue):
                     ) from error
                 with contextlib.suppress(StoreFull):
                     # The pages that a commit frees can be used two commits later: this commit is the one between.
-                    self.store.commit(lambda txn: txn.put(log.key, pack_row(log.row(txn))))
+                    self.store._commit(lambda txn: txn.put(log.key, pack_row(log.row(txn))))
 
     def _move_fronts(self, txn: StoreTransaction, logs: list[Log], place: Callable[[Any, Log, LogRow], int]) -> int:
         dropped = 0
@@ -224,7 +225,7 @@ def open_queue(store: BaseStore, id: str, options: Mapping[str, Any] | None = No
         name, slash, number = part.rpartition("/") if isinstance(id, str) else ("", "", part)
         names.check("queue", name if slash and number.isdecimal() else part)
     key = names.queue_key(id)
-    with store.view() as txn:
+    with store._view() as txn:
         raw = txn.get(key)
     if raw is None and "/" in id and "." not in id:
         return _open_partition(store, id, options)
@@ -241,8 +242,8 @@ def open_queue(store: BaseStore, id: str, options: Mapping[str, Any] | None = No
                 "name one of those, or open the store without readonly=True to make it.",
                 queue=id,
             )
-        store.commit(create_queue, store, id, QueueOptions(**options))
-        with store.view() as txn:
+        store._commit(create_queue, store, id, QueueOptions(**options))
+        with store._view() as txn:
             raw = txn.get(key)
     record = read_record(store, id, raw)
     if record.get("format", 1) != 1 or record.get("schema") is not None:
@@ -262,7 +263,7 @@ def _open_partition(store: BaseStore, id: str, options: Mapping[str, Any]) -> Qu
             f"{id!r} is a partition, and {', '.join(options)} belongs to the whole queue.",
             f"call store.queue({name!r}, {next(iter(options))}=…).",
         )
-    with store.view() as txn:
+    with store._view() as txn:
         there = txn.get(names.queue_key(name)) is not None
     if not there:
         raise QueueNotFound(
@@ -296,8 +297,8 @@ class Matching(list[str]):
 
 def _matching(store: BaseStore, pattern: str) -> list[str]:
     queue, slash, partition = pattern.partition("/")
-    with store.view() as txn:
-        records = list(store.named_rows(txn, names.queue_key("")))
+    with store._view() as txn:
+        records = list(transaction.named_rows(txn, names.queue_key("")))
     records = [(name, raw) for name, raw in records if "." not in name and fnmatch.fnmatchcase(name, queue)]
     if not slash:
         return [name for name, _ in records]
@@ -340,7 +341,7 @@ def create_queue(txn: StoreTransaction, store: BaseStore, id: str, options: Queu
 def _create_logs(txn: StoreTransaction, store: BaseStore, queue: str, partitions: range, row: LogRow) -> None:
     for partition in partitions:
         txn.put(names.row_key(queue, partition), pack_row(row))
-        store.create_database(txn, names.log_database(queue, partition))
+        store._create_database(txn, names.log_database(queue, partition))
 
 
 def _put_record(txn: StoreTransaction, queue: str, record: dict[str, Any]) -> None:
@@ -354,7 +355,7 @@ def _put_record(txn: StoreTransaction, queue: str, record: dict[str, Any]) -> No
 def _change(queue: Queue, options: Mapping[str, Any]) -> None:
     queue._not_a_try_log("changes")
     old = queue.options
-    new = old.changed(options)
+    new = old._changed(options)
     if new.partitions < old.partitions:
         raise _shrinking(queue.id, old.partitions, new.partitions)
     if new.partitions > old.partitions:
@@ -366,8 +367,8 @@ def _change(queue: Queue, options: Mapping[str, Any]) -> None:
             f"call store.queue({queue.id!r}).grow({new.partitions}); its documentation tells the effect on the order of"
             " keys.",
         )
-    if new.placing != old.placing and old.partitions > 1:
-        for name, was, now in zip(FUNCTIONS, old.placing, new.placing):
+    if new._placing != old._placing and old.partitions > 1:
+        for name, was, now in zip(FUNCTIONS, old._placing, new._placing):
             if was != now:
                 raise _refused(
                     queue.id,
@@ -376,7 +377,7 @@ def _change(queue: Queue, options: Mapping[str, Any]) -> None:
                     f" {now!r}): messages of one key would be on several partitions.",
                     "make a new queue.",
                 )
-    queue.give(new)
+    queue._give(new)
     if new.to_dict() == old.to_dict():
         return
     if queue.store.readonly:
@@ -389,6 +390,6 @@ def _change(queue: Queue, options: Mapping[str, Any]) -> None:
         record["version"] += 1
         _put_record(txn, queue.id, record)
 
-    queue.store.commit(change)
-    with queue.store.view() as txn:
-        queue.follow_options(txn, queue.log.row(txn))
+    queue.store._commit(change)
+    with queue.store._view() as txn:
+        queue._follow_options(txn, queue._log.row(txn))

@@ -67,7 +67,7 @@ class ReadUncommitted:
         check_one_log(queue)
         self.queue = queue
         self.journal = journal_of(queue)
-        row = queue.row()
+        row = queue._row()
         self.index = row.first if begin is None else check_index(begin, row.next, f"begin={begin!r}")
         """The index that is read next."""
         self._end = end
@@ -96,16 +96,16 @@ class ReadUncommitted:
     @property
     def interest(self) -> tuple[wakeup.Doorbells | None, int]:
         """The doorbells and the mask of logs with which :func:`cues.storage.wakeup.wait` wakes this reader."""
-        return self.queue.store.doorbells, self.queue.log.mask
+        return self.queue.store._doorbells, self.queue._log.mask
 
     def _fill(self) -> bool:
         """Read ahead; False if there is nothing."""
-        self.queue.check()
-        log, start = self.queue.log, self.index
+        self.queue._check()
+        log, start = self.queue._log, self.index
         count = AHEAD_MESSAGES if self._end is None else min(AHEAD_MESSAGES, self._end - start)
         if count <= 0:
             return False
-        with self.queue.store.view() as txn:
+        with self.queue.store._view() as txn:
             row = log.row(txn)
             raws = [] if start < row.first else log.read(txn, row, start, count, AHEAD_BYTES_MAX)
         if start < row.first:

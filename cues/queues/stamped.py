@@ -78,9 +78,9 @@ def append_all(
             return 0
         size = sum(1 + len(page.pieces) for _, some in pages for page in some)
         faults.point("stamped.before")
-        if store.commit(_write, pages, read, pages=size + len(read)):
+        if store._commit(_write, pages, read, pages=size + len(read)):
             break
-    store.ring(wakeup.union(queue.log.mask for queue, _ in pages))
+    store._ring(wakeup.union(queue._log.mask for queue, _ in pages))
     return appended
 
 
@@ -116,7 +116,7 @@ def encode(queue: BaseQueue, message: dict[str, Any]) -> Body:
     if isinstance(message, dict) and names.UUID in message:
         message = {key: value for key, value in message.items() if key != names.UUID}
     options = queue._options
-    return batch.pack_one(message, options.max_message_bytes, options.strips)
+    return batch.pack_one(message, options.max_message_bytes, options._strips)
 
 
 def pages_of(queue: BaseQueue, bodies: Sequence[Body], stamps: stamping.Stamps | None) -> list[Page]:
@@ -130,7 +130,7 @@ def pages_of(queue: BaseQueue, bodies: Sequence[Body], stamps: stamping.Stamps |
         if kind is bytes:
             pages += batch.build((), batch.OWN_BYTES_MAX, encoded=run, stamps=mine)
         else:
-            pages += batch.build(run, batch.OWN_BYTES_MAX, strips=options.strips, stamps=mine)
+            pages += batch.build(run, batch.OWN_BYTES_MAX, strips=options._strips, stamps=mine)
         start += len(run)
     return pages
 
@@ -143,7 +143,7 @@ def check_target(queue: BaseQueue | str) -> None:
             "give the mapping queues as partitions: store.matching('…/*'), or a list of store.queue(…).",
         )
     check_one_log(queue)
-    queue.check()
+    queue._check()
     queue._not_a_try_log("writes")
 
 
@@ -163,8 +163,8 @@ def check_one_log(queue: BaseQueue) -> None:
 
 def _read(store: BaseStore, encoded: Sequence[_Bound]) -> dict[tuple[str, int], Written | None]:
     """Return the summaries of the producers of these messages, by log and producer."""
-    keys = {(bound.queue.log.id, uuid.int & (1 << 48) - 1) for bound in encoded for uuid in bound.uuids if uuid.int}
-    with store.view() as txn:
+    keys = {(bound.queue._log.id, uuid.int & (1 << 48) - 1) for bound in encoded for uuid in bound.uuids if uuid.int}
+    with store._view() as txn:
         return {key: producers.read(txn, *key) for key in keys}
 
 
@@ -179,7 +179,7 @@ def _decide(
     pages_by_queue: list[tuple[BaseQueue, list[Page]]] = []
     appended = 0
     for bound in encoded:
-        log = bound.queue.log.id
+        log = bound.queue._log.id
         kept = [
             place
             for place, (uuid, before) in enumerate(zip(bound.uuids, bound.before))
@@ -215,6 +215,6 @@ def _write(
     if any(producers.read(txn, *key) != written for key, written in read.items()):
         return False  # messages of the same producers were appended meanwhile: decide again
     for queue, some in pages:
-        queue.append_pages(txn, some)
+        queue._append_pages(txn, some)
     faults.point("stamped.inside")
     return True

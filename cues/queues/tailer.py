@@ -69,7 +69,7 @@ class Tailer(BaseTailer):
             names.check("tailer", name)
         super().__init__(queue)
         self.name = name
-        self._log = queue.log
+        self._log = queue._log
         self._meta = meta
         self._direction: Direction = "forward"
         self._busy = threading.Lock()
@@ -86,10 +86,10 @@ class Tailer(BaseTailer):
         self._last: tuple[Batch, int] | None = None
         self._read: Tailer | None = None
         """With several partitions, the tailer of the message read last."""
-        self._row_key = names.reader_key(queue.name, queue.log.partition, name) if name is not None else b""
-        with self._store.view() as txn:
+        self._row_key = names.reader_key(queue.name, queue._log.partition, name) if name is not None else b""
+        with self._store._view() as txn:
             row = self._log.row(txn)
-            self._kept = queue.follow_options(txn, row).kept
+            self._kept = queue._follow_options(txn, row)._kept
             self._stored = txn.get(self._row_key) if name is not None else None
         self._identity = row.identity
         self._index = self._position(self._stored) if self._stored is not None else row.first
@@ -171,10 +171,10 @@ class Tailer(BaseTailer):
 
     def _seek(self, place: Place) -> None:
         with self._use():
-            with self._store.view() as txn:
+            with self._store._view() as txn:
                 index = place(txn, self._log, self._log.row(txn))
             if self.name is not None:
-                self._stored = self._store.commit(self._write_position, index)
+                self._stored = self._store._commit(self._write_position, index)
             self._index = index
 
     def __repr__(self) -> str:
@@ -184,7 +184,7 @@ class Tailer(BaseTailer):
     @property
     def interest(self) -> tuple[wakeup.Doorbells | None, int]:
         """The doorbells and the mask of logs with which :func:`cues.storage.wakeup.wait` wakes this tailer."""
-        return self._store.doorbells, self._log.mask
+        return self._store._doorbells, self._log.mask
 
     def _use(self) -> threading.Lock:
         """The lock for one call, for use in a ``with``: no signal handler runs between taking it and the block."""
@@ -213,7 +213,7 @@ class Tailer(BaseTailer):
                 raise
             # Another tailer of the same name was faster: continue at its position.
             self._go_back(index, last)
-            with self._store.view() as txn:
+            with self._store._view() as txn:
                 self._stored = txn.get(self._row_key)
             if self._stored is not None:
                 self._index = self._position(self._stored)
@@ -265,7 +265,7 @@ class Tailer(BaseTailer):
 
     def _ready(self, n: int = 1) -> bool:
         """Decode the batch that holds the next message, and read ahead for ``n`` messages; False at the end."""
-        purges = self._store.purges()
+        purges = self._store._purges()
         fresh = self._batch is not None and purges == self._purges and purges >= 0
         if fresh and self._low <= self._cursor() < self._first + len(self._messages):
             return True
@@ -284,7 +284,7 @@ class Tailer(BaseTailer):
             self._open(self._ahead.pop())
             return True
         self._ahead.clear()
-        with self._store.view() as txn:
+        with self._store._view() as txn:
             row = self._log.row(txn)
             if self._direction == "backward":
                 self._index = min(self._index, row.next)
@@ -292,7 +292,7 @@ class Tailer(BaseTailer):
             else:
                 self._index = max(self._index, row.first)
                 raws = self._log.read(txn, row, self._index, n, AHEAD_BYTES_MAX)
-            self._kept = self.queue.follow_options(txn, row).kept
+            self._kept = self.queue._follow_options(txn, row)._kept
         if not raws:
             return False
         batch = self._batch
@@ -325,7 +325,7 @@ class Tailer(BaseTailer):
 
     def _commit_position(self) -> bool:
         """Move the stored position to this tailer's, unless another tailer of its name moved it."""
-        stored = self._store.commit(self._compare_and_set, self._index)
+        stored = self._store._commit(self._compare_and_set, self._index)
         if stored is None:
             return False
         self._stored = stored

@@ -79,7 +79,7 @@ class Span(Slice):
     def __init__(self, input: Input, start: int, stop: int) -> None:
         super().__init__(input, start, [], [])
         self.stop = stop
-        with input.log.store.view() as txn:
+        with input.log.store._view() as txn:
             self._seal = input.log.seal_before(txn, input.log.row(txn), stop)
 
     def seal(self) -> bytes:
@@ -92,7 +92,7 @@ class Staging:
     def __init__(self, digest: bytes, staged: list[tuple[Queue, Staged]]) -> None:
         self.digest = digest
         # Views are opened here. Inside the transaction, the opening of a log would wait for the end of it.
-        self.staged = [(queue.views, output) for queue, output in staged]
+        self.staged = [(queue._views, output) for queue, output in staged]
 
     def __iter__(self) -> Iterator[tuple[Queue, list[Page]]]:
         for views, output in self.staged:
@@ -148,7 +148,7 @@ class BackfillStepper(Stepper):
 
     def left(self, input: Input, end: int | None) -> int:
         """The number of messages before ``end`` that an input has not taken yet."""
-        row = input.queue.row()
+        row = input.queue._row()
         return (row.next if end is None else min(end, row.next)) - max(input.index, row.first)
 
     def _range(self) -> Taken | None:
@@ -165,7 +165,7 @@ class BackfillStepper(Stepper):
         count = min(most, *(self.left(input, None) for input in chosen))
         if count <= 0:
             return None
-        starts = [max(input.index, input.queue.row().first) for input in chosen]
+        starts = [max(input.index, input.queue._row().first) for input in chosen]
         return Taken([Span(input, start, start + count) for input, start in zip(chosen, starts)], count)
 
     @property
@@ -392,16 +392,16 @@ class BackfillEngine(SparkEngine):
         nodes = [node for node in self.plan.running if node.inputs]
         written = {port.queue for node in nodes for port in node.writes} | {node.errors for node in nodes}
         return {
-            view.log.id: view.row().next
+            view._log.id: view._row().next
             for name, queue in self.queues.items()
             if name not in written
-            for view in queue.views
+            for view in queue._views
         }
 
     def settle(self) -> None:
         """Wait until the messages for other stores are there, or are not forwarded any more."""
         while self.forwarder_threads and not self.host.halted:
-            with self.store.view() as txn:
+            with self.store._view() as txn:
                 ends = [thread.forwarder.ends(txn) for thread in self.forwarder_threads]
             forwarded = all(thread.idle(end) for thread, end in zip(self.forwarder_threads, ends))
             if forwarded or self.host.pause(LOOK_S):

@@ -133,7 +133,7 @@ def _pages(
         output = whole if cut.stop - cut.start == taken.count else whole.between(cut.start, cut.stop)
         if not output.items:
             continue
-        strips = options[binding].strips
+        strips = options[binding]._strips
         came = None
         if traced and not strips:
             came = taken.provenance()
@@ -148,7 +148,7 @@ def _pages(
 def _placed(items: list[bytes], came: Provenance | None, options: QueueOptions) -> Iterator[PlacedPage]:
     """The pages of an output, each with its partition."""
     if options.partitions == 1:
-        for page in outgoing.build(items, options.strips, NO_HASH, came):
+        for page in outgoing.build(items, options._strips, NO_HASH, came):
             yield 0, page
         return
     shares = outgoing.placed(items)
@@ -159,5 +159,5 @@ def _placed(items: list[bytes], came: Provenance | None, options: QueueOptions) 
     for partition, offsets in shares.items():
         chosen = [items[offset] for offset in offsets]
         selected = None if came is None else came.select(offsets)
-        for page in outgoing.build(chosen, options.strips, NO_HASH, selected):
+        for page in outgoing.build(chosen, options._strips, NO_HASH, selected):
             yield partition, page

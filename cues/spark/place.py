@@ -131,7 +131,7 @@ def pin(place: QueueAddress) -> tuple[Pinned, Indices, Indices]:
     """Find a queue, on the driver. Also return the first and the next index of each partition, at one moment."""
     with Store(place.store, readonly=True) as store:
         queue = store.queue(place.queue)
-        rows, identity = queue.rows(), _identity(queue)
+        rows, identity = queue._rows(), _identity(queue)
     pinned = Pinned(place, socket.gethostname(), this_machine(), identity, len(rows) > 1)
     return pinned, tuple(row.first for row in rows), tuple(row.next for row in rows)
 
@@ -144,5 +144,5 @@ def is_spread(place: QueueAddress) -> bool:
 
 def _identity(queue: Queue) -> bytes:
     """The identity of a queue or of one partition. Partitions share that of the queue, but not their offsets."""
-    identity, partition = queue.row().identity, queue.log.partition
+    identity, partition = queue._row().identity, queue._log.partition
     return xxhash.xxh3_64_digest(identity + partition.to_bytes(4, "big")) if partition else identity

@@ -181,8 +181,8 @@ class _Reading:
         if slices == 1:
             return [ReadSlice(start, stop)]
         with self.pinned.opened() as queue:
-            logs = [view.log for view in queue.views]
-            with queue.store.view() as txn:
+            logs = [view._log for view in queue._views]
+            with queue.store._view() as txn:
                 return [ReadSlice(low, high) for low, high in pairwise(edges(txn, logs, start, stop, slices))]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -198,7 +198,7 @@ class _Reading:
 
     def _logs(self, queue: Queue, partitions: int) -> list[Log]:
         """The logs of the first ``partitions`` partitions. Raises :class:`Diverged` if the queue has fewer."""
-        logs = [view.log for view in queue.views]
+        logs = [view._log for view in queue._views]
         if len(logs) < partitions:
             raise self._behind(f"The queue {queue.id} has {len(logs)} partitions, and {partitions} were planned.")
         return logs[:partitions]
@@ -207,7 +207,7 @@ class _Reading:
         """The messages of the range on one partition, in order, read ``size`` bytes at a time."""
         at = start
         while at < stop:
-            with log.store.view() as txn:
+            with log.store._view() as txn:
                 row = log.row(txn)
                 raws = log.read(txn, row, at, stop - at, size)
             if row.first > at:
@@ -251,8 +251,8 @@ class _Reading:
     def place_of(self, position: Position, name: str) -> Indices:
         """The place that a position means at this moment."""
         with self.pinned.opened() as queue:
-            logs = [view.log for view in queue.views]
-            with queue.store.view() as txn:
+            logs = [view._log for view in queue._views]
+            with queue.store._view() as txn:
                 rows = [log.row(txn) for log in logs]
                 if position == "earliest":
                     return tuple(row.first for row in rows)
@@ -368,12 +368,12 @@ class QueueStream(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow)
 
     def _last(self) -> Indices:
         with self.pinned.opened() as queue:
-            return tuple(row.next for row in queue.rows())
+            return tuple(row.next for row in queue._rows())
 
     def _cut(self, start: Indices, end: Indices, count: int) -> Indices:
         with self.pinned.opened() as queue:
-            logs = [view.log for view in queue.views]
-            with queue.store.view() as txn:
+            logs = [view._log for view in queue._views]
+            with queue.store._view() as txn:
                 return cut(txn, logs, start, end, count)
 
     def _mine(self, offset: dict[str, Any]) -> Offset:
@@ -394,7 +394,7 @@ class QueueStream(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow)
         path, writer = self.options.resume_from
         if not os.path.exists(os.path.join(path, "data.mdb")):
             return None  # its first commit makes the store
-        with Store(path, readonly=True) as store, store.view() as txn:
+        with Store(path, readonly=True) as store, store._view() as txn:
             row = external_writers.read(txn, writer)
         if row is None or row.position[0] != "queues":
             return None

@@ -107,7 +107,7 @@ class _Writing:
 
     def _built(self, messages: list[dict[str, Any]], encoded: list[bytes] | None) -> list[batch.Page]:
         options = self._queue_options
-        return batch.build(messages, options.max_message_bytes, encoded=encoded, strips=options.strips)
+        return batch.build(messages, options.max_message_bytes, encoded=encoded, strips=options._strips)
 
     def _of_values(self, values: list[bytes | None]) -> tuple[list[dict[str, Any]], list[bytes] | None]:
         """Messages that are encoded already, and their bytes. None instead of the bytes if a message has reserved keys.
@@ -126,16 +126,16 @@ class _Writing:
         place = self.options.place
         with Store(place.store) as store:
             queue = store.queue(place.queue)
-            views = queue.views  # opened here: inside the transaction, opening a log would wait for the end of it
+            views = queue._views  # opened here: inside the transaction, opening a log would wait for the end of it
             values = sum(output.values for output in staged)
             faults.point("append.before")
-            written = store.commit(self._append, queue, views, staged, part, pages=values + values // 64)
+            written = store._commit(self._append, queue, views, staged, part, pages=values + values // 64)
             faults.point("append.after")
             if written:
                 mask = 0
                 for view in views:
-                    mask |= view.log.mask
-                store.ring(mask)
+                    mask |= view._log.mask
+                store._ring(mask)
         _drop(staged)
 
     def _append(
@@ -147,7 +147,7 @@ class _Writing:
             row = external_writers.read(txn, id)
             kept = None if row is None else row.position
             verdict = part.decide(kept)
-            if row is not None and row.queue != queue.log.id:
+            if row is not None and row.queue != queue._log.id:
                 verdict = "refuse"
             if verdict == "replayed":
                 return False
@@ -155,16 +155,16 @@ class _Writing:
                 self._refuse(id, row, part, queue)
         for output in staged:
             for partition, pages in output.pages():
-                views[partition].append_pages(txn, pages)
+                views[partition]._append_pages(txn, pages)
         if id is not None and part is not None:
-            next = write_place(tuple(view.log.row(txn).next for view in views))
-            external_writers.put(txn, id, SourceRow(queue.log.id, next, part.position()))
+            next = write_place(tuple(view._log.row(txn).next for view in views))
+            external_writers.put(txn, id, SourceRow(queue._log.id, next, part.position()))
         faults.point("append.inside")
         return True
 
     def _require_partitions(self, txn: StoreTransaction, queue: Queue) -> None:
         """Refuse rows that were placed on fewer partitions than there are now: a key would be on two partitions."""
-        there, placed = queue.follow_options(txn, queue.log.row(txn)).partitions, self._queue_options.partitions
+        there, placed = queue._follow_options(txn, queue._log.row(txn)).partitions, self._queue_options.partitions
         if queue.is_partitioned and there != placed:
             raise QueueOptionsError(
                 f"The queue {queue.id!r} has {there} partitions by now, and the rows were placed on {placed}; nothing"
@@ -182,8 +182,8 @@ class _Writing:
                 " store is another one, or the writer is new to this query."
             )
             hint = "use a new checkpoint, or option('adopt', 'true') to begin with this batch."
-        elif row.queue != queue.log.id:
-            message = f"The writer {id!r} writes to the queue {row.queue!r}, not to {queue.log.id!r}."
+        elif row.queue != queue._log.id:
+            message = f"The writer {id!r} writes to the queue {row.queue!r}, not to {queue._log.id!r}."
             hint = "use another id."
         else:
             message = (

@@ -37,7 +37,7 @@ class Committer(PartBuilder):
         for piece in taken.slices:
             if piece.tailer in self.marks and not self.node.at_most_once:
                 self._patiently(self.marks[piece.tailer].hold, piece.start)
-        self._patiently(self.store.commit, self._write_snapshot, pages, packed)
+        self._patiently(self.store._commit, self._write_snapshot, pages, packed)
         self._owned(row, packed)
         if faults.active:
             faults.point("snapshot.after")
@@ -75,13 +75,13 @@ class Committer(PartBuilder):
             self._patiently(self.state.ensure)
             pages += 2 * self.state.pages()
         packed = row.pack()
-        self._patiently(self.store.commit, self._write_step, parts, packed, pages=pages)
+        self._patiently(self.store._commit, self._write_step, parts, packed, pages=pages)
         self._owned(row, packed)
         self.state.committed()
         if faults.active:
             faults.point("commit.after")
         # 5. Ring.
-        self.store.ring(self._written)
+        self.store._ring(self._written)
         if faults.active:
             faults.point("ring.after")
         counters = self.counters
@@ -103,9 +103,9 @@ class Committer(PartBuilder):
         for part in parts:
             indices: dict[str, int] = {}
             for queue, pages in part.appends:
-                index = queue.append_pages(txn, pages)
-                rings |= queue.log.mask  # also of partitions that were added since the start
-                indices.setdefault(queue.log.id, index)  # the index of the first, if two bindings have one queue
+                index = queue._append_pages(txn, pages)
+                rings |= queue._log.mask  # also of partitions that were added since the start
+                indices.setdefault(queue._log.id, index)  # the index of the first, if two bindings have one queue
             records += self._tries.step(part.taking, part.digest, indices, part.failure is not None, part.pending)
         self._written = rings
         if faults.active:
@@ -118,7 +118,7 @@ class Committer(PartBuilder):
             faults.point("commit.inside")
 
     def _write_tries(self, txn: StoreTransaction, pages: list[Page]) -> None:
-        log = self.try_log.log
+        log = self.try_log._log
         start, _ = log.append(txn, pages)
         if start - self._tries_from > tries.KEEP_MESSAGES + tries.TRIM_MESSAGES:
             row = log.row(txn)

@@ -361,7 +361,7 @@ class SourceStepper(Stepper):
     def _append(self, messages: list[bytes], digest: bytes) -> list[tuple[Queue, list[Page]]]:
         queue = self.output
         return [
-            (log, outgoing.build(items, queue._options.strips, digest, None))
+            (log, outgoing.build(items, queue._options._strips, digest, None))
             for log, items, _ in divided(queue, Output(messages), 0)
         ]
 

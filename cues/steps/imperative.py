@@ -47,7 +47,7 @@ class ProcessTailer(Tailer):
         super().__init__(queue)
         self.tailer = id
         """The tailer id, ``graph.processor.queue``."""
-        self.log: Log = queue.log
+        self.log: Log = queue._log
         self._committed = Position(self._identity, self._index, NO_SEAL)
         self._step = self._index
 
@@ -92,7 +92,7 @@ class ProcessTailer(Tailer):
         """The position to be committed with the step."""
         if self._step == self._committed.next:
             return self._committed
-        with self._store.view() as txn:
+        with self._store._view() as txn:
             seal = self.log.seal_before(txn, self.log.row(txn), self._step)
         return Position(self._identity, self._step, seal)
 

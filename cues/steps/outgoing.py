@@ -75,8 +75,8 @@ class Packer:
                     return quick
             except CodecError:
                 pass
-        found = batches.pack_one(message, options.max_message_bytes, options.strips)
-        if came and not options.strips:
+        found = batches.pack_one(message, options.max_message_bytes, options._strips)
+        if came and not options._strips:
             self._build_one(message, came)
         if isinstance(found, bytes) and self._router is None:
             return found
@@ -89,7 +89,7 @@ class Packer:
     def check(self, packed: bytes, came: Provenance) -> None:
         """Raise the error that a packed message with this provenance would raise at its commit."""
         options = self.options
-        if options is not None and not options.strips:
+        if options is not None and not options._strips:
             self._build_one(codec.unpack_known(packed), came)
 
     def _build_one(self, message: dict[str, Any], came: Provenance) -> None:

@@ -73,7 +73,7 @@ class Ownership:
 
     def __init__(self, store: Store, claimants: Sequence[Claimant], take_over: bool = False) -> None:
         """Take the locks. Raises :class:`AlreadyRunning` with the owner's pid; then no lock is held."""
-        store.check_file()
+        store._check_file()
         self.store = store
         self.owner = os.urandom(8)
         self.claimants = tuple(claimants)
@@ -94,22 +94,22 @@ class Ownership:
 
     def _lock(self, processor: str, take_over: bool) -> None:
         offset = locks.offset_of(processor)
-        if self.store.locks.try_lock(offset):
+        if self.store._locks.try_lock(offset):
             self._locked.append(offset)
             return
-        with self.store.view() as txn:
+        with self.store._view() as txn:
             row = read_row(txn, processor)
-        here = self.store.locks.mine(offset)
+        here = self.store._locks.mine(offset)
         left = self._lease_left(row)
         if here:
             pid = os.getpid()
         elif row is not None and left > 0 and locks.process_state(row.pid) != "gone":
             pid = row.pid  # the holder of the lock: an owner that was replaced keeps it until it ends
         else:
-            pid = self.store.locks.holder(offset) or (row.pid if row else 0)
+            pid = self.store._locks.holder(offset) or (row.pid if row else 0)
         if here or not take_over:
             where = "in this process" if here else f"by process {pid} ({locks.process_state(pid)})"
-            supervisor = self.store.locks.holder(supervisor_lock(processor.partition(".")[0]))
+            supervisor = self.store._locks.holder(supervisor_lock(processor.partition(".")[0]))
             if supervisor is not None:  # it would start a killed worker again
                 where, pid = f"by process {pid}, a worker of process {supervisor}", supervisor
             raise AlreadyRunning(
@@ -138,7 +138,7 @@ class Ownership:
                 return
             self._lease.beat(figures)
             for offset in tuple(self._missing):
-                if self.store.locks.try_lock(offset):
+                if self.store._locks.try_lock(offset):
                     self._missing.remove(offset)
                     self._locked.append(offset)
 
@@ -159,7 +159,7 @@ class Ownership:
             for offset in [locks.offset_of(one.processor) for one in claimants]:
                 if offset in self._locked:
                     self._locked.remove(offset)
-                    self.store.locks.unlock(offset)
+                    self.store._locks.unlock(offset)
 
     def claim(
         self, accept_topology: bool = False, above: int = 0, only: Sequence[Claimant] | None = None
@@ -175,10 +175,10 @@ class Ownership:
         starts: dict[str, Position] = {}
         for claimant in claimants:
             for tailer, log in claimant.logs.items():
-                with log.store.view() as txn:
+                with log.store._view() as txn:
                     row = log.row(txn)
                 starts[tailer] = Position(row.identity, row.first, NO_SEAL)
-        rows = self.store.commit(self._claim, claimants, accept_topology, starts, above)
+        rows = self.store._commit(self._claim, claimants, accept_topology, starts, above)
         for owner in self._followed:
             leases.forget(self.store, owner)
         faults.point("claim.after")
@@ -244,7 +244,7 @@ class Ownership:
         """Release the locks. The rows stay; the next owner raises their epochs."""
         with self._guard:
             while self._locked:  # one at a time: if this call is interrupted, the next call releases the rest
-                self.store.locks.unlock(self._locked[-1])
+                self.store._locks.unlock(self._locked[-1])
                 self._locked.pop()
             self._missing.clear()
             if self._lease is not None:
@@ -301,7 +301,7 @@ def seek(store: Store, processor: str, positions: dict[str, int], again: bool = 
 
     ``again`` also raises the generation, so that transactional sinks accept the messages again.
     """
-    with store.view() as txn:
+    with store._view() as txn:
         topology = read_topology(txn, processor)
     if topology is None:
         raise InvalidArgument(f"The store {store.path} has no processor {processor!r}.", "run cues status.")
@@ -310,7 +310,7 @@ def seek(store: Store, processor: str, positions: dict[str, int], again: bool = 
         raise InvalidArgument(
             f"{processor} has no tailer {', '.join(sorted(unknown))}.", f"pass one of {', '.join(topology.tailers)}."
         )
-    with store.view() as txn:
+    with store._view() as txn:
         before = read_row(txn, processor)
     assert before is not None
     with contextlib.ExitStack() as opened:
@@ -337,12 +337,12 @@ def seek(store: Store, processor: str, positions: dict[str, int], again: bool = 
         txn.put(names.processor_key(processor), new.pack())
         return new
 
-    return store.commit(move)
+    return store._commit(move)
 
 
 def _target(log: Log, tailer: str, index: int) -> Position:
     """The position at an index of a log; raises :class:`InvalidArgument` if there is none."""
-    with log.store.view() as txn:
+    with log.store._view() as txn:
         row = log.row(txn)
         if not 1 <= index <= row.next:
             raise InvalidArgument(

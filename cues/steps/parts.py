@@ -98,18 +98,18 @@ class PartBuilder(StepperBase):
                 if not output.items:
                     continue
             options = queue._options
-            if provenance is None and not options.strips and taken.traced:
+            if provenance is None and not options._strips and taken.traced:
                 provenance = taken.provenance()
             for log, items, origins in divided(queue, output, start):
                 came = None
-                if provenance is not None and not options.strips:
+                if provenance is not None and not options._strips:
                     if self.node.options.batch:
                         came = provenance.spread(len(items))
                     elif origins is None:
                         came = provenance.slice(start, stop)
                     else:
                         came = provenance.select(origins)
-                pages = outgoing.build(items, options.strips, digest, came, self._stamps(log, len(items)))
+                pages = outgoing.build(items, options._strips, digest, came, self._stamps(log, len(items)))
                 appends.append((log, pages))
                 written += len(items)
         appends = self._at_home(appends, digest)
@@ -139,7 +139,7 @@ class PartBuilder(StepperBase):
             return appends
         home = [(queue, pages) for queue, pages in appends if queue.store.id == self.store.id]
         for other, fork_queue in self.forks.items():
-            bound = [(queue.log.id, pages) for queue, pages in appends if queue.store.id == other]
+            bound = [(queue._log.id, pages) for queue, pages in appends if queue.store.id == other]
             if bound:
                 home.append((fork_queue, fork.pack(bound, digest)))
         return home
@@ -170,8 +170,8 @@ def divided(queue: Queue, output: Output, start: int) -> list[tuple[Queue, list[
     origins = output.origins if output.origins is not None else list(range(start, start + len(items)))
     shares = outgoing.placed(items)
     if shares is None:  # the append chooses; or the queue had one partition when the calls returned
-        shares = dict(queue.shares([codec.unpack_known(item) for item in items]))
+        shares = dict(queue._shares([codec.unpack_known(item) for item in items]))
     return [
-        (queue.view(partition), [items[offset] for offset in offsets], [origins[offset] for offset in offsets])
+        (queue._view(partition), [items[offset] for offset in offsets], [origins[offset] for offset in offsets])
         for partition, offsets in shares.items()
     ]

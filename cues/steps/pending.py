@@ -163,8 +163,8 @@ class Settling:
 
     def roll_back(self, log: Queue, producer: int) -> None:
         """Drop the pending messages of a producer in a log, if there are any."""
-        with log.store.view() as txn:
-            written = producers.read(txn, log.log.id, producer)
+        with log.store._view() as txn:
+            written = producers.read(txn, log._log.id, producer)
         if written is not None and written.begin:
             stamped.append_all(log.store, [(_one(log), [(assemble(producer, written.acked, _ACK), {})])])
             if log.store.durability != "disk":
@@ -172,7 +172,7 @@ class Settling:
 
     def _logs(self) -> dict[Target, Queue]:
         """All present logs: a queue may get more partitions."""
-        return {(view.store.id, view.log.id): view for queue in self._queues for view in queue.views}
+        return {(view.store.id, view._log.id): view for queue in self._queues for view in queue._views}
 
     def _log(self, target: Target, opened: contextlib.ExitStack) -> Queue:
         store, id = target
@@ -182,12 +182,12 @@ class Settling:
             queue, partition = names.log_parts(id)
             if queue not in other.queues():
                 raise self._diverged(f"queue {queue!r} of {other.path} is missing")
-            return open_queue(other, queue).view(partition)
+            return open_queue(other, queue)._view(partition)
         return found
 
     def _compare(self, log: Queue, due: Due) -> None:
-        with log.store.view() as txn:
-            written = producers.read(txn, log.log.id, due.producer)
+        with log.store._view() as txn:
+            written = producers.read(txn, log._log.id, due.producer)
         where = f"queue {log.id!r} of {log.store.path}"
         if written is None or written.last < due.last:
             raise self._diverged(f"{where} lacks committed messages")
@@ -204,7 +204,7 @@ class Settling:
 
 def _one(log: Queue) -> Queue:
     """The handle on one log, also of a queue that had one partition and got more since."""
-    return log.view(log.log.partition)
+    return log._view(log._log.partition)
 
 
 def finish(
@@ -222,7 +222,7 @@ def finish(
         if found != expected:
             raise fenced(processor, expected, found)
 
-    with home.view() as txn:
+    with home._view() as txn:
         fence(txn)
         row = read_row(txn, processor)
     if row is None:
@@ -240,7 +240,7 @@ def finish(
     for store in {queue.store.id: queue.store for queue in queues}.values():
         if store.durability != "disk":
             store.sync()
-    home.commit(forget)
+    home._commit(forget)
     return given_up
 
 
@@ -275,7 +275,7 @@ class PendingStepper(Stepper):
 
     def _settle(self) -> None:
         # 1. Settle. The row is read under this owner's epoch, so it was written by this owner or an earlier one.
-        with self.store.view() as txn:
+        with self.store._view() as txn:
             self._fence(txn)
             row = read_row(txn, self.node.id)
         self._sync(self.store)
@@ -289,7 +289,7 @@ class PendingStepper(Stepper):
         due = {} if row is None else row.due
         self._due = {target: one for target, one in due.items() if target not in given_up}
         if row is None or row.producer != self._producer or given_up:
-            self._patiently(self.store.commit, self._name)
+            self._patiently(self.store._commit, self._name)
             self._sync(self.store)
             if faults.active:
                 faults.point("pending.named")
@@ -322,7 +322,7 @@ class PendingStepper(Stepper):
         found: list[tuple[Queue, Due]] = []
         for id, store in {log.store.id: log.store for _, log, _ in away}.items():
             found += self._write(store, [one for one in away if one[1].store.id == id])
-        self._next = self._due | {(log.store.id, log.log.id): due for log, due in found}
+        self._next = self._due | {(log.store.id, log._log.id): due for log, due in found}
         try:
             # 4. Commit.
             super()._commit_parts(parts, row)
@@ -351,17 +351,17 @@ class PendingStepper(Stepper):
 
     def _write(self, store: BaseStore, away: list[tuple[Part, Queue, list[Page]]]) -> list[tuple[Queue, Due]]:
         """Append pending messages to one other store, durably; return their acknowledgements."""
-        store.check_file()
+        store._check_file()
         size = sum(1 + len(page.pieces) for _, _, pages in away for page in pages)
-        last: dict[str, int] = self._patiently(store.commit, self._write_pending, away, pages=size + len(away))
+        last: dict[str, int] = self._patiently(store._commit, self._write_pending, away, pages=size + len(away))
         self._sync(store)
         rings = 0
         for _, log, _ in away:
-            rings |= log.log.mask
-        store.ring(rings)
+            rings |= log._log.mask
+        store._ring(rings)
         if faults.active:
             faults.point("pending.written")
-        logs = {log.log.id: log for _, log, _ in away}
+        logs = {log._log.id: log for _, log, _ in away}
         return [(logs[id], Due(self._producer, clock, self._clock.tick())) for id, clock in last.items()]
 
     def _write_pending(self, txn: StoreTransaction, away: list[tuple[Part, Queue, list[Page]]]) -> dict[str, int]:
@@ -371,9 +371,9 @@ class PendingStepper(Stepper):
         for part, log, pages in away:
             count = sum(page.count for page in pages)
             first = self._clock.advance(count)
-            index = log.append_pages(txn, [_clocked(page, first) for page in pages])
-            part.pending.setdefault(f"{log.store.id.hex()}/{log.log.id}", index)
-            last[log.log.id] = stamping.ticks(first, count)[-1]
+            index = log._append_pages(txn, [_clocked(page, first) for page in pages])
+            part.pending.setdefault(f"{log.store.id.hex()}/{log._log.id}", index)
+            last[log._log.id] = stamping.ticks(first, count)[-1]
         if faults.active:
             faults.point("pending.inside")
         return last

@@ -125,20 +125,20 @@ class Process:
         self._chosen: list[int] | None = None
         self._connection: Any = None
 
-    def renew(self, hasher: Hasher, epoch: int) -> None:
+    def _renew(self, hasher: Hasher, epoch: int) -> None:
         """Follow a new generation or epoch, after a seek."""
         self._hasher = hasher
         self._epoch = epoch
 
-    def begin(self, taken: Taken) -> None:
+    def _begin(self, taken: Taken) -> None:
         """Set the current step."""
         self._taken, self._chosen, self._offset = taken, None, 0
 
-    def end(self) -> None:
+    def _end(self) -> None:
         """Clear the current step."""
         self._taken = self._connection = None
 
-    def beside(self, offset: int, state: Layer) -> Process:
+    def _beside(self, offset: int, state: Layer) -> Process:
         """Return the view of a concurrent call for the message at ``offset``, without the processor's own state."""
         view = copy.copy(self)
         raced = self._key is None and self._node.options.concurrency > 1
@@ -186,7 +186,7 @@ class Process:
                 f"{self.id} is a batch function with key=, so its messages have many keys.",
                 "call process.state_of(key).",
             )
-        return self._states().view(self.key(self._offset))
+        return self._states().view(self._key_at(self._offset))
 
     def state_of(self, key: Any) -> State:
         """Return the state of one key."""
@@ -233,16 +233,16 @@ class Process:
     def delivery_hash(self) -> str:
         return self.delivery.hash
 
-    def key(self, offset: int) -> Any:
+    def _key_at(self, offset: int) -> Any:
         """Return the key of the message at ``offset``; of a join, the key of the first input's message."""
         return key_of(self._node, self._now().slices[0].messages[offset])
 
-    def lane(self, offset: int) -> Hashable:
+    def _lane(self, offset: int) -> Hashable:
         """Return the lane of a message: its packed key. Calls of one lane run one after another."""
         if self._key is None:
             return offset
         try:
-            return key_part(self.key(offset))
+            return key_part(self._key_at(offset))
         except Exception:
             return offset  # the call raises the same error
 

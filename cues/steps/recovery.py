@@ -48,16 +48,16 @@ class Recovery(Committer):
 
         Raises :class:`Diverged` when the store contradicts itself.
         """
-        with self.store.view() as txn:
+        with self.store._view() as txn:
             raw = txn.get(self._row_key)
             if raw != self._expected:
                 raise fenced(self.node.id, self._expected, raw)
             tail = self._tail(txn)
-        snapshot, attempt = tries.last(self.try_log.log.batches(tail))
+        snapshot, attempt = tries.last(self.try_log._log.batches(tail))
         written = {queue: self._log_of(queue) for queue in attempt.indices} if attempt else {}
         positions = dict(zip(self._order, self._row.positions))
         for one in self._readers:
-            with one.queue.store.view() as txn:
+            with one.queue.store._view() as txn:
                 self._check_position(txn, one, positions[one.tailer])
                 gone = one.log.row(txn).first - positions[one.tailer].next
             if gone > 0:
@@ -68,7 +68,7 @@ class Recovery(Committer):
                         logging.WARNING,
                     )
                 )
-        with self.store.view() as txn:
+        with self.store._view() as txn:
             decision = self._decide(txn, snapshot, attempt, positions, written)
         self.state.forget()
         self.imperative.forget()
@@ -130,7 +130,7 @@ class Recovery(Committer):
 
     def _tail(self, txn: StoreTransaction) -> list[Any]:
         """Return the last records of the try log: enough for a snapshot and an attempt in two records."""
-        log = self.try_log.log
+        log = self.try_log._log
         row = log.row(txn)
         return log.read(txn, row, max(row.first, row.next - 2), 2)
 
@@ -194,7 +194,7 @@ class Recovery(Committer):
         for one in self.inputs:
             if one.tailer not in ends:
                 continue
-            row = one.queue.row()
+            row = one.queue._row()
             lost = min(row.first, ends[one.tailer]) - snapshot.start[one.tailer]
             if lost > 0:
                 whole = False

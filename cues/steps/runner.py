@@ -174,7 +174,7 @@ class Runner:
 
         ``bounded``: close the step when its time is over, if it can be closed (``Results.closed``).
         """
-        self._process.begin(taken)
+        self._process._begin(taken)
         self._filtered = self._filters_some or taken.acknowledged
         self._returned.careful = False
         self._returned.provenance = taken.heavy_provenance() if self._packers or self._imperative is not None else None
@@ -201,7 +201,7 @@ class Runner:
             raise
         finally:
             self._counters.in_flight = 0
-            self._process.end()
+            self._process._end()
 
     def forget(self) -> None:
         """Drop the changes that the calls of the step made: state, own tailers, own appenders."""
@@ -328,7 +328,7 @@ class Runner:
 
     def _run_at_once(self, taken: Taken) -> Results:
         """Call the function in up to ``concurrency`` callers, then collect the results in the order of the messages."""
-        calls = _Calls(taken, [self._process.lane(offset) for offset in range(taken.count)], self._stride.look)
+        calls = _Calls(taken, [self._process._lane(offset) for offset in range(taken.count)], self._stride.look)
         callers = min(self._width, calls.schedule.width)
         if self._loop is not None:
             self._loop.run(self._on_loop(self._loop, calls, callers))
@@ -397,14 +397,14 @@ class Runner:
         for attempt in itertools.count(1):
             # Each attempt has its own layer: an attempt that timed out may still use its layer.
             layer = self._layer_of(calls.lanes[offset])
-            process = self._process.beside(offset, layer)
+            process = self._process._beside(offset, layer)
             try:
                 if self._filtered:
                     messages = self._passing(taken, messages)
                     if not messages:
                         return None, {}
                 if isinstance(self._node.options.key, str):
-                    process.key(offset)  # a message without the field has no order relative to those with it
+                    process._key_at(offset)  # a message without the field has no order relative to those with it
                 if faults.active:
                     faults.point("function.before")
                 result = await self._in_time(taken, messages, process)
@@ -419,7 +419,7 @@ class Runner:
                 layer.discard()
                 error = failed
             finally:
-                process.end()
+                process._end()
             if attempt >= self._retry.attempts or not isinstance(error, self._retry.on):
                 return Failure(error, attempt), {}
             if self._loop is None:
@@ -459,7 +459,7 @@ class Runner:
             process, layer = self._process, self._layer
             if self._limited is not None:
                 layer = self._state.apart()
-                process = process.beside(0, layer)
+                process = process._beside(0, layer)
             try:
                 last = taken.count - 1
                 began = self._begin_call()

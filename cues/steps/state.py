@@ -97,7 +97,7 @@ class StateTable:
             return self._cache[row]
         packed = None
         if self._open():
-            with self._store.view() as txn:
+            with self._store._view() as txn:
                 first = txn.get(row + b"\0\0", db=self._database)
                 values = [] if first is None else [first]
                 if first is not None:
@@ -119,7 +119,7 @@ class StateTable:
         """The rows under a key, and whether they exist, without the changes of running calls."""
         found: dict[bytes, bool] = {}
         if self._open():
-            with self._store.view() as txn:
+            with self._store._view() as txn:
                 cursor = txn.cursor(self._database)
                 if cursor.set_range(prefix):
                     for key in cursor.iternext(values=False):
@@ -162,7 +162,7 @@ class StateTable:
     def ensure(self) -> None:
         """Make or open the table's database; call it before a commit that writes to it."""
         if not self._open():
-            self._store.commit(self._store.create_database, self._name)
+            self._store._commit(self._store._create_database, self._name)
             self._missing = False
             self._open()
 
@@ -193,7 +193,7 @@ class StateTable:
     def _open(self) -> bool:
         if self._database is None and not self._missing:
             try:
-                self._database = self._store.database(self._name)
+                self._database = self._store._database(self._name)
             except QueueNotFound:
                 self._missing = True  # until this owner makes it: no other process does
         return self._database is not None

@@ -44,7 +44,7 @@ class Stepper(Recovery):
 
     def ready(self) -> bool:
         """Return whether :meth:`step` would take messages or raise :class:`Fenced`."""
-        if self._pending is not None or self.moved() or self.store.lost():
+        if self._pending is not None or self.moved() or self.store._lost():
             return True
         size = self.runner.pace.count if self.runner is not None and self._linger_ns else 1
         return any(self._count(inputs, size) for _, inputs in self._choices())
@@ -69,7 +69,7 @@ class Stepper(Recovery):
             raise stopped_at(self.node, self._stop)
         taken = self._take()
         if taken is None:
-            self.store.check_file()  # an idle graph has no commit that would notice a removed store
+            self.store._check_file()  # an idle graph has no commit that would notice a removed store
             self.check_fence()  # nor one that would notice a seek or a takeover
             for mark in self.marks.values():
                 mark.release()

@@ -71,7 +71,7 @@ class StepperBase:
             return given[id] if id in given else store.queue(id)
 
         def log_of(id: str) -> Queue:
-            return queue_of(id).view(node.partition)
+            return queue_of(id)._view(node.partition)
 
         self.node = node
         self.counters = events.Counters()
@@ -139,11 +139,11 @@ class StepperBase:
         self.rings = self._written = 0
         for queue in (*written, *self.forks.values(), self.try_log):
             if queue.store.id == store.id:
-                self.rings |= queue.log.mask
+                self.rings |= queue._log.mask
 
     def _error_log(self, queue: Queue) -> Queue:
         """Return the log for error messages. They have no key, so all those of a unit are on one partition."""
-        return queue.view(self.node.partition % queue.options.partitions)
+        return queue._view(self.node.partition % queue.options.partitions)
 
     # --- the row ---
 
@@ -156,7 +156,7 @@ class StepperBase:
             raise fenced(self.node.id, self._expected, row.pack())
         self._owned(row, row.pack())
         self.hasher = Hasher(self.node.id, row.generation)
-        self.process.renew(self.hasher, row.epoch)
+        self.process._renew(self.hasher, row.epoch)
         for mark in self.marks.values():
             mark.renew(row.epoch)
 
@@ -166,12 +166,12 @@ class StepperBase:
 
     def moved(self) -> bool:
         """Return whether a seek or a takeover wrote the row since the last commit."""
-        with self.store.view() as txn:
+        with self.store._view() as txn:
             return bool(txn.get(self._row_key) != self._expected)
 
     def check_fence(self) -> None:
         """Raise :class:`Fenced` if :meth:`moved` is true, as the next commit does."""
-        with self.store.view() as txn:
+        with self.store._view() as txn:
             self._fence(txn)
 
     def _fence(self, txn: StoreTransaction) -> None:

@@ -163,7 +163,7 @@ class Input:
         self.binding = binding
         self.tailer = tailer
         self.queue = queue
-        self.log: Log = queue.log
+        self.log: Log = queue._log
         self.kept: frozenset[str] = frozenset()
         self.identity = b""
         self.index = 1
@@ -182,13 +182,13 @@ class Input:
     def identity_at(self, index: int) -> bytes:
         """The identity of the queue for the delivery hash, for messages up to the one at ``index``."""
         if self._line is None:
-            with self.queue.store.view() as txn:
+            with self.queue.store._view() as txn:
                 self._line = timeline.read(txn, self.log.id)
         return timeline.identity(self._line, self.identity, index) if self._line else self.identity
 
     def seal_before(self, index: int) -> str | None:
         """The seal before ``index``, in hex; empty if it is not known, None if the queue ends before."""
-        with self.queue.store.view() as txn:
+        with self.queue.store._view() as txn:
             row = self.log.row(txn)
             if index > row.next:
                 return None
@@ -208,7 +208,7 @@ class Input:
     def fill(self, count: int) -> int:
         """Read ahead up to ``count`` messages, if they exist; return the number of messages that are ready."""
         store = self.queue.store
-        purges = store.purges()
+        purges = store._purges()
         if purges != self._purges or purges < 0:
             self._purges = purges
             self._ahead.clear()
@@ -216,12 +216,12 @@ class Input:
         ahead = self._loaded - self.index
         if ahead >= count:
             return ahead
-        with store.view() as txn:
+        with store._view() as txn:
             row = self.log.row(txn)
             if self.index < row.first:  # purged before it was taken
                 self.go(row.first)
             raws = self.log.read(txn, row, self._loaded, count - self.ahead)
-            self.kept = self.queue.follow_options(txn, row).kept
+            self.kept = self.queue._follow_options(txn, row)._kept
         for opened in self.log.batches(raws):
             self._ahead.append((opened, opened.messages()))
             self._loaded = opened.next

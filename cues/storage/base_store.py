@@ -1,8 +1,8 @@
 """A handle on a store: transactions, databases, rows, copies.
 
     with store.view() as txn: …             a read transaction (:class:`View`)
-    store.commit(work, *args)               runs work(txn, *args) in a write transaction
-    store.database(name)                    the handle of a named database, for ``db=`` of the transaction's calls
+    store._commit(work, *args)               runs work(txn, *args) in a write transaction
+    store._database(name)                    the handle of a named database, for ``db=`` of the transaction's calls
 
 The handles of one process on one store share an :class:`~cues.storage.environment.Environment`. Errors of LMDB and
 of the operating system leave a transaction as Cues errors. This module knows no queues: :class:`cues.Store` adds them.
@@ -87,7 +87,7 @@ class BaseStore:
         self._due: list[Callable[[], None]] = []
         """Calls to make after the transaction under way."""
         doorbells = self._shared.doorbells
-        self.ring: Callable[[int], None] = doorbells.ring if doorbells is not None else lambda mask: None
+        self._ring: Callable[[int], None] = doorbells.ring if doorbells is not None else lambda mask: None
         """Wake the readers that wait for a log of the mask."""
         self._transact: Callable[..., Any] = self._refuse
         if self._shared.writer_lock is not None and not readonly:
@@ -110,12 +110,12 @@ class BaseStore:
         """The absolute path. :attr:`path` is the path as given, relative to the current directory at the opening."""
         return str(self._shared.path)
 
-    def same_as(self, other: BaseStore) -> bool:
+    def _same_as(self, other: BaseStore) -> bool:
         """Whether ``other`` is a handle on the same files. A copy has the same id, but other files."""
         return self._shared is other._shared
 
     @staticmethod
-    def places(id: bytes) -> list[Path]:
+    def _places(id: bytes) -> list[Path]:
         """Return the directories of this process's open stores of that id. A copy has the id of its original."""
         return environment.paths_of(id)
 
@@ -133,8 +133,8 @@ class BaseStore:
 
     def queues(self, all: bool = False) -> list[str]:
         """The names of the store's queues, sorted; with ``all`` the try logs of processors too."""
-        with self.view() as txn:
-            return [name for name, _ in self.named_rows(txn, names.queue_key("")) if all or "." not in name]
+        with self._view() as txn:
+            return [name for name, _ in transaction.named_rows(txn, names.queue_key("")) if all or "." not in name]
 
     def check(self) -> list[str]:
         """Check the whole store and return its problems, one sentence each. A handle without queues finds none."""
@@ -142,11 +142,11 @@ class BaseStore:
 
     # --- transactions ---
 
-    def view(self) -> View:
+    def _view(self) -> View:
         """Return a read transaction as a context manager. Keep it short: it holds pages that are freed meanwhile."""
         return View(self)
 
-    def commit(self, work: Callable[..., R], *args: Any, pages: int = 0) -> R:
+    def _commit(self, work: Callable[..., R], *args: Any, pages: int = 0) -> R:
         """Run ``work(txn, …)`` in a write transaction and commit it with the durability of the store.
 
         ``work`` checks before it writes, and raises to refuse; after any exception nothing is written. It may
@@ -157,7 +157,7 @@ class BaseStore:
             result: R = self._transact(pages + datafile.COMMIT_PAGES, work, *args)
             # After the commit, so that an acknowledged commit is in a file that exists.
             if time.monotonic() >= self._shared.look_at:
-                self.look()
+                self._look()
             return result
         except (lmdb.Error, OSError) as error:
             self._check()
@@ -180,13 +180,13 @@ class BaseStore:
         """
         self._due.append(call)
 
-    def look(self) -> None:
-        """Call :meth:`check_file`, on a ``"process"`` store at most ten times a second (it costs half a commit)."""
-        if self.lost():
-            self.check_file()
+    def _look(self) -> None:
+        """Call :meth:`_check_file`, on a ``"process"`` store at most ten times a second (it costs half a commit)."""
+        if self._lost():
+            self._check_file()
 
-    def lost(self) -> bool:
-        """Whether the files were deleted or exchanged since the opening; checked as often as by :meth:`look`."""
+    def _lost(self) -> bool:
+        """Whether the files were deleted or exchanged since the opening; checked as often as by :meth:`_look`."""
         shared = self._shared
         now = time.monotonic()
         if now < shared.look_at:
@@ -195,7 +195,7 @@ class BaseStore:
             shared.look_at = now + LOOK_S
         return environment.file_key(shared.path) != shared.file
 
-    def check_file(self) -> None:
+    def _check_file(self) -> None:
         """Raise :class:`StoreNotFound` when the files were deleted or exchanged since the store was opened.
 
         Later writes would be made to a file without a name, and be lost.
@@ -218,16 +218,16 @@ class BaseStore:
         return shared.group.commit(shared.writer_lock, shared.env.begin, pages, work, *args)
 
     @property
-    def doorbells(self) -> wakeup.Doorbells | None:
+    def _doorbells(self) -> wakeup.Doorbells | None:
         return self._shared.doorbells
 
-    def ring_own(self) -> None:
+    def _ring_own(self) -> None:
         """Wake every reader of this process, so that it sees that something was closed."""
         if self._shared.doorbells is not None and not self.closed:
             self._shared.doorbells.ring_own()
 
     @property
-    def locks(self) -> locks.LockFile:
+    def _locks(self) -> locks.LockFile:
         if self._shared.locks is None:
             raise StoreReadOnly(
                 f"The lock file of {self.path} cannot be written.",
@@ -236,7 +236,7 @@ class BaseStore:
             )
         return self._shared.locks
 
-    def purges(self) -> int:
+    def _purges(self) -> int:
         """A number that changes with every purge; -1 if it is unknown."""
         doorbells = self._shared.doorbells
         try:
@@ -253,7 +253,7 @@ class BaseStore:
 
     # --- databases and rows ---
 
-    def database(self, name: bytes) -> Any:
+    def _database(self, name: bytes) -> Any:
         """The handle of a named database. It is opened on first use, because each open one slows every transaction.
 
         Do not call it for the first time inside a write transaction: LMDB lets one thread of a
@@ -284,29 +284,26 @@ class BaseStore:
         # py-lmdb takes LMDB's writer lock without our writer_lock. So use an empty write transaction.
         return writer_lock.visit(lambda txn: env.open_db(name, txn=txn, create=False))
 
-    def create_database(self, txn: StoreTransaction, name: bytes) -> None:
-        """Make a named database inside a write transaction; open it with :meth:`database` after the commit."""
+    def _create_database(self, txn: StoreTransaction, name: bytes) -> None:
+        """Make a named database inside a write transaction; open it with :meth:`_database` after the commit."""
         self._shared.env.open_db(name, txn=txn, create=True)
 
     def _drop_database(self, txn: StoreTransaction, name: bytes) -> None:
         """Remove a named database that is open here; only while no other process has it open (:func:`alone`)."""
         txn.drop(self._shared.databases.pop(name), delete=True)
 
-    rows = staticmethod(transaction.rows)
-    named_rows = staticmethod(transaction.named_rows)
-
-    def entries(self) -> Iterator[tuple[bytes, int]]:
+    def _entries(self) -> Iterator[tuple[bytes, int]]:
         """Every named database and its number of entries, from LMDB's own structure (for checks)."""
         for name, figures in self._figures():
             yield name, int(figures["entries"])
 
     def _figures(self) -> Iterator[tuple[bytes, dict[str, int]]]:
         """LMDB's figures of every named database."""
-        with self.view() as txn:
+        with self._view() as txn:
             databases = [key for key, _ in txn.cursor() if b"\0" not in key]
         for name in databases:
-            handle = self.database(name)
-            with self.view() as txn:
+            handle = self._database(name)
+            with self._view() as txn:
                 yield name, txn.stat(handle)
 
     def _live(self) -> int:
@@ -362,7 +359,7 @@ class BaseStore:
             os.fsencode(copy), subdir=False, readonly=True, create=False, max_dbs=0, lib_version=0, lock=False
         )
         try:
-            with self.view() as ours, env.begin() as theirs:
+            with self._view() as ours, env.begin() as theirs:
                 pairs = itertools.zip_longest(ours.cursor(), theirs.cursor(), fillvalue=(b"", b""))
                 # The entry of a database has its page numbers, which differ in the copy.
                 rows = all(a == b if b"\0" in a[0] else a[0] == b[0] for a, b in pairs)
@@ -467,6 +464,6 @@ def internal_handle(kind: type[S], shared: Environment, transact: Any = None) ->
     handle.readonly = transact is None
     handle.path = str(shared.path)
     handle._closed, handle._shared, handle._tidy, handle._due = False, shared, [], []
-    handle.ring = lambda mask: None
+    handle._ring = lambda mask: None
     handle._transact = handle._refuse if transact is None else transact(shared)
     return handle

@@ -49,7 +49,7 @@ class Environment:
         self.key = key
         self.file = (0, 0)
         self.look_at = 0.0
-        """Monotonic time from which on :meth:`Store.look` checks the file again."""
+        """Monotonic time from which on :meth:`Store._look` checks the file again."""
         self.durability = durability
         self.readonly = readonly
         self.users = 0

@@ -44,6 +44,7 @@ from cues.records import batch, provenance, sealed
 from cues.records.batch import Batch
 from cues.records.log_row import LogRow, unpack_row
 from cues.steps import state
+from cues.storage import transaction
 from cues.storage.transaction import StoreTransaction
 
 PROBLEMS_MAX: Final = 1000
@@ -94,18 +95,18 @@ def check_others(store: Store) -> list[str]:
                     Forwarder(store, other, [parts[0]]).compare()
                 except CuesError as error:
                     found.append(error.message)
-        with store.view() as txn:
-            rows = list(store.named_rows(txn, names.topology_key("")))
+        with store._view() as txn:
+            rows = list(transaction.named_rows(txn, names.topology_key("")))
         for processor, raw in rows:
             topology = ProcessorInputs.unpack(raw, processor)
-            with store.view() as txn:
+            with store._view() as txn:
                 row = processor_rows.read_row(txn, processor)
             for tailer, queue, id, position in zip(
                 topology.tailers, topology.queues, topology.stores, row.positions if row else ()
             ):
                 other = others.get(id) if id else None
                 if other is not None and names.log_parts(queue)[0] in other.queues():
-                    with other.view() as txn:
+                    with other._view() as txn:
                         found += _place(Log(other, queue), txn, f"Tailer {tailer}", *position)
     return found
 
@@ -121,7 +122,7 @@ class _Walker:
 
     def problems(self) -> Iterator[str]:
         self.at = "the list of databases"
-        self._entries = dict(self.store.entries())
+        self._entries = dict(self.store._entries())
         self.at = "the rows"
         yield from self._key_order()
         queues = yield from self._queues()
@@ -145,8 +146,8 @@ class _Walker:
 
     def _rows(self, prefix: bytes, txn: StoreTransaction | None = None) -> dict[str, bytes]:
         """The rows by the rest of their keys, in the transaction or in one of its own."""
-        with contextlib.nullcontext(txn) if txn is not None else self.store.view() as txn:
-            return {key[len(prefix) :].decode("utf-8", "replace"): raw for key, raw in self.store.rows(txn, prefix)}
+        with contextlib.nullcontext(txn) if txn is not None else self.store._view() as txn:
+            return {key[len(prefix) :].decode("utf-8", "replace"): raw for key, raw in transaction.rows(txn, prefix)}
 
     def _intact(self, prefix: bytes, what: str) -> Generator[str, None, list[tuple[str, bytes]]]:
         """The rows whose checksum holds; names the others, as ``what`` says with the rest of their keys."""
@@ -164,7 +165,7 @@ class _Walker:
         prefixes = tuple(b"\0%b\0" % kind for kind in (*kinds.split(), b"pending"))
         last = None
         unfound: list[bytes] = []
-        with self.store.view() as txn:
+        with self.store._view() as txn:
             for key, _ in txn.cursor():
                 if last is not None and key <= last:
                     yield f"The rows of the store are out of order at {key!r}; the rows after it were not checked."
@@ -182,11 +183,11 @@ class _Walker:
     def _queues(self) -> Generator[str, None, list[str]]:
         """Check records against rows; returns the ids of the logs that can be walked."""
         walkable: list[str] = []
-        with self.store.view() as txn:
+        with self.store._view() as txn:
             rows = self._rows(names.row_key("", 0), txn)
             records = self._rows(names.queue_key(""), txn)
         if any(names.log_database(log, 0) not in self._entries for log in rows):
-            self._entries = dict(self.store.entries())  # one was made or removed meanwhile
+            self._entries = dict(self.store._entries())  # one was made or removed meanwhile
         for queue, raw in records.items():
             identity, partitions, problem = _queue_record(queue, raw)
             if problem:
@@ -221,7 +222,7 @@ class _Walker:
         walk = _LogWalk(queue, log)
         done = 0
         while walk.more:
-            with self.store.view() as txn:
+            with self.store._view() as txn:
                 raws, row = walk.read(txn)
             done += len(raws)
             yield from walk.look(raws, row)
@@ -233,7 +234,7 @@ class _Walker:
         with_topology = set(self._rows(names.topology_key("")))
         for processor in self._rows(names.processor_key("")):
             # One transaction for the row and its queues, because they change together.
-            with self.store.view() as txn:
+            with self.store._view() as txn:
                 raw, raw_topology = txn.get(names.processor_key(processor)), txn.get(names.topology_key(processor))
                 if raw is None:
                     continue
@@ -273,20 +274,20 @@ class _Walker:
             if len(raw) != POSITION.size:
                 yield f"{who} has a position of {len(raw)} bytes instead of {POSITION.size}."
                 continue
-            with self.store.view() as txn:
+            with self.store._view() as txn:
                 now = txn.get(names.reader_key(queue, 0, name))
                 if now is not None and len(now) == POSITION.size:
                     yield from self._position(txn, who, queue, *POSITION.unpack(now), known=queues)
 
     def _producers(self, queues: list[str]) -> Iterator[str]:
-        with self.store.view() as txn:
-            keys = [key for key, _ in self.store.rows(txn, names.CLOCKS)]
+        with self.store._view() as txn:
+            keys = [key for key, _ in transaction.rows(txn, names.CLOCKS)]
         for key in keys:
             log, _, producer = key[len(names.CLOCKS) :].decode("utf-8", "replace").partition("\0")
             queue, _, partition = log.partition("/")
             who = f"The row of producer {producer} of queue {log}"
             known = Log(self.store, queue, int(partition or 0)) if queue in queues else None
-            with self.store.view() as txn:
+            with self.store._view() as txn:
                 raw = txn.get(key)
                 there = txn.get(names.queue_key(queue)) is not None
                 row = known.row(txn) if known is not None else None
@@ -342,13 +343,13 @@ class _Walker:
             if not sealed.intact(raw):
                 yield f"{who} is damaged (its checksum fails)."
                 continue
-            with self.store.view() as txn:
+            with self.store._view() as txn:
                 claim = claims.read(txn, log, group)  # again: it and the log change together
                 if claim is not None:
                     yield from self._position(txn, who, log, claim.identity, claim.next, claim.seal, known=queues)
 
     def _row(self, log: str) -> LogRow:
-        with self.store.view() as txn:
+        with self.store._view() as txn:
             return Log(self.store, *names.log_parts(log)).row(txn)
 
     def _fork(self, queue: str) -> Iterator[str]:
@@ -358,7 +359,7 @@ class _Walker:
         at = row.first
         try:
             while at < row.next:
-                with self.store.view() as txn:
+                with self.store._view() as txn:
                     at = max(at, log.row(txn).first)  # trimmed meanwhile
                 steps = fork.read(log, at, _FORK_BYTES)
                 if not steps:
@@ -381,7 +382,7 @@ class _Walker:
     def _tries(self, processor: str, queues: list[str]) -> Iterator[str]:
         """Check that every attempt names messages that have its hash."""
         log = Log(self.store, processor)
-        with self.store.view() as txn:
+        with self.store._view() as txn:
             row = log.row(txn)
             raws = log.read(txn, row, row.first, row.next - row.first, 1 << 62)
         for raw in raws:
@@ -398,7 +399,7 @@ class _Walker:
 
     def _attempt(self, processor: str, hash: str, queue: str, index: int) -> Iterator[str]:
         log = Log(self.store, queue)
-        with self.store.view() as txn:
+        with self.store._view() as txn:
             row = log.row(txn)
             raws = log.read(txn, row, index, 1) if row.first <= index < row.next else []
         if index >= row.next:
@@ -416,13 +417,13 @@ class _Walker:
     # --- state ---
 
     def _state(self, name: bytes, processor: str) -> Iterator[str]:
-        database = self.store.database(name)
+        database = self.store._database(name)
         total, done = self._entries[name], 0
         after = b""
         moments: set[int] = set()
         while True:
             values: dict[bytes, list[tuple[int, bytes]]] = {}
-            with self.store.view() as txn:
+            with self.store._view() as txn:
                 moments.add(txn.id())
                 entries = int(txn.stat(database)["entries"])
                 cursor = txn.cursor(database)

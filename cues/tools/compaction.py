@@ -35,7 +35,7 @@ from cues.forwarding.other_stores import ProducerRow
 from cues.queues.log import Log, read_row
 from cues.queues.processor_rows import ProcessorInputs
 from cues.queues.store import Store
-from cues.storage import timeline
+from cues.storage import timeline, transaction
 from cues.storage.datafile import carry_on, sync_directory
 from cues.storage.exclusive import alone
 from cues.storage.transaction import StoreTransaction
@@ -60,7 +60,7 @@ def look(store: Store, remove: Iterable[str] = ()) -> Compaction:
     """The result that :func:`compact` would have now; the store may be in use. Raises the same errors about queues."""
     chosen = tuple(dict.fromkeys(remove))
     tails = _tails(store)
-    with store.view() as txn:
+    with store._view() as txn:
         for queue in chosen:
             _check_removable(txn, store, queue, tails)
     return Compaction(store.info()["disk"], store._live(), chosen)
@@ -117,11 +117,11 @@ def compact(path: str | os.PathLike[str], remove: Iterable[str] = (), progress: 
 
 def _remove(store: Store, queues: Sequence[str]) -> None:
     tails = _tails(store)
-    with store.view() as txn:
+    with store._view() as txn:
         partitions = [(queue, partition) for queue in queues for partition in range(_partitions(txn, queue))]
     databases = [names.log_database(queue, partition) for queue, partition in partitions]
     for name in databases:
-        store.database(name)  # opened here, because it must not be opened first inside the transaction
+        store._database(name)  # opened here, because it must not be opened first inside the transaction
 
     def work(txn: StoreTransaction) -> None:
         for queue in queues:
@@ -132,7 +132,7 @@ def _remove(store: Store, queues: Sequence[str]) -> None:
             for key in _rows(txn, queue):
                 txn.delete(key)
 
-    store.commit(work)
+    store._commit(work)
 
 
 def _tails(store: Store) -> list[Log]:
@@ -144,7 +144,7 @@ def _check_removable(txn: StoreTransaction, store: Store, queue: str, tails: Seq
     if "." in queue:
         raise QueueInUse(f"{queue!r} belongs to a processor.", "name a queue of your own.", queue=queue)
     if txn.get(names.queue_key(queue)) is None:
-        known = [name for name, _ in Store.named_rows(txn, names.queue_key("")) if "." not in name]
+        known = [name for name, _ in transaction.named_rows(txn, names.queue_key("")) if "." not in name]
         raise QueueNotFound(
             f"The store {store.path} has no queue {queue!r}; it has {', '.join(known) or 'none'}.",
             nearest(queue, known, "give {!r}.", "give one of those."),
@@ -158,7 +158,7 @@ def _check_removable(txn: StoreTransaction, store: Store, queue: str, tails: Seq
                 "empty it with store.queue(…).delete(), if you do not need the messages.",
                 queue=queue,
             )
-    for processor, raw in Store.named_rows(txn, names.topology_key("")):
+    for processor, raw in transaction.named_rows(txn, names.topology_key("")):
         topology = ProcessorInputs.unpack(raw, processor)
         if any(log.partition("/")[0] == queue for log, other in zip(topology.queues, topology.stores) if not other):
             raise QueueInUse(
@@ -166,7 +166,7 @@ def _check_removable(txn: StoreTransaction, store: Store, queue: str, tails: Seq
                 "start its graph without that input (--accept-topology), which removes the position.",
                 queue=queue,
             )
-    for name, raw in Store.named_rows(txn, names.PRODUCERS):
+    for name, raw in transaction.named_rows(txn, names.PRODUCERS):
         if any(names.log_parts(log)[0] == queue for log in ProducerRow.unpack(raw).ends):
             raise QueueInUse(
                 f"The processor {name.partition('/')[2]!r} of another store forwards to the queue {queue!r}.",
@@ -174,7 +174,7 @@ def _check_removable(txn: StoreTransaction, store: Store, queue: str, tails: Seq
                 queue=queue,
             )
     logs = [names.log_id(queue, partition) for partition in range(_partitions(txn, queue))]
-    for name in [name for log in logs for name, _ in Store.named_rows(txn, names.low_water_prefix(log))]:
+    for name in [name for log in logs for name, _ in transaction.named_rows(txn, names.low_water_prefix(log))]:
         raise QueueInUse(
             f"The processor {name.partition('/')[2]!r} of another store reads the queue {queue!r}.",
             "start its graph without that input (--accept-topology), or use --forget if its store is lost for good.",
@@ -211,10 +211,10 @@ def _rows(txn: StoreTransaction, queue: str) -> list[bytes]:
     found = [names.queue_key(queue)]
     for partition in range(_partitions(txn, queue)):
         found.append(names.row_key(queue, partition))
-        found += [key for key, _ in Store.rows(txn, names.reader_key(queue, partition, ""))]
+        found += [key for key, _ in transaction.rows(txn, names.reader_key(queue, partition, ""))]
         log = names.log_id(queue, partition)
-        found += [key for key, _ in Store.rows(txn, names.clocks_prefix(log))]
-        found += [key for key, _ in Store.rows(txn, names.claim_key(log, ""))]
+        found += [key for key, _ in transaction.rows(txn, names.clocks_prefix(log))]
+        found += [key for key, _ in transaction.rows(txn, names.claim_key(log, ""))]
         found += [names.timeline_key(log), names.age_key(log)]
     return found
 

@@ -40,7 +40,7 @@ from cues.records.batch import HEAD
 from cues.records.log_row import LogRow
 from cues.steps import ownership
 from cues.steps.ownership import LEASE_S
-from cues.storage import leases, locks
+from cues.storage import leases, locks, transaction
 from cues.storage.base_store import BaseStore
 from cues.storage.transaction import StoreTransaction
 
@@ -258,7 +258,7 @@ def of_queues(store: Store, all: bool = False) -> list[QueueMetrics]:
 def of_queue(store: Store, name: str) -> QueueMetrics:
     """Measure one queue, or one partition of it (``orders/3``)."""
     queue = store.queue(name)
-    logs = tuple(_of_log(store, view.log, view.id, queue.options) for view in queue.views)
+    logs = tuple(_of_log(store, view._log, view.id, queue.options) for view in queue._views)
     if len(logs) == 1:
         return logs[0]
     return QueueMetrics(
@@ -275,7 +275,7 @@ def of_queue(store: Store, name: str) -> QueueMetrics:
 
 def _of_log(store: Store, log: Log, name: str, options: QueueOptions) -> QueueMetrics:
     now = clock.now_ns()
-    with store.view() as txn:
+    with store._view() as txn:
         row = log.row(txn)
         start, span_s = _window(log, txn, row, now)
         size_bytes = log.size_bytes(txn)
@@ -295,8 +295,8 @@ def _of_log(store: Store, log: Log, name: str, options: QueueOptions) -> QueueMe
 
 def processors(store: Store) -> list[str]:
     """The ids of the processors that the store knows."""
-    with store.view() as txn:
-        return [id for id, _ in store.named_rows(txn, names.processor_key(""))]
+    with store._view() as txn:
+        return [id for id, _ in transaction.named_rows(txn, names.processor_key(""))]
 
 
 def of_processors(store: Store, only: Iterable[str] | None = None) -> list[ProcessorMetrics]:
@@ -309,7 +309,7 @@ def of_processors(store: Store, only: Iterable[str] | None = None) -> list[Proce
 
 def tailers(store: Store, processor: str) -> list[TailerMetrics]:
     """The positions of a processor; empty for a source and for an unknown processor."""
-    with store.view() as txn:
+    with store._view() as txn:
         topology = processor_rows.read_topology(txn, processor)
         row = processor_rows.read_row(txn, processor)
     if topology is None or row is None:
@@ -321,7 +321,7 @@ def tailers(store: Store, processor: str) -> list[TailerMetrics]:
             at, lag = position.next, None
             if other is not None:
                 log = Log(other, queue)
-                with other.view() as txn:  # read after the position, so the lag is never negative
+                with other._view() as txn:  # read after the position, so the lag is never negative
                     ends = log.row(txn)
                 at = max(at, ends.first)
                 lag = ends.next - at if at <= ends.next else None  # another history; the next start explains it
@@ -350,18 +350,18 @@ def of_forwards(store: Store) -> list[ForwardMetrics]:
 
 def producers(store: Store) -> list[str]:
     """The processors of other stores that have forwarded to this one."""
-    with store.view() as txn:
-        return [name.partition("/")[2] for name, _ in store.named_rows(txn, names.PRODUCERS)]
+    with store._view() as txn:
+        return [name.partition("/")[2] for name, _ in transaction.named_rows(txn, names.PRODUCERS)]
 
 
 def of_readers(store: Store) -> list[ReaderMetrics]:
     """The readers of this store's queues whose positions are in other stores."""
     found = []
     for name in store.queues():
-        for view in store.queue(name).views:
-            with store.view() as txn:
-                known = marks.of_log(txn, view.log)
-            found += [ReaderMetrics(who.processor, who.home.hex(), view.log.id, mark.next) for who, mark in known]
+        for view in store.queue(name)._views:
+            with store._view() as txn:
+                known = marks.of_log(txn, view._log)
+            found += [ReaderMetrics(who.processor, who.home.hex(), view._log.id, mark.next) for who, mark in known]
     return found
 
 
@@ -372,13 +372,13 @@ def of_supervisors(store: Store) -> list[SupervisorMetrics]:
         pid = None
         with contextlib.suppress(StoreReadOnly):
             lock = ownership.supervisor_lock(record.graph)
-            pid = os.getpid() if store.locks.mine(lock) else store.locks.holder(lock)
+            pid = os.getpid() if store._locks.mine(lock) else store._locks.holder(lock)
         found.append(SupervisorMetrics(record, pid == record.supervisor))
     return found
 
 
 def _processor(store: Store, id: str, failures: _Failures) -> ProcessorMetrics:
-    with store.view() as txn:
+    with store._view() as txn:
         row = processor_rows.read_row(txn, id)
         topology = processor_rows.read_topology(txn, id)
     assert row is not None
@@ -407,7 +407,7 @@ def _processor(store: Store, id: str, failures: _Failures) -> ProcessorMetrics:
 def owner(store: Store, processor: str, row: ProcessorRow | None = None) -> Owner | None:
     """The owner of a processor: the process that holds its lock, also this one; None if there is none."""
     try:
-        lock_file = store.locks
+        lock_file = store._locks
     except StoreReadOnly:
         return None  # without locks no process can run a graph
     offset = locks.offset_of(processor)
@@ -415,7 +415,7 @@ def owner(store: Store, processor: str, row: ProcessorRow | None = None) -> Owne
     if pid is None:
         return None
     if row is None:
-        with store.view() as txn:
+        with store._view() as txn:
             row = processor_rows.read_row(txn, processor)
     return Owner(pid, locks.process_state(pid), _lease_s(store, row))
 
@@ -432,7 +432,7 @@ def _lease_s(store: Store, row: ProcessorRow | None) -> float:
 def _steps(store: Store, processor: str) -> tuple[float, datetime | None]:
     """Messages taken a second, from the try log, and the time of its last record."""
     log = Log(store, processor)
-    with store.view() as txn:
+    with store._view() as txn:
         row = log.row(txn)
         if not row.time_ns:
             return 0.0, None
@@ -476,8 +476,8 @@ def _window(log: Log, txn: StoreTransaction, row: LogRow, now_ns: int) -> tuple[
 
 def of_groups(store: Store) -> list[GroupMetrics]:
     """Every consumer group, by name."""
-    with store.view() as txn:
-        queues: dict[str, set[str]] = {group: set() for group, _ in store.named_rows(txn, names.group_key(""))}
+    with store._view() as txn:
+        queues: dict[str, set[str]] = {group: set() for group, _ in transaction.named_rows(txn, names.group_key(""))}
     groups = list(queues)
     for log, group, _ in claims.all_rows(store):
         queues.setdefault(group, set()).add(names.log_parts(log)[0])
@@ -542,7 +542,7 @@ def _failures(store: Store) -> dict[str, _Failures]:
 
 
 def _count_failures(store: BaseStore, found: dict[str, _Failures]) -> None:
-    logs = [view.log for name in store.queues() for view in open_queue(store, name).views]
+    logs = [view._log for name in store.queues() for view in open_queue(store, name)._views]
     for log in logs:
         for index, time_ns, message in _backwards(log):
             if message.get(names.TYPE) != names.PROCESSOR_ERROR:
@@ -580,7 +580,7 @@ def _backwards(log: Log) -> Iterable[tuple[int, int, dict[str, Any]]]:
     index: int | None = None
     count = 0
     while count < ERRORS_MAX:
-        with store.view() as txn:
+        with store._view() as txn:
             row: LogRow = log.row(txn)
             raws = log.read_before(txn, row, row.next if index is None else index)
         try:

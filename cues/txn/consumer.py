@@ -412,7 +412,7 @@ class Consumer(Closing):
         transaction.handed_over = True
         self._commit_under_way = self._thread.submit(self._commit_in_thread, checkpoint, work, intents)
         store = self._queues[0].store
-        self._commit_under_way.add_done_callback(lambda _: store.ring_own())  # wakes the thread of the consumer
+        self._commit_under_way.add_done_callback(lambda _: store._ring_own())  # wakes the thread of the consumer
         if transaction.began is not None:
             self._finish(self._commit_under_way)
 

@@ -192,7 +192,7 @@ class Publisher:
         with self.guard:
             some = self._writers.setdefault(store.id, [])
             for writer in some:  # a copy of a store has the same id
-                if writer.store is store or (writer.store.same_as(store) and not writer.store.closed):
+                if writer.store is store or (writer.store._same_as(store) and not writer.store.closed):
                     return writer
             some.append(Writer(self, store))
             return some[-1]
@@ -302,8 +302,8 @@ class Publisher:
         """
         self._check()
         number = int.from_bytes(producer, "big")
-        with queue.store.view() as txn:
-            written = producers.read(txn, queue.log.id, number)
+        with queue.store._view() as txn:
+            written = producers.read(txn, queue._log.id, number)
         if written is None or not written.begin:
             return False
         return bool(stamped.append_stamped(queue, [(assemble(number, written.acked, _ACK), {})]))
@@ -314,7 +314,7 @@ class Publisher:
         if known is not None and not known.closed:
             return known
         id, _, name = journal.partition("/")
-        for place in (Path(path), *Store.places(bytes.fromhex(id))):
+        for place in (Path(path), *Store._places(bytes.fromhex(id))):
             if not (place / "data.mdb").exists():
                 continue
             store = Store(place)

@@ -22,7 +22,7 @@ class Source:
     def __init__(self, queue: Queue, begin: int | None, on_gap: OnGap) -> None:
         self.queue = queue
         self.journal = journal_of(queue)
-        row = queue.row()
+        row = queue._row()
         if begin is not None and begin > row.next:
             raise Diverged(
                 f"The checkpoint is at {begin} of queue {queue.id!r}, but the queue ends at {row.next}:"
@@ -47,7 +47,7 @@ class Sources:
 
     def __init__(self, sources: list[Source]) -> None:
         self.by_journal = {source.journal: source for source in sources}
-        self.interests = [(source.queue.store.doorbells, source.queue.log.mask) for source in sources]
+        self.interests = [(source.queue.store._doorbells, source.queue._log.mask) for source in sources]
         self._ready: deque[Source] = deque()
         self._empty = sources
         self._looked = 0.0
@@ -74,12 +74,12 @@ class Sources:
         self._looked = time.monotonic()
         waiting: dict[int, list[Source]] = {}
         for source in self._empty:
-            source.queue.check()
+            source.queue._check()
             waiting.setdefault(id(source.queue.store), []).append(source)
         self._empty = []
         for sources in waiting.values():
-            with sources[0].queue.store.view() as txn:
+            with sources[0].queue.store._view() as txn:
                 for source in sources:
-                    has_messages = source.queue.log.row(txn).next > source.at
+                    has_messages = source.queue._log.row(txn).next > source.at
                     (self._ready if has_messages else self._empty).append(source)
         return bool(self._ready)

@@ -313,17 +313,17 @@ class Writer:
     def _commit(self, runs: list[_Run]) -> None:
         faults.point("publish.before")
         size = sum(1 + len(page.pieces) for run in runs for page in run.pages)
-        self.store.commit(self._write, runs, pages=size + len(runs))
+        self.store._commit(self._write, runs, pages=size + len(runs))
         faults.point("publish.after")
-        self.store.ring(wakeup.union(run.queue.log.mask for run in runs))
+        self.store._ring(wakeup.union(run.queue._log.mask for run in runs))
 
     def _write(self, txn: Any, runs: list[_Run]) -> None:
         for run in runs:
             if run.stamped:
                 run.first = self._publisher.advance(len(run.appends))
-                run.index = run.queue.append_pages(txn, run.at(run.first))
+                run.index = run.queue._append_pages(txn, run.at(run.first))
             else:
-                run.index = run.queue.append_pages(txn, run.pages)
+                run.index = run.queue._append_pages(txn, run.pages)
         faults.point("publish.inside")
 
     def _fail(self, appends: list[Append], error: BaseException) -> None:

@@ -149,8 +149,8 @@ class _FeederThread(_Turns):
 
     def sleep(self) -> None:
         self.running.pause(FEED_GAP_S)
-        log = self.feeder.queue.log
-        wakeup.wait([(log.store.doorbells, log.mask)], lambda: self.running.halted or self.ready(), None)
+        log = self.feeder.queue._log
+        wakeup.wait([(log.store._doorbells, log.mask)], lambda: self.running.halted or self.ready(), None)
 
 
 class _KeeperThread(_Turns):
@@ -300,7 +300,7 @@ class ClusterEngine:
             _require_one_log(name, self.queues[name].partitions)  # the store decides, and not the graph
         for name, options in plan.queues.items():
             same = name in fed and name not in written
-            identity = self.queues[name].row().identity if same else None
+            identity = self.queues[name]._row().identity if same else None
             driver.queues[name] = QueueDirectory(driver.files, name, options, identity)
         feeders = [Feeder(driver, self.queues[name], driver.queues[name], name not in written) for name in fed]
         inlets = [StreamIngest(driver, node) for node in plan.running if isinstance(node.fn, Stream)]

@@ -67,7 +67,7 @@ class Feeder:
 
     def _positions(self, last: LedgerRecord | None) -> dict[str, tuple[str, int]]:
         """The position of the feeder. Raises :class:`Diverged` if the store has another queue."""
-        row = self.queue.row()
+        row = self.queue._row()
         identity = row.identity.hex()
         known, next = last.positions[self.queue.id] if last is not None else (identity, 1)
         if known != identity or next > row.next:
@@ -81,7 +81,7 @@ class Feeder:
 
     def ready(self) -> bool:
         """Return True if there are messages to copy."""
-        return self.queue.row().next > self.position
+        return self.queue._row().next > self.position
 
     def step(self) -> bool:
         """Make one copy; return False if there is nothing to copy. Raises :class:`Fenced`."""
@@ -112,12 +112,12 @@ class Feeder:
 
     def _read(self, start: int) -> tuple[dict[str, list[Any]], int, int]:
         """The columns of the messages from an index on, their first index, and the index after the last."""
-        with self.queue.store.view() as txn:
-            row = self.queue.log.row(txn)
+        with self.queue.store._view() as txn:
+            row = self.queue._log.row(txn)
             first = max(start, row.first)
-            raws = self.queue.log.read(txn, row, first, FEED_MESSAGES, FEED_BYTES)
+            raws = self.queue._log.read(txn, row, first, FEED_MESSAGES, FEED_BYTES)
         columns: dict[str, list[Any]] = {name: [] for name in ROWS.names}
-        for batch in self.queue.log.batches(raws):
+        for batch in self.queue._log.batches(raws):
             low, high = max(first, batch.first), min(batch.next, first + FEED_MESSAGES)
             if high <= low:
                 continue

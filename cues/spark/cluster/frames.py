@@ -124,13 +124,13 @@ def run_frame(stage: FrameStage, taking: StepRange) -> StepResult:
     last = _row(stage, tailer, high - 1)
     came = RowSlice(entrance, [last], []).provenance_of(0)
     options = stage.targets[0].options
-    meta = came.encode() if came and not options.strips else None
+    meta = came.encode() if came and not options._strips else None
     retry = node.options.retry
     for attempt in range(1, retry.attempts + 1):
         ran = StepResult(driver.scratch())
         place = driver.files.url_of(ran.folder)
         try:
-            process.begin(taken)
+            process._begin(taken)
             given = _given(stage, tailer, low, high)
             result = node.fn(given, process=process) if wants_process(node.fn) else node.fn(given)
             if not hasattr(result, "mapInArrow"):
@@ -155,7 +155,7 @@ def run_frame(stage: FrameStage, taking: StepRange) -> StepResult:
                 continue
             return _failed(stage, taking, Failure(error, attempt), digest.hex(), came.encode() if came else None)
         finally:
-            process.end()
+            process._end()
     raise AssertionError
 
 

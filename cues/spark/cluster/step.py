@@ -405,7 +405,7 @@ class Stage:
 
     def entrances(self) -> tuple[Entrance, ...]:
         return tuple(
-            Entrance(self._bindings[tailer], tailer, queue.queue, queue.identity, queue.options.kept)
+            Entrance(self._bindings[tailer], tailer, queue.queue, queue.identity, queue.options._kept)
             for tailer, queue in self.inputs.items()
         )
 

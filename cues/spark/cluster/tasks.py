@@ -358,7 +358,7 @@ class _Made:
     def _rows(self, binding: str, output: Output) -> Iterator[list[Any]]:
         target = self.job.outputs[binding]
         options = self.job.targets[target].options
-        traced = not options.strips and any(piece.traced for piece in self.slices)
+        traced = not options._strips and any(piece.traced for piece in self.slices)
         origins = range(len(output.items)) if output.origins is None else output.origins
         last_offset, came = -1, _NOWHERE
         for offset, packed in zip(origins, output.items):
@@ -368,7 +368,7 @@ class _Made:
             if type(packed) is Packed and packed.marked:
                 message, meta = batches.split_meta(codec.unpack_known(packed), came)
                 packed = codec.pack(message)
-            yield [target, offset, packed, meta.encode() if meta and not options.strips else None, None]
+            yield [target, offset, packed, meta.encode() if meta and not options._strips else None, None]
 
     def _error(self, offset: int, failure: Failure, batch: bool) -> list[Any]:
         assert self.job.errors is not None
