@@ -30,7 +30,7 @@ class Closed(Exception):
 
 
 def is_async(fn: Callable[..., Any]) -> bool:
-    """Whether a call of ``fn`` returns a coroutine: `async def`, or an object with such a ``__call__``."""
+    """Return whether a call of ``fn`` returns a coroutine: `async def`, or an object with such a ``__call__``."""
     return inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(getattr(fn, "__call__", None))  # noqa: B004
 
 

@@ -53,7 +53,7 @@ class Failure:
 
     @property
     def stops(self) -> bool:
-        """Whether the target failed and not the message. If so, the processor stops, also with an error queue."""
+        """True if the target failed and not the message. Then the processor stops, also with an error queue."""
         return isinstance(self.error, CheckpointError)
 
     def account(self) -> dict[str, Any]:
@@ -178,20 +178,20 @@ def failed_event(id: str, queue: str, count: int, attempts: int, cause: str) -> 
 
 def causes(error: BaseException | None) -> list[dict[str, str]]:
     """Return the chain of an exception, outermost first: type, message, traceback."""
-    found: list[dict[str, str]] = []
-    for one in chain(error):
-        trace = one.__traceback__
+    described: list[dict[str, str]] = []
+    for link in chain(error):
+        trace = link.__traceback__
         while trace is not None and trace.tb_next is not None and trace.tb_frame.f_globals["__name__"] in _OURS:
             trace = trace.tb_next  # our own frames do not help to find the failure
-        lines = traceback.format_exception(type(one), one, trace, chain=False)
-        found.append(
+        lines = traceback.format_exception(type(link), link, trace, chain=False)
+        described.append(
             {
-                "type": f"{type(one).__module__}.{type(one).__qualname__}".removeprefix("builtins."),
-                "message": _text(words(one)),
+                "type": f"{type(link).__module__}.{type(link).__qualname__}".removeprefix("builtins."),
+                "message": _text(words(link)),
                 "trace": _text("".join(lines))[-TRACE_CHARACTERS_MAX:],
             }
         )
-    return found
+    return described
 
 
 def chain(error: BaseException | None) -> Iterator[BaseException]:

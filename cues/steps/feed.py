@@ -267,7 +267,7 @@ class SourceStepper(Stepper):
 
     @property
     def ended(self) -> bool:
-        """Whether the generator has ended, and all its messages are committed."""
+        """True if the generator has ended, and all its messages are committed."""
         return self.feed.ended and self.feed.empty and self.feed.error is None
 
     def step(self) -> Outcome:

@@ -137,9 +137,9 @@ class ProcessAppender:
 
     def taken(self) -> tuple[list[bytes], list[int]]:
         """Take the messages of the step, with the offset of the input message of each."""
-        found = self._items, self._origins
+        taken = self._items, self._origins
         self._items, self._origins = [], []
-        return found
+        return taken
 
     def __repr__(self) -> str:
         return f"<cues.ProcessAppender of {self.queue.id}>"
@@ -148,8 +148,8 @@ class ProcessAppender:
 class ByBinding(dict[str, T]):
     """Tailers or appenders by binding; the error for an unknown binding lists the known ones."""
 
-    def __init__(self, processor: str, what: str, found: Mapping[str, T]) -> None:
-        super().__init__(found)
+    def __init__(self, processor: str, what: str, members: Mapping[str, T]) -> None:
+        super().__init__(members)
         self._processor = processor
         self._what = what
 

@@ -35,7 +35,7 @@ class Packed(bytes):
     place: int | None = None
     """The partition chosen by its key or by a function; None if the append chooses."""
     marked = False
-    """Whether it has ``q/meta`` or ``q/uuid``, which are stored in the header of its record."""
+    """True if it has ``q/meta`` or ``q/uuid``, which are stored in the header of its record."""
 
 
 class Packer:
@@ -47,7 +47,7 @@ class Packer:
         self.limit_bytes = 0
         self._router: Router | None = None
         self.places = False
-        """Whether the message decides its partition."""
+        """True if the message decides its partition."""
 
     def renew(self) -> Packer:
         """Return a packer with the present options of the queue."""
@@ -75,13 +75,13 @@ class Packer:
                     return quick
             except CodecError:
                 pass
-        found = batches.pack_one(message, options.max_message_bytes, options._strips)
+        body = batches.pack_one(message, options.max_message_bytes, options._strips)
         if came and not options._strips:
             self._build_one(message, came)
-        if isinstance(found, bytes) and self._router is None:
-            return found
-        packed = Packed(found if isinstance(found, bytes) else codec.pack(message))
-        packed.marked = not isinstance(found, bytes)
+        if isinstance(body, bytes) and self._router is None:
+            return body
+        packed = Packed(body if isinstance(body, bytes) else codec.pack(message))
+        packed.marked = not isinstance(body, bytes)
         if self._router is not None:
             (packed.place,) = self._router.place([message])
         return packed
@@ -109,10 +109,10 @@ def build(
 
 def placed(items: Sequence[bytes]) -> dict[int, list[int]] | None:
     """The offsets of the items by partition; None if the append chooses, for any of them."""
-    found: dict[int, list[int]] = {}
+    offsets: dict[int, list[int]] = {}
     for offset, item in enumerate(items):
         partition = item.place if type(item) is Packed else None
         if partition is None:
             return None
-        found.setdefault(partition, []).append(offset)
-    return found
+        offsets.setdefault(partition, []).append(offset)
+    return offsets

@@ -155,8 +155,8 @@ class Ownership:
     def drop(self, claimants: Sequence[Claimant]) -> None:
         """Release the locks of some processors. Their rows stay."""
         with self._guard:
-            self.claimants = tuple(one for one in self.claimants if one not in claimants)
-            for offset in [locks.offset_of(one.processor) for one in claimants]:
+            self.claimants = tuple(claimant for claimant in self.claimants if claimant not in claimants)
+            for offset in [locks.offset_of(claimant.processor) for claimant in claimants]:
                 if offset in self._locked:
                     self._locked.remove(offset)
                     self.store._locks.unlock(offset)
@@ -276,10 +276,10 @@ def _changed(processor: str, before: ProcessorInputs, now: ProcessorInputs) -> T
 # --- fencing ------------------------------------------------------------------------------------
 
 
-def fenced(processor: str, expected: bytes, found: bytes | None) -> Fenced:
+def fenced(processor: str, expected: bytes, stored: bytes | None) -> Fenced:
     """Return the error of a commit whose row is not the one that its step started from."""
     mine = ProcessorRow.unpack(expected, processor)
-    other = None if found is None else ProcessorRow.unpack(found, processor)
+    other = None if stored is None else ProcessorRow.unpack(stored, processor)
     if other is not None and other.owner == mine.owner:
         return Fenced(
             f"The positions of {processor} were moved while a step was under way; the step was dropped.",

@@ -99,14 +99,14 @@ class PendingRow(NamedTuple):
     due: dict[Target, Due]
 
     def pack(self) -> bytes:
-        due = [[store, log, *one] for (store, log), one in self.due.items()]
+        due = [[store, log, *ack] for (store, log), ack in self.due.items()]
         return sealed.seal(codec.pack([self.producer, due]))
 
     @staticmethod
     def unpack(raw: bytes, processor: str = "(unnamed)") -> PendingRow:
         """Decode the row. Raises :class:`StoreDamaged`, which names the processor."""
         producer, due = codec.unpack(sealed.unseal(raw, f"row of the pending messages of {processor} in other stores"))
-        return PendingRow(producer, {(store, log): Due(*one) for store, log, *one in due})
+        return PendingRow(producer, {(store, log): Due(*ack) for store, log, *ack in due})
 
 
 def read_row(txn: StoreTransaction, processor: str) -> PendingRow | None:
@@ -176,14 +176,14 @@ class Settling:
 
     def _log(self, target: Target, opened: contextlib.ExitStack) -> Queue:
         store, id = target
-        found = self._logs().get(target)
-        if found is None:
+        known = self._logs().get(target)
+        if known is None:
             other = opened.enter_context(other_stores.opened(self.home, store, readonly=False))
             queue, partition = names.log_parts(id)
             if queue not in other.queues():
                 raise self._diverged(f"queue {queue!r} of {other.path} is missing")
             return open_queue(other, queue)._view(partition)
-        return found
+        return known
 
     def _compare(self, log: Queue, due: Due) -> None:
         with log.store._view() as txn:
@@ -218,9 +218,9 @@ def finish(
     expected = owner.pack()
 
     def fence(txn: StoreTransaction) -> None:
-        found = txn.get(names.processor_key(processor))
-        if found != expected:
-            raise fenced(processor, expected, found)
+        stored = txn.get(names.processor_key(processor))
+        if stored != expected:
+            raise fenced(processor, expected, stored)
 
     with home._view() as txn:
         fence(txn)
@@ -264,7 +264,7 @@ class PendingStepper(Stepper):
         """The row that the step under way commits."""
         self._give_up = give_up
         self._settled = False
-        """Whether no message of an earlier step is pending in another store, and no acknowledgement is due."""
+        """True if no message of an earlier step is pending in another store, and no acknowledgement is due."""
 
     # --- start --------------------------------------------------------------------------------
 
@@ -287,7 +287,7 @@ class PendingStepper(Stepper):
             faults.point("pending.settled")
         # 2. Name.
         due = {} if row is None else row.due
-        self._due = {target: one for target, one in due.items() if target not in given_up}
+        self._due = {target: ack for target, ack in due.items() if target not in given_up}
         if row is None or row.producer != self._producer or given_up:
             self._patiently(self.store._commit, self._name)
             self._sync(self.store)
@@ -319,16 +319,16 @@ class PendingStepper(Stepper):
             self._settle()
         self._settled = False
         # 3. Write.
-        found: list[tuple[Queue, Due]] = []
+        written: list[tuple[Queue, Due]] = []
         for id, store in {log.store.id: log.store for _, log, _ in away}.items():
-            found += self._write(store, [one for one in away if one[1].store.id == id])
-        self._next = self._due | {(log.store.id, log._log.id): due for log, due in found}
+            written += self._write(store, [entry for entry in away if entry[1].store.id == id])
+        self._next = self._due | {(log.store.id, log._log.id): due for log, due in written}
         try:
             # 4. Commit.
             super()._commit_parts(parts, row)
         except Fenced:
             with contextlib.suppress(CuesError):  # the caller raises Fenced, and no reader sees messages that stay
-                for log, _ in found:
+                for log, _ in written:
                     self._settling.roll_back(log, self._producer)
             raise
         self._due = self._next
@@ -337,17 +337,17 @@ class PendingStepper(Stepper):
         if faults.active:
             faults.point("pending.committed")
         # 6. Acknowledge.
-        self._patiently(self._settling.acknowledge, found)
+        self._patiently(self._settling.acknowledge, written)
         self._settled = True
 
     def _take_away(self, parts: list[Part]) -> list[tuple[Part, Queue, list[Page]]]:
         """Remove from the parts the messages for other stores, and return them."""
-        found: list[tuple[Part, Queue, list[Page]]] = []
+        away: list[tuple[Part, Queue, list[Page]]] = []
         for part in parts:
             appends = list(part.appends)
-            found += [(part, log, pages) for log, pages in appends if log.store.id != self.store.id]
+            away += [(part, log, pages) for log, pages in appends if log.store.id != self.store.id]
             part.appends = [(log, pages) for log, pages in appends if log.store.id == self.store.id]
-        return found
+        return away
 
     def _write(self, store: BaseStore, away: list[tuple[Part, Queue, list[Page]]]) -> list[tuple[Queue, Due]]:
         """Append pending messages to one other store, durably; return their acknowledgements."""

@@ -67,8 +67,8 @@ def key_of(node: Node, message: dict[str, Any]) -> Any:
     key = node.options.key
     if not isinstance(key, str):
         return None if key is None else key(message)
-    found = message.get(key)
-    if found is None:
+    value = message.get(key)
+    if value is None:
         there = "it is None" if key in message else f"it has {', '.join(map(repr, message)) or 'nothing'}"
         near = [] if key in message else difflib.get_close_matches(key, map(str, message), 1)
         raise InvalidArgument(
@@ -77,7 +77,7 @@ def key_of(node: Node, message: dict[str, Any]) -> Any:
             if near
             else f"add {key!r} to every message; or use key=lambda message: message.get({key!r}).",
         )
-    return found
+    return value
 
 
 class Process:
@@ -168,13 +168,13 @@ class Process:
     def metadata(self) -> dict[str, Any]:
         taken = self._now()
         offset = taken.count - 1 if self._node.options.batch else self._offset
-        found = taken.provenance().at(offset)
+        fields = taken.provenance().at(offset)
         carried = taken.slices[0]
         index = carried.start + offset
         for batch in carried.batches:
             if batch.first <= index < batch.next and batch.head.hash:
-                found[names.HASH] = batch.head.hash.hex()
-        return found
+                fields[names.HASH] = batch.head.hash.hex()
+        return fields
 
     @property
     def state(self) -> State:
@@ -265,7 +265,7 @@ class Process:
 
     def _now(self) -> Taken:
         if self._taken is None:
-            raise CuesError(f"{self.id}: there is no message now.", "use process inside the function.")
+            raise CuesError(f"{self.id} has no current message.", "use process inside the function.")
         return self._taken
 
     def _by_binding(self, of: Callable[[Slice], Any]) -> Any:

@@ -56,15 +56,15 @@ class Recovery(Committer):
         snapshot, attempt = tries.last(self.try_log._log.batches(tail))
         written = {queue: self._log_of(queue) for queue in attempt.indices} if attempt else {}
         positions = dict(zip(self._order, self._row.positions))
-        for one in self._readers:
-            with one.queue.store._view() as txn:
-                self._check_position(txn, one, positions[one.tailer])
-                gone = one.log.row(txn).first - positions[one.tailer].next
+        for reader in self._readers:
+            with reader.queue.store._view() as txn:
+                self._check_position(txn, reader, positions[reader.tailer])
+                gone = reader.log.row(txn).first - positions[reader.tailer].next
             if gone > 0:
                 self._emit(
                     events.Event(
                         self.node.id,
-                        f"{gone:,} messages of {one.queue.id} were purged before it took them",
+                        f"{gone:,} messages of {reader.queue.id} were purged before it took them",
                         logging.WARNING,
                     )
                 )
@@ -73,8 +73,8 @@ class Recovery(Committer):
         self.state.forget()
         self.imperative.forget()
         self._lingering.clear()
-        for one in self._readers:
-            one.stand(positions[one.tailer])
+        for reader in self._readers:
+            reader.stand(positions[reader.tailer])
         self._pending = None
         if decision.what == "rewind":
             assert snapshot is not None
@@ -120,7 +120,7 @@ class Recovery(Committer):
 
     def _takes(self) -> list[set[str]]:
         """Return the sets of tailers that a step can read from: all together; for AnyOf any single one."""
-        tailers = {one.tailer for one in self.inputs}
+        tailers = {input.tailer for input in self.inputs}
         return [{tailer} for tailer in tailers] if self.node.mode == "alts" else [tailers]
 
     def _where(self, positions: dict[str, Position]) -> str:
@@ -134,9 +134,9 @@ class Recovery(Committer):
         row = log.row(txn)
         return log.read(txn, row, max(row.first, row.next - 2), 2)
 
-    def _check_position(self, txn: StoreTransaction, one: Input | ProcessTailer, position: Position) -> None:
-        log_row = one.log.row(txn)
-        where = f"{self.node.id} is at {position.next} of queue {one.queue.id!r}"
+    def _check_position(self, txn: StoreTransaction, reader: Input | ProcessTailer, position: Position) -> None:
+        log_row = reader.log.row(txn)
+        where = f"{self.node.id} is at {position.next} of queue {reader.queue.id!r}"
         if log_row.identity != position.identity:
             raise Diverged(
                 f"{where} with identity {position.identity.hex()}, but the queue there has identity"
@@ -151,7 +151,7 @@ class Recovery(Committer):
                 processor=self.node.id,
             )
         if position.seal != NO_SEAL:
-            seal = one.log.seal_before(txn, log_row, position.next)
+            seal = reader.log.seal_before(txn, log_row, position.next)
             if seal not in (NO_SEAL, position.seal):
                 raise Diverged(
                     f"{where} after a batch with checksum {position.seal.hex()}, but the batch there has"
@@ -191,22 +191,22 @@ class Recovery(Committer):
     def _rewind(self, snapshot: tries.Snapshot) -> None:
         ends = dict(snapshot.end)
         whole = True
-        for one in self.inputs:
-            if one.tailer not in ends:
+        for input in self.inputs:
+            if input.tailer not in ends:
                 continue
-            row = one.queue._row()
-            lost = min(row.first, ends[one.tailer]) - snapshot.start[one.tailer]
+            row = input.queue._row()
+            lost = min(row.first, ends[input.tailer]) - snapshot.start[input.tailer]
             if lost > 0:
                 whole = False
                 self._emit(
                     events.Event(
                         self.node.id,
-                        f"{lost} messages of {one.queue.id} that a step had taken were purged before it"
+                        f"{lost} messages of {input.queue.id} that a step had taken were purged before it"
                         " committed; they are lost, the rest is a new step",
                         logging.WARNING,
                     )
                 )
-                one.go(min(row.first, ends[one.tailer]))
+                input.go(min(row.first, ends[input.tailer]))
         # The rest of a purged range is another set of messages and gets another hash, like any new step.
         # An unpurged range is taken exactly as in the snapshot, under its hash.
         self._pending = (snapshot, ends) if whole else None

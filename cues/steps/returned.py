@@ -47,7 +47,7 @@ class ReturnedMessages:
         self.provenance: Provenance | None = None
         """The provenance of the step's messages, if that of one may be too large for a page."""
         self.careful = False
-        """Whether each result is checked at once: a result of this step was refused after later calls."""
+        """True if each result is checked at once: a result of this step was refused after later calls."""
 
     def keep_all(self, kept: list[Kept], returned: Iterable[Any]) -> None:
         """Append to ``kept`` what :meth:`keep` makes of each result; an exception leaves the results before it there.

@@ -106,7 +106,7 @@ class Runner:
         }
         self._filters_some = any(self._filters.values())
         self._filtered = self._filters_some
-        """Whether some messages of the step may be skipped: acknowledgements of transactions always are."""
+        """True if some messages of the step may be skipped: acknowledgements of transactions always are."""
         self._bindings = [port.binding for port in node.outputs]
         self._packers = {b: self.packer(functools.partial(options_of, b)) for b in self._bindings}
         self._returned = ReturnedMessages(node, state, self._packers, self._imperative)
@@ -186,8 +186,8 @@ class Runner:
             if self._node.options.batch:
                 results = self._run_batch(taken)
             else:
-                one = self._width == 1 and self._limit_s is None
-                results = self._run_messages(taken) if one else self._run_at_once(taken)
+                singly = self._width == 1 and self._limit_s is None
+                results = self._run_messages(taken) if singly else self._run_at_once(taken)
             if self._imperative is not None:
                 results.writes = {b: Output(*written) for b, written in self._imperative.written().items()}
             if bounded:

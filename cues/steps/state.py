@@ -117,7 +117,7 @@ class StateTable:
 
     def rows(self, prefix: bytes) -> dict[bytes, bool]:
         """The rows under a key, and whether they exist, without the changes of running calls."""
-        found: dict[bytes, bool] = {}
+        exists: dict[bytes, bool] = {}
         if self._open():
             with self._store._view() as txn:
                 cursor = txn.cursor(self._database)
@@ -126,11 +126,11 @@ class StateTable:
                         if not key.startswith(prefix):
                             break
                         if key[-2:] == b"\0\0":
-                            found[key[:-2]] = True
+                            exists[key[:-2]] = True
         for row, packed in self._step.items():
             if row.startswith(prefix):
-                found[row] = packed is not None
-        return found
+                exists[row] = packed is not None
+        return exists
 
     def settle(self, changes: Changes) -> None:
         """Keep the changes of a call."""
@@ -239,7 +239,7 @@ class Layer:
 
     @property
     def touched(self) -> bool:
-        """Whether the call has used the state."""
+        """True if the call has used the state."""
         return bool(self._cells)
 
     def view(self, key: Any) -> State:
@@ -281,11 +281,11 @@ class Layer:
 
     def rows(self, prefix: bytes) -> list[bytes]:
         """The existing rows under a key, in the order of the table, also those of this call and step."""
-        found = self._table.rows(prefix)
+        exists = self._table.rows(prefix)
         for row, cell in self._cells.items():
             if row.startswith(prefix):
-                found[row] = cell[0] is not _ABSENT
-        return sorted(row for row, exists in found.items() if exists)
+                exists[row] = cell[0] is not _ABSENT
+        return sorted(row for row in exists if exists[row])
 
     def settle(self) -> None:
         """Keep the changes of a call that returned. Raises :class:`CodecError` for a value that cannot be encoded."""

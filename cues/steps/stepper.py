@@ -94,8 +94,8 @@ class Stepper(Recovery):
         """Return to the positions of the last commit."""
         self.state.forget()
         self.imperative.forget()
-        for one in self._readers:
-            one.stand(self.position_in(self._row, one.tailer))
+        for reader in self._readers:
+            reader.stand(self.position_in(self._row, reader.tailer))
 
     # 1. Take.
 
@@ -110,7 +110,7 @@ class Stepper(Recovery):
                 self._served = place + 1
                 if self._lingering:
                     self._lingering.pop(inputs[0].tailer, None)
-                return Taken([one.take(count) for one in inputs], count)
+                return Taken([input.take(count) for input in inputs], count)
         return None
 
     def _choices(self) -> list[tuple[int, list[Input]]]:
@@ -123,8 +123,8 @@ class Stepper(Recovery):
     def _count(self, inputs: list[Input], size: int) -> int:
         """Return the number of messages that a step takes now from each of these inputs, at most ``size``."""
         count = size
-        for one in inputs:
-            count = min(count, one.fill(size))
+        for input in inputs:
+            count = min(count, input.fill(size))
             if not count:
                 return 0
         if self._linger_ns and count < size and self._may_linger():
@@ -146,23 +146,23 @@ class Stepper(Recovery):
 
     def _take_again(self, snapshot: tries.Snapshot, ends: dict[str, int]) -> Taken | None:
         """Take exactly the ranges of a snapshot, from the same tailers, under its hash."""
-        again = [one for one in self.inputs if one.tailer in ends]
-        for one in again:
-            count = ends[one.tailer] - one.index
-            while one.ahead < count:
-                before = one.ahead
-                one.fill(count)
-                if one.index != snapshot.start[one.tailer]:  # purged since the start: another set of messages
+        again = [input for input in self.inputs if input.tailer in ends]
+        for input in again:
+            count = ends[input.tailer] - input.index
+            while input.ahead < count:
+                before = input.ahead
+                input.fill(count)
+                if input.index != snapshot.start[input.tailer]:  # purged since the start: another set of messages
                     self._rewind(snapshot)
                     return self._take()
-                if one.ahead == before:
+                if input.ahead == before:
                     raise Diverged(
-                        f"{self.node.id} must take {one.tailer} up to {ends[one.tailer]} again, but the"
-                        f" queue ends before {one.index + one.ahead}.",
+                        f"{self.node.id} must take {input.tailer} up to {ends[input.tailer]} again, but the"
+                        f" queue ends before {input.index + input.ahead}.",
                         "run cues check; or --fresh to start again.",
                         processor=self.node.id,
                     )
-        slices = [one.take(ends[one.tailer] - one.index) for one in again]
+        slices = [input.take(ends[input.tailer] - input.index) for input in again]
         self._pending = None
         return Taken(slices, len(slices[0].messages), snapshot.hash)
 

@@ -92,12 +92,12 @@ class StepperBase:
         self.marks = marks or {}
         self._readers: list[Input | ProcessTailer] = [*self.inputs, *self.imperative.tailers.values()]
         """The tailers that have a position in the row."""
-        self._order = sorted(one.tailer for one in self._readers)
+        self._order = sorted(reader.tailer for reader in self._readers)
         self._place = {tailer: place for place, tailer in enumerate(self._order)}
         """The place of a tailer's position in the row."""
         self.outputs = {port.binding: queue_of(port.queue) for port in node.outputs}
         self._targets = [(binding, queue, False) for binding, queue in self.outputs.items()]
-        self._targets += [(binding, one.queue, True) for binding, one in self.imperative.appenders.items()]
+        self._targets += [(binding, reader.queue, True) for binding, reader in self.imperative.appenders.items()]
         """The queues that a step appends to, in this order, and whether through an appender of the function."""
         self.errors = self._error_log(queue_of(node.errors)) if node.errors else None
         written = [*(queue for _, queue, _ in self._targets), *([self.errors] if self.errors else [])]

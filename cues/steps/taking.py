@@ -35,12 +35,12 @@ class Slice:
 
     __slots__ = ("batches", "messages", "one", "start", "stop")
 
-    def __init__(self, one: Input, start: int, messages: list[dict[str, Any]], found: list[Batch]) -> None:
+    def __init__(self, one: Input, start: int, messages: list[dict[str, Any]], batches: list[Batch]) -> None:
         self.one = one
         self.start = start
         self.stop = start + len(messages)
         self.messages = messages
-        self.batches = found
+        self.batches = batches
 
     @property
     def binding(self) -> str:
@@ -101,7 +101,7 @@ class Taken:
 
     @property
     def acknowledged(self) -> bool:
-        """Whether any entry is an acknowledgement, and not a message."""
+        """True if any entry is an acknowledgement, and not a message."""
         for piece in self.slices:
             for batch in piece.batches:
                 if batch.head.acknowledges:
@@ -122,7 +122,7 @@ class Taken:
 
     @property
     def traced(self) -> bool:
-        """Whether the messages have any provenance to pass on."""
+        """True if the messages have any provenance to pass on."""
         for piece in self.slices:
             if piece.one.kept:
                 return True
@@ -231,15 +231,15 @@ class Input:
         """Take the next ``count`` messages, which were read ahead."""
         start, stop = self.index, self.index + count
         taken: list[dict[str, Any]] = []
-        found: list[Batch] = []
+        batches: list[Batch] = []
         rest = 0
         for opened, messages in self._ahead:
             if opened.first >= stop:
                 break
             low, high = max(start - opened.first, 0), min(stop - opened.first, len(messages))
             taken += messages if high - low == len(messages) else messages[low:high]
-            found.append(opened)
+            batches.append(opened)
             rest += opened.next <= stop
         del self._ahead[:rest]
         self.index = stop
-        return Slice(self, start, taken, found)
+        return Slice(self, start, taken, batches)

@@ -113,17 +113,17 @@ class Writer:
         return batches.build(maps, batches.OWN_BYTES_MAX, digest, reserved=True)
 
     def _snapshot(self, taking: Taking) -> dict[str, Any]:
-        found: dict[str, Any] = {
+        fields: dict[str, Any] = {
             names.TYPE: names.SNAPSHOT,
             names.PROCESSOR_ID: self._processor,
             names.TAILER_INDICES: dict(zip(taking.tailers, taking.starts)),
             names.TO_INDICES: dict(zip(taking.tailers, taking.ends)),
         }
         if taking.chosen is not None:
-            found[names.TAILER_ID] = taking.chosen
+            fields[names.TAILER_ID] = taking.chosen
         if taking.source is not None:
-            found[names.SOURCE_POSITION] = list(taking.source)
-        return found
+            fields[names.SOURCE_POSITION] = list(taking.source)
+        return fields
 
 
 def _attempt(
@@ -133,12 +133,12 @@ def _attempt(
         kind = names.ERROR_ATTEMPT
     else:
         kind = names.ATTEMPT if indices or pending else names.NIL_ATTEMPT
-    found: dict[str, Any] = {names.TYPE: kind, names.HASH: hash.hex()}
+    fields: dict[str, Any] = {names.TYPE: kind, names.HASH: hash.hex()}
     if indices:
-        found[names.MESSAGE_INDEX] = indices
+        fields[names.MESSAGE_INDEX] = indices
     if pending:
-        found[names.PENDING_INDEX] = pending
-    return found
+        fields[names.PENDING_INDEX] = pending
+    return fields
 
 
 class _Form:
@@ -178,8 +178,8 @@ def _split(data: bytes) -> list[bytes]:
     """``data``, cut before and after each hole."""
     pieces: list[bytes] = []
     while data:
-        found = [(at, hole) for hole in (_HOLE_BYTES, _HASH_HOLE_BYTES) if (at := data.find(hole)) >= 0]
-        at, hole = min(found, default=(len(data), b""))
+        holes = [(at, hole) for hole in (_HOLE_BYTES, _HASH_HOLE_BYTES) if (at := data.find(hole)) >= 0]
+        at, hole = min(holes, default=(len(data), b""))
         pieces += [data[:at], hole]
         data = data[at + len(hole) :]
     return [piece for piece in pieces if piece]
