@@ -259,7 +259,7 @@ def test_a_view_that_outlives_its_call_says_so(store: Store) -> None:
     feed(store, a=[1, 2])
     run(store, Sink(keep, "a", concurrency=2))
     for process in kept:
-        with pytest.raises(cues.CuesError, match="no message now"):
+        with pytest.raises(cues.CuesError, match="no current message"):
             process.index  # noqa: B018
 
 

@@ -506,7 +506,7 @@ def test_neither_can_be_had_outside_a_call(store: Store) -> None:
     feed(store, a=[1])
     run(store, Sink(keeps, "a", tailers="rates"))
     for name in ("tailers", "appenders"):
-        with pytest.raises(cues.CuesError, match="no message now"):
+        with pytest.raises(cues.CuesError, match="no current message"):
             getattr(kept[0], name)
 
 
