@@ -52,15 +52,20 @@ def alone(path: str | os.PathLike[str], kind: type[S]) -> Iterator[S]:
             try:
                 held.enter_context(_held_alone(place, "locks", locks.REGISTER, locks.OPENED, locks.OPENED_END))
                 held.enter_context(_held_alone(place, "lock.mdb", _LMDB_LOCK, _LMDB_LOCK, _LMDB_LOCK + 1))
-                found = read_format(place, lock=False)
-                assert found is not None  # it was opened above
-                shared = Environment(place.resolve(), key, found["durability"], readonly=False)
+                record = read_format(place, lock=False)
+                assert record is not None  # it was opened above
+                shared = Environment(place.resolve(), key, record["durability"], readonly=False)
                 held.callback(shared.close, clean=False)
-                shared.id, shared.file = found["id"], environment.file_key(place)
-                shared.env = open_map_alone(place, found["map_size"])
+                shared.id, shared.file = record["id"], environment.file_key(place)
+                shared.env = open_map_alone(place, record["map_size"])
             except (lmdb.Error, OSError) as error:
                 raise translate(error, str(path)) from error
-            yield internal_handle(kind, shared, _commit_alone)
+
+            def transact(pages: int, work: Callable[..., Any], *args: Any) -> Any:
+                with shared.env.begin(write=True) as txn:
+                    return work(txn, *args)
+
+            yield internal_handle(kind, shared, transact)
 
 
 @contextlib.contextmanager
@@ -82,11 +87,3 @@ def _held_alone(path: Path, file: str, offset: int, start: int, stop: int) -> It
         if mine:
             opened.unlock(offset)
         opened.close()
-
-
-def _commit_alone(shared: Environment) -> Callable[..., Any]:
-    def transact(pages: int, work: Callable[..., Any], *args: Any) -> Any:
-        with shared.env.begin(write=True) as txn:
-            return work(txn, *args)
-
-    return transact
