@@ -76,7 +76,7 @@ class LowWater:
                 self._write(Mark(self.reader.epoch, index, self._holding))
 
     def outdated(self, index: int) -> bool:
-        """Return whether :meth:`publish` would write."""
+        """Return whether :meth:`publish` would write a mark."""
         return Mark(self.reader.epoch, index, self._holding) != self._written
 
     def _write(self, mark: Mark) -> None:

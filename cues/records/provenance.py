@@ -46,7 +46,7 @@ class Provenance:
         return bool(self.columns) or self.extra is not None
 
     def slice(self, start: int, stop: int) -> Provenance:
-        """The columns of the messages ``start`` to ``stop`` (exclusive)."""
+        """Return the columns of the messages ``start`` to ``stop`` (exclusive)."""
         if start == 0 and stop == self.count:
             return self
         columns: dict[str, tuple[Indices, Times]] = {
@@ -59,12 +59,12 @@ class Provenance:
         return Provenance(stop - start, columns, _slice(self.extra, start, stop))
 
     def select(self, offsets: Sequence[int]) -> Provenance:
-        """The columns of chosen messages: message j of the result is message ``offsets[j]`` of this object."""
+        """Return the columns of chosen messages: message j of the result is message ``offsets[j]`` of this object."""
         columns = {queue: (_select(t, offsets), _select(time, offsets)) for queue, (t, time) in self.columns.items()}
         return Provenance(len(offsets), columns, _select(self.extra, offsets))
 
     def spread(self, count: int) -> Provenance:
-        """The columns of ``count`` messages that all have the provenance of the last one here (batch functions)."""
+        """Return the columns of ``count`` messages that all have the provenance of the last one here."""
         last = self.count - 1
         columns: dict[str, tuple[Indices, Times]] = {
             queue: (_one(t, last), _one(time, last)) for queue, (t, time) in self.columns.items()
@@ -72,7 +72,7 @@ class Provenance:
         return Provenance(count, columns, _at(self.extra, last))
 
     def at(self, offset: int) -> dict[str, Any]:
-        """The metadata map of one message: ``{"q/queue": {queue: {"q/t", "q/time"}}, "tx/t"}`` and extras."""
+        """Return the metadata map of one message: ``{"q/queue": {queue: {"q/t", "q/time"}}, "tx/t"}`` and extras."""
         result: dict[str, Any] = {}
         queues: dict[str, dict[str, Any]] = {}
         for queue, (t, time) in self.columns.items():
@@ -104,13 +104,13 @@ class Provenance:
 
 
 def decode(data: bytes | memoryview, count: int) -> Provenance:
-    found = codec.unpack(data)
-    columns = {queue: (_unpack_t(t, count), _unpack_ints(time, count)) for queue, (t, time) in found[0].items()}
-    return Provenance(count, columns, found[1] if len(found) > 1 else None)
+    packed, *extra = codec.unpack(data)
+    columns = {queue: (_unpack_t(t, count), _unpack_ints(time, count)) for queue, (t, time) in packed.items()}
+    return Provenance(count, columns, extra[0] if extra else None)
 
 
 def concat(parts: Sequence[Provenance]) -> Provenance:
-    """The columns of several runs, one after the other."""
+    """Return the columns of several runs, one after the other."""
     if len(parts) == 1:
         return parts[0]
     count = sum(part.count for part in parts)
@@ -128,7 +128,7 @@ def concat(parts: Sequence[Provenance]) -> Provenance:
 
 
 def merge(parts: Sequence[Provenance]) -> Provenance:
-    """The columns of a join: message j has the metadata of message j of every part.
+    """Return the columns of a join: message j has the metadata of message j of every part.
 
     If two parts have the same queue for a message, the first part is used.
     """
@@ -174,7 +174,7 @@ def _filled(count: int, first: tuple[Indices, Times], second: tuple[Indices, Tim
     known = [any(_one(column, j) is not None for column in first) for j in range(count)]
     if all(known):
         return first
-    chosen = [first if here else second for here in known]
+    chosen = [first if has_first else second for has_first in known]
     times = [_one(time, j) or 0 for j, (_, time) in enumerate(chosen)]
     return [_one(t, j) or 0 for j, (t, _) in enumerate(chosen)], times
 
@@ -205,10 +205,10 @@ def _join(parts: list[tuple[int, Any]]) -> Any:
     return joined
 
 
-def _unpack_t(found: Any, count: int) -> Indices:
-    if type(found) is list and len(found) == 1:
-        return range(found[0], found[0] + count)
-    return _unpack_ints(found, count)
+def _unpack_t(packed: Any, count: int) -> Indices:
+    if type(packed) is list and len(packed) == 1:
+        return range(packed[0], packed[0] + count)
+    return _unpack_ints(packed, count)
 
 
 def _pack_ints(values: list[int] | int | None) -> Any:
@@ -224,10 +224,10 @@ def _pack_ints(values: list[int] | int | None) -> Any:
     raise AssertionError("a column with a value beyond 64 bits")
 
 
-def _unpack_ints(found: Any, count: int) -> list[int] | int | None:
-    if not isinstance(found, list):
-        constant: int | None = found
+def _unpack_ints(packed: Any, count: int) -> list[int] | int | None:
+    if not isinstance(packed, list):
+        constant: int | None = packed
         return constant
-    low, width, raw = found
+    low, width, raw = packed
     letter = dict(_WIDTHS)[width]
     return [low + v for v in struct.unpack(f">{count}{letter}", raw)]
