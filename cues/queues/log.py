@@ -74,7 +74,7 @@ class Log:
         return LogRow._make(_unpack_row(self._raw_row(txn)))
 
     def _raw_row(self, txn: StoreTransaction) -> bytes:
-        """The row as it is stored, after its checksum was compared."""
+        """Return the row as it is stored, after its checksum was compared."""
         raw: bytes | None = txn.get(self.key)
         if raw is None:
             raise _gone(self.queue)
@@ -180,13 +180,13 @@ class Log:
         return raws
 
     def read_before(self, txn: StoreTransaction, row: LogRow, index: int) -> list[Raw]:
-        """The record that holds the message before ``index``, if there is one."""
+        """Return the record that holds the message before ``index``, if there is one."""
         if not row.first < index <= row.next:
             return []
         return self.read(txn, row, index - 1, 1)
 
     def end_of_messages(self, txn: StoreTransaction, row: LogRow, start: int) -> int:
-        """The index after the last message, not counting acknowledgements at the end; at least ``start``."""
+        """Return the index after the last message, not counting acknowledgements at the end; at least ``start``."""
         end = row.next
         if end <= start:
             return start
@@ -214,13 +214,13 @@ class Log:
         return opened
 
     def damaged(self, first: int) -> BatchDamaged:
-        """The error for the record at ``first``."""
+        """Return the error for the record at ``first``."""
         with self.store._view() as txn:
             last = self._next_first(txn, first) - 1
         return self._damage(first, last, "is damaged (its checksum fails)")
 
     def _missing(self, cursor: Any, index: int, end: int) -> BatchDamaged:
-        """The error for an index that the row counts but no record holds."""
+        """Return the error for an index that the row counts but no record holds."""
         last = end - 1
         if cursor.set_range(KEY.pack(index)):
             key = cursor.key()
@@ -239,7 +239,7 @@ class Log:
         )
 
     def seal_before(self, txn: StoreTransaction, row: LogRow, index: int) -> bytes:
-        """The checksum of the batch that holds the message before ``index``; zeros if there is none."""
+        """Return the checksum of the batch that holds the message before ``index``; zeros if there is none."""
         try:
             raws = self.read_before(txn, row, index)
         except BatchDamaged:  # a tailer must be able to continue after the missing messages
@@ -247,7 +247,7 @@ class Log:
         return raws[0][1][:8] if raws else bytes(8)
 
     def index_at(self, txn: StoreTransaction, row: LogRow, time_ns: int) -> int:
-        """The first index whose append time is at or after ``time_ns``; the next index if none is."""
+        """Return the first index whose append time is at or after ``time_ns``; the next index if none is."""
         low, high = row.first, row.next
         cursor = txn.cursor(self.database)
         while low < high:
@@ -262,15 +262,15 @@ class Log:
         return low
 
     def time_at(self, txn: StoreTransaction, row: LogRow, index: int) -> int:
-        """Append time of the message at ``index``, which must exist. Raises :class:`BatchDamaged`."""
+        """Return the append time of the message at ``index``, which must exist. Raises :class:`BatchDamaged`."""
         return int(batch.HEAD.unpack_from(self.read(txn, row, index, 1)[0][1], 8)[3])
 
     def size_bytes(self, txn: StoreTransaction) -> int:
-        """Bytes of the log's pages on disk."""
+        """Return the bytes of the log's pages on disk."""
         return pages_of(txn.stat(self.database)) * PAGE_BYTES
 
     def front_time(self, txn: StoreTransaction) -> int:
-        """Append time of the first record; 0 when there is none."""
+        """Return the append time of the first record; 0 when there is none."""
         cursor = txn.cursor(self.database)
         return int(batch.HEAD.unpack_from(cursor.value(), 8)[3]) if cursor.first() else 0
 
@@ -341,7 +341,7 @@ class Log:
 
 
 def _opened(first: int, value: bytes, pieces: list[bytes]) -> Batch | None:
-    """The record as a batch, or None when a checksum fails or a piece is missing."""
+    """Return the record as a batch, or None when a checksum fails or a piece is missing."""
     if not batch.intact(value, first):
         return None
     if pieces and not all(batch.intact(piece, number) for number, piece in enumerate(pieces, 1)):

@@ -76,13 +76,13 @@ class Queue(BaseQueue):
 
     def _grow(self, txn: StoreTransaction, partitions: int) -> None:
         record = read_record(self.store, self.id, txn.get(names.queue_key(self.id)))
-        there = record["partitions"]
-        if partitions < there:
-            raise _shrinking(self.id, there, partitions)
-        if partitions == there:
+        present = record["partitions"]
+        if partitions < present:
+            raise _shrinking(self.id, present, partitions)
+        if partitions == present:
             return
         row = LogRow(record["identity"], 1, 1, 0, record["version"])
-        _create_logs(txn, self.store, self.id, range(there, partitions), row)
+        _create_logs(txn, self.store, self.id, range(present, partitions), row)
         record["options"]["partitions"] = record["partitions"] = partitions
         record["version"] += 1
         _put_record(txn, self.id, record)
@@ -264,8 +264,8 @@ def _open_partition(store: BaseStore, id: str, options: Mapping[str, Any]) -> Qu
             f"call store.queue({name!r}, {next(iter(options))}=…).",
         )
     with store._view() as txn:
-        there = txn.get(names.queue_key(name)) is not None
-    if not there:
+        exists = txn.get(names.queue_key(name)) is not None
+    if not exists:
         raise QueueNotFound(
             f"The store {store.path} has no queue {name!r}, of which {id!r} would be a partition; it has"
             f" {', '.join(store.queues()) or 'none'}.",
@@ -298,8 +298,8 @@ class Matching(list[str]):
 def _matching(store: BaseStore, pattern: str) -> list[str]:
     queue, slash, partition = pattern.partition("/")
     with store._view() as txn:
-        records = list(transaction.named_rows(txn, names.queue_key("")))
-    records = [(name, raw) for name, raw in records if "." not in name and fnmatch.fnmatchcase(name, queue)]
+        rows = transaction.named_rows(txn, names.queue_key(""))
+        records = [(name, raw) for name, raw in rows if "." not in name and fnmatch.fnmatchcase(name, queue)]
     if not slash:
         return [name for name, _ in records]
     return [
@@ -314,9 +314,9 @@ def _refused(queue: str, option: str, message: str, hint: str) -> QueueOptionsEr
     return QueueOptionsError(message, hint, queue=queue, option=option)
 
 
-def _shrinking(queue: str, there: int, asked: int) -> QueueOptionsError:
-    message = f"The queue {queue!r} has {there} partitions and cannot have fewer, such as {asked}."
-    hint = f"pass partitions={there}, or make a new queue: a removed partition would take its messages with it."
+def _shrinking(queue: str, present: int, asked: int) -> QueueOptionsError:
+    message = f"The queue {queue!r} has {present} partitions and cannot have fewer, such as {asked}."
+    hint = f"pass partitions={present}, or make a new queue: a removed partition would take its messages with it."
     return _refused(queue, "partitions", message, hint)
 
 
