@@ -51,7 +51,7 @@ except ImportError as error:
 
 
 TIMEOUT_S: Final = 30.0
-"""How long a transaction waits for another transaction before it fails."""
+"""The time for which a transaction waits for another transaction before it fails."""
 _MADE_ATTEMPTS: Final = 3
 """Two processes that create the same table at once disturb each other; the next attempt finds the table."""
 
@@ -120,7 +120,11 @@ class SQLCheckpoint(Closing):
         :class:`cues.errors.CheckpointError` when the database cannot be reached, or is held by a
         transaction that does not end.
         """
-        self._named()
+        if not self.name:
+            raise InvalidArgument(
+                f"The checkpoint in {self.where} has no name; a consumer's checkpoint is kept under one.",
+                "use SQLCheckpoint(target, 'name').",
+            )
         row = self._retried(self._raise_fence)
         self._held = RestoredFence.now(row.fence)
         faults.point("checkpoint.restored")
@@ -158,13 +162,6 @@ class SQLCheckpoint(Closing):
             # Of two inserts at once the second breaks the primary key; it is tried again.
             connection.execute(_checkpoints.insert().values(name=self.name, fence=1))
         return connection.execute(sa.select(_checkpoints).where(mine)).one()
-
-    def _named(self) -> None:
-        if not self.name:
-            raise InvalidArgument(
-                f"The checkpoint in {self.where} has no name; a consumer's checkpoint is kept under one.",
-                "use SQLCheckpoint(target, 'name').",
-            )
 
     def transaction(self, process: Process) -> AbstractContextManager[Transaction[sa.Connection]]:
         """Run the block in a transaction with exactly the messages that are new to the database.
@@ -243,22 +240,18 @@ class SQLCheckpoint(Closing):
                 if self._engine is not None:
                     self._engine.dispose(close=False)  # a connection does not outlive a fork
                 engine = self._target if isinstance(self._target, sa.Engine) else _engine(self._target, self.timeout_s)
-                self._make(engine)
+                self._retried(self._make, engine, exc.ProgrammingError)  # PostgreSQL's, which looks before it locks
                 self._engine, self._pid = engine, os.getpid()
             return self._engine
 
-    def _make(self, engine: sa.Engine) -> None:
+    def _make(self, connection: sa.Connection) -> None:
         """Create our tables and those of the user."""
-
-        def make(connection: sa.Connection) -> None:
-            for table in (_checkpoints, _positions):
-                connection.execute(sa.schema.CreateTable(table, if_not_exists=True))
-            if "seals" not in {column["name"] for column in sa.inspect(connection).get_columns(TABLE)}:
-                connection.exec_driver_sql(f"alter table {TABLE} add column seals text")  # an older version's
-            for statement in self._schema:
-                connection.exec_driver_sql(statement)
-
-        self._retried(make, engine, exc.ProgrammingError)  # PostgreSQL's, which looks before it locks
+        for table in (_checkpoints, _positions):
+            connection.execute(sa.schema.CreateTable(table, if_not_exists=True))
+        if "seals" not in {column["name"] for column in sa.inspect(connection).get_columns(TABLE)}:
+            connection.exec_driver_sql(f"alter table {TABLE} add column seals text")  # an older version's
+        for statement in self._schema:
+            connection.exec_driver_sql(statement)
 
     def __getstate__(self) -> dict[str, Any]:
         if isinstance(self._target, sa.Engine):

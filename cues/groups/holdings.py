@@ -69,14 +69,14 @@ class Holdings:
         self._called_ns = clock.monotonic_ns()
         """The time of the last :meth:`keep_up`."""
         self._late = False
-        """Whether the log has the warning that this is too long ago."""
+        """True if the log has the warning that this is too long ago."""
         self.held: dict[Partition, HeldPartition] = {}
         self.stepping: HeldPartition | None = None
         """The partition with a step under way, which is not released before the step has ended."""
         self._on_assigned, self._on_revoked, self._on_lost = on_assigned, on_revoked, on_lost
         self._locks = self.store._locks
         self._waits = False
-        """Whether another member still holds a partition that is assigned to this one. It may die at any time."""
+        """True if another member still holds a partition that is assigned to this one. It may die at any time."""
         self._seen = -1
         """The group's count of changes up to which this member has followed."""
         self._check_at = self._look_at = 0
@@ -91,9 +91,9 @@ class Holdings:
         """The lost partitions, until ``on_lost`` has returned."""
         self._ended = False
         self.over = False
-        """Whether the lock and the lease were released."""
+        """True after the lock and the lease were released."""
         self.calling = False
-        """Whether a callback is running."""
+        """True while a callback is running."""
         self._locked = False
         try:
             self._locked = self._take_name()
@@ -108,13 +108,13 @@ class Holdings:
         offset = self.table.lock_of(self.name)
         if self._locks.try_lock(offset):
             return True
-        here = self._locks.mine(offset)
-        pid = os.getpid() if here else self._locks.holder(offset) or 0
+        is_own = self._locks.mine(offset)
+        pid = os.getpid() if is_own else self._locks.holder(offset) or 0
         with self.store._view() as txn:
             row = self.table.member(txn, self.name)
         left = 0.0 if row is None or row.kept_ns else self.table.left_s(row)
         if left > 0 or (row is None and locks.process_state(pid) != "stopped"):
-            where = "in this process" if here else f"in process {pid} ({locks.process_state(pid)})"
+            where = "in this process" if is_own else f"in process {pid} ({locks.process_state(pid)})"
             raise AlreadyRunning(
                 f"The member {self.name} of {self.table.group} already runs {where}.",
                 "use another name."
@@ -274,7 +274,7 @@ class Holdings:
         return claim is not None and claim.owner == self._id
 
     def _may_leave(self, held: HeldPartition) -> bool:
-        """Whether a partition can be released: no message is uncommitted, or it has been leaving for a lease."""
+        """Return whether a partition can be released: no message is uncommitted, or it has been leaving for a lease."""
         if time.monotonic_ns() - held.leaving_ns > self.lease_s * 1e9:
             return True
         return not held.dirty and held is not self.stepping
@@ -325,9 +325,7 @@ class Holdings:
 
     def _hold(self, taken: Mapping[Partition, Claim]) -> None:
         """Hold partitions that this member owns in the store. The next look at the table calls ``on_assigned``."""
-        views = {partition: self.queues[partition[0]]._view(partition[1]) for partition in sorted(taken)}
-        held = {partition: HeldPartition(partition, view, taken[partition]) for partition, view in views.items()}
-        self.held.update(held)
+        self.held |= {p: HeldPartition(p, self.queues[p[0]]._view(p[1]), taken[p]) for p in sorted(taken)}
 
     def _tell_assigned(self) -> None:
         new = sorted(partition for partition, held in self.held.items() if not held.assigned)

@@ -177,7 +177,7 @@ class Member(Reader, Closing):
         self._undo: dict[HeldPartition, int] = {}
         """The partitions that the call under way has read, each with the position before the call."""
         self._torn = False
-        """Whether an exception came out of a call, so that memory may differ from the store."""
+        """True if an exception came out of a call, so that memory may differ from the store."""
         self._closing = self._closed = False
         self._session: Session | None = None
         self.holdings = Holdings(
@@ -374,7 +374,7 @@ class Member(Reader, Closing):
         self._keep_up()
 
     def _chosen(self, partitions: Iterable[Partition | str]) -> list[Partition]:
-        """The partitions that a caller names; those that this member holds if it names none."""
+        """Return the partitions that a caller names; those that this member holds if it names none."""
         wanted = self._named(partitions)
         if not wanted:  # only then: a seek must also work on a partition that cannot be claimed
             self._keep_up()
@@ -384,7 +384,7 @@ class Member(Reader, Closing):
         return wanted
 
     def _named(self, partitions: Iterable[Partition | str]) -> list[Partition]:
-        """The partitions that a caller names; refuses those of other queues."""
+        """Return the partitions that a caller names; refuse those of other queues."""
         named: list[Partition] = []
         for partition in partitions:
             queue, number = (partition, None) if isinstance(partition, str) else partition
@@ -405,7 +405,7 @@ class Member(Reader, Closing):
     def take(self, n: int, timeout: float | None, only: HeldPartition | None = None, single: bool = False) -> Taken:
         """Take up to ``n`` messages, by partition; from the partition ``only``, or from a ``single`` one.
 
-        Waits for the first message. Returns none when ``only`` is no longer held.
+        Waits for the first message. Returns no messages when ``only`` is no longer held.
         """
         if not isinstance(n, int) or isinstance(n, bool) or n < 1:
             raise InvalidArgument(f"{n!r} is not a number of messages.", "pass an integer, 1 or more.")
@@ -470,7 +470,7 @@ class Member(Reader, Closing):
         return taken
 
     def _next(self, only: HeldPartition | None) -> HeldPartition | None:
-        """The partition to read next: of those with messages, the one that was served longest ago."""
+        """Return the partition to read next: of those with messages, the one that was served longest ago."""
         if only is not None:
             return only if self._holds(only) and only.readable else None
         self._ready = [held for held in self._ready if held.readable]
@@ -554,7 +554,7 @@ class Member(Reader, Closing):
         self._session = None
 
     def output(self, queue: str | Queue) -> Queue:
-        """The queue of this store that a session writes to."""
+        """Return the queue of this store that a session writes to."""
         if isinstance(queue, Queue):
             if not queue.store._same_as(self.store):
                 raise InvalidArgument(

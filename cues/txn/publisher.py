@@ -186,16 +186,16 @@ class Publisher:
             writer.settle(deadline)
 
     def _all(self) -> list[Writer]:
-        return [writer for some in list(self._writers.values()) for writer in some]
+        return [writer for writers in list(self._writers.values()) for writer in writers]
 
     def _writer(self, store: BaseStore) -> Writer:
         with self.guard:
-            some = self._writers.setdefault(store.id, [])
-            for writer in some:  # a copy of a store has the same id
+            writers = self._writers.setdefault(store.id, [])
+            for writer in writers:  # a copy of a store has the same id
                 if writer.store is store or (writer.store._same_as(store) and not writer.store.closed):
                     return writer
-            some.append(Writer(self, store))
-            return some[-1]
+            writers.append(Writer(self, store))
+            return writers[-1]
 
     def build_ack_intents(self, timeout: float | None = None) -> list[AckIntent]:
         """Build the acknowledgements of all messages published uncommitted since the last call: one for each queue.
@@ -391,7 +391,7 @@ class Publisher:
 
 
 def _read_intent(intent: AckIntent) -> tuple[uuids.UUID, str]:
-    """The acknowledgement's UUID, and the path of its store."""
+    """Decode the acknowledgement's UUID, and the path of its store."""
     try:
         raw, path = codec.unpack(intent.intent)
         return uuids.UUID(bytes=raw), os.fspath(path)
