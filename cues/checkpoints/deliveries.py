@@ -169,7 +169,7 @@ class Transaction(Generic[C]):
         if all(end - start == self.known for start, end in zip(delivery.start.values(), delivery.end.values())):
             return []
         # The range straddles the row, so this is a batch, whose messages are not all of the range
-        # when there are filters. A join's lists stand at the same offsets of their ranges.
+        # when there are filters. A join's lists are at the same offsets of their ranges.
         indices = self._process.indices
         lists = list(indices.values()) if isinstance(indices, dict) else [indices]
         first = min(of_input[0] for of_input in lists) - min(delivery.start.values())

@@ -109,7 +109,13 @@ class JSONFileCheckpoint(Closing):
             deadline = time.monotonic() + self.timeout_s
             while not lock_file.try_lock(0):
                 if time.monotonic() >= deadline:
-                    raise self._stuck(lock_file.holder(0))
+                    pid = lock_file.holder(0)
+                    who = "this process" if pid is None else f"process {pid} ({locks.process_state(pid)})"
+                    raise CheckpointError(
+                        f"The checkpoint {self.path} has been locked by {who} for more than {self.timeout_s:g} s.",
+                        "end that process (kill -9 is safe), or wait.",
+                        where=str(self.path),
+                    )
                 time.sleep(_LOOK_S)
             try:
                 yield
@@ -117,14 +123,6 @@ class JSONFileCheckpoint(Closing):
                 lock_file.unlock(0)
         finally:
             lock_file.close()
-
-    def _stuck(self, pid: int | None) -> CheckpointError:
-        who = "this process" if pid is None else f"process {pid} ({locks.process_state(pid)})"
-        return CheckpointError(
-            f"The checkpoint {self.path} has been locked by {who} for more than {self.timeout_s:g} s.",
-            "end that process (kill -9 is safe), or wait.",
-            where=str(self.path),
-        )
 
     def _read(self) -> dict[str, Any] | None:
         try:

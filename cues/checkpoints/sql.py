@@ -208,7 +208,7 @@ class SQLCheckpoint(Closing):
         except exc.DBAPIError as error:
             if isinstance(error, (exc.OperationalError, exc.InterfaceError)) or error.connection_invalidated:
                 raise self._failed(_told(error)) from error
-            if type(error) is exc.DatabaseError:  # SQLite's, for a file that is damaged or none of its own
+            if type(error) is exc.DatabaseError:  # SQLite raises it for a damaged file, or a file of another kind
                 raise CheckpointError(
                     f"The database {self.where} cannot be read: {_told(error)}.",
                     "use another path, or restore a copy of the file.",

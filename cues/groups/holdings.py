@@ -98,7 +98,7 @@ class Holdings:
         try:
             self._locked = self._take_name()
             self._join()
-            self.store._on_close(self.let_go)
+            self.store._on_close.append(self.let_go)
         except BaseException:
             self.let_go()
             raise

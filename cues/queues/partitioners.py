@@ -28,6 +28,7 @@ import xxhash
 from cues import codec
 from cues.base.checks import is_count
 from cues.errors import CodecError, CuesError, InvalidArgument
+from cues.records import batch
 
 KEYED: Final = ("murmur2", "fnv1a-modulo", "rendezvous")
 """Partitioners that keep the messages of one key together."""
@@ -218,9 +219,7 @@ class Router:
     def _by_key(self, message: dict[str, Any]) -> int:
         key = self._key
         if not isinstance(message, dict):
-            raise InvalidArgument(
-                f"A message is a dict, found {type(message).__name__}.", "pass a dict, such as {'value': …}."
-            )
+            raise batch.not_a_dict(message)
         if isinstance(key, str):
             value = message.get(key)
             if value is None:

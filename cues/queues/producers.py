@@ -51,7 +51,7 @@ class Written(NamedTuple):
         """Raises :class:`StoreDamaged`; ``what`` is the name of the row in its text."""
         return Written._make(_ROW.unpack(sealed.unseal(raw, what)))
 
-    def repeats(self, clock: int, flags: int, before: int | None = None) -> bool:
+    def repeats(self, clock: int, flags: int, before: int | None) -> bool:
         """Return whether the log has the message already, or does not need it.
 
         An acknowledgement at or below the last clock is needed while messages are pending: it commits them,

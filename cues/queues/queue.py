@@ -1,4 +1,4 @@
-"""Queues: ordered, immutable, addressable logs of messages; and their appenders.
+"""Queues: ordered, immutable, addressable logs of messages.
 
     with cues.open("data") as store:
         q = store.queue("orders", metadata={"t", "time"}, retention=1_000_000)

@@ -141,4 +141,4 @@ def _say(log: Log, reader: PositionHolder, what: str) -> None:
     warning = (log.store.path, log.id, reader.name)
     if warning not in _said:
         _said.add(warning)
-        log.store._afterwards(lambda: logger.warning(f"retention of %s {what}", log.id, reader.name))
+        log.store._afterwards.append(lambda: logger.warning(f"retention of %s {what}", log.id, reader.name))

@@ -7,7 +7,7 @@
     10      2       count of messages
     12      8       append time, nanoseconds since the epoch: max(now, the log's last)
     20      16      delivery hash              when flagged HASH
-            16 …    producer, clock, flags     when flagged PRODUCER (txn/stamps.py)
+            16 …    producer, clock, flags     when flagged PRODUCER (records/stamps.py)
             2 + n   length, provenance         when flagged PROVENANCE
             4       length of the whole body   when flagged CONTINUED
             rest    body: one msgpack array of the messages
@@ -303,7 +303,7 @@ def pack_one(message: dict[str, Any], limit_bytes: int, strips: bool) -> bytes |
     A message with ``q/meta`` or ``q/uuid`` is returned as it is, because these are not part of its body.
     """
     if not isinstance(message, dict):
-        raise _at(0, _not_a_dict(message))
+        raise _at(0, not_a_dict(message))
     try:
         body = codec.pack([message])[1:]  # at the same depth as in the array of its record
     except CodecError as error:
@@ -346,7 +346,7 @@ def _pack_array(chunk: Sequence[dict[str, Any]], start: int) -> bytes:
     if set(map(type, chunk)) != {dict}:
         for offset, message in enumerate(chunk):
             if not isinstance(message, dict):
-                raise _at(start + offset, _not_a_dict(message))
+                raise _at(start + offset, not_a_dict(message))
     try:
         return codec.pack(chunk)
     except CodecError:
@@ -434,7 +434,8 @@ def _reserved(key: str) -> ReservedKey:
     )
 
 
-def _not_a_dict(message: object) -> InvalidArgument:
+def not_a_dict(message: object) -> InvalidArgument:
+    """Return the error for a message of another type."""
     return InvalidArgument(
         f"A message is a dict, found {type(message).__name__} ({str(message)[:60]!r}).",
         "write a dict, such as {'value': …}.",
@@ -523,14 +524,14 @@ class Batch:
         if self._origins is not None and self._origins[0] == kept:
             return self._origins[1]
         head = self.head
-        came = provenance.decode(head.provenance, head.count) if head.provenance else None
-        columns: dict[str, tuple[Any, Any]] = dict(came.columns) if came else {}
+        stored = provenance.decode(head.provenance, head.count) if head.provenance else None
+        columns: dict[str, tuple[Any, Any]] = dict(stored.columns) if stored else {}
         indices = range(self.first, self.next)
         if "t" in kept or "time" in kept:
             columns[queue] = (indices if "t" in kept else None, head.time_ns if "time" in kept else None)
         if "tx" in kept and names.TX not in columns:
             columns[names.TX] = (indices, None)
-        origins = Provenance(head.count, columns, came.extra if came else None)
+        origins = Provenance(head.count, columns, stored.extra if stored else None)
         self._origins = (kept, origins)
         return origins
 

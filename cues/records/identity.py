@@ -91,7 +91,7 @@ class Clock:
         """Move to a Unix time in nanoseconds, with the counter at 0. A time that is not later changes nothing."""
         if not isinstance(time_ns, int):
             raise InvalidArgument(f"A time must be in whole nanoseconds, found {time_ns!r}.", "pass time.time_ns().")
-        value = clock_at(time_ns)
+        value = (time_ns // 100 + _EPOCH_SHIFT) << 4
         with self._lock:
             if value > self._value:
                 self._value = _clock_bits(value)
@@ -109,11 +109,6 @@ class Clock:
 
     def __repr__(self) -> str:
         return f"Clock({self._value:#x})"
-
-
-def clock_at(time_ns: int) -> int:
-    """Return the clock of a Unix time in nanoseconds."""
-    return (time_ns // 100 + _EPOCH_SHIFT) << 4
 
 
 def build_uuid(producer: bytes, clock: int | Clock, flags: int) -> uuid.UUID:

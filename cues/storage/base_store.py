@@ -1,6 +1,6 @@
 """A handle on a store: transactions, databases, rows, copies.
 
-    with store.view() as txn: …             a read transaction (:class:`View`)
+    with store._view() as txn: …             a read transaction (:class:`View`)
     store._commit(work, *args)               runs work(txn, *args) in a write transaction
     store._database(name)                    the handle of a named database, for ``db=`` of the transaction's calls
 
@@ -22,6 +22,7 @@ from typing import Any, Final, Self, TypeVar
 import lmdb
 
 from cues.base import names
+from cues.base.closing import Closing
 from cues.errors import (
     Closed,
     Forked,
@@ -49,7 +50,7 @@ _PIECE_BYTES: Final = 1 << 20
 """Size of one piece of a copy, and so the memory that a copy takes."""
 
 
-class BaseStore:
+class BaseStore(Closing):
     """A handle on the environment of a store: transactions, databases and rows. :class:`cues.Store` adds its queues."""
 
     def __init__(
@@ -82,9 +83,11 @@ class BaseStore:
             lambda shared: internal_handle(type(self), shared).check(),
         )
         self._closed = False
-        self._tidy: list[Callable[[], None]] = []
-        self._due: list[Callable[[], None]] = []
-        """Calls to make after the transaction under way."""
+        self._on_close: list[Callable[[], None]] = []
+        """Calls to make when this handle closes."""
+        self._afterwards: list[Callable[[], None]] = []
+        """Calls to make after the transaction under way: of code of users, such as the handler of a logger. Such code
+        may write to the store; inside the transaction it would wait for itself."""
         doorbells = self._shared.doorbells
         self._ring: Callable[[int], None] = doorbells.ring if doorbells is not None else lambda mask: None
         """Wake the readers that wait for a log of the mask."""
@@ -112,11 +115,6 @@ class BaseStore:
     def _same_as(self, other: BaseStore) -> bool:
         """Return whether ``other`` is a handle on the same files. A copy has the same id, but other files."""
         return self._shared is other._shared
-
-    @staticmethod
-    def _places(id: bytes) -> list[Path]:
-        """Return the directories of this process's open stores of that id. A copy has the id of its original."""
-        return environment.paths_of(id)
 
     @property
     def map_size(self) -> int:
@@ -167,17 +165,10 @@ class BaseStore:
             self._check()  # another thread closed the store, and with it the shared words
             raise
         finally:
-            if self._due:
-                calls, self._due = self._due, []
+            if self._afterwards:
+                calls, self._afterwards = self._afterwards, []
                 for call in calls:
                     call()
-
-    def _afterwards(self, call: Callable[[], None]) -> None:
-        """Call ``call`` after the current transaction: for code of users, such as the handler of a logger.
-
-        Such code may write to the store; inside the transaction it would wait for itself.
-        """
-        self._due.append(call)
 
     def _lost(self) -> bool:
         """Return whether the files were deleted or exchanged since the opening.
@@ -372,18 +363,14 @@ class BaseStore:
 
     # --- end ---
 
-    def _on_close(self, tidy: Callable[[], None]) -> None:
-        """Call ``tidy`` when this handle closes."""
-        self._tidy.append(tidy)
-
     def close(self) -> None:
         """Close this handle; blocked reads through it end with :class:`Closed`. Closing again does nothing."""
         if self._closed:
             return
         self._closed = True
         self._transact = self._refuse
-        for tidy in self._tidy:
-            tidy()
+        for call in self._on_close:
+            call()
         shared = self._shared
         if shared.state != "open":
             return
@@ -394,9 +381,6 @@ class BaseStore:
     def __enter__(self) -> Self:
         self._check()
         return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         state = "closed" if self.closed else self.durability
@@ -458,7 +442,7 @@ def internal_handle(kind: type[S], shared: Environment, transact: Callable[..., 
     handle = kind.__new__(kind)
     handle.readonly = transact is None
     handle.path = str(shared.path)
-    handle._closed, handle._shared, handle._tidy, handle._due = False, shared, [], []
+    handle._closed, handle._shared, handle._on_close, handle._afterwards = False, shared, [], []
     handle._ring = lambda mask: None
     handle._transact = transact or handle._refuse
     return handle

@@ -220,7 +220,7 @@ class Allocation:
                 return False
             if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS):
                 raise
-            # This file system cannot allocate; LMDB then reports a full disk, or no one does.
+            # This file system cannot allocate. LMDB may report a full disk, or the full disk is not reported.
         finally:
             os.close(fd)
         return True

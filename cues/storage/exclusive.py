@@ -35,7 +35,7 @@ _LMDB_LOCK: Final = 0
 
 @contextlib.contextmanager
 def alone(path: str | os.PathLike[str], kind: type[S]) -> Iterator[S]:
-    """Give a handle on a store that no process has open, this process included.
+    """Give a handle on a store that no process has open, not even this one.
 
     Raises :class:`AlreadyRunning`, with its pid, if a process has the store open for reading or writing. A process
     that opens the store meanwhile waits until the end; so does any opening of a store in this process. Commits are

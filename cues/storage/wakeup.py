@@ -40,7 +40,7 @@ SAFETY_S: Final = 0.1
 
 # WORDS: 64-bit, in the machine's order; all are hints, which correctness does not need.
 SHARED_WRITERS: Final = 1
-"""1 while several processes have the store open for writing (writers.py)."""
+"""1 while several processes have the store open for writing (writer_lock.py)."""
 BUSY_WRITER: Final = 2
 """The pid of the only writer while it is inside a transaction."""
 PURGES: Final = 3

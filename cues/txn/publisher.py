@@ -51,6 +51,7 @@ from cues.queues.queue import Queue
 from cues.queues.sequencer import AckIntent
 from cues.queues.store import Store
 from cues.records.identity import ZERO_UUID, Clock, Flags, ProducerID, assemble
+from cues.storage import environment
 from cues.storage.base_store import BaseStore
 from cues.txn.writer import CONTINUE, Append, Writer
 
@@ -314,7 +315,7 @@ class Publisher:
         if known is not None and not known.closed:
             return known
         id, _, name = journal.partition("/")
-        for place in (Path(path), *Store._places(bytes.fromhex(id))):
+        for place in (Path(path), *environment.paths_of(bytes.fromhex(id))):
             if not (place / "data.mdb").exists():
                 continue
             store = Store(place)
