@@ -463,9 +463,7 @@ class Member(Reader, Closing):
                 self._serve(held)
                 taken.append((held, messages))
                 left -= len(messages)
-            if single and taken:
-                break
-            if only is not None and not messages:
+            if (single and taken) or (only is not None and not messages):
                 break
         return taken
 

@@ -242,9 +242,7 @@ def open_queue(store: BaseStore, id: str, options: Mapping[str, Any] | None = No
                 "name one of those, or open the store without readonly=True to make it.",
                 queue=id,
             )
-        store._commit(create_queue, store, id, QueueOptions(**options))
-        with store._view() as txn:
-            raw = txn.get(key)
+        raw = store._commit(create_queue, store, id, QueueOptions(**options))
     record = read_record(store, id, raw)
     if record.get("format", 1) != 1 or record.get("schema") is not None:
         newer = "install a newer version (pip install -U cues-streams)."
@@ -320,11 +318,12 @@ def _shrinking(queue: str, present: int, asked: int) -> QueueOptionsError:
     return _refused(queue, "partitions", message, hint)
 
 
-def create_queue(txn: StoreTransaction, store: BaseStore, id: str, options: QueueOptions) -> None:
-    """Make a queue inside a transaction, if it is not there."""
+def create_queue(txn: StoreTransaction, store: BaseStore, id: str, options: QueueOptions) -> bytes:
+    """Make a queue inside a transaction, if it is not there; return its record."""
     key = names.queue_key(id)
-    if txn.get(key) is not None:
-        return
+    raw: bytes | None = txn.get(key)
+    if raw is not None:
+        return raw
     identity = os.urandom(8)
     record = {
         "identity": identity,
@@ -334,8 +333,10 @@ def create_queue(txn: StoreTransaction, store: BaseStore, id: str, options: Queu
         "version": 1,
         "created_ns": clock.now_ns(),
     }
-    txn.put(key, codec.pack(record))
+    raw = codec.pack(record)
+    txn.put(key, raw)
     _create_logs(txn, store, id, range(options.partitions), LogRow(identity, 1, 1, 0, 1))
+    return raw
 
 
 def _create_logs(txn: StoreTransaction, store: BaseStore, queue: str, partitions: range, row: LogRow) -> None:

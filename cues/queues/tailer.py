@@ -251,7 +251,7 @@ class Tailer(BaseTailer):
         return taken
 
     def _decode(self, batch: Batch) -> None:
-        self._messages = batch.messages()
+        self._messages = [] if batch.head.acknowledges else batch.messages()
         self._kept_from, self._kept_to = 0, len(self._messages)
 
     def _cursor(self) -> int:
@@ -300,11 +300,7 @@ class Tailer(BaseTailer):
 
     def _open(self, raw: Raw) -> Batch:
         batch = self._log.batches([raw])[0]
-        if batch.head.acknowledges:
-            self._messages = []
-            self._kept_from = self._kept_to = 0
-        else:
-            self._decode(batch)
+        self._decode(batch)
         self._batch = batch
         self._first = self._low = batch.first
         return batch

@@ -274,13 +274,12 @@ def _open_environment(
             shared.allocation = datafile.Allocation(path, shared.env.info, shared.doorbells.words, free)
             shared.writer_lock = WriterLock(
                 str(path),
-                shared.env.begin,
+                shared.env,
                 shared.allocation.ensure,
                 shared.locks,
                 shared.doorbells,
                 timeout_s,
                 shared.join,
-                lambda: int(shared.env.info()["last_txnid"]),
             )
             shared.env.reader_check()  # slots of killed readers would pin pages
             record = record or write_format(shared.writer_lock, path, kept, size)

@@ -49,24 +49,23 @@ class WriterLock:
     def __init__(
         self,
         path: str,
-        begin: Callable[..., Any],
+        env: Any,
         allocate: Callable[[int], None],
         lock_file: locks.LockFile,
         doorbells: Doorbells,
         timeout_s: float,
         on_join: Callable[[bool], None],
-        last_txnid: Callable[[], int],
     ) -> None:
         """``on_join(first)`` is called once, before the first write, while no other process joins or leaves;
-        ``first``: no other process is a writer. ``last_txnid`` gives the number of the last commit."""
+        ``first``: no other process is a writer. ``env`` is LMDB's environment."""
         self._path = path
-        self._begin = begin
+        self._env = env
+        self._begin = env.begin
         self._allocate = allocate
         self._locks = lock_file
         self._words: Any = doorbells.words  # Any: another process changes them between two reads
         self._timeout_s = timeout_s
         self._on_join = on_join
-        self._last_txnid = last_txnid
         self._joined = False
         self._pid = os.getpid()
         self._held: set[int] = set()
@@ -121,7 +120,7 @@ class WriterLock:
             except BaseException as error:
                 try:
                     if not isinstance(error, Exception):  # a Ctrl-C, which may arrive after the commit
-                        error.__dict__["last_txnid"] = self._last_txnid()
+                        error.__dict__["last_txnid"] = int(self._env.info()["last_txnid"])
                 finally:
                     if txn is not None:
                         txn.abort()

@@ -386,11 +386,8 @@ class Consumer(Closing):
             left_s = max(0.0, transaction.began + due_s - self._now())
 
         def ready() -> bool:
-            if self._stopping and transaction.reading:
-                return True
-            if commit is not None and commit.done():
-                return True
-            return transaction.reading and self._sources.ready()
+            committed = commit is not None and commit.done()
+            return committed or (transaction.reading and (self._stopping or self._sources.ready()))
 
         wakeup.wait(self._sources.interests, ready, left_s)
 
