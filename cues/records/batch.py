@@ -128,7 +128,7 @@ def count_of(value: bytes) -> int:
 
 
 def acknowledges(value: bytes) -> bool:
-    """Whether a record is an acknowledgement and has no message; the record may be damaged."""
+    """Return whether a record is an acknowledgement, which has no message; the record may be damaged."""
     if len(value) < PREFIX_BYTES:
         return False
     version, flags, _, _ = HEAD.unpack_from(value, 8)

@@ -1,6 +1,6 @@
 """A handle on a store: transactions, databases, rows, copies.
 
-    with store._view() as txn: …             a read transaction (:class:`View`)
+    with store._view() as txn: …              a read transaction (:class:`View`)
     store._commit(work, *args)               runs work(txn, *args) in a write transaction
     store._database(name)                    the handle of a named database, for ``db=`` of the transaction's calls
 
@@ -86,7 +86,7 @@ class BaseStore(Closing):
         self._on_close: list[Callable[[], None]] = []
         """Calls to make when this handle closes."""
         self._afterwards: list[Callable[[], None]] = []
-        """Calls to make after the transaction under way: of code of users, such as the handler of a logger. Such code
+        """Calls to make after the transaction under way, for code of users such as the handler of a logger. Such code
         may write to the store; inside the transaction it would wait for itself."""
         doorbells = self._shared.doorbells
         self._ring: Callable[[int], None] = doorbells.ring if doorbells is not None else lambda mask: None

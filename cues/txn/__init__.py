@@ -49,7 +49,7 @@ __all__ = [
 # fmt: on
 
 if not TYPE_CHECKING:  # for a type checker it would define every name
-    __getattr__ = loader(
+    __getattr__, __dir__ = loader(
         __name__,
         {
             "errors": "Desynchronised FramingError Gap NoPartitions SequenceError UnexpectedEOF WaitTimeout",
@@ -67,7 +67,3 @@ if not TYPE_CHECKING:  # for a type checker it would define every name
             "queues.sequencer": "AckIntent Checkpoint Envelope Outcome ProducerState Sequencer",
         },
     )
-
-
-def __dir__() -> list[str]:
-    return list(__all__)
