@@ -140,15 +140,15 @@ class SQLCheckpoint(Closing):
         """
         fence = own_fence(self._held, repr(self.name), "restore() here, which refuses the parent from then on.")
         text = packing.pack(checkpoint)
-        mine = (_checkpoints.c.name == self.name) & (_checkpoints.c.fence == fence)
+        own_row = (_checkpoints.c.name == self.name) & (_checkpoints.c.fence == fence)
         with self._begin() as connection:
             # 1. The fence, and the row's lock.
-            if connection.execute(_checkpoints.update().where(mine).values(checkpoint=text)).rowcount != 1:
+            if connection.execute(_checkpoints.update().where(own_row).values(checkpoint=text)).rowcount != 1:
                 raise restored_since(self.name, f"{self.name!r} in {self.where}", fence)
             # 2. Work.
             if work is not None:
                 work(connection)
-            written = sa.select(_checkpoints.c.fence).where(mine & (_checkpoints.c.checkpoint == text))
+            written = sa.select(_checkpoints.c.fence).where(own_row & (_checkpoints.c.checkpoint == text))
             if not connection.in_transaction() or connection.execute(written).first() is None:
                 raise transaction_ended(f"The work of the checkpoint {self.name!r}")
             faults.point("checkpoint.inside")
@@ -156,12 +156,12 @@ class SQLCheckpoint(Closing):
         faults.point("checkpoint.after")
 
     def _raise_fence(self, connection: sa.Connection) -> Any:
-        mine = _checkpoints.c.name == self.name
-        higher = _checkpoints.update().where(mine).values(fence=_checkpoints.c.fence + 1)
+        own_row = _checkpoints.c.name == self.name
+        higher = _checkpoints.update().where(own_row).values(fence=_checkpoints.c.fence + 1)
         if connection.execute(higher).rowcount == 0:
             # Of two inserts at once the second breaks the primary key; it is tried again.
             connection.execute(_checkpoints.insert().values(name=self.name, fence=1))
-        return connection.execute(sa.select(_checkpoints).where(mine)).one()
+        return connection.execute(sa.select(_checkpoints).where(own_row)).one()
 
     def transaction(self, process: Process) -> AbstractContextManager[Transaction[sa.Connection]]:
         """Run the block in a transaction with exactly the messages that are new to the database.

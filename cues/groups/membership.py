@@ -280,7 +280,7 @@ class Member(Reader, Closing):
         held = self.holdings.held
         checkpoints = self._checkpoints(checkpoint)
         also = checkpoints if isinstance(checkpoint, Mapping) else {}
-        moves = {p: mine.move(checkpoints.get(p)) for p, mine in held.items() if mine.dirty or p in also}
+        moves = {p: held[p].move(checkpoints.get(p)) for p in held if held[p].dirty or p in also}
         if not moves:
             return
         written = self.table.move(moves)
@@ -293,15 +293,15 @@ class Member(Reader, Closing):
     def _refused(self, partitions: list[Partition]) -> Fenced:
         """Read the positions of refused partitions from the store, and return the error of the commit."""
         seen = self.table.look({queue for queue, _ in partitions}).claims
-        mine = all(seen[partition].owner == self.holdings.id for partition in partitions)
+        is_owner = all(seen[partition].owner == self.holdings.id for partition in partitions)
         for partition in partitions:
             self.doubt(self.holdings.held[partition])
         return Fenced(
             f"The member {self.name} of {self.group} did not commit {_listed(partitions)}:"
-            f" {'a seek moved the position' if mine else 'another member took over'} after the messages were read.",
+            f" {'a seek moved the position' if is_owner else 'another member took over'} after the messages were read.",
             "continue to read: the messages are read again, by the member that holds the partition.",
             processor=self.group,
-            reason="seek" if mine else "takeover",
+            reason="seek" if is_owner else "takeover",
             partitions=partitions,
         )
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import itertools
 import struct
 from collections.abc import Iterable, Sequence
-from typing import Any, Final
+from typing import Final
 
 from cues.base import clock, names
 from cues.errors import BatchDamaged, QueueNotFound, StoreDamaged
@@ -23,7 +23,7 @@ from cues.records.log_row import ROW, LogRow, unpack_row
 from cues.storage import wakeup
 from cues.storage.base_store import BaseStore
 from cues.storage.datafile import PAGE_BYTES, pages_of
-from cues.storage.transaction import StoreTransaction
+from cues.storage.transaction import StoreCursor, StoreTransaction
 
 KEY: Final = struct.Struct(">Q")
 _PIECE_KEY: Final = struct.Struct(">QI")
@@ -219,7 +219,7 @@ class Log:
             last = self._next_first(txn, first) - 1
         return self._damage(first, last, "is damaged (its checksum fails)")
 
-    def _missing(self, cursor: Any, index: int, end: int) -> BatchDamaged:
+    def _missing(self, cursor: StoreCursor, index: int, end: int) -> BatchDamaged:
         """Return the error for an index that the row counts but no record holds."""
         last = end - 1
         if cursor.set_range(KEY.pack(index)):
@@ -303,7 +303,7 @@ class Log:
         if index != row.first:
             self._put_row(txn, _pack_row(*row._replace(first=index)))
 
-    def _holds(self, cursor: Any, index: int) -> bool:
+    def _holds(self, cursor: StoreCursor, index: int) -> bool:
         """Move the cursor to the record that holds ``index``; False if no record holds it."""
         if not self._seek(cursor, index):
             return False
@@ -314,7 +314,7 @@ class Log:
             len(value) < batch.PREFIX_BYTES or first + batch.count_of(value) > index or not batch.intact(value, first)
         )
 
-    def _seek(self, cursor: Any, index: int) -> bool:
+    def _seek(self, cursor: StoreCursor, index: int) -> bool:
         """Move the cursor to the last record that begins at or before ``index``; False if there is none."""
         key = KEY.pack(index)
         if cursor.set_range(key):
@@ -327,7 +327,7 @@ class Log:
         last = cursor.key()
         return len(last) == 8 or bool(cursor.set_key(last[:8]))
 
-    def _following(self, cursor: Any, end: int) -> int:
+    def _following(self, cursor: StoreCursor, end: int) -> int:
         """Return the first index of the record after the cursor's, or ``end``. Moves the cursor."""
         while cursor.next():
             key = cursor.key()

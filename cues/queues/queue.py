@@ -25,7 +25,7 @@ from __future__ import annotations
 import contextlib
 import fnmatch
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, Literal, overload
 
@@ -34,6 +34,7 @@ from cues.base import clock, names
 from cues.errors import InvalidArgument, QueueNotFound, QueueOptionsError, StoreFull
 from cues.queues.appender import Appender
 from cues.queues.base import BaseQueue, check_index, read_record
+from cues.queues.base_tailer import Place
 from cues.queues.committed import CommittedTailer
 from cues.queues.log import DELETE_BATCHES_MAX, Log, read_row
 from cues.queues.merged import MergedTailer
@@ -157,7 +158,7 @@ class Queue(BaseQueue):
         """Drop all messages, of all partitions. The queue stays, with its identity, and its indices continue."""
         return self._purge(lambda txn, log, row: row.next)
 
-    def _purge(self, place: Callable[[Any, Log, LogRow], int]) -> int:
+    def _purge(self, place: Place) -> int:
         self._check()
         self._not_a_try_log("trims")
         logs = [view._log for view in self._views]
@@ -191,7 +192,7 @@ class Queue(BaseQueue):
                     # The pages that a commit frees can be used two commits later: this commit is the one between.
                     self.store._commit(lambda txn: txn.put(log.key, pack_row(log.row(txn))))
 
-    def _move_fronts(self, txn: StoreTransaction, logs: list[Log], place: Callable[[Any, Log, LogRow], int]) -> int:
+    def _move_fronts(self, txn: StoreTransaction, logs: list[Log], place: Place) -> int:
         dropped = 0
         for log in logs:
             row = log.row(txn)

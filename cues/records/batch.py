@@ -216,9 +216,9 @@ def build(
             body = array + b"".join(encoded[start:stop])
         flags, optional = fixed_flags, fixed
         if stamps is not None:
-            some = stamps.slice(start, stop)
-            flags |= PRODUCER if some.regular else PRODUCER | CLOCKS
-            optional += some.encode()
+            own = stamps.slice(start, stop)
+            flags |= PRODUCER if own.regular else PRODUCER | CLOCKS
+            optional += own.encode()
         if provenance:
             try:
                 packed = provenance.slice(start, stop).encode()

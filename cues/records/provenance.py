@@ -141,8 +141,8 @@ def merge(parts: Sequence[Provenance]) -> Provenance:
             before = columns.get(queue)
             columns[queue] = column if before is None else _filled(part.count, before, column)
         if part.extra is not None:
-            mine = list(part.extra) if isinstance(part.extra, list) else [part.extra] * part.count
-            extras = mine if extras is None else [_merged(b or {}, a or {}) for a, b in zip(extras, mine)]
+            of_part = list(part.extra) if isinstance(part.extra, list) else [part.extra] * part.count
+            extras = of_part if extras is None else [_merged(b or {}, a or {}) for a, b in zip(extras, of_part)]
     return Provenance(parts[0].count, columns, extras)
 
 

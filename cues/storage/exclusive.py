@@ -72,11 +72,11 @@ def alone(path: str | os.PathLike[str], kind: type[S]) -> Iterator[S]:
 def _held_alone(path: Path, file: str, offset: int, start: int, stop: int) -> Iterator[None]:
     """Hold the lock at ``offset``; raise if another process holds one from ``start`` to ``stop``."""
     opened = locks.open_locks(path / file)
-    mine = False
+    locked = False
     try:
-        mine = opened.try_lock(offset)
-        pid = opened.holder(start, stop) or (None if mine else opened.holder(offset))
-        if pid is not None or not mine:
+        locked = opened.try_lock(offset)
+        pid = opened.holder(start, stop) or (None if locked else opened.holder(offset))
+        if pid is not None or not locked:
             raise AlreadyRunning(
                 f"The store {path} is open in process {pid or 'unknown'} ({locks.process_state(pid or 0)}).",
                 f"stop that process first (kill {pid})." if pid else "call it again.",
@@ -84,6 +84,6 @@ def _held_alone(path: Path, file: str, offset: int, start: int, stop: int) -> It
             )
         yield
     finally:
-        if mine:
+        if locked:
             opened.unlock(offset)
         opened.close()

@@ -34,6 +34,7 @@ from typing import Any, Final
 
 from cues.errors import WriterStuck
 from cues.storage import locks
+from cues.storage.transaction import StoreTransaction
 from cues.storage.wakeup import BUSY_WRITER, COMMITTED, ROOM, SHARED_WRITERS, Doorbells
 
 _LOOK_AGAIN_S: Final = 1.0
@@ -136,7 +137,7 @@ class WriterLock:
                 else:
                     words[BUSY_WRITER] = 0
 
-    def visit(self, look: Callable[[Any], Any]) -> Any:
+    def visit(self, look: Callable[[StoreTransaction], Any]) -> Any:
         """Run ``look(txn)``, which writes nothing, in a write transaction. The process does not become a writer.
 
         Raises :class:`WriterStuck` at the deadline.
@@ -155,7 +156,7 @@ class WriterLock:
                         raise
         return self.transact(0, look)
 
-    def _look_as_guest(self, look: Callable[[Any], Any]) -> Any:
+    def _look_as_guest(self, look: Callable[[StoreTransaction], Any]) -> Any:
         words = self._words
         self._take(locks.REGISTER)
         shared = words[SHARED_WRITERS]

@@ -60,13 +60,15 @@ class FrameReader:
 
     def peek(self, size: int) -> bytes:
         """Return the whole buffer, at least ``size`` bytes unless the stream ends earlier, without taking it."""
-        while len(self._buffer) < size and not self._ended:
-            more = self._stream.read(max(size, self._capacity) - len(self._buffer))
-            if more:
-                self._buffer += more
-            else:
-                self._ended = True
+        while len(self._buffer) < size and (read := self._read(max(size, self._capacity) - len(self._buffer))):
+            self._buffer += read
         return self._buffer
+
+    def _read(self, size: int) -> bytes:
+        """Read up to ``size`` bytes of the stream; none after its end, which is not read again."""
+        read = b"" if self._ended else self._stream.read(size) or b""
+        self._ended = not read
+        return read
 
     def take(self, size: int) -> bytes:
         """Take the next ``size`` bytes; fewer only at the end of the stream."""
@@ -74,13 +76,9 @@ class FrameReader:
         taken, self._buffer = self._buffer[:size], self._buffer[size:]
         parts = [taken]
         left = size - len(taken)
-        while left and not self._ended:
-            more = self._stream.read(min(left, 1 << 20))
-            if more:
-                parts.append(more)
-                left -= len(more)
-            else:
-                self._ended = True
+        while left and (read := self._read(min(left, 1 << 20))):
+            parts.append(read)
+            left -= len(read)
         data = b"".join(parts)
         self.offset += len(data)
         return data
