@@ -205,8 +205,11 @@ class Log:
         """
         opened: list[Batch] = []
         for first, value, pieces in raws:
-            record = _opened(first, value, pieces)
-            if record is None:
+            intact = batch.intact(value, first) and (
+                not pieces or all(batch.intact(piece, number) for number, piece in enumerate(pieces, 1))
+            )
+            record = Batch(first, value, pieces) if intact else None
+            if record is None or not record.whole():
                 if opened:
                     break
                 raise self.damaged(first)
@@ -338,13 +341,3 @@ class Log:
     def _next_first(self, txn: StoreTransaction, first: int) -> int:
         cursor, end = txn.cursor(self.database), self.row(txn).next
         return self._following(cursor, end) if cursor.set_key(KEY.pack(first)) else first + 1
-
-
-def _opened(first: int, value: bytes, pieces: list[bytes]) -> Batch | None:
-    """Return the record as a batch, or None when a checksum fails or a piece is missing."""
-    if not batch.intact(value, first):
-        return None
-    if pieces and not all(batch.intact(piece, number) for number, piece in enumerate(pieces, 1)):
-        return None
-    record = Batch(first, value, pieces)
-    return record if record.whole() else None

@@ -85,7 +85,6 @@ class Queue(BaseQueue):
         row = LogRow(record["identity"], 1, 1, 0, record["version"])
         _create_logs(txn, self.store, self.id, range(present, partitions), row)
         record["options"]["partitions"] = record["partitions"] = partitions
-        record["version"] += 1
         _put_record(txn, self.id, record)
         faults.point("grow.inside")
 
@@ -347,7 +346,8 @@ def _create_logs(txn: StoreTransaction, store: BaseStore, queue: str, partitions
 
 
 def _put_record(txn: StoreTransaction, queue: str, record: dict[str, Any]) -> None:
-    """Write a queue's record, and its version into the row of every partition, where appends compare it."""
+    """Write a queue's changed record, and its new version into every partition's row, where appends compare it."""
+    record["version"] += 1
     txn.put(names.queue_key(queue), codec.pack(record))
     for partition in range(record["partitions"]):
         row = read_row(txn, queue, partition)._replace(version=record["version"])
@@ -389,7 +389,6 @@ def _change(queue: Queue, options: Mapping[str, Any]) -> None:
     def change(txn: StoreTransaction) -> None:
         record = codec.unpack(txn.get(names.queue_key(queue.id)))
         record["options"] = new.to_dict()
-        record["version"] += 1
         _put_record(txn, queue.id, record)
 
     queue.store._commit(change)
