@@ -207,7 +207,12 @@ class SQLCheckpoint(Closing):
                 yield connection
         except exc.DBAPIError as error:
             if isinstance(error, (exc.OperationalError, exc.InterfaceError)) or error.connection_invalidated:
-                raise self._failed(_told(error)) from error
+                raise CheckpointError(
+                    f"The database {self.where} failed: {_told(error)}",
+                    f"start again when the database can be reached; a transaction waits {self.timeout_s:g} s for"
+                    " another one (timeout_s=). A statement that cannot run fails with this error as well.",
+                    where=self.where,
+                ) from error
             if type(error) is exc.DatabaseError:  # SQLite raises it for a damaged file, or a file of another kind
                 raise CheckpointError(
                     f"The database {self.where} cannot be read: {_told(error)}.",
@@ -225,14 +230,6 @@ class SQLCheckpoint(Closing):
                 return fn(connection)
         with self._begin(engine) as connection:
             return fn(connection)
-
-    def _failed(self, what: str) -> CheckpointError:
-        return CheckpointError(
-            f"The database {self.where} failed: {what}",
-            f"start again when the database can be reached; a transaction waits {self.timeout_s:g} s for another one"
-            " (timeout_s=). A statement that cannot run fails with this error as well.",
-            where=self.where,
-        )
 
     def _open(self) -> sa.Engine:
         with self._lock:

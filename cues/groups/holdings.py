@@ -82,7 +82,8 @@ class Holdings:
         self._check_at = self._look_at = 0
         self._counts: dict[str, int] = {}
         """The number of partitions of each of its queues, at the last look."""
-        self._id = b""
+        self.id = b""
+        """The id of the last join, which is the owner in the claims."""
         self._lease: Lease | None = None
         self._fenced: Fenced | None = None
         self._revoking: set[Partition] = set()
@@ -124,22 +125,17 @@ class Holdings:
         return False
 
     def _join(self) -> None:
-        self._id = new_id()
+        self.id = new_id()
         if self._lease is not None:
             self._lease.close()
-        self._lease = Lease(self.store, self._id)
+        self._lease = Lease(self.store, self.id)
         before = self.table.join(self.name, self._row(), self._start)
         if before is not None:
             leases.forget(self.store, before)
         self._seen = -1
 
     def _row(self) -> MemberRow:
-        return MemberRow(self._id, os.getpid(), boot(), self.lease_s, self.static, 0, tuple(sorted(self.queues)))
-
-    @property
-    def id(self) -> bytes:
-        """The id of the last join, which is the owner in the claims."""
-        return self._id
+        return MemberRow(self.id, os.getpid(), boot(), self.lease_s, self.static, 0, tuple(sorted(self.queues)))
 
     def beat(self) -> None:
         """Renew the lease, unless the last :meth:`keep_up` is too long ago. May be called from any thread."""
@@ -235,7 +231,7 @@ class Holdings:
         """Follow one look at the table; False if another look is needed at once."""
         seen = self.table.look(self.queues)
         me = seen.members.get(self.name)
-        if me is None or me.id != self._id:
+        if me is None or me.id != self.id:
             self._lose(list(self.held))
             if self._ended:
                 return True
@@ -271,7 +267,7 @@ class Holdings:
         return True
 
     def _mine(self, claim: Claim | None) -> TypeGuard[Claim]:
-        return claim is not None and claim.owner == self._id
+        return claim is not None and claim.owner == self.id
 
     def _may_leave(self, held: HeldPartition) -> bool:
         """Return whether a partition can be released: no message is uncommitted, or it has been leaving for a lease."""
@@ -306,7 +302,7 @@ class Holdings:
                 self.held[partition].revoked = True
         given = [partition for partition, held in self.held.items() if held.revoked]
         if given:
-            self.table.release(self._id, given)
+            self.table.release(self.id, given)
             for partition in given:
                 self.held.pop(partition, None)
 
@@ -319,7 +315,7 @@ class Holdings:
         if not free:
             return True
         logs = {partition: self.queues[partition[0]]._view(partition[1])._log for partition in free}
-        taken = self.table.claim(self.name, self._id, logs)
+        taken = self.table.claim(self.name, self.id, logs)
         self._hold(taken)
         return not taken
 
@@ -352,7 +348,7 @@ class Holdings:
             if self._fenced is None:
                 self.give_up(list(self.held.values()))
                 if leave:
-                    self.table.remove({self.name: self._id})
+                    self.table.remove({self.name: self.id})
                 else:
                     self.table.keep(self.name, self._row())
         except Closed:

@@ -90,15 +90,19 @@ def _aged(txn: StoreTransaction, log: Log, row: LogRow, now: int, age: int) -> i
     Append times never decrease. So after one append under a clock that was ahead, later messages get that same time
     until the clock reaches it. Meanwhile, notes of (next index, time) tell which messages were appended before a time.
     """
-    notes = _notes(txn, log)
-    kept = [note for note in notes if row.time_ns > now + _WRONG_NS and note[1] <= now]
-    if row.time_ns > now + _WRONG_NS and (not kept or now - kept[-1][1] >= age // _NOTES):
-        kept.append((row.next, now))
+    raw = txn.get(names.age_key(log.id))
+    notes: list[list[int]] = []
+    if raw is not None:
+        notes = codec.unpack(sealed.unseal(raw, f"row of the age notes of queue {log.id}"))
+    ahead = row.time_ns > now + _WRONG_NS
+    kept = [note for note in notes if ahead and note[1] <= now]
+    if ahead and (not kept or now - kept[-1][1] >= age // _NOTES):
+        kept.append([row.next, now])
     goal = row.first
     while kept and kept[0][1] <= now - age:
         goal = kept.pop(0)[0]
     if kept and kept != notes:
-        txn.put(names.age_key(log.id), sealed.seal(codec.pack([list(note) for note in kept])))
+        txn.put(names.age_key(log.id), sealed.seal(codec.pack(kept)))
     elif kept != notes:
         txn.delete(names.age_key(log.id))
     if log.front_time(txn) < now - age:
@@ -118,13 +122,6 @@ def _believed(txn: StoreTransaction, log: Log, row: LogRow, now: int, age: int) 
         if after - before >= _WRONG_NS and now - after < _DOUBT_NS:
             return before - age
     return now - age
-
-
-def _notes(txn: StoreTransaction, log: Log) -> list[tuple[int, int]]:
-    raw = txn.get(names.age_key(log.id))
-    if raw is None:
-        return []
-    return [(index, at) for index, at in codec.unpack(sealed.unseal(raw, f"row of the age notes of queue {log.id}"))]
 
 
 def readers(txn: StoreTransaction, log: Log) -> list[PositionHolder]:
