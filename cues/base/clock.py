@@ -29,7 +29,7 @@ def to_datetime(ns: int) -> datetime:
 
 
 def to_ns(when: datetime) -> int:
-    """Return nanoseconds since the epoch. A naive datetime is refused, because it names no instant."""
+    """Return nanoseconds since the epoch. A naive datetime is refused, because it is not an instant."""
     if not isinstance(when, datetime):
         raise InvalidArgument(
             f"Expected an aware datetime, found {type(when).__name__} ({when!r}).",
@@ -37,7 +37,7 @@ def to_ns(when: datetime) -> int:
         )
     if when.tzinfo is None or when.utcoffset() is None:
         raise InvalidArgument(
-            f"The datetime {when.isoformat()} has no time zone, so it names no instant.",
+            f"The datetime {when.isoformat()} has no time zone, so it is not an instant.",
             "pass when.replace(tzinfo=timezone.utc), or when.astimezone() if local time was meant.",
         )
     delta = when - _EPOCH

@@ -88,17 +88,17 @@ def processor_id(graph: str, processor: str) -> str:
 
 
 def tailer_id(processor: str, queue: str, partition: int = 0) -> str:
-    """The id of a processor's position on a queue; ``processor`` is a whole processor id."""
+    """Return the id of a processor's position on a queue; ``processor`` is a whole processor id."""
     return f"{processor}.{queue}/{partition}" if partition else f"{processor}.{queue}"
 
 
 def log_id(queue: str, partition: int) -> str:
-    """The id of a log: its queue's for partition 0, with ``/<partition>`` after it for others."""
+    """Return the id of a log: the id of its queue, followed by ``/<partition>`` if that is above 0."""
     return f"{queue}/{partition}" if partition else queue
 
 
 def log_parts(log: str) -> tuple[str, int]:
-    """The queue and the partition of a log id (see :func:`log_id`).
+    """Return the queue and the partition of a log id (see :func:`log_id`).
 
     A try log is a queue with the partition of its processor in its id: ``flights.enrich/3`` is one log.
     """
@@ -107,12 +107,12 @@ def log_parts(log: str) -> tuple[str, int]:
 
 
 def fork_id(processor: str, store: bytes) -> str:
-    """The id of the fork queue: a processor's messages for another store, which is given by its id."""
+    """Return the id of the fork queue: a processor's messages for another store, which is given by its id."""
     return f"{processor}.fork.{store.hex()}"
 
 
 def fork_parts(queue: str) -> tuple[str, bytes] | None:
-    """The processor and the store of a fork queue's id; None for another queue."""
+    """Return the processor and the store of a fork queue's id; None for another queue."""
     processor, fork, store = queue.rpartition(".fork.")
     return (processor, bytes.fromhex(store)) if fork else None
 

@@ -261,7 +261,7 @@ class Forwarder:
         return all(self._after(fork_queue, self._row(fork_queue)) >= end for fork_queue, end in zip(self._forks, ends))
 
     def waiting(self) -> int:
-        """Return how many messages wait to be forwarded. It reads them all."""
+        """Return the number of messages that wait to be forwarded. It reads them all."""
         count = 0
         for fork_queue in self._forks:
             at = self._after(fork_queue, self._row(fork_queue))

@@ -53,7 +53,7 @@ class LowWater:
             self._write(Mark(self.reader.epoch, index, self._holding))
 
     def hold(self, start: int) -> None:
-        """Keep the messages from ``start`` on. Call it before a snapshot that names them commits at home.
+        """Keep the messages from ``start`` on. Call it before the commit, at home, of a snapshot that names them.
 
         It costs a commit in the other store if they were not held before, and nothing if the queue has no
         retention policy.

@@ -36,6 +36,6 @@ def target(txn: StoreTransaction, group: str, partition: Partition, log: Log, to
         index = index_of(txn, log, row, to, f"seek({to!r}) on {names.log_id(*partition)}")
     else:
         raise InvalidArgument(
-            f"seek({to!r}) names no place.", "pass 'start', 'end', an index, an aware datetime or Relative(-100)."
+            f"seek({to!r}): that is not a place.", "pass 'start', 'end', an index, an aware datetime or Relative(-100)."
         )
     return row.identity, index, log.seal_before(txn, row, index)

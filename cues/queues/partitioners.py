@@ -105,7 +105,7 @@ def key_bytes(key: Any) -> bytes:
     if isinstance(key, bytes):
         return key
     if key is None:
-        raise InvalidArgument("The key is None, which belongs to no partition.", "put a key into every message.")
+        raise InvalidArgument("The key is None, so it does not select a partition.", "put a key into every message.")
     try:
         return codec.pack_key(key)
     except CodecError as error:

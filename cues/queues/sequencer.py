@@ -243,7 +243,7 @@ class Sequencer:
         return outcome
 
     def _apply(self, outcome: Outcome, partial: _Partial, clock: int, envelope: Envelope) -> None:
-        """Either begin to hand out, or move the offset; never both."""
+        """Begin to hand out messages, or move the offset; never both."""
         if outcome in (Outcome.ContinueExtendSpan, Outcome.ContinueBeginSpan):
             if outcome is Outcome.ContinueBeginSpan:
                 partial.begin = envelope.begin

@@ -225,7 +225,7 @@ def build(
             except CodecError as error:
                 raise _at(start, error) from None
             flags |= PROVENANCE
-            optional += _U16.pack(min(len(packed), 0xFFFF)) + packed  # longer provenance fits no page
+            optional += _U16.pack(min(len(packed), 0xFFFF)) + packed  # longer provenance does not fit in a page
         size = PREFIX_BYTES + len(optional) + len(body)
         count = stop - start
         if size <= VALUE_BYTES_MAX:

@@ -147,7 +147,7 @@ def merge(parts: Sequence[Provenance]) -> Provenance:
 
 
 def _merged(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
-    """``base`` with the entries of ``over``; maps inside maps are merged too."""
+    """Return ``base`` with the entries of ``over``; maps inside maps are merged too."""
     result = dict(base)
     for key, value in over.items():
         old = result.get(key)
@@ -168,7 +168,7 @@ def _at(column: Any, offset: int) -> Any:
 
 
 def _filled(count: int, first: tuple[Indices, Times], second: tuple[Indices, Times]) -> tuple[Indices, Times]:
-    """The first column; for messages that it does not have, the entries of the second."""
+    """Return the first column, with the entries of the second for messages that the first does not have."""
     if not any(isinstance(column, list) and 0 in column for column in first):
         return first
     known = [any(_one(column, j) is not None for column in first) for j in range(count)]
@@ -180,14 +180,14 @@ def _filled(count: int, first: tuple[Indices, Times], second: tuple[Indices, Tim
 
 
 def _one(column: Indices | Times, offset: int) -> int | None:
-    """The index or time of one message; None if it was not on that queue."""
+    """Return the index or time of one message; None if it was not on that queue."""
     if isinstance(column, list):
         return column[offset] or None
     return column[offset] if isinstance(column, range) else column
 
 
 def _join(parts: list[tuple[int, Any]]) -> Any:
-    """One column from the columns of consecutive runs, in the most compact form."""
+    """Join the columns of consecutive runs to one column, in the most compact form."""
     first = parts[0][1]
     if all((type(column) is int or column is None) and column == first for _, column in parts):
         return first

@@ -152,7 +152,7 @@ class Fixed:
         if not buffered:
             raise EOFError
         if len(buffered) < _HEADER_BYTES:
-            if buffered == b"\n":  # a text editor added it; it stays in the stream, because it belongs to no frame
+            if buffered == b"\n":  # a text editor added it; it stays in the stream, because it is not part of a frame
                 raise EOFError
             raise UnexpectedEOF(
                 f"The stream ends inside the header of a frame ({len(buffered)} of 8 bytes).", data=buffered

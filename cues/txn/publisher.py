@@ -62,7 +62,7 @@ _ACK: Final = int(Flags.ACK_TXN)
 
 Mapping = Callable[[Any], "Queue"]
 Missing = Literal["refuse", "removed", "skip"]
-"""Which acknowledgements may be left out; see :meth:`Publisher.append_ack_intents`."""
+"""The acknowledgements that may be left out; see :meth:`Publisher.append_ack_intents`."""
 
 
 class Publisher:
