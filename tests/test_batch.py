@@ -36,7 +36,7 @@ def sealed(pages: list[Page], first: int = 1, time_ns: int = 0) -> list[Batch]:
 
 
 def bodies(batches: list[Batch]) -> list[dict[str, Any]]:
-    return [message for one in batches for message in one]
+    return [message for one in batches for message in one.messages()]
 
 
 SIZES = st.lists(st.sampled_from([0, 1, 100, 1000, 2000, 4000, 4050, 4060, 4072, 8000, 30_000]), max_size=30)

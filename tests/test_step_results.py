@@ -112,7 +112,7 @@ def test_metadata_that_fits_no_page_is_the_failure_of_its_call(store: Store) -> 
     _run(store, Graph("g", [Stream(count, {"a": "a", "b": "b"}, "out", id="s")], errors="errors"))
     assert testing.messages(store, "out") == [{"n": 0, "count": 1}, {"n": 2, "count": 2}]
     (error,) = testing.messages(store, "errors")
-    assert "fits no page" in error["err/cause"][0]["message"]
+    assert "does not fit in a page" in error["err/cause"][0]["message"]
 
 
 # --- objects that go on changing ---

@@ -347,7 +347,7 @@ def test_a_writer_that_dies_while_it_registers_holds_nobody_up(tmp_path: Path) -
     cues.open(path).close()
     code = """
 import sys, os, cues, cues.storage.environment, cues.storage.writer_lock
-cues.storage.writer_lock.WriterLock._nobody_busy = cues.storage.writer_lock.WriterLock._await = None
+cues.storage.writer_lock.WriterLock._no_writer_busy = cues.storage.writer_lock.WriterLock._await = None
 from cues.storage.locks import LockFile, REGISTER
 real = LockFile.try_lock
 LockFile.try_lock = lambda self, at: (real(self, at), at == REGISTER and os.kill(os.getpid(), 9))[0]

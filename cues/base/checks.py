@@ -9,12 +9,12 @@ from typing import Any
 
 
 def is_count(value: Any, least: int = 1, most: float = math.inf) -> bool:
-    """Whether ``value`` is an integer from ``least`` to ``most``; a bool is not."""
+    """Return whether ``value`` is an integer from ``least`` to ``most``; a bool is not."""
     return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
 
 
 def is_number(value: Any) -> bool:
-    """Whether ``value`` is a finite number; a bool is not."""
+    """Return whether ``value`` is a finite number; a bool is not."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 

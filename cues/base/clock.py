@@ -24,12 +24,12 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def to_datetime(ns: int) -> datetime:
-    """An aware datetime in UTC; the nanoseconds below a microsecond are cut."""
+    """Return an aware datetime in UTC; the nanoseconds below a microsecond are cut."""
     return _EPOCH + timedelta(microseconds=ns // 1000)
 
 
 def to_ns(when: datetime) -> int:
-    """Nanoseconds since the epoch. A naive datetime is refused, because it names no instant."""
+    """Return nanoseconds since the epoch. A naive datetime is refused, because it is not an instant."""
     if not isinstance(when, datetime):
         raise InvalidArgument(
             f"Expected an aware datetime, found {type(when).__name__} ({when!r}).",
@@ -37,7 +37,7 @@ def to_ns(when: datetime) -> int:
         )
     if when.tzinfo is None or when.utcoffset() is None:
         raise InvalidArgument(
-            f"The datetime {when.isoformat()} has no time zone, so it names no instant.",
+            f"The datetime {when.isoformat()} has no time zone, so it is not an instant.",
             "pass when.replace(tzinfo=timezone.utc), or when.astimezone() if local time was meant.",
         )
     delta = when - _EPOCH
@@ -46,9 +46,9 @@ def to_ns(when: datetime) -> int:
 
 @functools.cache
 def boot_id() -> str:
-    """A string that is the same until the machine starts again."""
+    """Return a string that is the same until the machine starts again."""
     linux = Path("/proc/sys/kernel/random/boot_id")
     if linux.exists():
         return linux.read_text().strip()
-    found = subprocess.run(["sysctl", "-n", "kern.bootsessionuuid"], capture_output=True, text=True, check=True)
-    return found.stdout.strip()
+    output = subprocess.run(["sysctl", "-n", "kern.bootsessionuuid"], capture_output=True, text=True, check=True)
+    return output.stdout.strip()

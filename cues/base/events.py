@@ -83,7 +83,7 @@ class Stopped(Event):
 
     error: BaseException | None = None
     alone: bool = False
-    """Whether the other processors continue: the graph runs in workers."""
+    """True if the other processors continue, because the graph runs in workers."""
 
 
 Listener = Callable[[Event], None]
@@ -114,7 +114,7 @@ class Counters:
         return self.calling_ns / self.calls / 1e9 if self.calls else None
 
     def with_those_of(self, other: Counters) -> Counters:
-        """The sums."""
+        """Return the sums of two counters."""
         return Counters(**{name: value + getattr(other, name) for name, value in vars(self).items()})
 
 

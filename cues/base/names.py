@@ -88,17 +88,17 @@ def processor_id(graph: str, processor: str) -> str:
 
 
 def tailer_id(processor: str, queue: str, partition: int = 0) -> str:
-    """The id of a processor's position on a queue; ``processor`` is a whole processor id."""
+    """Return the id of a processor's position on a queue; ``processor`` is a whole processor id."""
     return f"{processor}.{queue}/{partition}" if partition else f"{processor}.{queue}"
 
 
 def log_id(queue: str, partition: int) -> str:
-    """The id of a log: its queue's for partition 0, with ``/<partition>`` after it for others."""
+    """Return the id of a log: the id of its queue, followed by ``/<partition>`` if that is above 0."""
     return f"{queue}/{partition}" if partition else queue
 
 
 def log_parts(log: str) -> tuple[str, int]:
-    """The queue and the partition of a log id (see :func:`log_id`).
+    """Return the queue and the partition of a log id (see :func:`log_id`).
 
     A try log is a queue with the partition of its processor in its id: ``flights.enrich/3`` is one log.
     """
@@ -107,12 +107,12 @@ def log_parts(log: str) -> tuple[str, int]:
 
 
 def fork_id(processor: str, store: bytes) -> str:
-    """The id of the fork queue: a processor's messages for another store, which is given by its id."""
+    """Return the id of the fork queue: a processor's messages for another store, which is given by its id."""
     return f"{processor}.fork.{store.hex()}"
 
 
 def fork_parts(queue: str) -> tuple[str, bytes] | None:
-    """The processor and the store of a fork queue's id; None for another queue."""
+    """Return the processor and the store of a fork queue's id; None for another queue."""
     processor, fork, store = queue.rpartition(".fork.")
     return (processor, bytes.fromhex(store)) if fork else None
 
@@ -156,25 +156,25 @@ processor_key = _keys(b"\0proc\0")
 topology_key = _keys(b"\0topo\0")
 """Key of a processor's topology record: its kind and tailers, in the order of the row."""
 pending_key = _keys(PENDINGS)
-"""Key of what a processor's last commit says of its pending messages in other stores."""
+"""Key of the row about a processor's pending messages in other stores, after its last commit."""
 source_key = _keys(SOURCES)
-"""Key of how far a writer from outside (a Spark query, say) has brought its source into the store."""
+"""Key of the source position of an external writer (a Spark query, for example)."""
 group_key = _keys(b"\0group\0")
 """Key of a group's row: generation, the generation that its plan is of, count of changes."""
 checkpoint_key = _keys(CHECKPOINTS)
 """Key of the fence of a checkpoint that a consumer keeps in the store."""
 age_key = _keys(b"\0age\0")
-"""Key of when a log's next index was what, while its append times are ahead of the clock."""
+"""Key of the notes of a log's next index and their times, while its append times are ahead of the clock."""
 timeline_key = _keys(b"\0line\0")
-"""Key of where timelines begin on a log: since the store was copied, or put back."""
+"""Key of the timelines of a log, which begin when the store was copied or put back."""
 state_database = _keys(b"state:")
 """Name of the LMDB database that holds a processor's keyed state."""
 subscription_key = _pair_keys(b"\0sub\0")
-"""Key that says that a processor reads a log; ``processor`` empty gives the prefix for all."""
+"""Key of the note that a processor reads a log; ``processor`` empty gives the prefix for all."""
 member_key = _pair_keys(b"\0member\0")
 """Key of a member's row; ``member`` empty gives the prefix for all of the group."""
 claim_key = _pair_keys(CLAIMS)
-"""Key of what a group has of a log: owner, epoch, position; ``group`` empty gives the prefix for all groups."""
+"""Key of a group's claim on a log: owner, epoch, position; ``group`` empty gives the prefix for all groups."""
 
 
 def row_key(queue: str, partition: int) -> bytes:

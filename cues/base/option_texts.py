@@ -6,6 +6,7 @@ docstring of a function or class, so that ``help()`` lists every option; the tes
 
 from __future__ import annotations
 
+import inspect
 import textwrap
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple, TypeVar
@@ -35,13 +36,7 @@ def describes(table: Mapping[str, OptionText], names: Iterable[str]) -> Callable
 
     def append(described: T) -> T:
         if described.__doc__:  # None under python -OO
-            described.__doc__ = "\n".join([_dedented(described.__doc__), "", *lines])
+            described.__doc__ = "\n".join([inspect.cleandoc(described.__doc__), "", *lines])
         return described
 
     return append
-
-
-def _dedented(doc: str) -> str:
-    """A docstring without the indentation of its source."""
-    first, _, rest = doc.partition("\n")
-    return f"{first}\n{textwrap.dedent(rest)}".rstrip()

@@ -50,7 +50,7 @@ class CheckpointStore(Protocol):
 
 
 if not TYPE_CHECKING:  # for a type checker it would define every name
-    __getattr__ = loader(
+    __getattr__, __dir__ = loader(
         __name__,
         {
             "checkpoints.deliveries": "PositionTable Row Transaction admit held write_once",

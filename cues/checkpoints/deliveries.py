@@ -133,9 +133,9 @@ def _compare(processor: str, row: Row, delivery: Delivery) -> None:
         end, seal = row.ends.get(tailer, 0), row.seals.get(tailer, "")
         if not seal:
             continue
-        there = delivery.seal(tailer, end)
-        if there is None or there not in ("", seal):
-            what = "the queue ends before it" if there is None else f"the record batch there has checksum {there}"
+        in_queue = delivery.seal(tailer, end)
+        if in_queue is None or in_queue not in ("", seal):
+            what = "the queue ends before it" if in_queue is None else f"the record batch there has checksum {in_queue}"
             raise Diverged(
                 f"The target has the messages of {tailer} up to {end - 1}, of which the last was in a record batch with"
                 f" checksum {seal}; {what}. The store was replaced by an older copy, or the target is another one.",
@@ -150,7 +150,7 @@ class Transaction(Generic[C]):
     """An open transaction of a target, and the new messages of the delivery. Use it inside its block only."""
 
     def __init__(self, connection: C, process: Process, fresh: Mapping[str, int]) -> None:
-        """``fresh`` is what :func:`admit` returned."""
+        """``fresh`` is the result of :func:`admit`."""
         self.connection = connection
         self._process = process
         start = process.delivery.start
@@ -169,10 +169,10 @@ class Transaction(Generic[C]):
         if all(end - start == self.known for start, end in zip(delivery.start.values(), delivery.end.values())):
             return []
         # The range straddles the row, so this is a batch, whose messages are not all of the range
-        # when there are filters. A join's lists stand at the same offsets of their ranges.
+        # when there are filters. A join's lists are at the same offsets of their ranges.
         indices = self._process.indices
         lists = list(indices.values()) if isinstance(indices, dict) else [indices]
-        first = min(one[0] for one in lists) - min(delivery.start.values())
+        first = min(of_input[0] for of_input in lists) - min(delivery.start.values())
         return [m for m, index in zip(messages, lists[0], strict=True) if index - lists[0][0] + first >= self.known]
 
 

@@ -37,9 +37,9 @@ def own_fence(held: RestoredFence | None, what: str, hint: str) -> int:
     return held.fence
 
 
-def restored_since(name: str, what: str, fence: int, there: int | None = None) -> Fenced:
-    """Return the error of a commit after another object restored the checkpoint, and raised its fence to ``there``."""
-    now = "" if there is None else f", and has fence {there}"
+def restored_since(name: str, what: str, fence: int, stored: int | None = None) -> Fenced:
+    """Return the error of a commit after another object restored the checkpoint, and raised its fence to ``stored``."""
+    now = "" if stored is None else f", and has fence {stored}"
     return Fenced(
         f"The checkpoint {what} was restored by another owner since{now}; this one has fence {fence}. Nothing was"
         " written.",

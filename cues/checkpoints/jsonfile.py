@@ -37,7 +37,7 @@ from cues.storage import locks
 from cues.storage.datafile import sync_directory
 
 TIMEOUT_S: Final = 10.0
-"""How long a process waits for the lock. The lock is held while a file is written."""
+"""The time for which a process waits for the lock. The lock is held while a file is written."""
 _LOOK_S: Final = 0.002
 _VERSION: Final = 1
 
@@ -87,7 +87,7 @@ class JSONFileCheckpoint(Closing):
             work(state)
         # The state as the next start reads it: JSON has no tuples, and only strings as keys.
         state = json.loads(_text(state))
-        made = {"cues": _VERSION, "fence": fence, "checkpoint": packing.to_plain(checkpoint), "state": state}
+        written = {"cues": _VERSION, "fence": fence, "checkpoint": packing.to_plain(checkpoint), "state": state}
         # 1. Lock.
         with self._locked():
             # 2. The fence.
@@ -95,7 +95,7 @@ class JSONFileCheckpoint(Closing):
             if record is None or record["fence"] != fence:
                 raise restored_since(str(self.path), str(self.path), fence, record["fence"] if record else None)
             # 3 and 4. Write, rename.
-            self._write(made)
+            self._write(written)
         self.state = state
         faults.point("checkpoint.after")
 
@@ -109,7 +109,13 @@ class JSONFileCheckpoint(Closing):
             deadline = time.monotonic() + self.timeout_s
             while not lock_file.try_lock(0):
                 if time.monotonic() >= deadline:
-                    raise self._stuck(lock_file.holder(0))
+                    pid = lock_file.holder(0)
+                    who = "this process" if pid is None else f"process {pid} ({locks.process_state(pid)})"
+                    raise CheckpointError(
+                        f"The checkpoint {self.path} has been locked by {who} for more than {self.timeout_s:g} s.",
+                        "end that process (kill -9 is safe), or wait.",
+                        where=str(self.path),
+                    )
                 time.sleep(_LOOK_S)
             try:
                 yield
@@ -117,14 +123,6 @@ class JSONFileCheckpoint(Closing):
                 lock_file.unlock(0)
         finally:
             lock_file.close()
-
-    def _stuck(self, pid: int | None) -> CheckpointError:
-        who = "this process" if pid is None else f"process {pid} ({locks.process_state(pid)})"
-        return CheckpointError(
-            f"The checkpoint {self.path} has been locked by {who} for more than {self.timeout_s:g} s.",
-            "end that process (kill -9 is safe), or wait.",
-            where=str(self.path),
-        )
 
     def _read(self) -> dict[str, Any] | None:
         try:
@@ -145,8 +143,8 @@ class JSONFileCheckpoint(Closing):
             )
         return record  # type: ignore[no-any-return]
 
-    def _write(self, made: dict[str, Any]) -> None:
-        text = _text(made)
+    def _write(self, record: dict[str, Any]) -> None:
+        text = _text(record)
         # An existing file of that name was left by an owner that died here; it is replaced.
         following = self.path.with_name(self.path.name + ".next")
         with open(following, "w") as file:

@@ -129,9 +129,9 @@ class LMDBCheckpoint:
         return fence
 
     def _write(self, txn: StoreTransaction, fence: int, writes: Writes) -> None:
-        there = _fence_of(txn.get(self._key))
-        if there != fence:
-            raise restored_since(self.name, f"{self.name!r} in {self.store.path}", fence, there)
+        stored = _fence_of(txn.get(self._key))
+        if stored != fence:
+            raise restored_since(self.name, f"{self.name!r} in {self.store.path}", fence, stored)
         for queue, pages in writes.appends:
             queue._append_pages(txn, pages)
         self._table.write(txn)

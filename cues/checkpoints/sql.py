@@ -51,7 +51,7 @@ except ImportError as error:
 
 
 TIMEOUT_S: Final = 30.0
-"""How long a transaction waits for another transaction before it fails."""
+"""The time for which a transaction waits for another transaction before it fails."""
 _MADE_ATTEMPTS: Final = 3
 """Two processes that create the same table at once disturb each other; the next attempt finds the table."""
 
@@ -120,7 +120,11 @@ class SQLCheckpoint(Closing):
         :class:`cues.errors.CheckpointError` when the database cannot be reached, or is held by a
         transaction that does not end.
         """
-        self._named()
+        if not self.name:
+            raise InvalidArgument(
+                f"The checkpoint in {self.where} has no name; a consumer's checkpoint is kept under one.",
+                "use SQLCheckpoint(target, 'name').",
+            )
         row = self._retried(self._raise_fence)
         self._held = RestoredFence.now(row.fence)
         faults.point("checkpoint.restored")
@@ -136,15 +140,15 @@ class SQLCheckpoint(Closing):
         """
         fence = own_fence(self._held, repr(self.name), "restore() here, which refuses the parent from then on.")
         text = packing.pack(checkpoint)
-        mine = (_checkpoints.c.name == self.name) & (_checkpoints.c.fence == fence)
+        own_row = (_checkpoints.c.name == self.name) & (_checkpoints.c.fence == fence)
         with self._begin() as connection:
             # 1. The fence, and the row's lock.
-            if connection.execute(_checkpoints.update().where(mine).values(checkpoint=text)).rowcount != 1:
+            if connection.execute(_checkpoints.update().where(own_row).values(checkpoint=text)).rowcount != 1:
                 raise restored_since(self.name, f"{self.name!r} in {self.where}", fence)
             # 2. Work.
             if work is not None:
                 work(connection)
-            written = sa.select(_checkpoints.c.fence).where(mine & (_checkpoints.c.checkpoint == text))
+            written = sa.select(_checkpoints.c.fence).where(own_row & (_checkpoints.c.checkpoint == text))
             if not connection.in_transaction() or connection.execute(written).first() is None:
                 raise transaction_ended(f"The work of the checkpoint {self.name!r}")
             faults.point("checkpoint.inside")
@@ -152,19 +156,12 @@ class SQLCheckpoint(Closing):
         faults.point("checkpoint.after")
 
     def _raise_fence(self, connection: sa.Connection) -> Any:
-        mine = _checkpoints.c.name == self.name
-        higher = _checkpoints.update().where(mine).values(fence=_checkpoints.c.fence + 1)
+        own_row = _checkpoints.c.name == self.name
+        higher = _checkpoints.update().where(own_row).values(fence=_checkpoints.c.fence + 1)
         if connection.execute(higher).rowcount == 0:
             # Of two inserts at once the second breaks the primary key; it is tried again.
             connection.execute(_checkpoints.insert().values(name=self.name, fence=1))
-        return connection.execute(sa.select(_checkpoints).where(mine)).one()
-
-    def _named(self) -> None:
-        if not self.name:
-            raise InvalidArgument(
-                f"The checkpoint in {self.where} has no name; a consumer's checkpoint is kept under one.",
-                "use SQLCheckpoint(target, 'name').",
-            )
+        return connection.execute(sa.select(_checkpoints).where(own_row)).one()
 
     def transaction(self, process: Process) -> AbstractContextManager[Transaction[sa.Connection]]:
         """Run the block in a transaction with exactly the messages that are new to the database.
@@ -210,8 +207,13 @@ class SQLCheckpoint(Closing):
                 yield connection
         except exc.DBAPIError as error:
             if isinstance(error, (exc.OperationalError, exc.InterfaceError)) or error.connection_invalidated:
-                raise self._failed(_told(error)) from error
-            if type(error) is exc.DatabaseError:  # SQLite's, for a file that is damaged or none of its own
+                raise CheckpointError(
+                    f"The database {self.where} failed: {_told(error)}",
+                    f"start again when the database can be reached; a transaction waits {self.timeout_s:g} s for"
+                    " another one (timeout_s=). A statement that cannot run fails with this error as well.",
+                    where=self.where,
+                ) from error
+            if type(error) is exc.DatabaseError:  # SQLite raises it for a damaged file, or a file of another kind
                 raise CheckpointError(
                     f"The database {self.where} cannot be read: {_told(error)}.",
                     "use another path, or restore a copy of the file.",
@@ -229,36 +231,24 @@ class SQLCheckpoint(Closing):
         with self._begin(engine) as connection:
             return fn(connection)
 
-    def _failed(self, what: str) -> CheckpointError:
-        return CheckpointError(
-            f"The database {self.where} failed: {what}",
-            f"start again when the database can be reached; a transaction waits {self.timeout_s:g} s for another one"
-            " (timeout_s=). A statement that cannot run fails with this error as well.",
-            where=self.where,
-        )
-
     def _open(self) -> sa.Engine:
         with self._lock:
             if self._engine is None or self._pid != os.getpid():
                 if self._engine is not None:
                     self._engine.dispose(close=False)  # a connection does not outlive a fork
                 engine = self._target if isinstance(self._target, sa.Engine) else _engine(self._target, self.timeout_s)
-                self._make(engine)
+                self._retried(self._make, engine, exc.ProgrammingError)  # PostgreSQL's, which looks before it locks
                 self._engine, self._pid = engine, os.getpid()
             return self._engine
 
-    def _make(self, engine: sa.Engine) -> None:
+    def _make(self, connection: sa.Connection) -> None:
         """Create our tables and those of the user."""
-
-        def make(connection: sa.Connection) -> None:
-            for table in (_checkpoints, _positions):
-                connection.execute(sa.schema.CreateTable(table, if_not_exists=True))
-            if "seals" not in {column["name"] for column in sa.inspect(connection).get_columns(TABLE)}:
-                connection.exec_driver_sql(f"alter table {TABLE} add column seals text")  # an older version's
-            for statement in self._schema:
-                connection.exec_driver_sql(statement)
-
-        self._retried(make, engine, exc.ProgrammingError)  # PostgreSQL's, which looks before it locks
+        for table in (_checkpoints, _positions):
+            connection.execute(sa.schema.CreateTable(table, if_not_exists=True))
+        if "seals" not in {column["name"] for column in sa.inspect(connection).get_columns(TABLE)}:
+            connection.exec_driver_sql(f"alter table {TABLE} add column seals text")  # an older version's
+        for statement in self._schema:
+            connection.exec_driver_sql(statement)
 
     def __getstate__(self) -> dict[str, Any]:
         if isinstance(self._target, sa.Engine):

@@ -111,7 +111,7 @@ def _steps(log: Log, raws: Sequence[Raw]) -> list[Step]:
 
 
 def step_length(log: Log, head: Batch) -> int:
-    """Return how many messages a step has on the fork queue, its first record included."""
+    """Return the number of messages that a step has on the fork queue, including its first record."""
     return 1 + sum(_counts(log, head).values())
 
 

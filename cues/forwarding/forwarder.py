@@ -124,31 +124,26 @@ class Forwarder:
                 raise after
 
     def _compared(self, fork_queue: _Fork, raw: bytes | None) -> int | Diverged:
-        """Return the result of :meth:`_after` for a row that was not compared before."""
+        """Do the work of :meth:`_after` for a row that was not compared before."""
         row = None if raw is None else ProducerRow.unpack(raw)
         with self.home._view() as txn:
             log_row = fork_queue.log.row(txn)
             raws = fork_queue.log.read(txn, log_row, row.at, 1) if row and log_row.first <= row.at else []
         if row is None:
-            if log_row.first > 1:
-                return self._diverged(fork_queue, f"has no step, but steps before {log_row.first} were trimmed")
-            return 1
-        if row.at >= log_row.next:
-            return self._diverged(
-                fork_queue, f"has the step at {row.at}, but the fork queue ends before {log_row.next}"
-            )
-        if row.at < log_row.first:
-            return self._diverged(
-                fork_queue, f"has steps up to {row.at}, but steps before {log_row.first} were trimmed"
-            )
-        (head,) = fork_queue.log.batches(raws)
-        if (head.first, head.head.hash, head.seal) != (row.at, row.hash, row.seal):
-            return self._diverged(fork_queue, f"has the step {row.hash.hex()} at {row.at}, but another one is here")
-        return head.first + fork.step_length(fork_queue.log, head)
-
-    def _diverged(self, fork_queue: _Fork, what: str) -> Diverged:
+            if log_row.first == 1:
+                return 1
+            wrong = f"has no step, but steps before {log_row.first} were trimmed"
+        elif row.at >= log_row.next:
+            wrong = f"has the step at {row.at}, but the fork queue ends before {log_row.next}"
+        elif row.at < log_row.first:
+            wrong = f"has steps up to {row.at}, but steps before {log_row.first} were trimmed"
+        else:
+            (head,) = fork_queue.log.batches(raws)
+            if (head.first, head.head.hash, head.seal) == (row.at, row.hash, row.seal):
+                return head.first + fork.step_length(fork_queue.log, head)
+            wrong = f"has the step {row.hash.hex()} at {row.at}, but another one is here"
         return Diverged(
-            f"The store {self.other.path} {what} in {self.home.path}: the two stores have different histories of"
+            f"The store {self.other.path} {wrong} in {self.home.path}: the two stores have different histories of"
             f" {fork_queue.processor}.",
             "use copies of both stores from the same moment; or use --fresh, which writes to the other store again.",
             processor=fork_queue.processor,
@@ -249,8 +244,9 @@ class Forwarder:
                     continue  # another owner has the row; or a seek moved it and wrote the mark itself
                 if at_rest and not row.pending:
                     mark.release()
-                if mark.outdated(row.positions[marked.place].next):
-                    late.append((mark, row.positions[marked.place].next))
+                index = row.positions[marked.place].next
+                if mark.outdated(index):
+                    late.append((mark, index))
         if late:
             self._settle()
             for mark, index in late:
@@ -265,7 +261,7 @@ class Forwarder:
         return all(self._after(fork_queue, self._row(fork_queue)) >= end for fork_queue, end in zip(self._forks, ends))
 
     def waiting(self) -> int:
-        """Return how many messages wait to be forwarded. It reads them all."""
+        """Return the number of messages that wait to be forwarded. It reads them all."""
         count = 0
         for fork_queue in self._forks:
             at = self._after(fork_queue, self._row(fork_queue))
@@ -279,8 +275,8 @@ class Forwarder:
         self._publish(at_rest=True)
         for fork_queue in self._forks:
             raw = self._row(fork_queue)
-            if raw is not None and ProducerRow.unpack(raw).at > fork_queue.first:
-                self._trim(fork_queue, ProducerRow.unpack(raw).at)
+            if raw is not None and (at := ProducerRow.unpack(raw).at) > fork_queue.first:
+                self._trim(fork_queue, at)
 
     def __repr__(self) -> str:
         return f"<cues.Forwarder {self.home.path} → {self.other.path}>"

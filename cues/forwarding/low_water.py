@@ -53,7 +53,7 @@ class LowWater:
             self._write(Mark(self.reader.epoch, index, self._holding))
 
     def hold(self, start: int) -> None:
-        """Keep the messages from ``start`` on. Call it before a snapshot that names them commits at home.
+        """Keep the messages from ``start`` on. Call it before the commit, at home, of a snapshot that names them.
 
         It costs a commit in the other store if they were not held before, and nothing if the queue has no
         retention policy.
@@ -76,7 +76,7 @@ class LowWater:
                 self._write(Mark(self.reader.epoch, index, self._holding))
 
     def outdated(self, index: int) -> bool:
-        """Return whether :meth:`publish` would write."""
+        """Return whether :meth:`publish` would write a mark."""
         return Mark(self.reader.epoch, index, self._holding) != self._written
 
     def _write(self, mark: Mark) -> None:

@@ -131,9 +131,9 @@ def forget(store: BaseStore, processor: str = "", home: bytes = b"") -> list[str
         deleted: dict[bytes, str] = {}
         for prefix in (names.LOW_WATERS, names.PRODUCERS):
             for key, _ in transaction.rows(txn, prefix):
-                whose = key[len(prefix) :].rpartition(b"\0")[2].decode()
-                if (processor and whose.endswith(f"/{processor}")) or (home and whose.startswith(f"{home.hex()}/")):
-                    deleted[key] = whose
+                reader = key[len(prefix) :].rpartition(b"\0")[2].decode()
+                if (processor and reader.endswith(f"/{processor}")) or (home and reader.startswith(f"{home.hex()}/")):
+                    deleted[key] = reader
         for key in deleted:
             txn.delete(key)
         return set(deleted.values())

@@ -33,7 +33,7 @@ __all__ = [
 # fmt: on
 
 if not TYPE_CHECKING:  # for a type checker it would define every name
-    __getattr__ = loader(
+    __getattr__, __dir__ = loader(
         __name__,
         {
             "groups.membership": "Member",
@@ -44,7 +44,3 @@ if not TYPE_CHECKING:  # for a type checker it would define every name
             "queues.partitioners": "murmur2 partition_for",
         },
     )
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)

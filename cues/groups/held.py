@@ -31,13 +31,13 @@ class HeldPartition:
         self.next = claim.next
         """The index after the last message that was handed out."""
         self.assignee = True
-        """Whether the plan assigns it to this member."""
+        """True if the plan assigns it to this member."""
         self.leaving_ns = 0
         """The time at which the plan assigned it to another member."""
         self.assigned = False
-        """Whether ``on_assigned`` has returned."""
+        """True after ``on_assigned`` has returned."""
         self.revoked = False
-        """Whether ``on_revoked`` has returned. It is released next, even if a new plan assigns it to this member."""
+        """True after ``on_revoked`` has returned. It is released next, even if a new plan assigns it to this member."""
         self.served = 0
         """The number of the turn in which it was read last."""
         self._tailer: Tailer | None = None
@@ -47,7 +47,7 @@ class HeldPartition:
 
     @property
     def dirty(self) -> bool:
-        """Whether messages were handed out that are not committed."""
+        """True if messages were handed out that are not committed."""
         return self.next != self.claim.next
 
     @property
@@ -60,11 +60,11 @@ class HeldPartition:
         return None if self._last_tailer is None else self._last_tailer.envelope
 
     def waiting(self, txn: StoreTransaction) -> bool:
-        """Whether there are messages to read."""
+        """Return whether there are messages to read."""
         return self.log.row(txn).next > (self.next if self._tailer is None else self._tailer.index)
 
     def read(self, n: int) -> list[dict[str, Any]]:
-        """The next messages, at most ``n``."""
+        """Return the next messages, at most ``n``."""
         tailer = self._tailer
         if tailer is None:
             tailer = Tailer(self.queue)

@@ -69,20 +69,21 @@ class Holdings:
         self._called_ns = clock.monotonic_ns()
         """The time of the last :meth:`keep_up`."""
         self._late = False
-        """Whether the log has the warning that this is too long ago."""
+        """True if the log has the warning that this is too long ago."""
         self.held: dict[Partition, HeldPartition] = {}
         self.stepping: HeldPartition | None = None
         """The partition with a step under way, which is not released before the step has ended."""
         self._on_assigned, self._on_revoked, self._on_lost = on_assigned, on_revoked, on_lost
         self._locks = self.store._locks
         self._waits = False
-        """Whether another member still holds a partition that is assigned to this one. It may die at any time."""
+        """True if another member still holds a partition that is assigned to this one. It may die at any time."""
         self._seen = -1
         """The group's count of changes up to which this member has followed."""
         self._check_at = self._look_at = 0
         self._counts: dict[str, int] = {}
         """The number of partitions of each of its queues, at the last look."""
-        self._id = b""
+        self.id = b""
+        """The id of the last join, which is the owner in the claims."""
         self._lease: Lease | None = None
         self._fenced: Fenced | None = None
         self._revoking: set[Partition] = set()
@@ -91,14 +92,14 @@ class Holdings:
         """The lost partitions, until ``on_lost`` has returned."""
         self._ended = False
         self.over = False
-        """Whether the lock and the lease were released."""
+        """True after the lock and the lease were released."""
         self.calling = False
-        """Whether a callback is running."""
+        """True while a callback is running."""
         self._locked = False
         try:
             self._locked = self._take_name()
             self._join()
-            self.store._on_close(self.let_go)
+            self.store._on_close.append(self.let_go)
         except BaseException:
             self.let_go()
             raise
@@ -108,13 +109,13 @@ class Holdings:
         offset = self.table.lock_of(self.name)
         if self._locks.try_lock(offset):
             return True
-        here = self._locks.mine(offset)
-        pid = os.getpid() if here else self._locks.holder(offset) or 0
+        is_own = self._locks.mine(offset)
+        pid = os.getpid() if is_own else self._locks.holder(offset) or 0
         with self.store._view() as txn:
             row = self.table.member(txn, self.name)
         left = 0.0 if row is None or row.kept_ns else self.table.left_s(row)
         if left > 0 or (row is None and locks.process_state(pid) != "stopped"):
-            where = "in this process" if here else f"in process {pid} ({locks.process_state(pid)})"
+            where = "in this process" if is_own else f"in process {pid} ({locks.process_state(pid)})"
             raise AlreadyRunning(
                 f"The member {self.name} of {self.table.group} already runs {where}.",
                 "use another name."
@@ -124,22 +125,17 @@ class Holdings:
         return False
 
     def _join(self) -> None:
-        self._id = new_id()
+        self.id = new_id()
         if self._lease is not None:
             self._lease.close()
-        self._lease = Lease(self.store, self._id)
+        self._lease = Lease(self.store, self.id)
         before = self.table.join(self.name, self._row(), self._start)
         if before is not None:
             leases.forget(self.store, before)
         self._seen = -1
 
     def _row(self) -> MemberRow:
-        return MemberRow(self._id, os.getpid(), boot(), self.lease_s, self.static, 0, tuple(sorted(self.queues)))
-
-    @property
-    def id(self) -> bytes:
-        """The id of the last join, which is the owner in the claims."""
-        return self._id
+        return MemberRow(self.id, os.getpid(), boot(), self.lease_s, self.static, 0, tuple(sorted(self.queues)))
 
     def beat(self) -> None:
         """Renew the lease, unless the last :meth:`keep_up` is too long ago. May be called from any thread."""
@@ -235,7 +231,7 @@ class Holdings:
         """Follow one look at the table; False if another look is needed at once."""
         seen = self.table.look(self.queues)
         me = seen.members.get(self.name)
-        if me is None or me.id != self._id:
+        if me is None or me.id != self.id:
             self._lose(list(self.held))
             if self._ended:
                 return True
@@ -271,10 +267,10 @@ class Holdings:
         return True
 
     def _mine(self, claim: Claim | None) -> TypeGuard[Claim]:
-        return claim is not None and claim.owner == self._id
+        return claim is not None and claim.owner == self.id
 
     def _may_leave(self, held: HeldPartition) -> bool:
-        """Whether a partition can be released: no message is uncommitted, or it has been leaving for a lease."""
+        """Return whether a partition can be released: no message is uncommitted, or it has been leaving for a lease."""
         if time.monotonic_ns() - held.leaving_ns > self.lease_s * 1e9:
             return True
         return not held.dirty and held is not self.stepping
@@ -306,7 +302,7 @@ class Holdings:
                 self.held[partition].revoked = True
         given = [partition for partition, held in self.held.items() if held.revoked]
         if given:
-            self.table.release(self._id, given)
+            self.table.release(self.id, given)
             for partition in given:
                 self.held.pop(partition, None)
 
@@ -319,15 +315,13 @@ class Holdings:
         if not free:
             return True
         logs = {partition: self.queues[partition[0]]._view(partition[1])._log for partition in free}
-        taken = self.table.claim(self.name, self._id, logs)
+        taken = self.table.claim(self.name, self.id, logs)
         self._hold(taken)
         return not taken
 
     def _hold(self, taken: Mapping[Partition, Claim]) -> None:
         """Hold partitions that this member owns in the store. The next look at the table calls ``on_assigned``."""
-        views = {partition: self.queues[partition[0]]._view(partition[1]) for partition in sorted(taken)}
-        held = {partition: HeldPartition(partition, view, taken[partition]) for partition, view in views.items()}
-        self.held.update(held)
+        self.held |= {p: HeldPartition(p, self.queues[p[0]]._view(p[1]), taken[p]) for p in sorted(taken)}
 
     def _tell_assigned(self) -> None:
         new = sorted(partition for partition, held in self.held.items() if not held.assigned)
@@ -354,7 +348,7 @@ class Holdings:
             if self._fenced is None:
                 self.give_up(list(self.held.values()))
                 if leave:
-                    self.table.remove({self.name: self._id})
+                    self.table.remove({self.name: self.id})
                 else:
                     self.table.keep(self.name, self._row())
         except Closed:

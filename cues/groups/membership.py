@@ -177,7 +177,7 @@ class Member(Reader, Closing):
         self._undo: dict[HeldPartition, int] = {}
         """The partitions that the call under way has read, each with the position before the call."""
         self._torn = False
-        """Whether an exception came out of a call, so that memory may differ from the store."""
+        """True if an exception came out of a call, so that memory may differ from the store."""
         self._closing = self._closed = False
         self._session: Session | None = None
         self.holdings = Holdings(
@@ -280,7 +280,7 @@ class Member(Reader, Closing):
         held = self.holdings.held
         checkpoints = self._checkpoints(checkpoint)
         also = checkpoints if isinstance(checkpoint, Mapping) else {}
-        moves = {p: mine.move(checkpoints.get(p)) for p, mine in held.items() if mine.dirty or p in also}
+        moves = {p: held[p].move(checkpoints.get(p)) for p in held if held[p].dirty or p in also}
         if not moves:
             return
         written = self.table.move(moves)
@@ -293,15 +293,15 @@ class Member(Reader, Closing):
     def _refused(self, partitions: list[Partition]) -> Fenced:
         """Read the positions of refused partitions from the store, and return the error of the commit."""
         seen = self.table.look({queue for queue, _ in partitions}).claims
-        mine = all(seen[partition].owner == self.holdings.id for partition in partitions)
+        is_owner = all(seen[partition].owner == self.holdings.id for partition in partitions)
         for partition in partitions:
             self.doubt(self.holdings.held[partition])
         return Fenced(
             f"The member {self.name} of {self.group} did not commit {_listed(partitions)}:"
-            f" {'a seek moved the position' if mine else 'another member took over'} after the messages were read.",
+            f" {'a seek moved the position' if is_owner else 'another member took over'} after the messages were read.",
             "continue to read: the messages are read again, by the member that holds the partition.",
             processor=self.group,
-            reason="seek" if mine else "takeover",
+            reason="seek" if is_owner else "takeover",
             partitions=partitions,
         )
 
@@ -374,7 +374,7 @@ class Member(Reader, Closing):
         self._keep_up()
 
     def _chosen(self, partitions: Iterable[Partition | str]) -> list[Partition]:
-        """The partitions that a caller names; those that this member holds if it names none."""
+        """Return the partitions that a caller names; those that this member holds if it names none."""
         wanted = self._named(partitions)
         if not wanted:  # only then: a seek must also work on a partition that cannot be claimed
             self._keep_up()
@@ -384,7 +384,7 @@ class Member(Reader, Closing):
         return wanted
 
     def _named(self, partitions: Iterable[Partition | str]) -> list[Partition]:
-        """The partitions that a caller names; refuses those of other queues."""
+        """Return the partitions that a caller names; refuse those of other queues."""
         named: list[Partition] = []
         for partition in partitions:
             queue, number = (partition, None) if isinstance(partition, str) else partition
@@ -405,7 +405,7 @@ class Member(Reader, Closing):
     def take(self, n: int, timeout: float | None, only: HeldPartition | None = None, single: bool = False) -> Taken:
         """Take up to ``n`` messages, by partition; from the partition ``only``, or from a ``single`` one.
 
-        Waits for the first message. Returns none when ``only`` is no longer held.
+        Waits for the first message. Returns no messages when ``only`` is no longer held.
         """
         if not isinstance(n, int) or isinstance(n, bool) or n < 1:
             raise InvalidArgument(f"{n!r} is not a number of messages.", "pass an integer, 1 or more.")
@@ -463,14 +463,12 @@ class Member(Reader, Closing):
                 self._serve(held)
                 taken.append((held, messages))
                 left -= len(messages)
-            if single and taken:
-                break
-            if only is not None and not messages:
+            if (single and taken) or (only is not None and not messages):
                 break
         return taken
 
     def _next(self, only: HeldPartition | None) -> HeldPartition | None:
-        """The partition to read next: of those with messages, the one that was served longest ago."""
+        """Return the partition to read next: of those with messages, the one that was served longest ago."""
         if only is not None:
             return only if self._holds(only) and only.readable else None
         self._ready = [held for held in self._ready if held.readable]
@@ -554,7 +552,7 @@ class Member(Reader, Closing):
         self._session = None
 
     def output(self, queue: str | Queue) -> Queue:
-        """The queue of this store that a session writes to."""
+        """Return the queue of this store that a session writes to."""
         if isinstance(queue, Queue):
             if not queue.store._same_as(self.store):
                 raise InvalidArgument(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Literal
+from typing import Literal
 
 from cues.base import names
 from cues.errors import InvalidArgument
@@ -12,6 +12,7 @@ from cues.groups.sticky import Partition
 from cues.queues import claims
 from cues.queues.base import index_of
 from cues.queues.log import Log
+from cues.storage.transaction import StoreTransaction
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +26,7 @@ Place = Literal["start", "end"] | int | datetime | Relative
 """A place that a seek can move to."""
 
 
-def target(txn: Any, group: str, partition: Partition, log: Log, to: Place) -> tuple[bytes, int, bytes]:
+def target(txn: StoreTransaction, group: str, partition: Partition, log: Log, to: Place) -> tuple[bytes, int, bytes]:
     """Find a place in a partition: the identity of its log, the index, and the seal before that index."""
     row = log.row(txn)
     if isinstance(to, Relative):
@@ -35,6 +36,6 @@ def target(txn: Any, group: str, partition: Partition, log: Log, to: Place) -> t
         index = index_of(txn, log, row, to, f"seek({to!r}) on {names.log_id(*partition)}")
     else:
         raise InvalidArgument(
-            f"seek({to!r}) names no place.", "pass 'start', 'end', an index, an aware datetime or Relative(-100)."
+            f"seek({to!r}): that is not a place.", "pass 'start', 'end', an index, an aware datetime or Relative(-100)."
         )
     return row.identity, index, log.seal_before(txn, row, index)

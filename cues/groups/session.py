@@ -126,12 +126,13 @@ class Session:
 
     def read(self, block: bool = False, timeout: float | None = None) -> Message | None:
         """Return the next message of the session's partition; None if there is none, or the partition is lost."""
-        messages = self._read(1, timeout if block else 0.0)
+        messages = self.read_many(1, timeout if block else 0.0)
         return messages[0] if messages else None
 
     def read_many(self, n: int, timeout: float | None = 0.0) -> list[Message]:
         """Return the next messages of the partition, at most ``n``; wait for the first for ``timeout`` seconds."""
-        return self._read(n, timeout)
+        self._check()
+        return self._member.within(self._take, n, timeout)
 
     def __iter__(self) -> Iterator[Message]:
         """Read the messages up to the end of the partition."""
@@ -152,10 +153,6 @@ class Session:
     def checkpoint(self) -> bytes:
         """The checkpoint that is stored with the partition's position; empty before the first message."""
         return self.held.claim.checkpoint if self.held else b""
-
-    def _read(self, n: int, timeout: float | None) -> list[Message]:
-        self._check()
-        return self._member.within(self._take, n, timeout)
 
     def _take(self, n: int, timeout: float | None) -> list[Message]:
         taken = self._member.take(n, timeout, only=self.held, single=True)
@@ -179,7 +176,7 @@ class Session:
         self.write_many(queue, (message,))
 
     def write_many(self, queue: str | Queue, messages: Iterable[Message]) -> None:
-        """:meth:`write` for several."""
+        """Add several messages to the commit; see :meth:`write`."""
         self._check()
         try:
             self._output(queue).add(messages)
@@ -230,11 +227,11 @@ class Session:
 
     @property
     def ended(self) -> bool:
-        """Whether the session has ended."""
+        """True after the session has ended."""
         return self._over is not None
 
     def _changed(self) -> Reason | None:
-        """The change of the partition since its first message was read, as far as the member knows."""
+        """Return the change of the partition since its first message was read, as far as the member knows."""
         if self.held is None:
             return None
         if self._holdings.held.get(self.held.partition) is not self.held:
@@ -276,7 +273,7 @@ class Session:
         return claim
 
     def _why(self, txn: StoreTransaction, held: HeldPartition) -> Reason:
-        """The reason why the position has changed."""
+        """Return the reason why the position has changed."""
         claim = claims.read(txn, names.log_id(*held.partition), self._member.group)
         return Reason.SOUGHT if claim is not None and claim.owner == held.claim.owner else Reason.MOVED
 

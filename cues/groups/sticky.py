@@ -20,7 +20,7 @@ that the same members had are equal, and form one pool:
 The n-th unit over an arc with growing costs pays 2n − 1, so n units pay n². The least sum of squares is the most even
 spread; for loads it is also optimal in every other usual measure (Harvey et al., Semi-matchings for bipartite graphs
 and load balancing, 2003). A simple rule makes a first flow. Then units are sent around cycles of negative cost until
-there is no such cycle; that flow is optimal. The same rows give the same plan in every process: the order of names
+no such cycle is left; that flow is optimal. The same rows give the same plan in every process: the order of names
 decides everywhere, and never the order of a hash.
 """
 
@@ -70,7 +70,7 @@ def plan(
 def _claims(
     subscribed: Mapping[str, frozenset[str]], counts: Mapping[str, int], previous: Mapping[str, Iterable[Partition]]
 ) -> dict[Partition, list[str]]:
-    """The members that had each partition and may keep it, in the order of names."""
+    """Return the members that had each partition and may keep it, in the order of names."""
     claimants: dict[Partition, list[str]] = {}
     for member, queues in subscribed.items():
         for partition in sorted(set(previous.get(member, ()))):
@@ -177,7 +177,7 @@ class _Flow:
         self.room: list[int] = []
         """The capacity of each arc."""
         self.grows: list[bool] = []
-        """Whether n units cost n² times as much as the first, rather than n times."""
+        """True if n units cost n² times as much as the first, rather than n times."""
         self.flow: list[int] = []
         self.arcs: list[list[int]] = [[]]
         """The arcs at each node, incoming and outgoing."""
@@ -243,7 +243,7 @@ class _Flow:
                     break  # the node is one of them, and its arcs have changed
 
     def _cycle(self, parent: list[int], start: int) -> list[tuple[int, int]]:
-        """The nodes and the arcs into them of the parent chain from ``start`` back to it; empty if it ends before."""
+        """Return the parent chain from ``start`` back to it: nodes and the arcs into them; empty if it ends before."""
         chain: list[tuple[int, int]] = []
         node = start
         while parent[node] != _NO_ARC:

@@ -65,7 +65,7 @@ class MemberRow:
     boot: bytes
     lease_s: float
     static: bool
-    """Whether it was given a name. Its place is then kept for the length of its lease after it closes or dies."""
+    """True if it was given a name. Its place is then kept for the length of its lease after it closes or dies."""
     kept_ns: int
     """The time of the monotonic clock until which the place of a closed member is kept; 0 while it runs."""
     queues: tuple[str, ...]
@@ -92,7 +92,7 @@ class View(NamedTuple):
     claims: dict[Partition, Claim]
     """The claims on all partitions of the queues that were asked for."""
     counts: dict[str, int]
-    """The number of partitions of each of these queues; 0 if there is no such queue."""
+    """The number of partitions of each of these queues; 0 for a missing queue."""
 
 
 class Move(NamedTuple):
@@ -124,7 +124,7 @@ class GroupTable:
         return GroupRow._make(_GROUP.unpack(sealed.unseal(raw, f"row of the group {self.group!r}")))
 
     def members(self, txn: StoreTransaction) -> dict[str, MemberRow]:
-        """The members by name, also closed ones whose place is kept."""
+        """Return the members by name, also closed ones whose place is kept."""
         rows = transaction.named_rows(txn, names.member_key(self.group, ""))
         return {name: MemberRow.unpack(raw, name) for name, raw in rows}
 
@@ -148,7 +148,7 @@ class GroupTable:
             return View(self.row(txn), members, held, counts)
 
     def counts(self, queues: Iterable[str]) -> dict[str, int]:
-        """The number of partitions of each queue; 0 if there is no such queue."""
+        """Return the number of partitions of each queue; 0 for a missing queue."""
         with self.store._view() as txn:
             return {queue: partitions_of(txn, queue) for queue in sorted(queues)}
 
@@ -180,11 +180,11 @@ class GroupTable:
     # --- living members ---
 
     def lock_of(self, name: str) -> int:
-        """The byte of the lock file that a member keeps locked while it lives."""
+        """Return the byte of the lock file that a member keeps locked while it lives."""
         return locks.offset_of(f"\0member\0{self.group}\0{name}")
 
     def alive(self, name: str, row: MemberRow) -> bool:
-        """Whether a member lives: it holds its lock, and its lease has not expired."""
+        """Return whether a member lives: it holds its lock, and its lease has not expired."""
         if row.kept_ns or row.boot != boot():
             return False
         offset = self.lock_of(name)
@@ -192,7 +192,7 @@ class GroupTable:
         return held and self.left_s(row) > 0
 
     def left_s(self, row: MemberRow) -> float:
-        """Seconds for which a member that does not answer keeps its place; 0 or less after that."""
+        """Return the seconds for which a member that does not answer keeps its place; 0 or less after that."""
         if row.boot != boot():
             return 0.0
         if row.kept_ns:
@@ -200,7 +200,7 @@ class GroupTable:
         return leases.left_s(self.store, row.id, row.lease_s)
 
     def gone(self, name: str, row: MemberRow) -> bool:
-        """Whether a member has lost its place: it has no name and is dead, or its lease has expired."""
+        """Return whether a member has lost its place: it has no name and is dead, or its lease has expired."""
         return self.left_s(row) <= 0 if row.static else not self.alive(name, row)
 
     # --- joining and leaving ---
@@ -368,29 +368,27 @@ class GroupTable:
 
     def pause(self, partitions: Collection[Partition], paused: bool) -> None:
         """Pause or resume partitions, also those that other members hold."""
-
-        def pause(txn: StoreTransaction) -> None:
-            for partition in partitions:
-                log = names.log_id(*partition)
-                claim = claims.read(txn, log, self.group) or claims.first(txn, log, "")
-                claims.put(txn, log, self.group, claim._replace(paused=paused))
-            self._touch(txn)
-
-        self._commit(pause, pages=len(partitions))
+        self._change(partitions, lambda partition, claim: claim._replace(paused=paused))
 
     def seek(self, targets: Mapping[Partition, tuple[bytes, int, bytes]]) -> None:
         """Move positions (identity, index, seal) and raise their epochs, which fences steps that are under way."""
 
-        def seek(txn: StoreTransaction) -> None:
-            for partition, (identity, index, seal) in targets.items():
+        def moved(partition: Partition, claim: Claim) -> Claim:
+            identity, index, seal = targets[partition]
+            return claim._replace(identity=identity, next=index, seal=seal, epoch=claim.epoch + 1)
+
+        self._change(targets, moved)
+
+    def _change(self, partitions: Collection[Partition], changed: Callable[[Partition, Claim], Claim]) -> None:
+        def change(txn: StoreTransaction) -> None:
+            for partition in partitions:
                 log = names.log_id(*partition)
                 claim = claims.read(txn, log, self.group) or claims.first(txn, log, "")
-                moved = claim._replace(identity=identity, next=index, seal=seal, epoch=claim.epoch + 1)
-                claims.put(txn, log, self.group, moved)
+                claims.put(txn, log, self.group, changed(partition, claim))
             self._touch(txn)
             faults.point("group.inside")
 
-        self._commit(seek, pages=len(targets))
+        self._commit(change, pages=len(partitions))
 
     # --- the end of a group ---
 
@@ -444,7 +442,7 @@ def forget(store: Store, group: str) -> None:
 
 
 def partitions_of(txn: StoreTransaction, queue: str) -> int:
-    """The number of partitions of a queue; 0 if there is no such queue."""
+    """Return the number of partitions of a queue; 0 for a missing queue."""
     raw = txn.get(names.queue_key(queue))
     return 0 if raw is None else int(codec.unpack(raw)["partitions"])
 

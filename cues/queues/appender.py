@@ -124,7 +124,7 @@ class Appender(Closing):
 def build(
     queue: Q, messages: Sequence[dict[str, Any]], shares: Sequence[PartitionShare], digest: bytes | None = None
 ) -> Built[Q]:
-    """The record batches of an append, partition by partition; an error has the ``offset`` of the message.
+    """Build the record batches of an append, partition by partition; an error has the ``offset`` of the message.
 
     ``digest`` is the delivery hash of the step that wrote the messages.
     """
@@ -142,7 +142,7 @@ def build(
 
 
 def places(count: int, built: Built[Q], starts: Sequence[int]) -> list[Place]:
-    """The place of each of ``count`` messages; ``starts`` has the first index of each share."""
+    """Return the place of each of ``count`` messages; ``starts`` has the first index of each share."""
     placed: list[Place | None] = [None] * count
     for (_, _, share), start in zip(built, starts):
         for number, offset in enumerate(share.offsets):

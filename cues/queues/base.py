@@ -52,7 +52,7 @@ class BaseQueue(Closing):
         """The log of this partition; of a queue with several partitions, the log of the first."""
         self._whole = whole
         self.is_partitioned = whole is None and options.partitions > 1
-        """Whether this handle is on several logs."""
+        """True if this handle is on several logs."""
         self._opened: dict[int, Self] = {}
         self._handles: weakref.WeakSet[Self] = weakref.WeakSet()
         """Every handle on a partition that was made by this one."""
@@ -86,15 +86,13 @@ class BaseQueue(Closing):
         if not is_count(number, 0, count - 1):
             raise QueueNotFound(
                 f"The queue {self.id!r} has no partition {number!r}; it has {count}.",
-                f"pass a number from 0 to {count - 1}."
-                if count > 1
-                else "pass 0, or add partitions with queue.grow(n).",
+                f"pass a number from 0 to {count - 1}." if count > 1 else "pass 0, or add some with queue.grow(n).",
                 queue=f"{self.id}/{number}",
             )
         return self._handle(number)
 
     def _view(self, number: int) -> Self:
-        """The handle on a partition that this handle keeps (do not close it); with one log, this handle itself."""
+        """Return the handle on a partition that this handle keeps (do not close it); with one log, this handle."""
         if not self.is_partitioned:
             return self
         view = self._opened.get(number)
@@ -114,7 +112,7 @@ class BaseQueue(Closing):
         return handle
 
     def _shares(self, messages: Sequence[dict[str, Any]]) -> list[PartitionShare]:
-        """The messages of each partition; an error has the ``offset`` of the message at fault."""
+        """Return the messages of each partition; an error has the ``offset`` of the message at fault."""
         if self._spread is None:
             self._spread = Placer(self._options, sum(row.next - 1 for row in self._rows()))
         return self._spread.shares(self._options, messages)
@@ -143,13 +141,13 @@ class BaseQueue(Closing):
         return True
 
     def _row(self) -> LogRow:
-        """Identity, first and next index, last append time, in one read transaction; of the first partition."""
+        """Return the row of the first partition."""
         self._check()
         with self.store._view() as txn:
             return self._log.row(txn)
 
     def _rows(self) -> list[LogRow]:
-        """The row of every partition, in one read transaction."""
+        """Return the rows of all partitions, in one read transaction."""
         if self._whole is not None:
             return [self._row()]
         self._check()
@@ -167,7 +165,7 @@ class BaseQueue(Closing):
             )
 
     def _follow_options(self, txn: StoreTransaction, row: LogRow) -> QueueOptions:
-        """The options in force in this transaction."""
+        """Return the options in force in this transaction."""
         if row.version != self._version:
             if self._whole is not None:
                 self._whole._follow_options(txn, row)
@@ -272,7 +270,7 @@ def check_index(index: object, limit: int, what: str) -> int:
 
 
 def index_of(txn: StoreTransaction, log: Log, row: LogRow, place: str | int | datetime, what: str) -> int:
-    """The index for ``place`` on a log: ``"start"``, ``"end"``, an index, or an aware time.
+    """Return the index for ``place`` on a log: ``"start"``, ``"end"``, an index, or an aware time.
 
     A purged index becomes the first that is left. ``what`` names the call in the error for an index after the end.
     """
@@ -301,7 +299,7 @@ def read_record(store: BaseStore, id: str, raw: bytes) -> dict[str, Any]:
 
 
 def journal_of(queue: BaseQueue) -> str:
-    """The name of a log, unique over all stores: ``<id of the store>/<queue>``, with ``/<n>`` for partition n > 0."""
+    """Return the name of a log, unique over all stores: ``<store id>/<queue>``, with ``/<n>`` for partition n > 0."""
     try:
         return f"{queue.store.id.hex()}/{queue._log.id}"
     except AttributeError:

@@ -56,9 +56,9 @@ class BaseTailer(Reader, Closing):
         self._closed = False
 
     @property
-    @abstractmethod
     def interest(self) -> tuple[wakeup.Doorbells | None, int]:
         """The doorbells and the mask of logs with which :func:`cues.storage.wakeup.wait` wakes this tailer."""
+        return self._store._doorbells, self.queue._log.mask
 
     def to_start(self) -> None:
         """Move to the first message that is left, on every partition that this tailer reads."""

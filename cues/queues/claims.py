@@ -67,7 +67,7 @@ class Claim(NamedTuple):
 
 
 def read(txn: StoreTransaction, log: str, group: str) -> Claim | None:
-    """The row of a group on a log; None before the group's first plan."""
+    """Return the row of a group on a log; None before the group's first plan."""
     raw = txn.get(names.claim_key(log, group))
     return None if raw is None else Claim.unpack(raw, log, group)
 
@@ -77,13 +77,13 @@ def put(txn: StoreTransaction, log: str, group: str, claim: Claim) -> None:
 
 
 def of_log(txn: StoreTransaction, log: str) -> Iterator[tuple[str, Claim]]:
-    """The groups that read a log, with their claims."""
+    """Iterate over the groups that read a log, with their claims."""
     for group, raw in named_rows(txn, names.claim_key(log, "")):
         yield group, Claim.unpack(raw, log, group)
 
 
 def all_rows(store: BaseStore) -> Iterator[tuple[str, str, bytes]]:
-    """Log, group and row of every claim of the store, as they are on disk."""
+    """Iterate over log, group and row of every claim of the store, as they are on disk."""
     with store._view() as txn:
         rows = list(transaction.rows(txn, names.CLAIMS))
     for key, raw in rows:
@@ -92,7 +92,7 @@ def all_rows(store: BaseStore) -> Iterator[tuple[str, str, bytes]]:
 
 
 def first(txn: StoreTransaction, log: str, assignee: str, latest: bool = False) -> Claim:
-    """The first claim of a group on a log: at the first message, or, with ``latest``, after the last."""
+    """Return the first claim of a group on a log: at the first message, or, with ``latest``, after the last."""
     queue, partition = names.log_parts(log)
     row = read_row(txn, queue, partition)
     return Claim(row.identity, NOBODY, 0, row.next if latest else row.first, NO_SEAL, False, assignee, b"")

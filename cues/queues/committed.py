@@ -56,7 +56,7 @@ class CommittedTailer(BaseTailer):
         return list(itertools.islice(self, n))
 
     def peek(self) -> dict[str, Any] | None:
-        """Return the message that :meth:`read` would return, without moving."""
+        """Return the message that :meth:`read` would return, and do not move."""
         if not self._peeked:
             item = self._committed()
             if item is None:
@@ -90,11 +90,6 @@ class CommittedTailer(BaseTailer):
         self._reader = self._read_from(index)
         self._peeked.clear()
 
-    @property
-    def interest(self) -> tuple[wakeup.Doorbells | None, int]:
-        """The doorbells and the mask of logs with which :func:`cues.alts` wakes this tailer."""
-        return self._reader.source.interest
-
     def __repr__(self) -> str:
         return f"<cues.txn.CommittedTailer of {self.queue.id} at {self.index}>"
 
@@ -121,7 +116,7 @@ class CommittedTailer(BaseTailer):
         return metadata(batch, index - batch.first, self.queue.id, self.queue.options._kept)
 
     def _batch_of(self, index: int) -> Batch:
-        """The record batch of a message that was read; mostly the same batch as at the last call."""
+        """Return the record batch of a message that was read; mostly the same batch as at the last call."""
         known = self._batch
         if known is None or not known.first <= index < known.next:
             with self.queue.store._view() as txn:

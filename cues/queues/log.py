@@ -12,7 +12,7 @@ from __future__ import annotations
 import itertools
 import struct
 from collections.abc import Iterable, Sequence
-from typing import Any, Final
+from typing import Final
 
 from cues.base import clock, names
 from cues.errors import BatchDamaged, QueueNotFound, StoreDamaged
@@ -23,7 +23,7 @@ from cues.records.log_row import ROW, LogRow, unpack_row
 from cues.storage import wakeup
 from cues.storage.base_store import BaseStore
 from cues.storage.datafile import PAGE_BYTES, pages_of
-from cues.storage.transaction import StoreTransaction
+from cues.storage.transaction import StoreCursor, StoreTransaction
 
 KEY: Final = struct.Struct(">Q")
 _PIECE_KEY: Final = struct.Struct(">QI")
@@ -74,7 +74,7 @@ class Log:
         return LogRow._make(_unpack_row(self._raw_row(txn)))
 
     def _raw_row(self, txn: StoreTransaction) -> bytes:
-        """The row as it is stored, after its checksum was compared."""
+        """Return the row as it is stored, after its checksum was compared."""
         raw: bytes | None = txn.get(self.key)
         if raw is None:
             raise _gone(self.queue)
@@ -180,13 +180,13 @@ class Log:
         return raws
 
     def read_before(self, txn: StoreTransaction, row: LogRow, index: int) -> list[Raw]:
-        """The record that holds the message before ``index``, if there is one."""
+        """Return the record that holds the message before ``index``, if there is one."""
         if not row.first < index <= row.next:
             return []
         return self.read(txn, row, index - 1, 1)
 
     def end_of_messages(self, txn: StoreTransaction, row: LogRow, start: int) -> int:
-        """The index after the last message, not counting acknowledgements at the end; at least ``start``."""
+        """Return the index after the last message, not counting acknowledgements at the end; at least ``start``."""
         end = row.next
         if end <= start:
             return start
@@ -205,8 +205,11 @@ class Log:
         """
         opened: list[Batch] = []
         for first, value, pieces in raws:
-            record = _opened(first, value, pieces)
-            if record is None:
+            intact = batch.intact(value, first) and (
+                not pieces or all(batch.intact(piece, number) for number, piece in enumerate(pieces, 1))
+            )
+            record = Batch(first, value, pieces) if intact else None
+            if record is None or not record.whole():
                 if opened:
                     break
                 raise self.damaged(first)
@@ -214,13 +217,13 @@ class Log:
         return opened
 
     def damaged(self, first: int) -> BatchDamaged:
-        """The error for the record at ``first``."""
+        """Return the error for the record at ``first``."""
         with self.store._view() as txn:
             last = self._next_first(txn, first) - 1
         return self._damage(first, last, "is damaged (its checksum fails)")
 
-    def _missing(self, cursor: Any, index: int, end: int) -> BatchDamaged:
-        """The error for an index that the row counts but no record holds."""
+    def _missing(self, cursor: StoreCursor, index: int, end: int) -> BatchDamaged:
+        """Return the error for an index that the row counts but no record holds."""
         last = end - 1
         if cursor.set_range(KEY.pack(index)):
             key = cursor.key()
@@ -239,7 +242,7 @@ class Log:
         )
 
     def seal_before(self, txn: StoreTransaction, row: LogRow, index: int) -> bytes:
-        """The checksum of the batch that holds the message before ``index``; zeros if there is none."""
+        """Return the checksum of the batch that holds the message before ``index``; zeros if there is none."""
         try:
             raws = self.read_before(txn, row, index)
         except BatchDamaged:  # a tailer must be able to continue after the missing messages
@@ -247,7 +250,7 @@ class Log:
         return raws[0][1][:8] if raws else bytes(8)
 
     def index_at(self, txn: StoreTransaction, row: LogRow, time_ns: int) -> int:
-        """The first index whose append time is at or after ``time_ns``; the next index if none is."""
+        """Return the first index whose append time is at or after ``time_ns``; the next index if none is."""
         low, high = row.first, row.next
         cursor = txn.cursor(self.database)
         while low < high:
@@ -262,15 +265,15 @@ class Log:
         return low
 
     def time_at(self, txn: StoreTransaction, row: LogRow, index: int) -> int:
-        """Append time of the message at ``index``, which must exist. Raises :class:`BatchDamaged`."""
+        """Return the append time of the message at ``index``, which must exist. Raises :class:`BatchDamaged`."""
         return int(batch.HEAD.unpack_from(self.read(txn, row, index, 1)[0][1], 8)[3])
 
     def size_bytes(self, txn: StoreTransaction) -> int:
-        """Bytes of the log's pages on disk."""
+        """Return the bytes of the log's pages on disk."""
         return pages_of(txn.stat(self.database)) * PAGE_BYTES
 
     def front_time(self, txn: StoreTransaction) -> int:
-        """Append time of the first record; 0 when there is none."""
+        """Return the append time of the first record; 0 when there is none."""
         cursor = txn.cursor(self.database)
         return int(batch.HEAD.unpack_from(cursor.value(), 8)[3]) if cursor.first() else 0
 
@@ -303,7 +306,7 @@ class Log:
         if index != row.first:
             self._put_row(txn, _pack_row(*row._replace(first=index)))
 
-    def _holds(self, cursor: Any, index: int) -> bool:
+    def _holds(self, cursor: StoreCursor, index: int) -> bool:
         """Move the cursor to the record that holds ``index``; False if no record holds it."""
         if not self._seek(cursor, index):
             return False
@@ -314,7 +317,7 @@ class Log:
             len(value) < batch.PREFIX_BYTES or first + batch.count_of(value) > index or not batch.intact(value, first)
         )
 
-    def _seek(self, cursor: Any, index: int) -> bool:
+    def _seek(self, cursor: StoreCursor, index: int) -> bool:
         """Move the cursor to the last record that begins at or before ``index``; False if there is none."""
         key = KEY.pack(index)
         if cursor.set_range(key):
@@ -327,7 +330,7 @@ class Log:
         last = cursor.key()
         return len(last) == 8 or bool(cursor.set_key(last[:8]))
 
-    def _following(self, cursor: Any, end: int) -> int:
+    def _following(self, cursor: StoreCursor, end: int) -> int:
         """Return the first index of the record after the cursor's, or ``end``. Moves the cursor."""
         while cursor.next():
             key = cursor.key()
@@ -338,13 +341,3 @@ class Log:
     def _next_first(self, txn: StoreTransaction, first: int) -> int:
         cursor, end = txn.cursor(self.database), self.row(txn).next
         return self._following(cursor, end) if cursor.set_key(KEY.pack(first)) else first + 1
-
-
-def _opened(first: int, value: bytes, pieces: list[bytes]) -> Batch | None:
-    """The record as a batch, or None when a checksum fails or a piece is missing."""
-    if not batch.intact(value, first):
-        return None
-    if pieces and not all(batch.intact(piece, number) for number, piece in enumerate(pieces, 1)):
-        return None
-    record = Batch(first, value, pieces)
-    return record if record.whole() else None

@@ -45,7 +45,7 @@ class ForeignReader:
 
 
 def of_log(txn: StoreTransaction, log: Log) -> list[tuple[ForeignReader, Mark]]:
-    """The marks on a log, each with its reader."""
+    """Return the marks on a log, each with its reader."""
     marks = []
     for name, value in named_rows(txn, names.low_water_prefix(log.id)):
         home, _, processor = name.partition("/")

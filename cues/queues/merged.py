@@ -81,11 +81,11 @@ class MergedTailer(Tailer):
                 f"to_index({index!r}): {self.queue.id!r} has no partition {', '.join(map(repr, unknown))}.",
                 f"name partitions from 0 to {len(self._parts) - 1}.",
             )
-        goals, here = dict(index), self.positions
+        goals, positions = dict(index), self.positions
 
         def place(txn: StoreTransaction, log: Log, row: LogRow) -> int:
             if log.partition not in goals:
-                return here[log.partition]
+                return positions[log.partition]
             return max(row.first, check_index(goals[log.partition], row.next, f"to_index({index!r})"))
 
         self._seek(place)
@@ -165,7 +165,7 @@ class MergedTailer(Tailer):
         return taken
 
     def _pick(self, n: int = 1) -> Tailer | None:
-        """The tailer whose message is next, with its batch loaded; None at the end."""
+        """Return the tailer whose message is next, with its batch loaded; None at the end."""
         part = self._current
         if part is not None and part._batch is not None and part._first <= part._cursor() < part._batch.next:
             batch = part._batch
@@ -184,7 +184,7 @@ class MergedTailer(Tailer):
         return self._current
 
     def _have_nothing(self, ended: list[Tailer]) -> bool:
-        """Whether all ``ended`` partitions still have nothing, at one moment after the others were read.
+        """Return whether all ``ended`` partitions still have nothing, at one moment after the others were read.
 
         Without this check: partition 0 is read and has nothing. Then a message is appended to 0, and after it one
         to 1. Partition 1 is read, and its message is handed out before the earlier message of 0.

@@ -21,7 +21,7 @@ def _fields(message: Any) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class MessageType:
-    """How to handle messages of one type.
+    """Functions for messages of one type.
 
     get_uuid               its UUID, None when it has none yet. A message with the zero UUID is
                            published without identity, and delivered at least once

@@ -153,12 +153,12 @@ class QueueOptions:
 
     @property
     def _kept(self) -> frozenset[str]:
-        """Return the fields that the queue adds to the metadata of its messages."""
+        """The fields that the queue adds to the metadata of its messages."""
         return self.metadata if isinstance(self.metadata, frozenset) else frozenset()
 
     @property
     def _strips(self) -> bool:
-        """Whether the queue drops the metadata that messages come with."""
+        """True if the queue drops the metadata that messages come with."""
         return self.metadata is False
 
     @property
@@ -169,15 +169,15 @@ class QueueOptions:
 
     @property
     def _inside(self) -> QueueOptions:
-        """Return the options as the queue's own store keeps them: without the path."""
+        """The options as the queue's own store keeps them: without the path."""
         return self if self.path is None else QueueOptions(**{**vars(self), "path": None})
 
     @property
     def _asked(self) -> dict[str, Any]:
         """The arguments to open a queue that may exist; default partitions, key and partitioner are left out."""
-        said = self.to_dict()
+        changed = self.to_dict()
         placing = ("partitions", *FUNCTIONS)
-        return {name: value for name, value in vars(self).items() if name not in placing or name in said}
+        return {name: value for name, value in vars(self).items() if name not in placing or name in changed}
 
     def _changed(self, options: Mapping[str, Any]) -> QueueOptions:
         """Return a copy with the given options changed; raise for an unknown name."""
@@ -250,7 +250,7 @@ def _partitioner(value: object, key: object) -> object:
 
 
 def _measured(value: str, units: dict[str, int], what: str, hint: str) -> float:
-    """The value of a number with its unit."""
+    """Return the value of a number with its unit."""
     match = re.fullmatch(r"([\d._]+)\s*([a-zA-Z]+)", value)
     unit = units.get(match[2], units.get(match[2].upper())) if match else None
     if not match or not unit:

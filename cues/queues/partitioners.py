@@ -28,6 +28,7 @@ import xxhash
 from cues import codec
 from cues.base.checks import is_count
 from cues.errors import CodecError, CuesError, InvalidArgument
+from cues.records import batch
 
 KEYED: Final = ("murmur2", "fnv1a-modulo", "rendezvous")
 """Partitioners that keep the messages of one key together."""
@@ -104,7 +105,7 @@ def key_bytes(key: Any) -> bytes:
     if isinstance(key, bytes):
         return key
     if key is None:
-        raise InvalidArgument("The key is None, which belongs to no partition.", "put a key into every message.")
+        raise InvalidArgument("The key is None, so it does not select a partition.", "put a key into every message.")
     try:
         return codec.pack_key(key)
     except CodecError as error:
@@ -159,7 +160,7 @@ class Missing:
 
 
 def name_of(way: str | Callable[..., Any] | None) -> str | None:
-    """The stored name of a key or partitioner: a field, a partitioner, or ``module:qualname`` of a function."""
+    """Return the stored name of a key or partitioner: a field, a partitioner, or ``module:qualname`` of a function."""
     if way is None or isinstance(way, str):
         return way
     if isinstance(way, Missing):
@@ -196,7 +197,7 @@ class Router:
             self._place = self._by_key
 
     def place(self, messages: Sequence[dict[str, Any]]) -> list[int]:
-        """The partition of each message of one append.
+        """Choose the partition of each message of one append.
 
         Raises :class:`InvalidArgument` for a message without a key, and for a result of the partitioner that is not
         a partition. Errors of the user's functions pass through. Each error has the message's ``offset``.
@@ -216,28 +217,23 @@ class Router:
         return placed
 
     def _by_key(self, message: dict[str, Any]) -> int:
-        key = self._key_of(message)
-        if type(key) is str:
-            return self._of_text(key)
-        return self._of_bytes(key_bytes(key))
-
-    def _key_of(self, message: dict[str, Any]) -> Any:
         key = self._key
         if not isinstance(message, dict):
-            raise InvalidArgument(
-                f"A message is a dict, found {type(message).__name__}.", "pass a dict, such as {'value': …}."
-            )
+            raise batch.not_a_dict(message)
         if isinstance(key, str):
             value = message.get(key)
             if value is None:
-                there = "it is None" if key in message else f"it has {', '.join(map(repr, message)) or 'nothing'}"
+                state = "it is None" if key in message else f"it has {', '.join(map(repr, message)) or 'nothing'}"
                 raise InvalidArgument(
-                    f"The message has no {key!r}, by which its partition is chosen; {there}.",
+                    f"The message has no {key!r}, by which its partition is chosen; {state}.",
                     f"put {key!r} into every message, or write with queue.partition(i).appender().",
                 )
-            return value
-        assert key is not None
-        return key(message)
+        else:
+            assert key is not None
+            value = key(message)
+        if type(value) is str:
+            return self._of_text(value)
+        return self._of_bytes(key_bytes(value))
 
     def _turn(self, message: dict[str, Any]) -> int:
         partition = self._next

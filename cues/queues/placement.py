@@ -55,7 +55,7 @@ class Placer:
         self._router = Router(options.partitions, options.key, options.partitioner, self._start)
 
     def shares(self, options: QueueOptions, messages: Sequence[dict[str, Any]]) -> list[PartitionShare]:
-        """The messages by partition. Raises as :meth:`Router.place`."""
+        """Return the messages by partition. Raises the errors of :meth:`Router.place`."""
         if options is not self._options:
             self._follow(options)
         shares: dict[int, list[int]] = {}

@@ -15,12 +15,12 @@ from cues.storage.transaction import StoreTransaction, named_rows
 
 _HEAD: Final = struct.Struct(">8sQQQ8sBB")
 POSITION: Final = struct.Struct(">8sQ8s")
-"""Position of a reader: queue identity, next index, seal (checksum of the batch that holds the message before)."""
+"""The fields of a :class:`Position`."""
 NO_SEAL: Final = bytes(8)
 
 
 class Position(NamedTuple):
-    """The position of a reader: the queue's identity, the next index, and the checksum of the last batch."""
+    """The position of a reader on a queue."""
 
     identity: bytes
     next: int
@@ -85,9 +85,8 @@ class ProcessorInputs:
             stores = tuple(record.get("stores", [b""] * len(queues)))
             return ProcessorInputs(record["kind"], tuple(record["tailers"]), queues, stores)
         except Exception as error:
-            raise sealed.damaged(
-                f"topology of the processor {processor}", f"{type(error).__name__}: {error}"
-            ) from error
+            what = f"topology of the processor {processor}"
+            raise sealed.damaged(what, f"{type(error).__name__}: {error}") from error
 
     @property
     def places(self) -> dict[str, bytes]:
@@ -111,7 +110,7 @@ def read_topology(txn: StoreTransaction, processor: str) -> ProcessorInputs | No
 
 
 def readers_of(txn: StoreTransaction, log_id: str) -> list[tuple[str, int, bool]]:
-    """The processors that read a log: id, index that is taken next, and whether a step is under way from there."""
+    """Return the processors that read a log: id, next index, and whether a step is under way from there."""
     readers: list[tuple[str, int, bool]] = []
     for processor, _ in named_rows(txn, names.subscription_key(log_id, "")):
         row = read_row(txn, processor)

@@ -39,7 +39,7 @@ class Written(NamedTuple):
     acked: int
     """The clock up to which nothing is pending; before the first acknowledgement, the first clock minus 1."""
     begin: int
-    """The index of the first pending message; 0 when none is."""
+    """The index of the first pending message; 0 when there is none."""
     opened: int
     """The clock of that message; 0 when there is none."""
 
@@ -51,8 +51,8 @@ class Written(NamedTuple):
         """Raises :class:`StoreDamaged`; ``what`` is the name of the row in its text."""
         return Written._make(_ROW.unpack(sealed.unseal(raw, what)))
 
-    def repeats(self, clock: int, flags: int, before: int | None = None) -> bool:
-        """Whether the log has the message already, or does not need it.
+    def repeats(self, clock: int, flags: int, before: int | None) -> bool:
+        """Return whether the log has the message already, or does not need it.
 
         An acknowledgement at or below the last clock is needed while messages are pending: it commits them,
         or says that their producer died. There is one exception. If a log that was cut off inside a transaction
@@ -100,7 +100,7 @@ def note(txn: StoreTransaction, log: str, pages: Iterable[tuple[int, Page]]) -> 
 
 
 def rows(store: BaseStore, log: str) -> Iterator[tuple[int, Written]]:
-    """Every producer that wrote to a log, with its summary."""
+    """Iterate over the producers that wrote to a log, with their summaries."""
     with store._view() as txn:
         rows = list(transaction.named_rows(txn, names.clocks_prefix(log)))
     for producer, raw in rows:

@@ -1,4 +1,4 @@
-"""Queues: ordered, immutable, addressable logs of messages; and their appenders.
+"""Queues: ordered, immutable, addressable logs of messages.
 
     with cues.open("data") as store:
         q = store.queue("orders", metadata={"t", "time"}, retention=1_000_000)
@@ -25,7 +25,7 @@ from __future__ import annotations
 import contextlib
 import fnmatch
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, Literal, overload
 
@@ -34,6 +34,7 @@ from cues.base import clock, names
 from cues.errors import InvalidArgument, QueueNotFound, QueueOptionsError, StoreFull
 from cues.queues.appender import Appender
 from cues.queues.base import BaseQueue, check_index, read_record
+from cues.queues.base_tailer import Place
 from cues.queues.committed import CommittedTailer
 from cues.queues.log import DELETE_BATCHES_MAX, Log, read_row
 from cues.queues.merged import MergedTailer
@@ -76,15 +77,14 @@ class Queue(BaseQueue):
 
     def _grow(self, txn: StoreTransaction, partitions: int) -> None:
         record = read_record(self.store, self.id, txn.get(names.queue_key(self.id)))
-        there = record["partitions"]
-        if partitions < there:
-            raise _shrinking(self.id, there, partitions)
-        if partitions == there:
+        present = record["partitions"]
+        if partitions < present:
+            raise _shrinking(self.id, present, partitions)
+        if partitions == present:
             return
         row = LogRow(record["identity"], 1, 1, 0, record["version"])
-        _create_logs(txn, self.store, self.id, range(there, partitions), row)
+        _create_logs(txn, self.store, self.id, range(present, partitions), row)
         record["options"]["partitions"] = record["partitions"] = partitions
-        record["version"] += 1
         _put_record(txn, self.id, record)
         faults.point("grow.inside")
 
@@ -157,7 +157,7 @@ class Queue(BaseQueue):
         """Drop all messages, of all partitions. The queue stays, with its identity, and its indices continue."""
         return self._purge(lambda txn, log, row: row.next)
 
-    def _purge(self, place: Callable[[Any, Log, LogRow], int]) -> int:
+    def _purge(self, place: Place) -> int:
         self._check()
         self._not_a_try_log("trims")
         logs = [view._log for view in self._views]
@@ -191,7 +191,7 @@ class Queue(BaseQueue):
                     # The pages that a commit frees can be used two commits later: this commit is the one between.
                     self.store._commit(lambda txn: txn.put(log.key, pack_row(log.row(txn))))
 
-    def _move_fronts(self, txn: StoreTransaction, logs: list[Log], place: Callable[[Any, Log, LogRow], int]) -> int:
+    def _move_fronts(self, txn: StoreTransaction, logs: list[Log], place: Place) -> int:
         dropped = 0
         for log in logs:
             row = log.row(txn)
@@ -242,9 +242,7 @@ def open_queue(store: BaseStore, id: str, options: Mapping[str, Any] | None = No
                 "name one of those, or open the store without readonly=True to make it.",
                 queue=id,
             )
-        store._commit(create_queue, store, id, QueueOptions(**options))
-        with store._view() as txn:
-            raw = txn.get(key)
+        raw = store._commit(create_queue, store, id, QueueOptions(**options))
     record = read_record(store, id, raw)
     if record.get("format", 1) != 1 or record.get("schema") is not None:
         newer = "install a newer version (pip install -U cues-streams)."
@@ -264,8 +262,8 @@ def _open_partition(store: BaseStore, id: str, options: Mapping[str, Any]) -> Qu
             f"call store.queue({name!r}, {next(iter(options))}=…).",
         )
     with store._view() as txn:
-        there = txn.get(names.queue_key(name)) is not None
-    if not there:
+        exists = txn.get(names.queue_key(name)) is not None
+    if not exists:
         raise QueueNotFound(
             f"The store {store.path} has no queue {name!r}, of which {id!r} would be a partition; it has"
             f" {', '.join(store.queues()) or 'none'}.",
@@ -298,8 +296,8 @@ class Matching(list[str]):
 def _matching(store: BaseStore, pattern: str) -> list[str]:
     queue, slash, partition = pattern.partition("/")
     with store._view() as txn:
-        records = list(transaction.named_rows(txn, names.queue_key("")))
-    records = [(name, raw) for name, raw in records if "." not in name and fnmatch.fnmatchcase(name, queue)]
+        rows = transaction.named_rows(txn, names.queue_key(""))
+        records = [(name, raw) for name, raw in rows if "." not in name and fnmatch.fnmatchcase(name, queue)]
     if not slash:
         return [name for name, _ in records]
     return [
@@ -314,17 +312,18 @@ def _refused(queue: str, option: str, message: str, hint: str) -> QueueOptionsEr
     return QueueOptionsError(message, hint, queue=queue, option=option)
 
 
-def _shrinking(queue: str, there: int, asked: int) -> QueueOptionsError:
-    message = f"The queue {queue!r} has {there} partitions and cannot have fewer, such as {asked}."
-    hint = f"pass partitions={there}, or make a new queue: a removed partition would take its messages with it."
+def _shrinking(queue: str, present: int, asked: int) -> QueueOptionsError:
+    message = f"The queue {queue!r} has {present} partitions and cannot have fewer, such as {asked}."
+    hint = f"pass partitions={present}, or make a new queue: a removed partition would take its messages with it."
     return _refused(queue, "partitions", message, hint)
 
 
-def create_queue(txn: StoreTransaction, store: BaseStore, id: str, options: QueueOptions) -> None:
-    """Make a queue inside a transaction, if it is not there."""
+def create_queue(txn: StoreTransaction, store: BaseStore, id: str, options: QueueOptions) -> bytes:
+    """Make a queue inside a transaction, if it is not there; return its record."""
     key = names.queue_key(id)
-    if txn.get(key) is not None:
-        return
+    raw: bytes | None = txn.get(key)
+    if raw is not None:
+        return raw
     identity = os.urandom(8)
     record = {
         "identity": identity,
@@ -334,8 +333,10 @@ def create_queue(txn: StoreTransaction, store: BaseStore, id: str, options: Queu
         "version": 1,
         "created_ns": clock.now_ns(),
     }
-    txn.put(key, codec.pack(record))
+    raw = codec.pack(record)
+    txn.put(key, raw)
     _create_logs(txn, store, id, range(options.partitions), LogRow(identity, 1, 1, 0, 1))
+    return raw
 
 
 def _create_logs(txn: StoreTransaction, store: BaseStore, queue: str, partitions: range, row: LogRow) -> None:
@@ -345,7 +346,8 @@ def _create_logs(txn: StoreTransaction, store: BaseStore, queue: str, partitions
 
 
 def _put_record(txn: StoreTransaction, queue: str, record: dict[str, Any]) -> None:
-    """Write a queue's record, and its version into the row of every partition, where appends compare it."""
+    """Write a queue's changed record, and its new version into every partition's row, where appends compare it."""
+    record["version"] += 1
     txn.put(names.queue_key(queue), codec.pack(record))
     for partition in range(record["partitions"]):
         row = read_row(txn, queue, partition)._replace(version=record["version"])
@@ -387,7 +389,6 @@ def _change(queue: Queue, options: Mapping[str, Any]) -> None:
     def change(txn: StoreTransaction) -> None:
         record = codec.unpack(txn.get(names.queue_key(queue.id)))
         record["options"] = new.to_dict()
-        record["version"] += 1
         _put_record(txn, queue.id, record)
 
     queue.store._commit(change)

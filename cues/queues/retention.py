@@ -33,6 +33,7 @@ clock."""
 _DOUBT_NS = 600 * 10**9
 """The time for which a clock is doubted after a jump."""
 _said: set[tuple[str, str, str]] = set()
+"""The warnings that this process has logged: store, log and reader of each."""
 
 
 class PositionHolder(NamedTuple):
@@ -64,7 +65,7 @@ def let_go(txn: StoreTransaction, log: Log, policy: Retention) -> None:
 
 
 def wanted(txn: StoreTransaction, log: Log, row: LogRow, policy: Retention) -> int:
-    """The index before which the policy keeps nothing."""
+    """Return the index before which the policy keeps nothing."""
     goal = row.first
     if policy.count is not None:
         goal = max(goal, row.next - policy.count)
@@ -84,20 +85,24 @@ def wanted(txn: StoreTransaction, log: Log, row: LogRow, policy: Retention) -> i
 
 
 def _aged(txn: StoreTransaction, log: Log, row: LogRow, now: int, age: int) -> int:
-    """The index before which everything is older than ``age``, as far as the clock can be believed.
+    """Return the index before which everything is older than ``age``, as far as the clock can be believed.
 
     Append times never decrease. So after one append under a clock that was ahead, later messages get that same time
     until the clock reaches it. Meanwhile, notes of (next index, time) tell which messages were appended before a time.
     """
-    notes = _notes(txn, log)
-    kept = [note for note in notes if row.time_ns > now + _WRONG_NS and note[1] <= now]
-    if row.time_ns > now + _WRONG_NS and (not kept or now - kept[-1][1] >= age // _NOTES):
-        kept.append((row.next, now))
+    raw = txn.get(names.age_key(log.id))
+    notes: list[list[int]] = []
+    if raw is not None:
+        notes = codec.unpack(sealed.unseal(raw, f"row of the age notes of queue {log.id}"))
+    ahead = row.time_ns > now + _WRONG_NS
+    kept = [note for note in notes if ahead and note[1] <= now]
+    if ahead and (not kept or now - kept[-1][1] >= age // _NOTES):
+        kept.append([row.next, now])
     goal = row.first
     while kept and kept[0][1] <= now - age:
         goal = kept.pop(0)[0]
     if kept and kept != notes:
-        txn.put(names.age_key(log.id), sealed.seal(codec.pack([list(note) for note in kept])))
+        txn.put(names.age_key(log.id), sealed.seal(codec.pack(kept)))
     elif kept != notes:
         txn.delete(names.age_key(log.id))
     if log.front_time(txn) < now - age:
@@ -106,7 +111,7 @@ def _aged(txn: StoreTransaction, log: Log, row: LogRow, now: int, age: int) -> i
 
 
 def _believed(txn: StoreTransaction, log: Log, row: LogRow, now: int, age: int) -> int:
-    """The time before which messages are older than ``age``.
+    """Return the time before which messages are older than ``age``.
 
     If the clock jumped by :data:`_WRONG_NS` between two messages, it may be wrong, and would empty the queue at
     once. So for :data:`_DOUBT_NS` after the jump, the time of the message before it is used instead of the clock.
@@ -119,15 +124,8 @@ def _believed(txn: StoreTransaction, log: Log, row: LogRow, now: int, age: int) 
     return now - age
 
 
-def _notes(txn: StoreTransaction, log: Log) -> list[tuple[int, int]]:
-    raw = txn.get(names.age_key(log.id))
-    if raw is None:
-        return []
-    return [(index, at) for index, at in codec.unpack(sealed.unseal(raw, f"row of the age notes of queue {log.id}"))]
-
-
 def readers(txn: StoreTransaction, log: Log) -> list[PositionHolder]:
-    """The readers with a position on the log in this store, or in another store, with a mark here."""
+    """Return the readers with a position on the log in this store, or in another store, with a mark here."""
     holders = [PositionHolder(*reader) for reader in readers_of(txn, log.id)]
     holders += [PositionHolder(who.processor, mark.next, mark.pending) for who, mark in marks.of_log(txn, log)]
     tailers = named_rows(txn, names.reader_key(log.queue, log.partition, ""))
@@ -137,7 +135,7 @@ def readers(txn: StoreTransaction, log: Log) -> list[PositionHolder]:
 
 
 def _say(log: Log, reader: PositionHolder, what: str) -> None:
-    said = (log.store.path, log.id, reader.name)
-    if said not in _said:
-        _said.add(said)
-        log.store._afterwards(lambda: logger.warning(f"retention of %s {what}", log.id, reader.name))
+    warning = (log.store.path, log.id, reader.name)
+    if warning not in _said:
+        _said.add(warning)
+        log.store._afterwards.append(lambda: logger.warning(f"retention of %s {what}", log.id, reader.name))

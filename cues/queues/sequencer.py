@@ -6,7 +6,7 @@ other. For each producer in each log it keeps
 
     min     clocks up to this one are done: acknowledged, or handed out
     max     the largest clock seen
-    begin   where the first pending message of the open span is; -1 when there is none
+    begin   index of the first pending message of the open span; -1 when there is none
 
 and the newest pending messages of all producers in one ring. Messages that the ring no longer holds are read again,
 from ``begin``: a replay. The ring avoids replays; it does not change the messages that are delivered.
@@ -67,15 +67,15 @@ class Envelope:
 
     @classmethod
     def of(cls, journal: str, index: int, producer: int, clock: int, flags: int, message: Any) -> Envelope:
-        """An envelope of a queue, whose UUID is made at its first use."""
-        made = cls.__new__(cls)
-        made.journal = journal
-        made.begin = index
-        made.end = index + 1
-        made.message = message
-        made._uuid = None
-        made.producer, made.clock, made.flags = producer, clock, flags
-        return made
+        """Return an envelope of a queue, whose UUID is made at its first use."""
+        envelope = cls.__new__(cls)
+        envelope.journal = journal
+        envelope.begin = index
+        envelope.end = index + 1
+        envelope.message = message
+        envelope._uuid = None
+        envelope.producer, envelope.clock, envelope.flags = producer, clock, flags
+        return envelope
 
     @property
     def uuid(self) -> uuids.UUID:
@@ -87,7 +87,7 @@ class Envelope:
 
     @property
     def acknowledgement(self) -> bool:
-        """Whether this is an acknowledgement: it commits the messages before it; its own message is empty."""
+        """True for an acknowledgement: it commits the messages before it; its own message is empty."""
         return self.flags == _ACK
 
     def __eq__(self, other: object) -> bool:
@@ -136,7 +136,7 @@ class ProducerState:
     last_ack: int
     """Clock of its last message that is done: acknowledged, or handed out."""
     begin: int = -1
-    """Where the first message of its open span is; -1 when there is none."""
+    """The index of the first message of its open span; -1 when there is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +187,7 @@ class Sequencer:
         self.offsets: dict[str, int] = dict(offsets or {})
         self._capacity = ring
         self._kept = 0
-        """How many messages the ring ever took, which is the number of the next one."""
+        """The number of messages that the ring ever took, which is the number of the next one."""
         self._ring: deque[tuple[int, _Partial]] = deque()
         self._partials: dict[tuple[str, int], _Partial] = {}
         self._pending: set[_Partial] = set()
@@ -243,7 +243,7 @@ class Sequencer:
         return outcome
 
     def _apply(self, outcome: Outcome, partial: _Partial, clock: int, envelope: Envelope) -> None:
-        """Either begin to hand out, or move the offset; never both."""
+        """Begin to hand out messages, or move the offset; never both."""
         if outcome in (Outcome.ContinueExtendSpan, Outcome.ContinueBeginSpan):
             if outcome is Outcome.ContinueBeginSpan:
                 partial.begin = envelope.begin
@@ -300,7 +300,7 @@ class Sequencer:
     # --- 2. replay ----------------------------------------------------------------------------
 
     def replay_range(self) -> tuple[str, int, int]:
-        """The log, begin and end of the messages to read again; :class:`SequenceError` if none are handed out."""
+        """Return log, begin and end of the messages to read again. :class:`SequenceError` if none are handed out."""
         partial = self._committing("replay_range()")
         return partial.journal, partial.begin, partial.span[0][1].begin
 
@@ -392,7 +392,7 @@ class Sequencer:
     # --- 4. checkpoint ------------------------------------------------------------------------
 
     def has_pending(self) -> bool:
-        """Whether a span that began since the last checkpoint is still open."""
+        """Return whether a span that began since the last checkpoint is still open."""
         return bool(self._pending)
 
     def checkpoint(self, horizon_ns: int = 0, keep_open: bool = False) -> Checkpoint:

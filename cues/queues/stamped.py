@@ -76,7 +76,7 @@ def append_all(
         pages, appended = _decide(encoded, read)
         if not appended:
             return 0
-        size = sum(1 + len(page.pieces) for _, some in pages for page in some)
+        size = sum(1 + len(page.pieces) for _, of_queue in pages for page in of_queue)
         faults.point("stamped.before")
         if store._commit(_write, pages, read, pages=size + len(read)):
             break
@@ -102,7 +102,7 @@ def _encode(queue: BaseQueue, messages: Iterable[Pair], seen: dict[int, int] | N
 
 
 def _before(identity: uuids.UUID, seen: dict[int, int] | None) -> int | None:
-    """The largest clock of the same producer so far; adds the clock of this message to ``seen``."""
+    """Return the largest clock of the same producer so far; adds the clock of this message to ``seen``."""
     if seen is None or not identity.int:
         return None
     producer, clock, _ = split(identity)
@@ -121,16 +121,15 @@ def encode(queue: BaseQueue, message: dict[str, Any]) -> Body:
 
 def pages_of(queue: BaseQueue, bodies: Sequence[Body], stamps: stamping.Stamps | None) -> list[Page]:
     """Put results of :func:`encode` into pages with stamps."""
-    options = queue._options
     pages: list[Page] = []
     start = 0
-    for kind, some in itertools.groupby(bodies, type):
-        run: list[Any] = list(some)
-        mine = None if stamps is None else stamps.slice(start, start + len(run))
+    for kind, of_kind in itertools.groupby(bodies, type):
+        run: list[Any] = list(of_kind)
+        own = None if stamps is None else stamps.slice(start, start + len(run))
         if kind is bytes:
-            pages += batch.build((), batch.OWN_BYTES_MAX, encoded=run, stamps=mine)
+            pages += batch.build((), batch.OWN_BYTES_MAX, encoded=run, stamps=own)
         else:
-            pages += batch.build(run, batch.OWN_BYTES_MAX, strips=options._strips, stamps=mine)
+            pages += batch.build(run, batch.OWN_BYTES_MAX, strips=queue._options._strips, stamps=own)
         start += len(run)
     return pages
 
@@ -174,7 +173,7 @@ def _read(store: BaseStore, encoded: Sequence[_Bound]) -> dict[tuple[str, int], 
 def _decide(
     encoded: Sequence[_Bound], read: dict[tuple[str, int], Written | None]
 ) -> tuple[list[tuple[BaseQueue, list[Page]]], int]:
-    """The pages that are to be appended, by queue, and the number of their messages."""
+    """Return the pages that are to be appended, by queue, and the number of their messages."""
     known = dict(read)
     pages_by_queue: list[tuple[BaseQueue, list[Page]]] = []
     appended = 0
@@ -195,7 +194,7 @@ def _decide(
 
 
 def _advance(known: dict[tuple[str, int], Written | None], log: str, uuid: uuids.UUID, before: int | None) -> bool:
-    """Whether a message is to be appended; if so, add it to ``known``."""
+    """Return whether a message is to be appended; if so, add it to ``known``."""
     if not uuid.int:
         return True
     producer, clock, flags = split(uuid)
@@ -214,7 +213,7 @@ def _write(
 ) -> bool:
     if any(producers.read(txn, *key) != written for key, written in read.items()):
         return False  # messages of the same producers were appended meanwhile: decide again
-    for queue, some in pages:
-        queue._append_pages(txn, some)
+    for queue, of_queue in pages:
+        queue._append_pages(txn, of_queue)
     faults.point("stamped.inside")
     return True

@@ -118,7 +118,7 @@ class Tailer(BaseTailer):
             return self._next(n)
 
     def peek(self) -> dict[str, Any] | None:
-        """Return the message that :meth:`read` would return, without moving."""
+        """Return the message that :meth:`read` would return, and do not move."""
         with self._use():
             return self._peek()
 
@@ -153,7 +153,7 @@ class Tailer(BaseTailer):
         if part._last is None:
             return None
         batch, offset = part._last
-        return envelope_of(batch, offset, part._metadata(batch, offset), part._log.partition)
+        return envelope_of(batch, offset, metadata(batch, offset, part._log.id, part._kept), part._log.partition)
 
     @property
     def direction(self) -> Direction:
@@ -180,11 +180,6 @@ class Tailer(BaseTailer):
     def __repr__(self) -> str:
         name = f" {self.name}" if self.name else ""
         return f"<cues.Tailer{name} of {self.queue.id} at {self._index}>"
-
-    @property
-    def interest(self) -> tuple[wakeup.Doorbells | None, int]:
-        """The doorbells and the mask of logs with which :func:`cues.storage.wakeup.wait` wakes this tailer."""
-        return self._store._doorbells, self._log.mask
 
     def _use(self) -> threading.Lock:
         """The lock for one call, for use in a ``with``: no signal handler runs between taking it and the block."""
@@ -252,11 +247,11 @@ class Tailer(BaseTailer):
             self._kept_from = stop
             self._index = self._first + stop
         if self._meta:
-            return [self._with_meta(m, batch, start + i) for i, m in enumerate(taken)]
+            return [self._with_meta(message, batch, offset) for offset, message in enumerate(taken, start)]
         return taken
 
     def _decode(self, batch: Batch) -> None:
-        self._messages = batch.messages()
+        self._messages = [] if batch.head.acknowledges else batch.messages()
         self._kept_from, self._kept_to = 0, len(self._messages)
 
     def _cursor(self) -> int:
@@ -305,20 +300,13 @@ class Tailer(BaseTailer):
 
     def _open(self, raw: Raw) -> Batch:
         batch = self._log.batches([raw])[0]
-        if batch.head.acknowledges:
-            self._messages = []
-            self._kept_from = self._kept_to = 0
-        else:
-            self._decode(batch)
+        self._decode(batch)
         self._batch = batch
         self._first = self._low = batch.first
         return batch
 
     def _with_meta(self, message: dict[str, Any], batch: Batch, offset: int) -> dict[str, Any]:
-        return {**message, names.META: self._metadata(batch, offset)}
-
-    def _metadata(self, batch: Batch, offset: int) -> dict[str, Any]:
-        return metadata(batch, offset, self._log.id, self._kept)
+        return {**message, names.META: metadata(batch, offset, self._log.id, self._kept)}
 
     def _position(self, raw: bytes) -> int:
         return int(POSITION.unpack(raw)[1])
@@ -326,10 +314,8 @@ class Tailer(BaseTailer):
     def _commit_position(self) -> bool:
         """Move the stored position to this tailer's, unless another tailer of its name moved it."""
         stored = self._store._commit(self._compare_and_set, self._index)
-        if stored is None:
-            return False
-        self._stored = stored
-        return True
+        self._stored = stored or self._stored
+        return stored is not None
 
     def _compare_and_set(self, txn: StoreTransaction, index: int) -> bytes | None:
         return self._write_position(txn, index) if txn.get(self._row_key) == self._stored else None
@@ -360,7 +346,7 @@ def envelope_of(batch: Batch, offset: int, metadata: dict[str, Any], partition: 
 
 
 def metadata(batch: Batch, offset: int, queue: str, kept: frozenset[str]) -> dict[str, Any]:
-    """The metadata map of one message, hash included."""
+    """Return the metadata map of one message, hash included."""
     fields: dict[str, Any] = {}
     if batch.head.hash:
         fields[names.HASH] = batch.head.hash.hex()
@@ -379,7 +365,7 @@ def alts(tailers: Sequence[Tailer], timeout: float | None = None) -> tuple[Taile
         raise InvalidArgument("alts() needs at least one tailer.", "call cues.alts([t1, t2]).")
 
     def first() -> tuple[Tailer, dict[str, Any]] | None:
-        for tailer in sorted(tailers, key=lambda t: t.served):
+        for tailer in sorted(tailers, key=lambda tailer: tailer.served):
             message = tailer.read()
             if message is not None:
                 tailer.served = next(_served)

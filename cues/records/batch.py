@@ -7,7 +7,7 @@
     10      2       count of messages
     12      8       append time, nanoseconds since the epoch: max(now, the log's last)
     20      16      delivery hash              when flagged HASH
-            16 …    producer, clock, flags     when flagged PRODUCER (txn/stamps.py)
+            16 …    producer, clock, flags     when flagged PRODUCER (records/stamps.py)
             2 + n   length, provenance         when flagged PROVENANCE
             4       length of the whole body   when flagged CONTINUED
             rest    body: one msgpack array of the messages
@@ -25,7 +25,7 @@ transaction. Inside the transaction :func:`seal` adds the index and the time, wh
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -79,9 +79,9 @@ class Page:
     flags: int
     count: int
     tail: bytes
-    """Return the part of the header after the append time."""
+    """The header after the append time, and the body."""
     pieces: tuple[bytes, ...] = ()
-    """Continuation pieces of a message that fits no page."""
+    """Continuation pieces of a message that does not fit in one page."""
 
 
 @dataclass(slots=True)
@@ -96,20 +96,20 @@ class Header:
     length: int
     """Bytes of the whole body when CONTINUED, else 0."""
     body_at: int
-    stamps_at: int = 0
+    stamps_at: int
     """The offset of the stamps; 0 if there are none."""
-    acknowledges: bool = False
-    """Whether the record is an acknowledgement, and not a message."""
+    acknowledges: bool
+    """True if the record is an acknowledgement, and not a message."""
 
 
 def seal(page: Page, index: int, time_ns: int) -> bytes:
-    """The bytes of the record; its first 8 are the seal that position rows keep."""
+    """Return the bytes of the record; its first 8 are the seal that position rows keep."""
     rest = _pack_head(VERSION, page.flags, page.count, time_ns) + page.tail
     return checksum(rest, index) + rest
 
 
 def page_of(batch: Batch, pieces: Sequence[bytes]) -> Page:
-    """The page of a record, to be sealed for another log; ``pieces`` as they are stored."""
+    """Return the page of a record, to be sealed for another log; ``pieces`` as they are stored."""
     return Page(batch.head.flags, batch.head.count, batch.value[PREFIX_BYTES:], tuple(piece[8:] for piece in pieces))
 
 
@@ -118,17 +118,17 @@ def seal_piece(piece: bytes, number: int) -> bytes:
 
 
 def intact(value: bytes, index: int) -> bool:
-    """Whether the record is unchanged, and at the index for which it was written."""
+    """Return whether the record is unchanged, and at the index for which it was written."""
     return checksum(memoryview(value)[8:], seed=index) == value[:8]
 
 
 def count_of(value: bytes) -> int:
-    """The number of messages in an intact record."""
+    """Return the number of messages in an intact record."""
     return int(HEAD.unpack_from(value, 8)[2])
 
 
 def acknowledges(value: bytes) -> bool:
-    """Whether a record is an acknowledgement and has no message; the record may be damaged."""
+    """Return whether a record is an acknowledgement, which has no message; the record may be damaged."""
     if len(value) < PREFIX_BYTES:
         return False
     version, flags, _, _ = HEAD.unpack_from(value, 8)
@@ -147,27 +147,24 @@ def header(value: bytes) -> Header:
             type_name="record batch",
         )
     at = PREFIX_BYTES
-    found_hash = found_provenance = None
-    length = 0
+    hash = provenance = None
+    length = stamps_at = 0
+    acknowledging = False
     if flags & HASH:
-        found_hash = value[at : at + 16]
+        hash = value[at : at + 16]
         at += 16
-    stamps_at = 0
     if flags & PRODUCER:
         stamps_at = at
+        acknowledging = stamping.acknowledges(value, at)
         at += stamping.size(value, at, count, bool(flags & CLOCKS))
     if flags & PROVENANCE:
         (size,) = _U16.unpack_from(value, at)
-        found_provenance = value[at + 2 : at + 2 + size]
+        provenance = value[at + 2 : at + 2 + size]
         at += 2 + size
     if flags & CONTINUED:
         (length,) = _U32.unpack_from(value, at)
         at += 4
-    head = Header(flags, count, time_ns, found_hash, found_provenance, length, at)
-    if stamps_at:
-        head.stamps_at = stamps_at
-        head.acknowledges = stamping.acknowledges(value, stamps_at)
-    return head
+    return Header(flags, count, time_ns, hash, provenance, length, at, stamps_at, acknowledging)
 
 
 # --- building -----------------------------------------------------------------------------------
@@ -219,23 +216,23 @@ def build(
             body = array + b"".join(encoded[start:stop])
         flags, optional = fixed_flags, fixed
         if stamps is not None:
-            some = stamps.slice(start, stop)
-            flags |= PRODUCER if some.regular else PRODUCER | CLOCKS
-            optional += some.encode()
+            own = stamps.slice(start, stop)
+            flags |= PRODUCER if own.regular else PRODUCER | CLOCKS
+            optional += own.encode()
         if provenance:
             try:
                 packed = provenance.slice(start, stop).encode()
             except CodecError as error:
                 raise _at(start, error) from None
             flags |= PROVENANCE
-            optional += _U16.pack(min(len(packed), 0xFFFF)) + packed  # longer provenance fits no page
+            optional += _U16.pack(min(len(packed), 0xFFFF)) + packed  # longer provenance does not fit in a page
         size = PREFIX_BYTES + len(optional) + len(body)
         count = stop - start
         if size <= VALUE_BYTES_MAX:
             if len(body) > limit_bytes:
                 for offset in range(start, stop):
-                    one = encoded[offset] if encoded is not None else codec.pack(messages[offset])
-                    _check_size(len(one), offset, limit_bytes)
+                    message = encoded[offset] if encoded is not None else codec.pack(messages[offset])
+                    _check_size(len(message), offset, limit_bytes)
             pages.append(Page(flags, count, optional + body))
             start = stop
             if start == total:
@@ -263,7 +260,7 @@ def _build_runs(
     hash: bytes | None,
     provenance: Provenance | None,
 ) -> list[Page]:
-    """Pages of the messages from ``start`` on, some of which have a UUID."""
+    """Build the pages of the messages from ``start`` on, some of which have a UUID."""
     try:
         runs = list(stamping.runs(uuids[start:]))
     except InvalidArgument as error:
@@ -271,16 +268,16 @@ def _build_runs(
     pages: list[Page] = []
     for first, stop, stamps in runs:
         first, stop = start + first, start + stop
-        came = provenance.slice(first, stop) if provenance else None
+        origins = provenance.slice(first, stop) if provenance else None
         try:
-            pages += build(messages[first:stop], limit_bytes, hash, came, stamps=stamps, reserved=True)
+            pages += build(messages[first:stop], limit_bytes, hash, origins, stamps=stamps, reserved=True)
         except CuesError as error:
             raise _at(first + getattr(error, "offset", 0), error) from None
     return pages
 
 
 def plain(message: dict[str, Any]) -> bytes | None:
-    """The body of a record with only this message; None when the message needs :func:`build`.
+    """Encode the body of a record with only this message; None when the message needs :func:`build`.
 
     Most appends are of this kind: no hash, no provenance, no reserved key.
     """
@@ -295,7 +292,7 @@ def plain(message: dict[str, Any]) -> bytes | None:
 
 
 def seal_plain(body: bytes, index: int, time_ns: int) -> bytes:
-    """The record of a :func:`plain` body."""
+    """Return the record of a :func:`plain` body."""
     rest = _pack_head(VERSION, 0, 1, time_ns) + body
     return checksum(rest, index) + rest
 
@@ -306,7 +303,7 @@ def pack_one(message: dict[str, Any], limit_bytes: int, strips: bool) -> bytes |
     A message with ``q/meta`` or ``q/uuid`` is returned as it is, because these are not part of its body.
     """
     if not isinstance(message, dict):
-        raise _at(0, _not_a_dict(message))
+        raise _at(0, not_a_dict(message))
     try:
         body = codec.pack([message])[1:]  # at the same depth as in the array of its record
     except CodecError as error:
@@ -319,16 +316,16 @@ def pack_one(message: dict[str, Any], limit_bytes: int, strips: bool) -> bytes |
 
 
 def split_meta(message: dict[str, Any], provenance: Provenance) -> tuple[dict[str, Any], Provenance]:
-    """A message without its ``q/meta``, and the provenance of one message with it; ``q/uuid`` is refused."""
-    found = _extract([message], 0, 1, provenance)
-    if found is None:
+    """Return a message without its ``q/meta``, and the provenance of one message with it; ``q/uuid`` is refused."""
+    extracted = _extract([message], 0, 1, provenance)
+    if extracted is None:
         return message, provenance
-    (plain, *_), came, uuids = found
+    (plain, *_), with_meta, uuids = extracted
     if uuids is not None:
         raise InvalidArgument(
             f"The message has a {names.UUID!r}, which queues in a shared directory do not keep.", "leave it out."
         )
-    return plain, came or provenance
+    return plain, with_meta or provenance
 
 
 def _check_size(size_bytes: int, offset: int, limit_bytes: int) -> None:
@@ -345,11 +342,11 @@ def _check_size(size_bytes: int, offset: int, limit_bytes: int) -> None:
 
 
 def _pack_array(chunk: Sequence[dict[str, Any]], start: int) -> bytes:
-    """One msgpack array of messages; errors carry the offset, counted from ``start``."""
+    """Encode messages as one msgpack array; errors carry the offset, counted from ``start``."""
     if set(map(type, chunk)) != {dict}:
         for offset, message in enumerate(chunk):
             if not isinstance(message, dict):
-                raise _at(start + offset, _not_a_dict(message))
+                raise _at(start + offset, not_a_dict(message))
     try:
         return codec.pack(chunk)
     except CodecError:
@@ -367,7 +364,7 @@ def _cut(flags: int, optional: bytes, body: bytes, offset: int) -> Page:
         raise _at(
             offset,
             InvalidArgument(
-                f"The metadata of one message has {len(optional):,} bytes and fits no page.",
+                f"The metadata of one message has {len(optional):,} bytes and does not fit in a page.",
                 "put fewer or smaller values into q/meta.",
             ),
         )
@@ -423,8 +420,8 @@ def _extract(
 
 def _meta(meta: object, offset: int) -> dict[str, Any]:
     if not isinstance(meta, dict):
-        found = f"q/meta must be a dict, found {type(meta).__name__}."
-        raise _at(offset, InvalidArgument(found, "write a dict, such as {'q/meta': {'tx/t': 7}}."))
+        text = f"q/meta must be a dict, found {type(meta).__name__}."
+        raise _at(offset, InvalidArgument(text, "write a dict, such as {'q/meta': {'tx/t': 7}}."))
     return {k: v for k, v in meta.items() if k != names.HASH}
 
 
@@ -437,7 +434,8 @@ def _reserved(key: str) -> ReservedKey:
     )
 
 
-def _not_a_dict(message: object) -> InvalidArgument:
+def not_a_dict(message: object) -> InvalidArgument:
+    """Return the error for a message of another type."""
     return InvalidArgument(
         f"A message is a dict, found {type(message).__name__} ({str(message)[:60]!r}).",
         "write a dict, such as {'value': …}.",
@@ -459,7 +457,7 @@ ACKNOWLEDGEMENT: Final[dict[str, Any]] = {}
 class Batch:
     """One record as it was read: its place, its header, and, when asked for, its messages."""
 
-    __slots__ = ("_body", "_came", "first", "head", "next", "seal", "value")
+    __slots__ = ("_body", "_origins", "first", "head", "next", "seal", "value")
 
     def __init__(self, first: int, value: bytes, pieces: Sequence[bytes] = ()) -> None:
         """``value`` must be intact."""
@@ -469,7 +467,8 @@ class Batch:
         self.next = first + self.head.count
         self.seal = value[:8]
         self._body: bytes | None = None
-        self._came: tuple[frozenset[str], Provenance] | None = None
+        self._origins: tuple[frozenset[str], Provenance] | None = None
+        """The last result of :meth:`_provenance`, and its argument ``kept``."""
         if self.head.length:
             self._body = value[self.head.body_at :] + b"".join(piece[8:] for piece in pieces)
 
@@ -494,7 +493,7 @@ class Batch:
         return stamping.decode(self.value, head.stamps_at, head.count, bool(head.flags & CLOCKS))
 
     def cuts(self) -> list[int]:
-        """The offsets in :meth:`body` at which each message begins, and the offset at which the last one ends.
+        """Return the offsets in :meth:`body` at which each message begins, and the offset at which the last one ends.
 
         Nothing is decoded: msgpack skips a message five times faster than it decodes one.
         """
@@ -502,11 +501,11 @@ class Batch:
         walker.feed(self.body())
         walker.read_array_header()
         skip, tell = walker.skip, walker.tell
-        found = [tell()]
+        offsets = [tell()]
         for _ in range(self.head.count):
             skip()
-            found.append(tell())
-        return found
+            offsets.append(tell())
+        return offsets
 
     def provenance(self, queue: str, kept: frozenset[str], start: int = 0, stop: int | None = None) -> Provenance:
         """The provenance of the messages, with their places on ``queue``, whose option ``metadata`` is ``kept``.
@@ -522,23 +521,20 @@ class Batch:
         return self._provenance(queue, kept).slice(start, stop)
 
     def _provenance(self, queue: str, kept: frozenset[str]) -> Provenance:
-        if self._came is not None and self._came[0] == kept:
-            return self._came[1]
+        if self._origins is not None and self._origins[0] == kept:
+            return self._origins[1]
         head = self.head
-        came = provenance.decode(head.provenance, head.count) if head.provenance else None
-        columns: dict[str, tuple[Any, Any]] = dict(came.columns) if came else {}
-        here = range(self.first, self.next)
+        stored = provenance.decode(head.provenance, head.count) if head.provenance else None
+        columns: dict[str, tuple[Any, Any]] = dict(stored.columns) if stored else {}
+        indices = range(self.first, self.next)
         if "t" in kept or "time" in kept:
-            columns[queue] = (here if "t" in kept else None, head.time_ns if "time" in kept else None)
+            columns[queue] = (indices if "t" in kept else None, head.time_ns if "time" in kept else None)
         if "tx" in kept and names.TX not in columns:
-            columns[names.TX] = (here, None)
-        found = Provenance(head.count, columns, came.extra if came else None)
-        self._came = (kept, found)
-        return found
+            columns[names.TX] = (indices, None)
+        origins = Provenance(head.count, columns, stored.extra if stored else None)
+        self._origins = (kept, origins)
+        return origins
 
     def whole(self) -> bool:
-        """Whether all pieces of a cut message are there."""
+        """Return whether all pieces of a cut message are there."""
         return self._body is None or len(self._body) == self.head.length
-
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        return iter(self.messages())

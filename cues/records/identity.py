@@ -91,7 +91,7 @@ class Clock:
         """Move to a Unix time in nanoseconds, with the counter at 0. A time that is not later changes nothing."""
         if not isinstance(time_ns, int):
             raise InvalidArgument(f"A time must be in whole nanoseconds, found {time_ns!r}.", "pass time.time_ns().")
-        value = clock_at(time_ns)
+        value = (time_ns // 100 + _EPOCH_SHIFT) << 4
         with self._lock:
             if value > self._value:
                 self._value = _clock_bits(value)
@@ -111,13 +111,8 @@ class Clock:
         return f"Clock({self._value:#x})"
 
 
-def clock_at(time_ns: int) -> int:
-    """The clock of a Unix time in nanoseconds."""
-    return (time_ns // 100 + _EPOCH_SHIFT) << 4
-
-
 def build_uuid(producer: bytes, clock: int | Clock, flags: int) -> uuid.UUID:
-    """The UUID of a message. Raises :class:`InvalidArgument` for a value that does not fit its field."""
+    """Return the UUID of a message. Raises :class:`InvalidArgument` for a value that does not fit its field."""
     clock = _clock_bits(int(clock) if isinstance(clock, Clock) else clock)
     if not isinstance(producer, (bytes, bytearray, memoryview)) or len(producer) != PRODUCER_BYTES:
         raise InvalidArgument(f"A producer id has {PRODUCER_BYTES} bytes, found {producer!r}.", "pass a ProducerID.")
@@ -138,14 +133,14 @@ def assemble(producer: int, clock: int, flags: int) -> uuid.UUID:
         | producer
     )
     # The constructor checks arguments that are known to fit, which takes three times as long as the rest.
-    made = object.__new__(uuid.UUID)
-    object.__setattr__(made, "int", value)
-    object.__setattr__(made, "is_safe", uuid.SafeUUID.unknown)
-    return made
+    identity = object.__new__(uuid.UUID)
+    object.__setattr__(identity, "int", value)
+    object.__setattr__(identity, "is_safe", uuid.SafeUUID.unknown)
+    return identity
 
 
 def parse_uuid(value: uuid.UUID) -> tuple[ProducerID, int, Flags]:
-    """Producer, clock and flags of a message. Version and variant are not checked.
+    """Return producer, clock and flags of a message. Version and variant are not checked.
 
     Raises :class:`InvalidArgument` for a value that is not a ``uuid.UUID``.
     """

@@ -46,7 +46,7 @@ class Provenance:
         return bool(self.columns) or self.extra is not None
 
     def slice(self, start: int, stop: int) -> Provenance:
-        """The columns of the messages ``start`` to ``stop`` (exclusive)."""
+        """Return the columns of the messages ``start`` to ``stop`` (exclusive)."""
         if start == 0 and stop == self.count:
             return self
         columns: dict[str, tuple[Indices, Times]] = {
@@ -59,12 +59,12 @@ class Provenance:
         return Provenance(stop - start, columns, _slice(self.extra, start, stop))
 
     def select(self, offsets: Sequence[int]) -> Provenance:
-        """The columns of chosen messages: message j of the result is message ``offsets[j]`` of this object."""
+        """Return the columns of chosen messages: message j of the result is message ``offsets[j]`` of this object."""
         columns = {queue: (_select(t, offsets), _select(time, offsets)) for queue, (t, time) in self.columns.items()}
         return Provenance(len(offsets), columns, _select(self.extra, offsets))
 
     def spread(self, count: int) -> Provenance:
-        """The columns of ``count`` messages that all have the provenance of the last one here (batch functions)."""
+        """Return the columns of ``count`` messages that all have the provenance of the last one here."""
         last = self.count - 1
         columns: dict[str, tuple[Indices, Times]] = {
             queue: (_one(t, last), _one(time, last)) for queue, (t, time) in self.columns.items()
@@ -72,7 +72,7 @@ class Provenance:
         return Provenance(count, columns, _at(self.extra, last))
 
     def at(self, offset: int) -> dict[str, Any]:
-        """The metadata map of one message: ``{"q/queue": {queue: {"q/t", "q/time"}}, "tx/t"}`` and extras."""
+        """Return the metadata map of one message: ``{"q/queue": {queue: {"q/t", "q/time"}}, "tx/t"}`` and extras."""
         result: dict[str, Any] = {}
         queues: dict[str, dict[str, Any]] = {}
         for queue, (t, time) in self.columns.items():
@@ -104,13 +104,13 @@ class Provenance:
 
 
 def decode(data: bytes | memoryview, count: int) -> Provenance:
-    found = codec.unpack(data)
-    columns = {queue: (_unpack_t(t, count), _unpack_ints(time, count)) for queue, (t, time) in found[0].items()}
-    return Provenance(count, columns, found[1] if len(found) > 1 else None)
+    packed, *extra = codec.unpack(data)
+    columns = {queue: (_unpack_t(t, count), _unpack_ints(time, count)) for queue, (t, time) in packed.items()}
+    return Provenance(count, columns, extra[0] if extra else None)
 
 
 def concat(parts: Sequence[Provenance]) -> Provenance:
-    """The columns of several runs, one after the other."""
+    """Return the columns of several runs, one after the other."""
     if len(parts) == 1:
         return parts[0]
     count = sum(part.count for part in parts)
@@ -128,7 +128,7 @@ def concat(parts: Sequence[Provenance]) -> Provenance:
 
 
 def merge(parts: Sequence[Provenance]) -> Provenance:
-    """The columns of a join: message j has the metadata of message j of every part.
+    """Return the columns of a join: message j has the metadata of message j of every part.
 
     If two parts have the same queue for a message, the first part is used.
     """
@@ -141,13 +141,13 @@ def merge(parts: Sequence[Provenance]) -> Provenance:
             before = columns.get(queue)
             columns[queue] = column if before is None else _filled(part.count, before, column)
         if part.extra is not None:
-            mine = list(part.extra) if isinstance(part.extra, list) else [part.extra] * part.count
-            extras = mine if extras is None else [_merged(b or {}, a or {}) for a, b in zip(extras, mine)]
+            of_part = list(part.extra) if isinstance(part.extra, list) else [part.extra] * part.count
+            extras = of_part if extras is None else [_merged(b or {}, a or {}) for a, b in zip(extras, of_part)]
     return Provenance(parts[0].count, columns, extras)
 
 
 def _merged(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
-    """``base`` with the entries of ``over``; maps inside maps are merged too."""
+    """Return ``base`` with the entries of ``over``; maps inside maps are merged too."""
     result = dict(base)
     for key, value in over.items():
         old = result.get(key)
@@ -168,26 +168,26 @@ def _at(column: Any, offset: int) -> Any:
 
 
 def _filled(count: int, first: tuple[Indices, Times], second: tuple[Indices, Times]) -> tuple[Indices, Times]:
-    """The first column; for messages that it does not have, the entries of the second."""
+    """Return the first column, with the entries of the second for messages that the first does not have."""
     if not any(isinstance(column, list) and 0 in column for column in first):
         return first
     known = [any(_one(column, j) is not None for column in first) for j in range(count)]
     if all(known):
         return first
-    chosen = [first if here else second for here in known]
+    chosen = [first if has_first else second for has_first in known]
     times = [_one(time, j) or 0 for j, (_, time) in enumerate(chosen)]
     return [_one(t, j) or 0 for j, (t, _) in enumerate(chosen)], times
 
 
 def _one(column: Indices | Times, offset: int) -> int | None:
-    """The index or time of one message; None if it was not on that queue."""
+    """Return the index or time of one message; None if it was not on that queue."""
     if isinstance(column, list):
         return column[offset] or None
     return column[offset] if isinstance(column, range) else column
 
 
 def _join(parts: list[tuple[int, Any]]) -> Any:
-    """One column from the columns of consecutive runs, in the most compact form."""
+    """Join the columns of consecutive runs to one column, in the most compact form."""
     first = parts[0][1]
     if all((type(column) is int or column is None) and column == first for _, column in parts):
         return first
@@ -205,10 +205,10 @@ def _join(parts: list[tuple[int, Any]]) -> Any:
     return joined
 
 
-def _unpack_t(found: Any, count: int) -> Indices:
-    if type(found) is list and len(found) == 1:
-        return range(found[0], found[0] + count)
-    return _unpack_ints(found, count)
+def _unpack_t(packed: Any, count: int) -> Indices:
+    if type(packed) is list and len(packed) == 1:
+        return range(packed[0], packed[0] + count)
+    return _unpack_ints(packed, count)
 
 
 def _pack_ints(values: list[int] | int | None) -> Any:
@@ -224,10 +224,10 @@ def _pack_ints(values: list[int] | int | None) -> Any:
     raise AssertionError("a column with a value beyond 64 bits")
 
 
-def _unpack_ints(found: Any, count: int) -> list[int] | int | None:
-    if not isinstance(found, list):
-        constant: int | None = found
+def _unpack_ints(packed: Any, count: int) -> list[int] | int | None:
+    if not isinstance(packed, list):
+        constant: int | None = packed
         return constant
-    low, width, raw = found
+    low, width, raw = packed
     letter = dict(_WIDTHS)[width]
     return [low + v for v in struct.unpack(f">{count}{letter}", raw)]

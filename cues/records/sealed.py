@@ -23,7 +23,7 @@ def seal(body: bytes) -> bytes:
 
 
 def intact(row: bytes) -> bool:
-    """Whether a row has the checksum that it was written with."""
+    """Return whether a row has the checksum that it was written with."""
     return len(row) > CHECKSUM_BYTES and batch.checksum(row[:-CHECKSUM_BYTES]) == row[-CHECKSUM_BYTES:]
 
 
@@ -35,14 +35,14 @@ def unseal(row: bytes, what: str) -> bytes:
 
 
 def damaged(what: str, why: str) -> StoreDamaged:
-    """The error for a row that cannot be used. The transaction that reads it adds the store (:func:`placed`)."""
+    """Return the error for a row that cannot be used. The transaction that reads it adds the store (:func:`placed`)."""
     return StoreDamaged(
         f"The {what} cannot be used: {why}.", "run cues check on the store, then restore a backup.", path=""
     )
 
 
 def placed(error: StoreDamaged, path: str) -> StoreDamaged:
-    """The same error, with the store that the row is in."""
+    """Return the same error, with the store that the row is in."""
     return StoreDamaged(
         f"The store {path} is damaged: the{error.message.removeprefix('The')}",
         f"run cues check {path}, which names everything that is damaged; then restore a backup of the store.",

@@ -42,14 +42,14 @@ class Stamps:
 
     @property
     def regular(self) -> bool:
-        """Whether the clocks are one tick apart."""
+        """True if the clocks are one tick apart."""
         return isinstance(self.clocks, range)
 
     def slice(self, start: int, stop: int) -> Stamps:
-        """The stamps of the messages ``start`` to ``stop`` (exclusive)."""
-        return self if start == 0 and stop == len(self.clocks) else Stamps(
-            self.producer, self.flags, self.clocks[start:stop]
-        )  # fmt: skip
+        """Return the stamps of the messages ``start`` to ``stop`` (exclusive)."""
+        if start == 0 and stop == len(self.clocks):
+            return self
+        return Stamps(self.producer, self.flags, self.clocks[start:stop])
 
     def uuid(self, offset: int) -> uuid.UUID:
         return assemble(self.producer, self.clocks[offset], self.flags)
@@ -92,27 +92,27 @@ def size(value: bytes, at: int, count: int, irregular: bool) -> int:
 
 
 def acknowledges(value: bytes, at: int) -> bool:
-    """Whether the messages of these stamps are acknowledgements."""
+    """Return whether the messages of these stamps are acknowledgements."""
     return int.from_bytes(value[at + 14 : at + 16], "big") == _ACK
 
 
 def restamped(tail: bytes, clock: int) -> bytes:
-    """``tail``, which begins with regular stamps, with ``clock`` added to all clocks."""
+    """Return ``tail``, which begins with regular stamps, with ``clock`` added to all clocks."""
     (first,) = _CLOCK.unpack_from(tail, PRODUCER_BYTES)
     return tail[:PRODUCER_BYTES] + _CLOCK.pack(first + clock) + tail[PRODUCER_BYTES + _CLOCK.size :]
 
 
 def ticks(first: int, count: int) -> range:
-    """``count`` clocks that are one tick apart."""
+    """Return ``count`` clocks that are one tick apart."""
     return range(first, first + count * TICK, TICK)
 
 
-def checked(one: uuid.UUID) -> tuple[int, int, int]:
-    """Producer, clock and flags of a UUID; raises :class:`InvalidArgument` if it has another layout."""
-    producer, clock, flags = split(one)
-    if not clock or one.int >> 76 & 0xF != _VERSION or one.int >> 62 & 0x3 != _VARIANT:
+def checked(identity: uuid.UUID) -> tuple[int, int, int]:
+    """Return producer, clock and flags of a UUID; raises :class:`InvalidArgument` if it has another layout."""
+    producer, clock, flags = split(identity)
+    if not clock or identity.int >> 76 & 0xF != _VERSION or identity.int >> 62 & 0x3 != _VARIANT:
         raise InvalidArgument(
-            f"The UUID {one} does not consist of producer, clock and flags (version 1, with a clock above 0).",
+            f"The UUID {identity} does not consist of producer, clock and flags (version 1, with a clock above 0).",
             "make it with cues.txn.build_uuid(...), or leave q/uuid out.",
         )
     return producer, clock, flags
@@ -127,11 +127,11 @@ def runs(uuids: Sequence[uuid.UUID | None]) -> Iterator[tuple[int, int, Stamps |
     start = 0
     clocks: list[int] = []
     before: tuple[int, int] | None = None
-    for offset, one in enumerate(uuids):
+    for offset, identity in enumerate(uuids):
         key = None
-        if one is not None and one.int:
+        if identity is not None and identity.int:
             try:
-                producer, clock, flags = checked(one)
+                producer, clock, flags = checked(identity)
             except InvalidArgument as error:
                 error.__dict__["offset"] = offset
                 raise

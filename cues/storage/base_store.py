@@ -1,6 +1,6 @@
 """A handle on a store: transactions, databases, rows, copies.
 
-    with store.view() as txn: …             a read transaction (:class:`View`)
+    with store._view() as txn: …              a read transaction (:class:`View`)
     store._commit(work, *args)               runs work(txn, *args) in a write transaction
     store._database(name)                    the handle of a named database, for ``db=`` of the transaction's calls
 
@@ -22,6 +22,7 @@ from typing import Any, Final, Self, TypeVar
 import lmdb
 
 from cues.base import names
+from cues.base.closing import Closing
 from cues.errors import (
     Closed,
     Forked,
@@ -37,7 +38,6 @@ from cues.storage.environment import Environment
 from cues.storage.lmdb_errors import described, translate
 from cues.storage.lmdb_map import MAP_BYTES_MIN, refuse_written
 from cues.storage.transaction import StoreTransaction
-from cues.storage.writer_lock import WriterLock
 
 R = TypeVar("R")
 S = TypeVar("S", bound="BaseStore")
@@ -50,7 +50,7 @@ _PIECE_BYTES: Final = 1 << 20
 """Size of one piece of a copy, and so the memory that a copy takes."""
 
 
-class BaseStore:
+class BaseStore(Closing):
     """A handle on the environment of a store: transactions, databases and rows. :class:`cues.Store` adds its queues."""
 
     def __init__(
@@ -83,9 +83,11 @@ class BaseStore:
             lambda shared: internal_handle(type(self), shared).check(),
         )
         self._closed = False
-        self._tidy: list[Callable[[], None]] = []
-        self._due: list[Callable[[], None]] = []
-        """Calls to make after the transaction under way."""
+        self._on_close: list[Callable[[], None]] = []
+        """Calls to make when this handle closes."""
+        self._afterwards: list[Callable[[], None]] = []
+        """Calls to make after the transaction under way, for code of users such as the handler of a logger. Such code
+        may write to the store; inside the transaction it would wait for itself."""
         doorbells = self._shared.doorbells
         self._ring: Callable[[int], None] = doorbells.ring if doorbells is not None else lambda mask: None
         """Wake the readers that wait for a log of the mask."""
@@ -111,13 +113,8 @@ class BaseStore:
         return str(self._shared.path)
 
     def _same_as(self, other: BaseStore) -> bool:
-        """Whether ``other`` is a handle on the same files. A copy has the same id, but other files."""
+        """Return whether ``other`` is a handle on the same files. A copy has the same id, but other files."""
         return self._shared is other._shared
-
-    @staticmethod
-    def _places(id: bytes) -> list[Path]:
-        """Return the directories of this process's open stores of that id. A copy has the id of its original."""
-        return environment.paths_of(id)
 
     @property
     def map_size(self) -> int:
@@ -132,7 +129,7 @@ class BaseStore:
     # --- queues ---
 
     def queues(self, all: bool = False) -> list[str]:
-        """The names of the store's queues, sorted; with ``all`` the try logs of processors too."""
+        """Return the names of the store's queues, sorted; with ``all`` the try logs of processors too."""
         with self._view() as txn:
             return [name for name, _ in transaction.named_rows(txn, names.queue_key("")) if all or "." not in name]
 
@@ -156,8 +153,8 @@ class BaseStore:
         try:
             result: R = self._transact(pages + datafile.COMMIT_PAGES, work, *args)
             # After the commit, so that an acknowledged commit is in a file that exists.
-            if time.monotonic() >= self._shared.look_at:
-                self._look()
+            if time.monotonic() >= self._shared.look_at and self._lost():
+                self._check_file()
             return result
         except (lmdb.Error, OSError) as error:
             self._check()
@@ -168,25 +165,16 @@ class BaseStore:
             self._check()  # another thread closed the store, and with it the shared words
             raise
         finally:
-            if self._due:
-                calls, self._due = self._due, []
+            if self._afterwards:
+                calls, self._afterwards = self._afterwards, []
                 for call in calls:
                     call()
 
-    def _afterwards(self, call: Callable[[], None]) -> None:
-        """Call ``call`` after the current transaction: for code of users, such as the handler of a logger.
-
-        Such code may write to the store; inside the transaction it would wait for itself.
-        """
-        self._due.append(call)
-
-    def _look(self) -> None:
-        """Call :meth:`_check_file`, on a ``"process"`` store at most ten times a second (it costs half a commit)."""
-        if self._lost():
-            self._check_file()
-
     def _lost(self) -> bool:
-        """Whether the files were deleted or exchanged since the opening; checked as often as by :meth:`_look`."""
+        """Return whether the files were deleted or exchanged since the opening.
+
+        On a ``"process"`` store it looks at most ten times a second, because a look costs half a commit.
+        """
         shared = self._shared
         now = time.monotonic()
         if now < shared.look_at:
@@ -254,18 +242,24 @@ class BaseStore:
     # --- databases and rows ---
 
     def _database(self, name: bytes) -> Any:
-        """The handle of a named database. It is opened on first use, because each open one slows every transaction.
+        """Return the handle of a named database, opened on first use: each open one slows every transaction.
 
         Do not call it for the first time inside a write transaction: LMDB lets one thread of a
         process open or make databases at a time, so the call waits for the process's writer.
         """
         self._check()
         shared = self._shared
-        found = shared.databases.get(name)
-        if found is not None:
-            return found
+        handle = shared.databases.get(name)
+        if handle is not None:
+            return handle
+        env, writer_lock = shared.env, shared.writer_lock
         try:
-            found = self._open_database(name, shared.writer_lock)
+            if writer_lock is None:
+                handle = env.open_db(name, create=False)
+            else:
+                # The end of a read transaction of py-lmdb drops the handles opened in it, and without a transaction
+                # py-lmdb takes LMDB's writer lock without our writer_lock. So use an empty write transaction.
+                handle = writer_lock.visit(lambda txn: env.open_db(name, txn=txn, create=False))
         except lmdb.NotFoundError:
             raise QueueNotFound(
                 f"The store {self.path} has no database {name.decode()!r}.",
@@ -274,15 +268,7 @@ class BaseStore:
             ) from None
         except lmdb.Error as error:
             raise translate(error, self.path) from error
-        return shared.databases.setdefault(name, found)
-
-    def _open_database(self, name: bytes, writer_lock: WriterLock | None) -> Any:
-        env = self._shared.env
-        if writer_lock is None:
-            return env.open_db(name, create=False)
-        # The end of a read transaction of py-lmdb drops the handles opened in it, and without a transaction
-        # py-lmdb takes LMDB's writer lock without our writer_lock. So use an empty write transaction.
-        return writer_lock.visit(lambda txn: env.open_db(name, txn=txn, create=False))
+        return shared.databases.setdefault(name, handle)
 
     def _create_database(self, txn: StoreTransaction, name: bytes) -> None:
         """Make a named database inside a write transaction; open it with :meth:`_database` after the commit."""
@@ -354,7 +340,7 @@ class BaseStore:
         return txnid
 
     def _same(self, copy: Path, txnid: int) -> bool:
-        """Whether the file ``copy`` opens, ends with transaction ``txnid``, and has this store's rows and databases."""
+        """Return whether the file ``copy`` ends with transaction ``txnid`` and has this store's rows and databases."""
         env = lmdb.open(
             os.fsencode(copy), subdir=False, readonly=True, create=False, max_dbs=0, lib_version=0, lock=False
         )
@@ -377,18 +363,14 @@ class BaseStore:
 
     # --- end ---
 
-    def _on_close(self, tidy: Callable[[], None]) -> None:
-        """Call ``tidy`` when this handle closes."""
-        self._tidy.append(tidy)
-
     def close(self) -> None:
         """Close this handle; blocked reads through it end with :class:`Closed`. Closing again does nothing."""
         if self._closed:
             return
         self._closed = True
         self._transact = self._refuse
-        for tidy in self._tidy:
-            tidy()
+        for call in self._on_close:
+            call()
         shared = self._shared
         if shared.state != "open":
             return
@@ -399,9 +381,6 @@ class BaseStore:
     def __enter__(self) -> Self:
         self._check()
         return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         state = "closed" if self.closed else self.durability
@@ -458,12 +437,12 @@ class View:
             raise described(error, self._store.path) from error
 
 
-def internal_handle(kind: type[S], shared: Environment, transact: Any = None) -> S:
+def internal_handle(kind: type[S], shared: Environment, transact: Callable[..., Any] | None = None) -> S:
     """Return a handle for internal use: it is not counted as a user, and rings no doorbell."""
     handle = kind.__new__(kind)
     handle.readonly = transact is None
     handle.path = str(shared.path)
-    handle._closed, handle._shared, handle._tidy, handle._due = False, shared, [], []
+    handle._closed, handle._shared, handle._on_close, handle._afterwards = False, shared, [], []
     handle._ring = lambda mask: None
-    handle._transact = handle._refuse if transact is None else transact(shared)
+    handle._transact = transact or handle._refuse
     return handle

@@ -25,7 +25,7 @@ FEATURES: Final = frozenset[str]()
 DURABILITIES: Final = ("disk", "process")
 PAGE_BYTES: Final = 4096
 
-_META: Final = struct.Struct("=IIQQ")
+_META: Final = struct.Struct("=II")
 _META_AT: Final = 16
 _PAGE_SIZE_AT: Final = _META_AT + 24
 _LAST_PAGE_AT: Final = _META_AT + 120
@@ -42,7 +42,7 @@ _GROW_PAGES_MAX: Final = 16384
 
 
 def pages_of(figures: dict[str, int]) -> int:
-    """The number of pages of a database, from LMDB's figures."""
+    """Return the number of pages of a database, from LMDB's figures."""
     return int(figures["branch_pages"] + figures["leaf_pages"] + figures["overflow_pages"])
 
 
@@ -56,9 +56,9 @@ def sync_directory(path: Path) -> None:
 
 
 def used(path: Path) -> int:
-    """Bytes that the data file uses; 0 without a file. Refuses one that is not LMDB's, or is shorter than it should be.
+    """Return the bytes that the data file uses; 0 without a file.
 
-    LMDB maps the file as its meta pages describe it; access to a missing page is a SIGBUS.
+    Refuses a file that is not LMDB's, or is shorter than its meta pages say.
     """
     data = path / "data.mdb"
     try:
@@ -71,7 +71,7 @@ def used(path: Path) -> int:
     for at in range(0, len(head), PAGE_BYTES):
         if len(head) < at + _META_AT + 136:
             break
-        magic, version, _, _ = _META.unpack_from(head, at + _META_AT)
+        magic, version = _META.unpack_from(head, at + _META_AT)
         if magic == _MAGIC:
             last, txnid = struct.unpack_from("=QQ", head, at + _LAST_PAGE_AT)
             metas.append((txnid, last, version))
@@ -89,7 +89,7 @@ def used(path: Path) -> int:
 
 
 def unknown(path: Path, damaged: str, foreign: str) -> StoreDamaged | StoreForeign:
-    """The error for a data file that is not a readable store: damaged if Cues has opened it before, else foreign.
+    """Return the error for a data file that is not a store: damaged if Cues has opened it before, else foreign.
 
     The first opening of a store makes the files ``locks`` and ``wake``, which show that it is a store.
     """
@@ -134,32 +134,32 @@ def _truncated(path: Path, size: int, expected: int) -> StoreDamaged:
 
 
 def check_format(path: Path, raw: bytes) -> dict[str, Any]:
-    """The format record, if this version can read the store; :class:`StoreVersion` otherwise.
+    """Decode the format record. Raises :class:`StoreVersion` if this version cannot read the store.
 
-    It has no checksum, because every version must be able to read it; an invalid record is
+    The record has no checksum, because every version must be able to read it. An invalid one raises
     :class:`StoreDamaged`.
     """
     damaged = StoreDamaged(
         f"The format record of {path} cannot be read.", "restore the store from a backup.", path=str(path)
     )
     try:
-        found: dict[str, Any] = dict(codec.unpack(raw))
+        record: dict[str, Any] = dict(codec.unpack(raw))
     except Exception:
         raise damaged from None
-    lacking = set(found.get("requires", ())) - FEATURES
-    if found.get("format") != FORMAT or lacking:
-        what = f"requires {', '.join(sorted(lacking))}" if lacking else f"has format {found.get('format')}"
+    lacking = set(record.get("requires", ())) - FEATURES
+    if record.get("format") != FORMAT or lacking:
+        what = f"requires {', '.join(sorted(lacking))}" if lacking else f"has format {record.get('format')}"
         raise StoreVersion(
             f"The store {path} {what}; this version of Cues reads format {FORMAT}.",
             "install a newer version of Cues (pip install -U cues-streams).",
             path=str(path),
-            found=found.get("format"),
+            found=record.get("format"),
             supported=FORMAT,
         )
-    id = found.get("id")
-    if not isinstance(id, bytes) or len(id) != 8 or found.get("durability") not in DURABILITIES:
+    id = record.get("id")
+    if not isinstance(id, bytes) or len(id) != 8 or record.get("durability") not in DURABILITIES:
         raise damaged
-    return found
+    return record
 
 
 class Allocation:
@@ -181,11 +181,7 @@ class Allocation:
         self._words[ROOM] = self._words[ALLOCATED] = 0
 
     def ensure(self, pages: int) -> None:
-        """Allocate room for ``pages`` more pages; raise :class:`StoreFull` when the disk is full."""
-        room = self._words[ROOM]
-        if room >= pages:
-            self._words[ROOM] = room - pages
-            return
+        """Allocate ``pages`` pages, for which there is no room. Raises :class:`StoreFull` when the disk is full."""
         info = self._info()
         used = int(info["last_pgno"]) + 1
         needed = used + pages + _MARGIN_PAGES
@@ -202,7 +198,12 @@ class Allocation:
                 allocated = wanted
             elif allocated < least:
                 if not self._allocate(used, least):
-                    raise self._full()
+                    free = shutil.disk_usage(self._path).free
+                    raise StoreFull(
+                        f"The disk of the store {self._path} is full ({free:,} bytes free); nothing was written.",
+                        "free space on the disk, purge queues, or move the store.",
+                        path=str(self._path),
+                    )
                 allocated = least
             self._words[ALLOCATED] = allocated
         self._words[ROOM] = max(0, allocated - needed)
@@ -219,15 +220,7 @@ class Allocation:
                 return False
             if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS):
                 raise
-            # This file system cannot allocate; LMDB then reports a full disk, or no one does.
+            # This file system cannot allocate. LMDB may report a full disk, or the full disk is not reported.
         finally:
             os.close(fd)
         return True
-
-    def _full(self) -> StoreFull:
-        free = shutil.disk_usage(self._path).free
-        return StoreFull(
-            f"The disk of the store {self._path} is full ({free:,} bytes free); nothing was written.",
-            "free space on the disk, purge queues, or move the store.",
-            path=str(self._path),
-        )

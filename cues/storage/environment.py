@@ -19,6 +19,7 @@ the whole store. Such a store is checked before it is used.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -49,14 +50,14 @@ class Environment:
         self.key = key
         self.file = (0, 0)
         self.look_at = 0.0
-        """Monotonic time from which on :meth:`Store._look` checks the file again."""
+        """Monotonic time from which on :meth:`BaseStore._lost` checks the file again."""
         self.durability = durability
         self.readonly = readonly
         self.users = 0
         self.lockless = False
-        """Whether this user may not write LMDB's table of readers, and so reads only while no process writes."""
+        """True if this user may not write LMDB's table of readers, and so reads only while no process writes."""
         self.quiet = False
-        """Set at a fork: whether no thread was inside a transaction."""
+        """Set at a fork: True if no thread was inside a transaction."""
         self.state = "open"
         self.pid = os.getpid()
         self.id = b""
@@ -147,10 +148,7 @@ def release(shared: Environment) -> None:
         if shared.users == 0:
             if _environments.get(shared.key) is shared:
                 del _environments[shared.key]
-            if shared.writer_lock is not None:
-                with shared.writer_lock.mutex:
-                    shared.close(clean=True)
-            else:
+            with contextlib.nullcontext() if shared.writer_lock is None else shared.writer_lock.mutex:
                 shared.close(clean=True)
 
 
@@ -170,7 +168,7 @@ def _close_inherited(path: Path) -> None:
     Only if no thread of the parent was inside a transaction: otherwise the close would free the parent's reader slot.
     There is a deadline: LMDB's binding waits for threads that were inside a call, and the child does not have them.
     """
-    for shared in [one for one in _inherited if one.file == file_key(path)]:
+    for shared in [inherited for inherited in _inherited if inherited.file == file_key(path)]:
         if shared.quiet:
             closer = threading.Thread(target=shared.env.close, daemon=True)
             closer.start()
@@ -235,12 +233,12 @@ def _open_environment(
     if lockless:
         refuse_written(path)
     is_new = not datafile.used(path)
-    found = None if is_new else read_format(path, not lockless)
-    if found is None and readonly:
+    record = None if is_new else read_format(path, not lockless)
+    if record is None and readonly:
         raise StoreNotFound(
             f"There is no store at {path}.", "open the store once without readonly=True.", path=str(path)
         )
-    kept = found["durability"] if found else (durability or "disk")
+    kept = record["durability"] if record else (durability or "disk")
     if durability is not None and durability != kept:
         raise mismatch(str(path), kept, durability)
     shared = Environment(path, key, kept, readonly)
@@ -248,27 +246,27 @@ def _open_environment(
     try:
         _open_beside(shared)
         suspect = open_mark.is_suspect(path)
-        if found is None:
+        if record is None:
             make_data_file(path)
         while True:
             before = file_key(path)
             # At least as large as the maps of others: their writes must fit into this map.
-            size = max(map_size or 0, found["map_size"]) if found else map_size or MAP_BYTES
+            size = max(map_size or 0, record["map_size"]) if record else map_size or MAP_BYTES
             shared.env = open_map(path, kept, size, map_size is None, readonly, not lockless)
             shared.file = file_key(path)
             resized = None
             try:
-                found = format_of(shared.env, path)
+                record = format_of(shared.env, path)
             except lmdb.MapResizedError as error:
                 resized = error
-            if resized is None and shared.file == before and (found is None or found["map_size"] <= size):
+            if resized is None and shared.file == before and (record is None or record["map_size"] <= size):
                 break
             shared.env.close()  # a compaction replaced the file, or another process made the map larger
-            found = read_format(path, not lockless)
-            if resized is not None and found is not None and found["map_size"] <= size:
+            record = read_format(path, not lockless)
+            if resized is not None and record is not None and record["map_size"] <= size:
                 raise resized  # the address space made the map smaller than the others'
-        if found is not None and found["durability"] != kept:
-            raise mismatch(str(path), found["durability"], kept)
+        if record is not None and record["durability"] != kept:
+            raise mismatch(str(path), record["durability"], kept)
         if not readonly:
             assert shared.locks is not None
             assert shared.doorbells is not None
@@ -276,22 +274,21 @@ def _open_environment(
             shared.allocation = datafile.Allocation(path, shared.env.info, shared.doorbells.words, free)
             shared.writer_lock = WriterLock(
                 str(path),
-                shared.env.begin,
+                shared.env,
                 shared.allocation.ensure,
                 shared.locks,
                 shared.doorbells,
                 timeout_s,
                 shared.join,
-                lambda: int(shared.env.info()["last_txnid"]),
             )
             shared.env.reader_check()  # slots of killed readers would pin pages
-            found = found or write_format(shared.writer_lock, path, kept, size)
-            if found["map_size"] < (map_size or 0):
-                found = write_size(shared.writer_lock, map_size or 0)
-        assert found is not None
-        shared.id = found["id"]
+            record = record or write_format(shared.writer_lock, path, kept, size)
+            if record["map_size"] < (map_size or 0):
+                record = write_size(shared.writer_lock, map_size or 0)
+        assert record is not None
+        shared.id = record["id"]
         if suspect:
-            _check_suspect(check, shared, readonly)
+            _check_suspect(check, shared)
         if not readonly:
             _keep_timeline(shared, is_new, suspect)
     except BaseException as error:
@@ -342,8 +339,8 @@ def _open_beside(shared: Environment) -> None:
             raise
 
 
-def _check_suspect(check: Check, shared: Environment, readonly: bool) -> None:
-    if readonly:  # reading must be possible, above all for cues check
+def _check_suspect(check: Check, shared: Environment) -> None:
+    if shared.readonly:  # reading must be possible, above all for cues check
         log.warning("%s was written under another boot and not closed; cues check tells if it is whole", shared.path)
         return
     log.warning("%s was written under another boot and not closed; checking it", shared.path)

@@ -35,7 +35,7 @@ _LMDB_LOCK: Final = 0
 
 @contextlib.contextmanager
 def alone(path: str | os.PathLike[str], kind: type[S]) -> Iterator[S]:
-    """Give a handle on a store that no process has open, this process included.
+    """Give a handle on a store that no process has open, not even this one.
 
     Raises :class:`AlreadyRunning`, with its pid, if a process has the store open for reading or writing. A process
     that opens the store meanwhile waits until the end; so does any opening of a store in this process. Commits are
@@ -52,26 +52,31 @@ def alone(path: str | os.PathLike[str], kind: type[S]) -> Iterator[S]:
             try:
                 held.enter_context(_held_alone(place, "locks", locks.REGISTER, locks.OPENED, locks.OPENED_END))
                 held.enter_context(_held_alone(place, "lock.mdb", _LMDB_LOCK, _LMDB_LOCK, _LMDB_LOCK + 1))
-                found = read_format(place, lock=False)
-                assert found is not None  # it was opened above
-                shared = Environment(place.resolve(), key, found["durability"], readonly=False)
+                record = read_format(place, lock=False)
+                assert record is not None  # it was opened above
+                shared = Environment(place.resolve(), key, record["durability"], readonly=False)
                 held.callback(shared.close, clean=False)
-                shared.id, shared.file = found["id"], environment.file_key(place)
-                shared.env = open_map_alone(place, found["map_size"])
+                shared.id, shared.file = record["id"], environment.file_key(place)
+                shared.env = open_map_alone(place, record["map_size"])
             except (lmdb.Error, OSError) as error:
                 raise translate(error, str(path)) from error
-            yield internal_handle(kind, shared, _commit_alone)
+
+            def transact(pages: int, work: Callable[..., Any], *args: Any) -> Any:
+                with shared.env.begin(write=True) as txn:
+                    return work(txn, *args)
+
+            yield internal_handle(kind, shared, transact)
 
 
 @contextlib.contextmanager
 def _held_alone(path: Path, file: str, offset: int, start: int, stop: int) -> Iterator[None]:
     """Hold the lock at ``offset``; raise if another process holds one from ``start`` to ``stop``."""
     opened = locks.open_locks(path / file)
-    mine = False
+    locked = False
     try:
-        mine = opened.try_lock(offset)
-        pid = opened.holder(start, stop) or (None if mine else opened.holder(offset))
-        if pid is not None or not mine:
+        locked = opened.try_lock(offset)
+        pid = opened.holder(start, stop) or (None if locked else opened.holder(offset))
+        if pid is not None or not locked:
             raise AlreadyRunning(
                 f"The store {path} is open in process {pid or 'unknown'} ({locks.process_state(pid or 0)}).",
                 f"stop that process first (kill {pid})." if pid else "call it again.",
@@ -79,14 +84,6 @@ def _held_alone(path: Path, file: str, offset: int, start: int, stop: int) -> It
             )
         yield
     finally:
-        if mine:
+        if locked:
             opened.unlock(offset)
         opened.close()
-
-
-def _commit_alone(shared: Environment) -> Callable[..., Any]:
-    def transact(pages: int, work: Callable[..., Any], *args: Any) -> Any:
-        with shared.env.begin(write=True) as txn:
-            return work(txn, *args)
-
-    return transact

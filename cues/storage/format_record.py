@@ -31,15 +31,15 @@ def make_data_file(path: Path) -> None:
 
     So an empty file of that name was truncated, and must not be used as a new store.
     """
-    made = path / f"data.{os.getpid()}.new"
-    made.unlink(missing_ok=True)
-    lmdb.open(os.fsencode(made), subdir=False, lock=False, map_size=MAP_BYTES_MIN, lib_version=0).close()
+    new = path / f"data.{os.getpid()}.new"
+    new.unlink(missing_ok=True)
+    lmdb.open(os.fsencode(new), subdir=False, lock=False, map_size=MAP_BYTES_MIN, lib_version=0).close()
     with contextlib.suppress(FileExistsError):  # another process was faster
-        os.link(made, path / "data.mdb")
-    made.unlink()
+        os.link(new, path / "data.mdb")
+    new.unlink()
 
 
-def read_format(path: Path, lock: bool = True) -> dict[str, Any] | None:
+def read_format(path: Path, lock: bool) -> dict[str, Any] | None:
     """Read the format record, without options that the record itself decides; None if the store has none yet."""
     while True:
         try:
@@ -109,8 +109,8 @@ def write_size(writer_lock: WriterLock, size: int) -> dict[str, Any]:
         txn.put(names.FORMAT_KEY, codec.pack(record))
         return record
 
-    found: dict[str, Any] = writer_lock.transact(datafile.COMMIT_PAGES, write)
-    return found
+    written: dict[str, Any] = writer_lock.transact(datafile.COMMIT_PAGES, write)
+    return written
 
 
 def mismatch(path: str, found: str, asked: str) -> DurabilityMismatch:

@@ -9,9 +9,9 @@ keeps its locks. Safety does not depend on it. It is a file, not a row, so that 
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
+from pathlib import Path
 
 from cues.base import clock
 from cues.storage.base_store import BaseStore
@@ -36,26 +36,23 @@ class Lease:
     def beat(self, figures: dict[str, Figures] | None = None) -> None:
         """Note that the owner is alive, and the figures of its processors. After :meth:`close`, do nothing."""
         if self._fd is not None and self._pid == os.getpid():
-            said = b"" if figures is None else json.dumps(figures).encode()
-            os.pwrite(self._fd, clock.monotonic_ns().to_bytes(8, "big") + said, 0)
-            os.ftruncate(self._fd, 8 + len(said))
+            text = b"" if figures is None else json.dumps(figures).encode()
+            os.pwrite(self._fd, clock.monotonic_ns().to_bytes(8, "big") + text, 0)
+            os.ftruncate(self._fd, 8 + len(text))
 
     def close(self) -> None:
         """End the lease and delete its file."""
         if self._fd is not None:
             os.close(self._fd)
             self._fd = None
-            if self._pid != os.getpid():
-                return
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(self._path)
+            if self._pid == os.getpid():
+                self._path.unlink(missing_ok=True)
 
 
 def left_s(store: BaseStore, owner: bytes, lease_s: float) -> float:
     """Return the seconds until the lease of an owner of this boot ends; negative after its end, 0 without a lease."""
     try:
-        with open(_path(store, owner), "rb") as file:
-            beaten = int.from_bytes(file.read(8), "big")
+        beaten = int.from_bytes(_path(store, owner).read_bytes()[:8], "big")
     except FileNotFoundError:
         return 0.0
     return lease_s - (clock.monotonic_ns() - beaten) / 1e9
@@ -64,18 +61,16 @@ def left_s(store: BaseStore, owner: bytes, lease_s: float) -> float:
 def figures(store: BaseStore, owner: bytes) -> dict[str, Figures]:
     """Return the figures of an owner's processors at its last beat, by id; empty if it noted none."""
     try:
-        with open(_path(store, owner), "rb") as file:
-            said = file.read()[8:]
-        return json.loads(said) if said else {}
+        text = _path(store, owner).read_bytes()[8:]
+        return json.loads(text) if text else {}
     except (OSError, ValueError):  # deleted, not readable for this user, or read in the middle of a beat
         return {}
 
 
 def forget(store: BaseStore, owner: bytes) -> None:
     """Delete the lease of an owner that is dead."""
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(_path(store, owner))
+    _path(store, owner).unlink(missing_ok=True)
 
 
-def _path(store: BaseStore, owner: bytes) -> str:
-    return os.path.join(store.directory, f"lease-{owner.hex()}")
+def _path(store: BaseStore, owner: bytes) -> Path:
+    return Path(store.directory, f"lease-{owner.hex()}")

@@ -67,10 +67,8 @@ def translate(error: BaseException, path: str) -> BaseException:
         return StoreError(f"Too many processes and threads read {path} at once.", "close some of them.", path=path)
     number = error.errno if isinstance(error, OSError) else None
     text = str(error)
-    if (
-        number in (errno.EACCES, errno.EROFS, errno.EPERM)
-        or isinstance(error, lmdb.ReadonlyError)
-        or (isinstance(error, lmdb.Error) and ("Permission denied" in text or "Read-only file system" in text))
+    if number in (errno.EACCES, errno.EROFS, errno.EPERM) or (
+        isinstance(error, lmdb.Error) and ("Permission denied" in text or "Read-only file system" in text)
     ):
         return StoreReadOnly(
             f"This user may not write the store {path} ({text}).",

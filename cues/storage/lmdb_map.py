@@ -16,6 +16,7 @@ from typing import Any, Final
 
 import lmdb
 
+from cues.base.events import log
 from cues.errors import StoreReadOnly
 from cues.storage import locks
 from cues.storage.lmdb_errors import DATABASES_MAX
@@ -29,7 +30,7 @@ SPARE_BYTES: Final = 64 << 20
 
 def open_map(path: Path, durability: str, size: int, is_default: bool, readonly: bool, lock: bool) -> Any:
     """Open LMDB; with ``is_default``, halve the size of the map until it fits into the address space."""
-    # Without posix_fallocate a full disk is a SIGBUS, so there is no writable map then.
+    # Without posix_fallocate a full disk is a SIGBUS, so the map is then not writable.
     writemap = durability == "process" and hasattr(os, "posix_fallocate") and not readonly
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
     wanted = size
@@ -55,8 +56,6 @@ def open_map(path: Path, durability: str, size: int, is_default: bool, readonly:
             size //= 2
         else:
             if size != wanted:
-                from cues.base.events import log
-
                 log.warning(
                     "%s: the address space (limit %s bytes) has no room for a map of %d GiB; using %d MiB",
                     path,
@@ -80,7 +79,7 @@ def open_map_alone(path: Path, size: int) -> Any:
 
 
 def may_lock(path: Path) -> bool:
-    """Whether this user may write LMDB's lock file, which holds the table of readers."""
+    """Return whether this user may write LMDB's lock file, which holds the table of readers."""
     file = path / "lock.mdb"
     return os.access(file if file.exists() else path, os.W_OK, effective_ids=os.access in os.supports_effective_ids)
 

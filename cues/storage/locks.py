@@ -13,6 +13,7 @@ The file is empty: a lock is a byte offset, and :func:`offset_of` gives each nam
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import os
@@ -90,7 +91,7 @@ class LockFile:
         return offset in self._mine
 
     def holder(self, start: int, stop: int | None = None) -> int | None:
-        """The pid of another process that holds a lock in [start, stop), or None."""
+        """Return the pid of another process that holds a lock in [start, stop), or None."""
         length = 1 if stop is None else stop - start
         if sys.platform == "darwin":
             asked = _FLOCK.pack(start, length, 0, fcntl.F_WRLCK, 0)
@@ -112,27 +113,25 @@ class LockFile:
 def open_locks(path: Path) -> LockFile:
     """Open the lock file at ``path``, and make it if it is missing. Raises OSError if that fails."""
     with _registry_lock:
-        try:
-            found = path.stat()
-        except FileNotFoundError:
-            found = None
-        if found is not None:
-            shared = _registry.get((found.st_dev, found.st_ino))
+        with contextlib.suppress(FileNotFoundError):
+            status = path.stat()
+            shared = _registry.get((status.st_dev, status.st_ino))
             if shared is not None:
                 shared._users += 1
                 return shared
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        made = os.fstat(fd)
-        key = (made.st_dev, made.st_ino)
+        status = os.fstat(fd)
+        key = (status.st_dev, status.st_ino)
         lock_file = _registry[key] = LockFile(fd, key)
         lock_file._users = 1
         return lock_file
 
 
 def opened_by(path: Path) -> int | None:
-    """The pid of a process that has the store open for writing. For a user who may only read the file at ``path``.
+    """Return the pid of a process that has the store open for writing; ``path`` is the store's lock file.
 
-    A process that holds locks of that file must not call it: closing the file would release them.
+    It is for a user who may only read that file. A process that holds locks of the file must not call it: closing
+    the file would release them.
     """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)

@@ -17,7 +17,7 @@ _FILE = "open"
 
 
 def is_suspect(path: Path) -> bool:
-    """Whether the machine stopped while this store was being written with durability ``"process"``."""
+    """Return whether the machine stopped while this store was being written with durability ``"process"``."""
     try:
         return (path / _FILE).read_text() != clock.boot_id()
     except FileNotFoundError:

@@ -41,23 +41,23 @@ Line = Sequence[tuple[int, bytes]]
 
 
 def same(directory: Path, last: int, counted: int) -> bool:
-    """Whether the store has the files and the number of commits that it had after its last write.
+    """Return whether the store has the files and the number of commits that it had after its last write.
 
     ``last`` is the number of its last commit, ``counted`` the number in ``wake``, which is one more if a writer had
     nothing to write.
     """
     try:
-        found = (directory / FILE).read_text()
+        noted = (directory / FILE).read_text()
     except (FileNotFoundError, UnicodeDecodeError):
         return False
-    return found == _files(directory) and counted <= last + 1
+    return noted == _files(directory) and counted <= last + 1
 
 
 def mark(directory: Path) -> None:
     """Note the files that the store has now. Called after the commit of a new timeline, if there is one."""
-    made = directory / f"{FILE}.{os.getpid()}"
-    made.write_text(_files(directory))
-    made.rename(directory / FILE)
+    new = directory / f"{FILE}.{os.getpid()}"
+    new.write_text(_files(directory))
+    new.rename(directory / FILE)
 
 
 def begin(txn: StoreTransaction, logs: Iterable[tuple[str, LogRow]]) -> None:
@@ -68,12 +68,13 @@ def begin(txn: StoreTransaction, logs: Iterable[tuple[str, LogRow]]) -> None:
             continue
         line = [*read(txn, log), (row.next, id)]
         # If two begin at one index, only the later counts. Timelines without messages are dropped.
-        kept = [one for at, one in enumerate(line) if at + 1 == len(line) or line[at + 1][0] > max(one[0], row.first)]
-        txn.put(names.timeline_key(log), sealed.seal(codec.pack([list(one) for one in kept])))
+        nexts = [first for first, _ in line[1:]]
+        kept = [pair for pair, after in zip(line, nexts) if after > max(pair[0], row.first)] + line[-1:]
+        txn.put(names.timeline_key(log), sealed.seal(codec.pack([list(pair) for pair in kept])))
 
 
 def read(txn: StoreTransaction, log: str) -> Line:
-    """The timelines of a log. Raises :class:`StoreDamaged`."""
+    """Return the timelines of a log. Raises :class:`StoreDamaged`."""
     raw = txn.get(names.timeline_key(log))
     if raw is None:
         return ()

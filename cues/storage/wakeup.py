@@ -40,7 +40,7 @@ SAFETY_S: Final = 0.1
 
 # WORDS: 64-bit, in the machine's order; all are hints, which correctness does not need.
 SHARED_WRITERS: Final = 1
-"""1 while several processes have the store open for writing (writers.py)."""
+"""1 while several processes have the store open for writing (writer_lock.py)."""
 BUSY_WRITER: Final = 2
 """The pid of the only writer while it is inside a transaction."""
 PURGES: Final = 3
@@ -163,7 +163,7 @@ class Doorbells:
                         os.close(fd)
 
     def acquire(self) -> Bell | None:
-        """A bell for one sleeper, or None when all slots are taken (then sleep for :data:`SAFETY_S`)."""
+        """Return a bell for one sleeper, or None when all slots are taken (then sleep for :data:`SAFETY_S`)."""
         with self._guard:
             if self._closed:
                 return None
@@ -258,18 +258,18 @@ def wait(interests: Sequence[tuple[Doorbells | None, int]], ready: Callable[[], 
         while True:
             for _, bell, mask in bells:
                 bell.listen(mask)
-            found = ready()
-            if found:
-                return found
+            result = ready()
+            if result:
+                return result
             left = SAFETY_S
             if deadline is not None:
                 left = min(left, deadline - time.monotonic())
                 if left <= 0:
-                    return found
+                    return result
             if poll.poll(left * 1000):
-                found = ready()  # first of all: the caller waits for the result
-                if found:
-                    return found
+                result = ready()  # first of all: the caller waits for the result
+                if result:
+                    return result
                 for _, bell, _ in bells:
                     bell.drain()
             for _, bell, _ in bells:

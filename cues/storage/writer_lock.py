@@ -34,6 +34,7 @@ from typing import Any, Final
 
 from cues.errors import WriterStuck
 from cues.storage import locks
+from cues.storage.transaction import StoreTransaction
 from cues.storage.wakeup import BUSY_WRITER, COMMITTED, ROOM, SHARED_WRITERS, Doorbells
 
 _LOOK_AGAIN_S: Final = 1.0
@@ -49,24 +50,23 @@ class WriterLock:
     def __init__(
         self,
         path: str,
-        begin: Callable[..., Any],
+        env: Any,
         allocate: Callable[[int], None],
         lock_file: locks.LockFile,
         doorbells: Doorbells,
         timeout_s: float,
         on_join: Callable[[bool], None],
-        last_txnid: Callable[[], int],
     ) -> None:
         """``on_join(first)`` is called once, before the first write, while no other process joins or leaves;
-        ``first``: no other process is a writer. ``last_txnid`` gives the number of the last commit."""
+        ``first``: no other process is a writer. ``env`` is LMDB's environment."""
         self._path = path
-        self._begin = begin
+        self._env = env
+        self._begin = env.begin
         self._allocate = allocate
         self._locks = lock_file
         self._words: Any = doorbells.words  # Any: another process changes them between two reads
         self._timeout_s = timeout_s
         self._on_join = on_join
-        self._last_txnid = last_txnid
         self._joined = False
         self._pid = os.getpid()
         self._held: set[int] = set()
@@ -121,7 +121,7 @@ class WriterLock:
             except BaseException as error:
                 try:
                     if not isinstance(error, Exception):  # a Ctrl-C, which may arrive after the commit
-                        error.__dict__["last_txnid"] = self._last_txnid()
+                        error.__dict__["last_txnid"] = int(self._env.info()["last_txnid"])
                 finally:
                     if txn is not None:
                         txn.abort()
@@ -137,8 +137,8 @@ class WriterLock:
                 else:
                     words[BUSY_WRITER] = 0
 
-    def visit(self, look: Callable[..., Any], *args: Any) -> Any:
-        """Run ``look(txn, …)``, which writes nothing, in a write transaction. The process does not become a writer.
+    def visit(self, look: Callable[[StoreTransaction], Any]) -> Any:
+        """Run ``look(txn)``, which writes nothing, in a write transaction. The process does not become a writer.
 
         Raises :class:`WriterStuck` at the deadline.
         """
@@ -147,16 +147,16 @@ class WriterLock:
                 self._give_back()
             if not self._joined:
                 try:
-                    return self._look_as_guest(look, *args)
+                    return self._look_as_guest(look)
                 finally:
                     try:
                         self._give_back()
                     except BaseException:
                         self._give_back()
                         raise
-        return self.transact(0, look, *args)
+        return self.transact(0, look)
 
-    def _look_as_guest(self, look: Callable[..., Any], *args: Any) -> Any:
+    def _look_as_guest(self, look: Callable[[StoreTransaction], Any]) -> Any:
         words = self._words
         self._take(locks.REGISTER)
         shared = words[SHARED_WRITERS]
@@ -164,7 +164,7 @@ class WriterLock:
         try:
             self._share()
             txn = self._queue_up()
-            result = look(txn, *args)
+            result = look(txn)
             txn.commit()  # an empty commit, which keeps the handles that were opened
             return result
         except BaseException:
@@ -220,15 +220,15 @@ class WriterLock:
         self._give_back()
 
     def _alone(self) -> bool:
-        """Whether no other process is a writer; certain only while this process holds REGISTER."""
+        """Return whether no other process is a writer; certain only while this process holds REGISTER."""
         return self._locks.holder(locks.WRITERS, locks.WRITERS_END) is None
 
     def _share(self) -> None:
         """Make every writer take the lock, and wait for one that began before it could see the word."""
         self._words[SHARED_WRITERS] = 1
-        self._await(self._nobody_busy, lambda: self._words[BUSY_WRITER])
+        self._await(self._no_writer_busy, lambda: self._words[BUSY_WRITER])
 
-    def _nobody_busy(self) -> bool:
+    def _no_writer_busy(self) -> bool:
         pid = self._words[BUSY_WRITER]
         # A killed writer leaves its pid in the word, but not its lock.
         return pid == 0 or self._locks.holder(locks.WRITERS + pid) is None

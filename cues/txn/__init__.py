@@ -48,26 +48,22 @@ __all__ = [
 ]
 # fmt: on
 
-_HOMES = {
-    "errors": "Desynchronised FramingError Gap NoPartitions SequenceError UnexpectedEOF WaitTimeout",
-    "txn.consumer": "App Consumer Defer",
-    "txn.framing": "FrameReader Framing framing_for register_framing",
-    "records.identity": "Clock Flags ProducerID ZERO_UUID build_uuid parse_uuid",
-    "queues.partitioners": "fnv1a32",
-    "queues.base": "journal_of",
-    "txn.mapping": "modulo_mapping random_mapping rendezvous_mapping",
-    "queues.messages": "DICT MessageType dicts",
-    "txn.publisher": "Publisher",
-    "txn.writer": "Append",
-    "queues.reader": "ReadCommitted ReadUncommitted",
-    "queues.stamped": "append_stamped",
-    "queues.sequencer": "AckIntent Checkpoint Envelope Outcome ProducerState Sequencer",
-}
-
-
 if not TYPE_CHECKING:  # for a type checker it would define every name
-    __getattr__ = loader(__name__, _HOMES)
-
-
-def __dir__() -> list[str]:
-    return list(__all__)
+    __getattr__, __dir__ = loader(
+        __name__,
+        {
+            "errors": "Desynchronised FramingError Gap NoPartitions SequenceError UnexpectedEOF WaitTimeout",
+            "txn.consumer": "App Consumer Defer",
+            "txn.framing": "FrameReader Framing framing_for register_framing",
+            "records.identity": "Clock Flags ProducerID ZERO_UUID build_uuid parse_uuid",
+            "queues.partitioners": "fnv1a32",
+            "queues.base": "journal_of",
+            "txn.mapping": "modulo_mapping random_mapping rendezvous_mapping",
+            "queues.messages": "DICT MessageType dicts",
+            "txn.publisher": "Publisher",
+            "txn.writer": "Append",
+            "queues.reader": "ReadCommitted ReadUncommitted",
+            "queues.stamped": "append_stamped",
+            "queues.sequencer": "AckIntent Checkpoint Envelope Outcome ProducerState Sequencer",
+        },
+    )

@@ -28,7 +28,7 @@ next transaction is not finalized before it is done. The messages that the next 
 9 (see :mod:`cues.txn.publisher`), but the application does not wait; so a commit may take any time. If an instance dies
 before 8, no reader sees anything of its transaction. If it dies after 8, its successor completes the transaction in 2.
 
-A transaction begins with its first message. It ends when there is no more message to read (after ``min_s``); or after
+A transaction begins with its first message. It ends when no message is left to read (after ``min_s``); or after
 ``max_s``, also in the middle of an acknowledged set; or when ``consume`` raises :class:`Defer`. Messages that are ready
 wait for the commit of the last transaction only if the present one is ``max_s`` old or was ended by ``Defer``, and for
 memory if more than 32 MiB of published messages wait.
@@ -104,13 +104,13 @@ class _Transaction:
     """The time at which its first message was consumed."""
     consumed: int = 0
     moved: bool = False
-    """Whether messages were read that are not for the application, and that a successor need not read again."""
+    """True if messages were read that are not for the application, and that a successor need not read again."""
     reading: bool = True
-    """Whether it takes further messages."""
+    """True while it takes further messages."""
     young: bool = True
-    """Whether it is younger than ``min_s``."""
+    """True while it is younger than ``min_s``."""
     handed_over: bool = False
-    """Whether its commit is under way, or done."""
+    """True if its commit is under way, or done."""
 
 
 class Consumer(Closing):
@@ -181,7 +181,6 @@ class Consumer(Closing):
         self._sequencer = Sequencer()
         self._thread: ThreadPoolExecutor | None = None
         self._commit_under_way: Future[None] | None = None
-        """The commit under way."""
         self._out: Envelope | None = None
         """A committed message that was handed out and not consumed. It is the first of the next transaction."""
         self.read_through: dict[str, int] = {}
@@ -246,9 +245,8 @@ class Consumer(Closing):
     def _start(self) -> None:
         # 1. Restore.
         restored = self._checkpoint.restore() or Checkpoint()
-        self._publisher = Publisher(
-            acknowledge_timeout_s=None
-        )  # no timeout: the acknowledgement is appended, or the publisher is closed
+        # No timeout: the acknowledgement is appended, or the publisher is closed.
+        self._publisher = Publisher(acknowledge_timeout_s=None)
         self._thread = ThreadPoolExecutor(1, "cues consumer")
         faults.point("consumer.restored")
         # 2. Repeat.
@@ -363,7 +361,7 @@ class Consumer(Closing):
             faults.point("consumer.consumed")
 
     def _must_wait(self, transaction: _Transaction, draining: bool) -> bool:
-        """Whether the transaction must not be committed yet, although there is nothing to consume."""
+        """Return whether the transaction must not be committed yet, although there is nothing to consume."""
         # The commit of the last transaction is under way, and there is one at a time.
         if self._commit_under_way is not None:
             return True
@@ -388,11 +386,8 @@ class Consumer(Closing):
             left_s = max(0.0, transaction.began + due_s - self._now())
 
         def ready() -> bool:
-            if self._stopping and transaction.reading:
-                return True
-            if commit is not None and commit.done():
-                return True
-            return transaction.reading and self._sources.ready()
+            committed = commit is not None and commit.done()
+            return committed or (transaction.reading and (self._stopping or self._sources.ready()))
 
         wakeup.wait(self._sources.interests, ready, left_s)
 

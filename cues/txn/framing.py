@@ -60,13 +60,15 @@ class FrameReader:
 
     def peek(self, size: int) -> bytes:
         """Return the whole buffer, at least ``size`` bytes unless the stream ends earlier, without taking it."""
-        while len(self._buffer) < size and not self._ended:
-            more = self._stream.read(max(size, self._capacity) - len(self._buffer))
-            if more:
-                self._buffer += more
-            else:
-                self._ended = True
+        while len(self._buffer) < size and (read := self._read(max(size, self._capacity) - len(self._buffer))):
+            self._buffer += read
         return self._buffer
+
+    def _read(self, size: int) -> bytes:
+        """Read up to ``size`` bytes of the stream; none after its end, which is not read again."""
+        read = b"" if self._ended else self._stream.read(size) or b""
+        self._ended = not read
+        return read
 
     def take(self, size: int) -> bytes:
         """Take the next ``size`` bytes; fewer only at the end of the stream."""
@@ -74,13 +76,9 @@ class FrameReader:
         taken, self._buffer = self._buffer[:size], self._buffer[size:]
         parts = [taken]
         left = size - len(taken)
-        while left and not self._ended:
-            more = self._stream.read(min(left, 1 << 20))
-            if more:
-                parts.append(more)
-                left -= len(more)
-            else:
-                self._ended = True
+        while left and (read := self._read(min(left, 1 << 20))):
+            parts.append(read)
+            left -= len(read)
         data = b"".join(parts)
         self.offset += len(data)
         return data
@@ -93,8 +91,8 @@ class FrameReader:
         parts: list[bytes] = []
         size = 0
         while True:
-            here = self.peek(1)
-            if not here:
+            buffered = self.peek(1)
+            if not buffered:
                 if size:
                     raise UnexpectedEOF(
                         f"The stream ends after {size:,} bytes of a line, without a line feed.",
@@ -102,8 +100,8 @@ class FrameReader:
                         data=b"".join(parts),
                     )
                 raise EOFError
-            end = here.find(b"\n") + 1
-            parts.append(self.take(end or len(here)))
+            end = buffered.find(b"\n") + 1
+            parts.append(self.take(end or len(buffered)))
             size += len(parts[-1])
             if end:
                 return b"".join(parts)
@@ -150,16 +148,18 @@ class Fixed:
         return _MAGIC + len(payload).to_bytes(4, "little") + payload
 
     def decode(self, reader: FrameReader) -> Any:
-        here = reader.peek(_HEADER_BYTES)
-        if not here:
+        buffered = reader.peek(_HEADER_BYTES)
+        if not buffered:
             raise EOFError
-        if len(here) < _HEADER_BYTES:
-            if here == b"\n":  # a text editor added it; it stays in the stream, because it belongs to no frame
+        if len(buffered) < _HEADER_BYTES:
+            if buffered == b"\n":  # a text editor added it; it stays in the stream, because it is not part of a frame
                 raise EOFError
-            raise UnexpectedEOF(f"The stream ends inside the header of a frame ({len(here)} of 8 bytes).", data=here)
-        if here[:4] != _MAGIC:
-            raise self._desynchronised(reader, here)
-        size = int.from_bytes(here[4:8], "little")
+            raise UnexpectedEOF(
+                f"The stream ends inside the header of a frame ({len(buffered)} of 8 bytes).", data=buffered
+            )
+        if buffered[:4] != _MAGIC:
+            raise self._desynchronised(reader, buffered)
+        size = int.from_bytes(buffered[4:8], "little")
         if size > FRAME_BYTES_MAX:
             raise _too_large(size, "frame")
         frame = reader.take(_HEADER_BYTES + size)
@@ -172,10 +172,10 @@ class Fixed:
         payload = frame[_HEADER_BYTES:]
         return payload if self._loads is None else self._loads(payload)
 
-    def _desynchronised(self, reader: FrameReader, here: bytes) -> Desynchronised:
+    def _desynchronised(self, reader: FrameReader, buffered: bytes) -> Desynchronised:
         """Skip to the next magic number in the buffer; its last 3 bytes may be the beginning of one."""
-        at = here.find(_MAGIC, 1)
-        junk = reader.take(at if at > 0 else len(here) - (len(_MAGIC) - 1))
+        at = buffered.find(_MAGIC, 1)
+        junk = reader.take(at if at > 0 else len(buffered) - (len(_MAGIC) - 1))
         return Desynchronised(
             f"{len(junk)} bytes before offset {reader.offset:,} are not a frame of {self.content_type}.",
             "call decode again, which reads the next frame; or use another content type.",
@@ -243,7 +243,7 @@ class CSVRecords:
 
     @staticmethod
     def _lines(reader: FrameReader) -> Iterator[str]:
-        """The lines of one record: the csv module takes a further line only inside quotes."""
+        """Read the lines of one record: the csv module takes a further line only inside quotes."""
         size = 0
         data = b""
         while size <= FRAME_BYTES_MAX:
@@ -292,7 +292,7 @@ def _plain(value: Any) -> Any:
 
 
 def _quoted(field: str) -> str:
-    """A field as Go's ``encoding/csv`` writes it.
+    """Return a field as Go's ``encoding/csv`` writes it.
 
     The csv module leaves a carriage return bare, and then refuses to read it.
     """

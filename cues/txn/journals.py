@@ -127,7 +127,7 @@ class Form:
 
 
 def content_type_of(path: Path) -> str | None:
-    """The content type for the suffix of a file; None for an unknown suffix."""
+    """Return the content type for the suffix of a file; None for an unknown suffix."""
     return SUFFIXES.get(Path(str(path).removesuffix(STAMPED)).suffix)
 
 
@@ -300,17 +300,17 @@ def take_out(
 
 
 def _identity(envelope: Envelope, producer: ProducerID, committed: bool) -> uuids.UUID:
-    """The UUID of a message, or one made from its queue and index."""
+    """Return the UUID of a message, or one made from its queue and index."""
     if not envelope.clock:
         return build_uuid(producer, envelope.begin * TICK, Flags.OUTSIDE_TXN)
     if committed:
-        found, value, _ = split(envelope.uuid)
-        return build_uuid(found.to_bytes(6, "big"), value, Flags.OUTSIDE_TXN)
+        own, value, _ = split(envelope.uuid)
+        return build_uuid(own.to_bytes(6, "big"), value, Flags.OUTSIDE_TXN)
     return envelope.uuid
 
 
 def _of_log(queue: Queue) -> ProducerID:
-    """A producer id made from the log's identity and partition, for messages without one. It never changes."""
+    """Make a producer id from the log's identity and partition, for messages without one. It never changes."""
     raw = bytearray(checksum(queue._row().identity + queue._log.partition.to_bytes(4, "big"))[:6])
     raw[0] |= 0x01
     return ProducerID(bytes(raw))

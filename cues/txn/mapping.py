@@ -46,8 +46,8 @@ def modulo_mapping(key: Key, partitions: Partitions[P]) -> Mapping[P]:
     _check(partitions, key)
 
     def choose(message: Any) -> P:
-        found = _list(partitions)
-        return found[fnv1a32(key(message)) % len(found)]
+        listed = _list(partitions)
+        return listed[fnv1a32(key(message)) % len(listed)]
 
     return choose
 
@@ -62,15 +62,15 @@ def rendezvous_mapping(key: Key, partitions: Partitions[P]) -> Mapping[P]:
 
     def choose(message: Any) -> P:
         nonlocal known
-        found = list(_list(partitions))
-        if known[0] != found:
-            known = found, [fnv1a32(name_of(partition).encode()) for partition in found]
+        listed = list(_list(partitions))
+        if known[0] != listed:
+            known = listed, [fnv1a32(name_of(partition).encode()) for partition in listed]
         hashed = fnv1a32(key(message))
         best, chosen = 0, 0
         for place, name in enumerate(known[1]):
             if hashed ^ name > best:
                 best, chosen = hashed ^ name, place
-        return found[chosen]
+        return listed[chosen]
 
     return choose
 

@@ -51,6 +51,7 @@ from cues.queues.queue import Queue
 from cues.queues.sequencer import AckIntent
 from cues.queues.store import Store
 from cues.records.identity import ZERO_UUID, Clock, Flags, ProducerID, assemble
+from cues.storage import environment
 from cues.storage.base_store import BaseStore
 from cues.txn.writer import CONTINUE, Append, Writer
 
@@ -61,7 +62,7 @@ _ACK: Final = int(Flags.ACK_TXN)
 
 Mapping = Callable[[Any], "Queue"]
 Missing = Literal["refuse", "removed", "skip"]
-"""Which acknowledgements may be left out; see :meth:`Publisher.append_ack_intents`."""
+"""The acknowledgements that may be left out; see :meth:`Publisher.append_ack_intents`."""
 
 
 class Publisher:
@@ -186,16 +187,16 @@ class Publisher:
             writer.settle(deadline)
 
     def _all(self) -> list[Writer]:
-        return [writer for some in list(self._writers.values()) for writer in some]
+        return [writer for writers in list(self._writers.values()) for writer in writers]
 
     def _writer(self, store: BaseStore) -> Writer:
         with self.guard:
-            some = self._writers.setdefault(store.id, [])
-            for writer in some:  # a copy of a store has the same id
+            writers = self._writers.setdefault(store.id, [])
+            for writer in writers:  # a copy of a store has the same id
                 if writer.store is store or (writer.store._same_as(store) and not writer.store.closed):
                     return writer
-            some.append(Writer(self, store))
-            return some[-1]
+            writers.append(Writer(self, store))
+            return writers[-1]
 
     def build_ack_intents(self, timeout: float | None = None) -> list[AckIntent]:
         """Build the acknowledgements of all messages published uncommitted since the last call: one for each queue.
@@ -314,7 +315,7 @@ class Publisher:
         if known is not None and not known.closed:
             return known
         id, _, name = journal.partition("/")
-        for place in (Path(path), *Store._places(bytes.fromhex(id))):
+        for place in (Path(path), *environment.paths_of(bytes.fromhex(id))):
             if not (place / "data.mdb").exists():
                 continue
             store = Store(place)
@@ -391,7 +392,7 @@ class Publisher:
 
 
 def _read_intent(intent: AckIntent) -> tuple[uuids.UUID, str]:
-    """The acknowledgement's UUID, and the path of its store."""
+    """Decode the acknowledgement's UUID, and the path of its store."""
     try:
         raw, path = codec.unpack(intent.intent)
         return uuids.UUID(bytes=raw), os.fspath(path)

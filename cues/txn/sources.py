@@ -66,7 +66,7 @@ class Sources:
         return None
 
     def ready(self) -> bool:
-        """Whether :meth:`next` may return a message."""
+        """Return whether :meth:`next` may return a message."""
         return bool(self._ready) or self._look()
 
     def _look(self) -> bool:

@@ -16,7 +16,7 @@ import time
 import uuid as uuids
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 from cues import codec, faults
 from cues.errors import WaitTimeout
@@ -27,6 +27,7 @@ from cues.records.batch import Page
 from cues.records.identity import TICK, ZERO_UUID, Flags, ProducerID, assemble
 from cues.storage import wakeup
 from cues.storage.base_store import BaseStore
+from cues.storage.transaction import StoreTransaction
 
 WAITING_BYTES_MAX: Final = 32 << 20
 """Published messages that wait to be appended to one store, in bytes. A call that publishes more waits as well.
@@ -81,7 +82,7 @@ class Append:
 
     @property
     def done(self) -> bool:
-        """Whether the message is in its queue, or its append has failed."""
+        """True after the message is in its queue, or its append has failed."""
         return self._done
 
     def wait(self, timeout: float | None = None) -> int:
@@ -99,8 +100,7 @@ class Append:
     @property
     def uuid(self) -> uuids.UUID:
         """The UUID of the message; the zero UUID while it waits, and for a message without identity."""
-        producer = self._writer.producer if self._clock else 0
-        return assemble(producer, self._clock, self._flags) if self._clock else ZERO_UUID
+        return assemble(self._writer.producer, self._clock, self._flags) if self._clock else ZERO_UUID
 
     def settle(self, index: int, clock: int, error: BaseException | None) -> None:
         """Set the result of the append: an index and a clock, or an error."""
@@ -238,11 +238,11 @@ class Writer:
                 )
 
     def _left(self) -> list[Append]:
-        """The messages that are not settled, in the order in which they will be."""
+        """Return the messages that are not settled, in the order in which they will be."""
         return [*self._under_way, *(append for appends in self._held.values() for append in appends), *self._waiting]
 
     def _acknowledged_first(self) -> list[str]:
-        """The queues whose acknowledgements all unsettled messages wait for; empty if one waits for anything else."""
+        """Return the queues for whose acknowledgements all unsettled messages wait; empty if one does not wait."""
         due = self._publisher.due
         left = self._left()
         if not all(append.journal in due for append in left):
@@ -317,7 +317,7 @@ class Writer:
         faults.point("publish.after")
         self.store._ring(wakeup.union(run.queue._log.mask for run in runs))
 
-    def _write(self, txn: Any, runs: list[_Run]) -> None:
+    def _write(self, txn: StoreTransaction, runs: list[_Run]) -> None:
         for run in runs:
             if run.stamped:
                 run.first = self._publisher.advance(len(run.appends))
