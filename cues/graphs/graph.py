@@ -35,6 +35,7 @@ from cues.base.checks import nearest
 from cues.base.option_texts import describes
 from cues.errors import GraphError, InvalidArgument
 from cues.graphs import compose, plan
+from cues.graphs.declaration import AllOf, AnyOf, Processor, Sink, Source, Stream
 from cues.graphs.options import (
     FRAME,
     FRAME_SIZE,
@@ -54,7 +55,7 @@ from cues.graphs.options import (
     lists_options,
 )
 from cues.graphs.plan import REST, Plan
-from cues.graphs.processor import AllOf, AnyOf, Processor, Sink, Source, Stream, function_name
+from cues.graphs.processor import function_name
 from cues.graphs.topology import Topology
 from cues.queues.options import FUNCTIONS, QueueOptions
 
@@ -307,7 +308,7 @@ class Graph:
             )
         return plan.build(
             self.id,
-            list(self.processors.values()),
+            self.processors.values(),
             errors=self.errors,
             strategy=self.strategy,
             system=self.system,
@@ -489,8 +490,8 @@ def _put_together(merged: dict[str, tuple[Graph, Processor]], graph: Graph, proc
     if compose.gives_way(known, processor):
         merged[processor.id] = graph, processor
         return
-    same = compose.said(processor, graph.errors, graph.strategy) == compose.said(known, other.errors, other.strategy)
-    if known is not processor or not same:
+    inherited = compose.inherited(processor, graph.errors, graph.strategy)
+    if known is not processor or inherited != compose.inherited(known, other.errors, other.strategy):
         raise GraphError(
             f"The graphs {other.id!r} and {graph.id!r} both have a processor {processor.id!r}: a {known.kind}"
             f" ({function_name(known.fn)}) and a {processor.kind} ({function_name(processor.fn)})"

@@ -48,7 +48,7 @@ class GraphFile:
 
 
 def is_file(target: str) -> bool:
-    """Whether ``target`` can only mean a graph file."""
+    """Return whether ``target`` can only mean a graph file."""
     path, _, _ = split(target)
     return path.is_file() or (path.suffix == ".py" and not path.is_dir())
 
@@ -114,8 +114,8 @@ def _module(path: Path) -> ModuleType:
         loader.exec_module(module)
     except SystemExit as error:
         del sys.modules[name]
-        said = error.code if isinstance(error.code, str) else f"it called exit({error.code!r})"
-        raise FileFailed(f"{_shown(path)} ended before its graph was there: {said}", "", trace="") from None
+        reason = error.code if isinstance(error.code, str) else f"it called exit({error.code!r})"
+        raise FileFailed(f"{_shown(path)} ended before its graph was there: {reason}", "", trace="") from None
     except Exception as error:
         del sys.modules[name]
         raise _failed(error, f"{_shown(path)} cannot be imported.", f"python {_shown(path)}.") from None
@@ -194,8 +194,7 @@ def _failed(error: Exception, message: str, hint: str) -> FileFailed:
     trace = users_trace(error)
     if isinstance(error, CuesError):
         # The error tells the problem, and the user's own frame tells the place.
-        lines = trace.splitlines()
-        frames = [line for line in lines if line.startswith("  ")]
+        frames = [line for line in trace.splitlines() if line.startswith("  ")]
         return FileFailed(error.message, error.hint, trace="\n".join(frames))
     return FileFailed(message, hint, trace=trace)
 
