@@ -43,7 +43,7 @@ class Worker:
     """One unit of a processor, with its state. A :class:`WorkerThread` steps it."""
 
     patient: ClassVar[bool] = False
-    """Whether it waits for a condition of the store that may pass, instead of stopping."""
+    """True: it waits for a condition of the store that may pass, instead of stopping."""
 
     def __init__(self, running: Host, delivery: Stepper) -> None:
         self.running = running
@@ -91,7 +91,7 @@ class Worker:
 
     @property
     def _exhausted(self) -> bool:
-        """Whether it is a source whose generator has ended."""
+        """True for a source whose generator has ended."""
         return isinstance(self.delivery, SourceStepper) and self.delivery.ended
 
     def _turn(self) -> bool:

@@ -82,14 +82,12 @@ class StatusRequest:
     number: int
 
 
-@dataclass(frozen=True)
 class Drain:
-    pass
+    """End the sources."""
 
 
-@dataclass(frozen=True)
 class Halt:
-    pass
+    """Stop after the current steps."""
 
 
 # --- from a worker --------------------------------------------------------------------------------
@@ -107,11 +105,10 @@ class ErrorReport:
     @staticmethod
     def of(error: BaseException, show: Callable[[BaseException], str]) -> ErrorReport:
         cause = error.__cause__
-        if cause is None or isinstance(cause, CuesError):
-            return ErrorReport(
-                _portable(error), None if cause is None else _portable(cause), getattr(error, "trace", "")
-            )
-        return ErrorReport(_portable(error), _portable(cause), show(cause))
+        if cause is None:
+            return ErrorReport(_portable(error), None, getattr(error, "trace", ""))
+        trace = getattr(error, "trace", "") if isinstance(cause, CuesError) else show(cause)
+        return ErrorReport(_portable(error), _portable(cause), trace)
 
     def whole(self) -> BaseException:
         """The error with its cause. A :class:`CuesError` gets the attribute ``trace``."""
@@ -130,9 +127,8 @@ def _portable(error: BaseException) -> BaseException:
     return error
 
 
-@dataclass(frozen=True)
 class Loaded:
-    pass
+    """The graph is imported."""
 
 
 @dataclass(frozen=True)
@@ -140,9 +136,8 @@ class Refused:
     failure: ErrorReport
 
 
-@dataclass(frozen=True)
 class Ready:
-    pass
+    """The units are owned."""
 
 
 @dataclass(frozen=True)
@@ -186,9 +181,8 @@ class StatusReply:
     standings: tuple[UnitStatus, ...]
 
 
-@dataclass(frozen=True)
 class Departure:
-    pass
+    """Everything is given back."""
 
 
 # --- frames ---------------------------------------------------------------------------------------

@@ -135,7 +135,7 @@ class WorkerEngine(EmbeddedEngine):
 
     @property
     def dispossessed(self) -> bool:
-        """Whether another worker took over every unit: this process was stopped, given up, and continued."""
+        """True if another worker took over every unit: this process was stopped, given up, and continued."""
         return bool(self.workers) and all(
             isinstance(worker.stopped, Fenced) and worker.stopped.reason == "takeover" for worker in self.workers
         )
