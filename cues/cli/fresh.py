@@ -147,8 +147,8 @@ def _delete(path: Path) -> None:
     with contextlib.suppress(OSError):
         (path / "bells").rmdir()
     for pattern in ("lease-*", record.PATTERN):
-        for found in path.glob(pattern):
-            found.unlink(missing_ok=True)
+        for file in path.glob(pattern):
+            file.unlink(missing_ok=True)
     for name in _FILES:
         (path / name).unlink(missing_ok=True)
     with contextlib.suppress(OSError):

@@ -109,13 +109,13 @@ class Lines(Progress):
         now = time.monotonic()
         if now - self._last < _LINE_S * 0.9:
             return
-        found = {row["processor"]: row for row in measure(running)}
-        for name, row in found.items():
+        rows = {row["processor"]: row for row in measure(running)}
+        for name, row in rows.items():
             row["rate"] = round((row["taken"] - self._before.get(name, 0)) / (now - self._last), 1)
             self._before[name] = row["taken"]
             del row["processor"]
         self._last = now
-        self._print(type="progress", graph=self.graph, seconds=round(now - self.started_at, 1), processors=found)
+        self._print(type="progress", graph=self.graph, seconds=round(now - self.started_at, 1), processors=rows)
 
     def _shows(self, event: events.Event) -> bool:
         return True
@@ -145,7 +145,6 @@ class ProgressTable(Progress):
         super().__init__(graph, verbose)
         self._live = Live()
         self._before: list[tuple[float, dict[str, int]]] = []
-        self._hinted = False
 
     def __enter__(self) -> Progress:
         self._live.__enter__()
@@ -221,5 +220,5 @@ def _lag(running: Running, unit: str) -> int:
 
 
 def _is_told_at_the_end(event: events.Event) -> bool:
-    """Whether the event ends the run, and so is printed after it."""
+    """Return whether the event ends the run, and so is printed after it."""
     return isinstance(event, events.Stopped) and not event.alone

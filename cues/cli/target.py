@@ -46,15 +46,14 @@ class StoreTarget:
         return tail_of(self.text, self.store)
 
     @property
-    def there(self) -> bool:
-        """Whether the store is there."""
+    def exists(self) -> bool:
+        """True if the store exists."""
         return (self.path / "data.mdb").exists()
 
     def require(self) -> None:
-        """Raise :class:`StoreNotFound`, with what is there instead, where there is no store."""
-        if not self.there:
-            message, hint = self._missing()
-            raise StoreNotFound(message, hint, path=str(self.path))
+        """Raise :class:`StoreNotFound` if the store does not exist. The error names what is there instead."""
+        if not self.exists:
+            raise StoreNotFound(*self._missing(), path=str(self.path))
 
     def open(self, readonly: bool = True, durability: str | None = None) -> Store:
         """Open the store; read-only by default, which does not disturb writers."""
@@ -87,12 +86,12 @@ def tail_of(text: str, store: str | None) -> str:
 
 
 def takes_store(metavar: str) -> Callable[[F], F]:
-    """The argument that names a store, and ``--store``. Passes the :class:`StoreTarget` as ``found``."""
+    """The argument that names a store, and ``--store``. Passes the :class:`StoreTarget` as ``target``."""
 
     def decorate(fn: F) -> F:
         @functools.wraps(fn)
         def call(target: str | None, store: str | None, **given: Any) -> Any:
-            return fn(found=resolve(target, store), **given)
+            return fn(target=resolve(target, store), **given)
 
         required = not metavar.startswith("[")
         argument = click.argument("target", metavar=metavar, required=required, shell_complete=completion.names)
