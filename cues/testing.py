@@ -47,7 +47,8 @@ from cues.steps.feed import SourceStepper
 from cues.steps.hashes import delivery_hash
 from cues.steps.state import StateTable
 from cues.steps.stepper import Stepper
-from cues.storage import timeline, transaction
+from cues.storage import timeline
+from cues.tools import metrics
 
 if TYPE_CHECKING:
     from cues.graphs.graph import Graph
@@ -175,10 +176,10 @@ def crash_sites(run: Callable[[], object], points: Iterable[str] = tuple(faults.
     faults.count()
     try:
         run()
-        found = faults.hits()
+        hits = faults.hits()
     finally:
         faults.disarm()
-    return [(point, hit) for point in points for hit in range(1, found.get(point, 0) + 1)]
+    return [(point, hit) for point in points for hit in range(1, hits.get(point, 0) + 1)]
 
 
 # --- stores -------------------------------------------------------------------------------------
@@ -227,7 +228,7 @@ def contents(store: Store) -> dict[str, dict[str, Any]]:
     positions: dict[str, Any] = {}
     sources: dict[str, Any] = {}
     rows: dict[str, Any] = {}
-    for processor in _processors(store):
+    for processor in metrics.processors(store):
         with store._view() as txn:
             row, topology = read_row(txn, processor), read_topology(txn, processor)
         if row is None or topology is None:
@@ -240,12 +241,6 @@ def contents(store: Store) -> dict[str, dict[str, Any]]:
         with store._view() as txn:
             rows[database_name[6:].decode()] = {bytes(k): bytes(v) for k, v in txn.cursor(database)}
     return {"queues": queues, "state": rows, "positions": positions, "sources": sources}
-
-
-def _processors(store: Store) -> list[str]:
-    prefix = names.processor_key("")
-    with store._view() as txn:
-        return [key[len(prefix) :].decode() for key, _ in transaction.rows(txn, prefix)]
 
 
 # --- running ------------------------------------------------------------------------------------
@@ -296,7 +291,7 @@ def run_until_idle(
     def emit(event: Event) -> None:
         report.events.append(event)
         if isinstance(event, Recovered):
-            report.decisions[_short(event.processor)] = event.decision
+            report.decisions[event.processor.rpartition(".")[2]] = event.decision
 
     def pause(seconds: float) -> bool:
         report.waits_s.append(seconds)
@@ -315,10 +310,6 @@ def run_until_idle(
         for error in report.stopped.values():
             raise error
     return report
-
-
-def _short(processor: str) -> str:
-    return processor.rpartition(".")[2]
 
 
 def _rounds(assembly: Assembly, report: Report, steps_max: int | None, chance: random.Random | None) -> None:
@@ -400,17 +391,17 @@ class History:
 
     @property
     def exact(self) -> bool:
-        """Whether no message is lost, duplicated, reordered or unexpected."""
+        """True if no message is lost, duplicated, reordered or unexpected."""
         return not (self.lost or self.duplicated or self.reordered or self.unexpected)
 
     @property
     def at_least_once(self) -> bool:
-        """Whether no message is lost or unexpected, and the first copies are in order."""
+        """True if no message is lost or unexpected, and the first copies are in order."""
         return not (self.lost or self.reordered or self.unexpected)
 
     @property
     def at_most_once(self) -> bool:
-        """Whether no message is duplicated, reordered or unexpected."""
+        """True if no message is duplicated, reordered or unexpected."""
         return not (self.duplicated or self.reordered or self.unexpected)
 
     def __bool__(self) -> bool:
@@ -490,7 +481,7 @@ def check_history(
     taken: set[tuple[Any, int]] = set()
     elsewhere: Counter[Any] = Counter()
     for stream, series in came.items():
-        stands = _in_order([one[0] for one in series], places)
+        stands = _in_order([identity for identity, _, _ in series], places)
         for (identity, at, message), stand in zip(series, stands):
             if stand is not None:
                 taken.add((stream, stand))
@@ -539,7 +530,7 @@ def check_attempts(store: Store) -> list[str]:
     records are reported as wrong.
     """
     problems: list[str] = []
-    for processor in _processors(store):
+    for processor in metrics.processors(store):
         with store._view() as txn:
             row, topology = read_row(txn, processor), read_topology(txn, processor)
         assert row is not None and topology is not None
@@ -586,12 +577,12 @@ def _wrong_at(store: Store, queue: str, index: int, hash: str) -> str:
     name, partition = names.log_parts(queue)
     if name not in store.queues(all=True):
         return "a queue that is not there"
-    found = store.queue(name)._view(partition)
-    if index < found.first_index:
+    view = store.queue(name)._view(partition)
+    if index < view.first_index:
         return ""
-    if index > found.last_index:
+    if index > view.last_index:
         return "which is not there"
-    tailer = found.tailer()
+    tailer = view.tailer()
     tailer.to_index(index)
     tailer.read()
     return "" if tailer.envelope is not None and tailer.envelope.hash == hash else "which has another hash"

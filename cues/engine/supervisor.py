@@ -344,7 +344,7 @@ class Supervisor:
             self._emit(event)
 
     def _named(self, text: str, pid: int) -> str:
-        """The text, with the name of the worker if the process ``pid`` in it is one."""
+        """Return the text, with the name of the worker if the process ``pid`` in it is a worker."""
         for child in (*self._children, *self._lost):
             if child.pid == pid:
                 return text.replace(f"process {pid} ", f"{child.name}, process {pid} ")
@@ -356,7 +356,7 @@ class Supervisor:
         text = event.text if event is not None else getattr(error, "message", str(error)).removeprefix(f"{unit} ")
         self._record.stopped[unit] = RecordedFailure.now(text.removeprefix("stopped").lstrip(": "))
         self._save()
-        self._emit(events.Stopped(unit, f"{text}; the others go on", logging.ERROR, error=error, alone=True))
+        self._emit(events.Stopped(unit, f"{text}; the others continue", logging.ERROR, error=error, alone=True))
         self._changed()
 
     # --- deaths ---
@@ -387,7 +387,7 @@ class Supervisor:
             self.slots.remove(slot)
 
     def _judge(self, slot: WorkerSlot, child: Child, in_step: set[str], calls: dict[str, tuple[int, int, int]]) -> None:
-        """Find out whether a unit killed its worker, and when the worker is started again."""
+        """Find the unit that killed its worker, if one did. Set the time of the next start of the worker."""
         places = self._places(slot.units)
         moved = [unit for unit in slot.units if places[unit] != slot.places.get(unit)]
         suspects = in_step
@@ -434,7 +434,6 @@ class Supervisor:
         self._warn(f"{', '.join(guilty)}: in a worker of its own from now on, to see what {slot.name} dies of")
 
     def _places(self, units: list[str]) -> dict[str, _Place]:
-        """The place of each unit."""
 
         with self._store._view() as txn:
             rows = {unit: read_row(txn, unit) for unit in units}

@@ -65,11 +65,6 @@ class Worker:
         """The thread that steps it."""
         return self.worker_thread.thread
 
-    def begin(self) -> None:
-        """Prepare the first turn."""
-        if isinstance(self.delivery, SourceStepper):
-            self._pull()
-
     def turn(self) -> bool:
         """Make one step, if there is something to take; else return False. An error stops this unit alone."""
         try:
@@ -84,7 +79,8 @@ class Worker:
         """End the unit after its last turn, because of ``error`` if there is one."""
         interrupted = isinstance(error, Interrupted) or (isinstance(error, Closed) and self.running.halted)
         if error is not None and not interrupted:
-            self._stop(error)
+            self.stopped = stopped_by(self.id, error)
+            report_stop(self.running, self.id, self.stopped)
         self._mark(False)
         self.finished = True
         self.running.changed()
@@ -114,7 +110,7 @@ class Worker:
                 if wait_s is not None:
                     if self.running.pause(wait_s):
                         raise Interrupted from None
-                    self._pull()
+                    self.pull()
                     return True
             raise
         finally:
@@ -157,9 +153,11 @@ class Worker:
     def _mark(self, busy: bool) -> None:
         self.busy = busy
 
-    def _pull(self) -> None:
+    def pull(self) -> None:
+        """Start the generator of a source."""
         delivery = self.delivery
-        assert isinstance(delivery, SourceStepper)
+        if not isinstance(delivery, SourceStepper):
+            return
         if self.running.draining:
             delivery.feed.close()
         threading.Thread(target=delivery.feed.run, name=f"cues {self.id} generator", daemon=True).start()
@@ -177,12 +175,7 @@ class Worker:
             except Fenced as fence:  # a seek has moved the positions once more
                 if fence.reason != "seek":
                     raise
-        if isinstance(self.delivery, SourceStepper):
-            self._pull()
-
-    def _stop(self, error: BaseException) -> None:
-        self.stopped = stopped_by(self.id, error)
-        report_stop(self.running, self.id, self.stopped)
+        self.pull()
 
     @property
     def standing(self) -> UnitStatus:
@@ -262,7 +255,7 @@ class WorkerThread:
             joined, self._joining = self._joining, []
             self.ended = not (going or joined)
         for worker in joined:
-            worker.begin()
+            worker.pull()
         return going + joined
 
     def _sleep(self, steppers: Sequence[Stepper]) -> None:
@@ -322,8 +315,6 @@ class Loop:
 
 
 class ForwarderThread(Loop):
-    """The thread of one forwarder."""
-
     def __init__(self, running: Host, forwarder: Forwarder) -> None:
         super().__init__(running, repr(forwarder))
         self.forwarder = forwarder

@@ -53,7 +53,7 @@ def mermaid(plan: Plan) -> str:
     lines += [f"    send_{ids[queue]}([{_quoted('cues send')}]) --> {ids[queue]}" for queue in plan.fed]
     for number, node in enumerate(in_order(plan)):
         if node.fn is None:
-            continue  # the queue is drawn, and what feeds it
+            continue  # its queue is drawn already
         me = f"p{number}"
         label = _quoted(node.name, node.guarantee)
         left, right = {"source": ("([", "])"), "stream": ("[", "]"), "sink": ("[/", "/]")}[node.kind]

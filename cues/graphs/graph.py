@@ -179,9 +179,9 @@ class Graph:
         """Declare the function below as a sink; see :class:`Sink`."""
         return self._declares(lambda fn: Sink(fn, inputs, **options))
 
-    def _declares(self, of: Callable[[Function], Processor]) -> Callable[[F], F]:
+    def _declares(self, make: Callable[[Function], Processor]) -> Callable[[F], F]:
         def declare(fn: F) -> F:
-            self.add(of(fn))
+            self.add(make(fn))
             return fn
 
         return declare
@@ -483,7 +483,6 @@ def merge(
 
 
 def _put_together(merged: dict[str, tuple[Graph, Processor]], graph: Graph, processor: Processor) -> None:
-    """Add one processor to a merge."""
     other, known = merged.setdefault(processor.id, (graph, processor))
     if compose.gives_way(processor, known):
         return

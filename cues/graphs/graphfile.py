@@ -39,8 +39,6 @@ class FileFailed(CuesError):
 
 @dataclass(frozen=True)
 class GraphFile:
-    """A graph and its origin."""
-
     graph: Graph
     path: Path
     target: str

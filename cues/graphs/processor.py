@@ -18,8 +18,6 @@ from cues.graphs.options import Function, Kind, Options
 
 @dataclass(frozen=True)
 class Port:
-    """A binding and its queue."""
-
     binding: str
     queue: str
 

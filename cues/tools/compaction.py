@@ -75,8 +75,8 @@ def compact(path: str | os.PathLike[str], remove: Iterable[str] = (), progress: 
 
     Needs free disk space for a copy of the used pages. Raises :class:`QueueInUse`, :class:`QueueNotFound`,
     :class:`AlreadyRunning` (another process has the store open), :class:`StoreError` (this process has
-    it open), :class:`StoreFull`. After an error the store is as before; only if there is no room for the
-    copy, queues may be removed already.
+    it open), :class:`StoreFull`. After an error the store is as before. There is one exception: if there is no
+    room for the copy, the queues may be removed already.
     """
     chosen = tuple(dict.fromkeys(remove))
     place = Path(path)
@@ -174,7 +174,7 @@ def _check_removable(txn: StoreTransaction, store: Store, queue: str, tails: Seq
                 queue=queue,
             )
     logs = [names.log_id(queue, partition) for partition in range(_partitions(txn, queue))]
-    for name in [name for log in logs for name, _ in transaction.named_rows(txn, names.low_water_prefix(log))]:
+    for name, _ in [row for log in logs for row in transaction.named_rows(txn, names.low_water_prefix(log))]:
         raise QueueInUse(
             f"The processor {name.partition('/')[2]!r} of another store reads the queue {queue!r}.",
             "start its graph without that input (--accept-topology), or use --forget if its store is lost for good.",
@@ -192,13 +192,13 @@ def _check_removable(txn: StoreTransaction, store: Store, queue: str, tails: Seq
 def _named_by(txn: StoreTransaction, log: Log) -> set[str]:
     """The input and output queues that a try log names; it keeps several hundred steps."""
     row = log.row(txn)
-    found: set[str] = set()
+    queues: set[str] = set()
     for batch in log.batches(log.read(txn, row, row.first, row.next - row.first)):
         for message in batch.messages():
-            found.update(names.log_parts(log)[0] for log in message.get(names.MESSAGE_INDEX, ()))
+            queues.update(names.log_parts(log)[0] for log in message.get(names.MESSAGE_INDEX, ()))
             for tailer in message.get(names.TAILER_INDICES, ()):
-                found.add(tailer.rpartition(".")[2].partition("/")[0])
-    return found
+                queues.add(tailer.rpartition(".")[2].partition("/")[0])
+    return queues
 
 
 def _partitions(txn: StoreTransaction, queue: str) -> int:
@@ -208,15 +208,13 @@ def _partitions(txn: StoreTransaction, queue: str) -> int:
 
 def _rows(txn: StoreTransaction, queue: str) -> list[bytes]:
     """The keys of all rows about a queue: record, rows of logs, named readers, claims."""
-    found = [names.queue_key(queue)]
+    keys = [names.queue_key(queue)]
     for partition in range(_partitions(txn, queue)):
-        found.append(names.row_key(queue, partition))
-        found += [key for key, _ in transaction.rows(txn, names.reader_key(queue, partition, ""))]
         log = names.log_id(queue, partition)
-        found += [key for key, _ in transaction.rows(txn, names.clocks_prefix(log))]
-        found += [key for key, _ in transaction.rows(txn, names.claim_key(log, ""))]
-        found += [names.timeline_key(log), names.age_key(log)]
-    return found
+        keys += [names.row_key(queue, partition), names.timeline_key(log), names.age_key(log)]
+        for prefix in (names.reader_key(queue, partition, ""), names.clocks_prefix(log), names.claim_key(log, "")):
+            keys += [key for key, _ in transaction.rows(txn, prefix)]
+    return keys
 
 
 def _copy(store: Store, copy: Path, total: int, progress: Progress) -> None:
