@@ -55,8 +55,8 @@ def export(
     if not to_stdout and file.exists():
         raise WrongUsage(f"The file {file} exists already.", "give another name, or remove the file.")
     with target.open() as opened, slowly() as say:
-        queue = targets.open_queue(target, opened, "cues export")
-        refuse_partitioned(queue, f"cues export {target.text}")
+        queue = targets.open_queue(target, opened)
+        refuse_partitioned(queue, target)
         index = None if begin is None else place.now_on(queue._log, begin, "--from")
 
         def progress(done: int, size: int) -> None:

@@ -64,8 +64,8 @@ def import_(
     if stamp and unstamped:
         raise WrongUsage("--stamp and --unstamped exclude each other.", "give only --stamp.")
     plans = [(path, form_of(path, content_type, uuid_key, columns)) for path in files]
-    with opened_queue(target, create, "cues import") as queue:
-        refuse_partitioned(queue, f"cues import {target.text}")
+    with opened_queue(target, create) as queue:
+        refuse_partitioned(queue, target)
         seen: dict[int, int] = {}
         for path, form in plans:
             if stamp:
@@ -85,12 +85,12 @@ def import_(
             )
 
 
-def refuse_partitioned(queue: Queue, command: str) -> None:
+def refuse_partitioned(queue: Queue, target: targets.StoreTarget) -> None:
     """Refuse a queue with several partitions: a journal is one log."""
     if queue.is_partitioned:
         raise WrongUsage(
             f"{queue.id} has {queue.partitions} partitions, and a journal belongs to one.",
-            f"{command}#{queue.id}/0",
+            target.again(f"{queue.id}/0"),
         )
 
 

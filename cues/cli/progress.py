@@ -141,7 +141,7 @@ class ProgressTable(Progress):
 
     interval_s = _REDRAW_S
 
-    def __init__(self, graph: str, verbose: bool = False) -> None:
+    def __init__(self, graph: str, verbose: bool) -> None:
         super().__init__(graph, verbose)
         self._live = Live()
         self._before: list[tuple[float, dict[str, int]]] = []

@@ -44,7 +44,7 @@ def queues(target: targets.StoreTarget, everything: bool, output: CommandOutput)
     with target.open() as opened:
         if target.name:
             known = opened.queues(all="." in target.name)
-            row = metrics.of_queue(opened, targets.queue_of(target, known, "cues queues"))
+            row = metrics.of_queue(opened, targets.queue_of(target, known))
             rows = [row, *row.partitions]
         else:
             rows = metrics.of_queues(opened, all=everything)

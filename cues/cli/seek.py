@@ -76,14 +76,14 @@ class _Move:
 def _units(target: targets.StoreTarget, known: list[str], where: places.Place) -> list[str]:
     """The units to move: the one that is named with its partition, else all units of the processor."""
     name = target.name.removesuffix("/0")
-    unit = targets.processor_of(replace(target, name=name), known, "cues seek")
+    unit = targets.processor_of(replace(target, name=name), known)
     units = [id for id in known if id.partition("/")[0] == unit]
     if name != target.name or len(units) < 2:
         return [unit]
     if not isinstance(where, (str, datetime)):
         raise WrongUsage(
             f"{unit} reads {len(units)} partitions, and an index belongs to one.",
-            f"cues seek {target.text}#{name}/0 --to {where}",
+            f"{target.again(f'{name}/0')} --to {where}",
         )
     return units
 

@@ -62,13 +62,13 @@ def send(target: targets.StoreTarget, messages: tuple[str, ...], create: bool, o
 
 
 @contextmanager
-def opened_queue(target: targets.StoreTarget, create: bool, command: str = "cues send") -> Iterator[Queue]:
+def opened_queue(target: targets.StoreTarget, create: bool) -> Iterator[Queue]:
     """The queue for the messages, in its store; for a graph file without a queue, the graph's source."""
     if target.file is not None and not target.name:
         source = target.file.graph.plan().source or ""
         target = replace(target, path=targets.store_of_queue(target.file, source, target.store))
     with _open(target, create) as opened:
-        yield _queue(target, opened, create, command)
+        yield _queue(target, opened, create)
 
 
 def _arguments(messages: tuple[str, ...]) -> list[dict[str, Any]]:
@@ -139,12 +139,9 @@ def _refuse_lost(target: targets.StoreTarget, create: bool) -> None:
         )
 
 
-def _queue(target: targets.StoreTarget, store: Store, create: bool, command: str) -> Queue:
+def _queue(target: targets.StoreTarget, store: Store, create: bool) -> Queue:
     if "." in target.name:
-        raise WrongUsage(
-            f"{target.name} is a try log, which only its processor writes.",
-            f"{command} {target.text}#queue",
-        )
+        raise WrongUsage(f"{target.name} is a try log, which only its processor writes.", target.again("queue"))
     known = store.queues()
     if target.file is not None:
         graph = target.file.graph
@@ -155,13 +152,13 @@ def _queue(target: targets.StoreTarget, store: Store, create: bool, command: str
             return store.queue(name, **(asked._inside._asked if asked else {}))
         if not name or not create:
             named = [*plan.fed, *(queue for queue in plan.queues if queue not in plan.fed)]
-            targets.queue_of(target, named, command)
+            targets.queue_of(target, named)
     if target.name in known or (create and target.name):
         return store.queue(target.name)
     if create:
-        raise WrongUsage("Which queue?", f"{command} {target.text}#queue")
+        raise WrongUsage("Which queue?", target.again("queue"))
     try:
-        return store.queue(targets.queue_of(target, known, command))
+        return store.queue(targets.queue_of(target, known))
     except QueueNotFound as error:
         if target.name.partition("/")[0] in known:
             raise  # a missing partition: one partition cannot be made alone

@@ -7,6 +7,7 @@ from typing import Any
 from cues.cli import target as targets
 from cues.cli.options import command
 from cues.cli.output import Column, CommandOutput, ago, calling, count, output_options, plain, size
+from cues.engine.status import processor_of
 from cues.graphs import draw
 from cues.tools import metrics
 from cues.tools.metrics import ForwardMetrics, GroupMetrics, ProcessorMetrics, StoreMetrics, SupervisorMetrics
@@ -59,7 +60,7 @@ def status(target: targets.StoreTarget, output: CommandOutput) -> None:
     processors = list(seen.processors)
     if target.file is not None:
         place = {node.id: number for number, node in enumerate(draw.in_order(target.file.graph.plan()))}
-        processors.sort(key=lambda processor: place.get(_whole(processor), len(place)))
+        processors.sort(key=lambda processor: place.get(processor_of(processor.processor), len(place)))
     if output.json:
         rows = [_store(seen)]
         for processor in processors:
@@ -72,7 +73,7 @@ def status(target: targets.StoreTarget, output: CommandOutput) -> None:
         print()
         groups: dict[str, list[ProcessorMetrics]] = {}
         for processor in processors:
-            groups.setdefault(_whole(processor), []).append(processor)
+            groups.setdefault(processor_of(processor.processor), []).append(processor)
         output.rows([row for units in groups.values() for row in _rows(units)], _COLUMNS)
     elif not seen.groups:
         print("No graph has run on this store.")
@@ -145,11 +146,6 @@ def _headline(seen: StoreMetrics) -> str:
     return "\n".join(lines)
 
 
-def _whole(unit: ProcessorMetrics) -> str:
-    """The id of the processor, without the partition of a unit."""
-    return unit.processor.partition("/")[0]
-
-
 def _rows(units: list[ProcessorMetrics]) -> list[dict[str, Any]]:
     """A row for each input of a processor, the first with its own figures; for several units the sums."""
     rates = [unit.rate for unit in units if unit.rate is not None]
@@ -157,7 +153,7 @@ def _rows(units: list[ProcessorMetrics]) -> list[dict[str, Any]]:
     spent = sum((unit.calls or 0) * (unit.call_s or 0.0) for unit in units)
     owners = sorted({unit.owner.pid for unit in units if unit.owner})
     own = {
-        "processor": _whole(units[0]),
+        "processor": processor_of(units[0].processor),
         "kind": units[0].kind,
         "rate": sum(rates) if rates else None,
         "errors": sum(unit.errors for unit in units) or None,

@@ -73,7 +73,7 @@ def _positions(store: Store) -> dict[str, int]:
 class Summary:
     """Compares the store before and after. Finished before the graph closes."""
 
-    def __init__(self, running: Running, target: str, before: Before, store: str | None = None) -> None:
+    def __init__(self, running: Running, target: str, before: Before, store: str | None) -> None:
         """``target`` is the graph file, ``store`` the value of ``--store``."""
         self._running = running
         self._again = f"cues run {target}" + (f" --store {store}" if store else "")

@@ -100,7 +100,7 @@ def tail(
             )
         return _print_shared(target, condition, count, meta)
     with target.open() as opened:
-        reader = _Reader(targets.open_queue(target, opened, "cues tail"), condition, meta)
+        reader = _Reader(targets.open_queue(target, opened), condition, meta)
         reader.print(begin, count, follow)
     if condition is not None and not reader.printed and (explained := condition.explain()):
         options.note(explained)
@@ -114,7 +114,7 @@ def _print_shared(target: targets.StoreTarget, condition: Where | None, count: i
     queue, known = target.name, inspection.queues_of(target.path)
     listed = ", ".join(known)
     if not queue:
-        raise WrongUsage(f"{target.text} has the queues {listed}.", f"cues tail {target.text}#{known[-1]}")
+        raise WrongUsage(f"{target.text} has the queues {listed}.", target.again(known[-1]))
     if queue not in known:
         message = f"{target.text} has no queue {queue!r}; it has {listed}."
         raise QueueNotFound(message, "name one of those queues.", queue=queue)

@@ -40,7 +40,7 @@ def tries(target: targets.StoreTarget, count: int | str, output: CommandOutput) 
     A try log keeps at least its last 256 steps.
     """
     with target.open() as opened:
-        processor = targets.processor_of(target, metrics.processors(opened), "cues tries")
+        processor = targets.processor_of(target, metrics.processors(opened))
         steps = _steps(opened.queue(processor).tailer())
     if count != "all":
         steps = steps[-int(count) :] if count else []

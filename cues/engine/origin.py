@@ -63,10 +63,10 @@ class Origin:
         return graph
 
 
-def origin_of(graph: Graph, target: str | None = None) -> Origin:
-    """The place where workers find ``graph``. ``target`` names it if it cannot be found out.
+def origin_of(graph: Graph, target: str | None) -> Origin:
+    """Return the place where workers find ``graph``. ``target`` names it if it cannot be found out.
 
-    Raises :class:`GraphError` if there is no such place.
+    Raises :class:`GraphError` if workers cannot find it.
     """
     if target is not None:
         path, name, call = graphfile.split(target)

@@ -216,7 +216,7 @@ class Channel:
     """The pipes of a worker. Calls block, and may come from any thread."""
 
     def __init__(self, reads: int, writes: int) -> None:
-        self._reads = reads
+        self._reader = os.fdopen(reads, "rb")
         self._writes = writes
         self._sending = threading.Lock()
 
@@ -232,10 +232,7 @@ class Channel:
         return pickle.loads(self._exactly(length))
 
     def _exactly(self, count: int) -> bytes:
-        raw = b""
-        while len(raw) < count:
-            more = os.read(self._reads, count - len(raw))
-            if not more:
-                raise EOFError
-            raw += more
+        raw = self._reader.read(count)
+        if len(raw) < count:
+            raise EOFError
         return raw

@@ -113,10 +113,10 @@ def _module(path: Path) -> ModuleType:
     except SystemExit as error:
         del sys.modules[name]
         reason = error.code if isinstance(error.code, str) else f"it called exit({error.code!r})"
-        raise FileFailed(f"{_shown(path)} ended before its graph was there: {reason}", "", trace="") from None
+        raise FileFailed(f"{shown(path)} ended before its graph was there: {reason}", "", trace="") from None
     except Exception as error:
         del sys.modules[name]
-        raise _failed(error, f"{_shown(path)} cannot be imported.", f"python {_shown(path)}.") from None
+        raise _failed(error, f"{shown(path)} cannot be imported.", f"python {shown(path)}.") from None
     return module
 
 
@@ -174,7 +174,7 @@ def _call(factory: Any, target: str, path: Path, name: str, call: str) -> Any:
     try:
         return factory(*arguments, **keywords)
     except Exception as error:
-        raise _failed(error, f"{_shown(path)}: {name}{call} failed.", f"python {_shown(path)}.") from None
+        raise _failed(error, f"{shown(path)}: {name}{call} failed.", f"python {shown(path)}.") from None
 
 
 def _no_file(path: Path) -> FileFailed:
@@ -217,12 +217,12 @@ def _cut(trace: traceback.TracebackException, error: BaseException) -> None:
         _cut(trace.__context__, error.__context__)
 
 
-def _shown(path: Path) -> Path:
-    """A path in its shortest form."""
+def shown(path: Path | str) -> str:
+    """Return a path in its shortest form."""
     try:
-        return path.relative_to(Path.cwd())
+        return str(Path(path).resolve().relative_to(Path.cwd()))
     except ValueError:
-        return path
+        return str(path)
 
 
 def _kind(value: Any) -> str:

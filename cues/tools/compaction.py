@@ -19,6 +19,7 @@ its identity and next index ensure that no index is used twice.
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
 from collections.abc import Callable, Iterable, Sequence
@@ -141,8 +142,9 @@ def _tails(store: Store) -> list[Log]:
 
 def _check_removable(txn: StoreTransaction, store: Store, queue: str, tails: Sequence[Log]) -> None:
     """Raise unless the queue exists, is empty, and has no reader, forwarder or try log that names it."""
+    in_use = functools.partial(QueueInUse, queue=queue)
     if "." in queue:
-        raise QueueInUse(f"{queue!r} belongs to a processor.", "name a queue of your own.", queue=queue)
+        raise in_use(f"{queue!r} belongs to a processor.", "name a queue of your own.")
     if txn.get(names.queue_key(queue)) is None:
         known = [name for name, _ in transaction.named_rows(txn, names.queue_key("")) if "." not in name]
         raise QueueNotFound(
@@ -150,42 +152,38 @@ def _check_removable(txn: StoreTransaction, store: Store, queue: str, tails: Seq
             nearest(queue, known, "give {!r}.", "give one of those."),
             queue=queue,
         )
-    for partition in range(_partitions(txn, queue)):
+    partitions = range(_partitions(txn, queue))
+    for partition in partitions:
         row = read_row(txn, queue, partition)
         if row.first != row.next:
-            raise QueueInUse(
+            raise in_use(
                 f"The queue {queue!r} has {row.next - row.first:,} messages.",
                 "empty it with store.queue(…).delete(), if you do not need the messages.",
-                queue=queue,
             )
     for processor, raw in transaction.named_rows(txn, names.topology_key("")):
         topology = ProcessorInputs.unpack(raw, processor)
         if any(log.partition("/")[0] == queue for log, other in zip(topology.queues, topology.stores) if not other):
-            raise QueueInUse(
+            raise in_use(
                 f"The processor {processor!r} has a position on the queue {queue!r}.",
                 "start its graph without that input (--accept-topology), which removes the position.",
-                queue=queue,
             )
     for name, raw in transaction.named_rows(txn, names.PRODUCERS):
         if any(names.log_parts(log)[0] == queue for log in ProducerRow.unpack(raw).ends):
-            raise QueueInUse(
+            raise in_use(
                 f"The processor {name.partition('/')[2]!r} of another store forwards to the queue {queue!r}.",
                 "use --forget, if that store is lost for good.",
-                queue=queue,
             )
-    logs = [names.log_id(queue, partition) for partition in range(_partitions(txn, queue))]
+    logs = [names.log_id(queue, partition) for partition in partitions]
     for name, _ in [row for log in logs for row in transaction.named_rows(txn, names.low_water_prefix(log))]:
-        raise QueueInUse(
+        raise in_use(
             f"The processor {name.partition('/')[2]!r} of another store reads the queue {queue!r}.",
             "start its graph without that input (--accept-topology), or use --forget if its store is lost for good.",
-            queue=queue,
         )
     for log in tails:
         if queue in _named_by(txn, log):
-            raise QueueInUse(
+            raise in_use(
                 f"The try log of {log.queue!r} names messages of the queue {queue!r}.",
                 "try again after a thousand steps of the processor without it; its log has fewer.",
-                queue=queue,
             )
 
 
