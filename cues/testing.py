@@ -38,6 +38,7 @@ from cues.base import clock as clocks
 from cues.base import names
 from cues.base.events import Counters, Event, Recovered
 from cues.engine.assembly import Assembly, assemble
+from cues.engine.threads import adopt
 from cues.errors import CodecError, Fenced, InvalidArgument, ProcessorStopped
 from cues.queues.log import read_row as read_log
 from cues.queues.processor_rows import read_row, read_topology
@@ -349,11 +350,7 @@ def _turn(stepper: Stepper, report: Report) -> bool:
         except Fenced as fence:
             if fence.reason != "seek":
                 raise
-            with stepper.store._view() as txn:
-                row = read_row(txn, stepper.node.id)
-            assert row is not None
-            stepper.adopt(row)
-            stepper.recover()
+            adopt(stepper)
         except ProcessorStopped:
             wait_s = stepper.again() if isinstance(stepper, SourceStepper) else None
             if wait_s is None:
@@ -462,7 +459,7 @@ def check_history(
                     "pass a key= that distinguishes them.",
                 )
             places.setdefault(identity, []).append(place)
-    came: dict[Any, list[tuple[Any, int, Any]]] = {stream: [] for stream in wanted}
+    arrived: dict[Any, list[tuple[Any, int, Any]]] = {stream: [] for stream in wanted}
     times: Counter[Any] = Counter()
     duplicated: list[Finding] = []
     unexpected: list[Finding] = []
@@ -475,12 +472,12 @@ def check_history(
         elif times[identity] == len(places[identity]):
             duplicated.append(Finding(at, message, stream_of[identity]))
         else:
-            came[stream_of[identity]].append((identity, at, message))
+            arrived[stream_of[identity]].append((identity, at, message))
             times[identity] += 1
     reordered: list[Finding] = []
     taken: set[tuple[Any, int]] = set()
     elsewhere: Counter[Any] = Counter()
-    for stream, series in came.items():
+    for stream, series in arrived.items():
         stands = _in_order([identity for identity, _, _ in series], places)
         for (identity, at, message), stand in zip(series, stands):
             if stand is not None:

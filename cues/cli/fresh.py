@@ -27,7 +27,7 @@ _FILES = ("data.mdb", "data.mdb.compact", "lock.mdb", "locks", "wake", "open")
 
 
 def filled(plan: Plan) -> dict[str, list[str]]:
-    """The targets of ``checkpoint=`` that sinks of the graph have filled, with these sinks. They refuse a new store."""
+    """Return the targets of ``checkpoint=`` that the graph has filled, each with its sinks. They refuse a new store."""
     sinks: dict[str, tuple[Any, list[str]]] = {}
     for node in plan.running:
         target = node.options.checkpoint

@@ -105,7 +105,7 @@ def report_usage(error: click.UsageError) -> None:
     message = error.format_message()
     if near:
         message = message.partition(" Did you mean")[0].partition(" (Possible")[0]
-        hint = f"{path} {sorted(near)[0]}" if not isinstance(error, WrongUsage) else hint
+        hint = f"{path} {min(near)}"
     if ctx is not None and not isinstance(error, WrongUsage):
         note(ctx.get_usage())
     report(message, hint)

@@ -173,7 +173,7 @@ def processor_of(target: StoreTarget, known: Sequence[str]) -> str:
 
 
 def _chosen(target: StoreTarget, names: Mapping[str, str], kind: str, listed: str, example: str, hint: str) -> str:
-    """The id that a target names by one of ``names``; the only one where it names none."""
+    """Return the id that a target names by one of ``names``; the only id if it names none."""
     if target.name in names:
         return names[target.name]
     ids = list(dict.fromkeys(names.values()))

@@ -161,9 +161,9 @@ class Running:
     def idle(self) -> bool:
         """Return whether no processor has anything to do, at one moment.
 
-        One transaction of the home store reads all positions, and the ends of the queues to take and to forward from.
-        Other stores are read after it. A reader that is at the end of such a queue then was at its end
-        at the moment of the transaction too.
+        One transaction of the home store reads all positions, and the ends of all queues that are read or forwarded.
+        Other stores are read after it. A reader that is at the end of their queues then was there at the moment of the
+        transaction too.
         """
         return self.engine.idle()
 

@@ -84,6 +84,7 @@ class SupervisedEngine:
         check_number(self._workers)
         origin = origin_of(self._graph, self._target)
         self._stores = open_stores(self._graph, self.plan, self._store, self._accept_topology, host.emit)
+        self.store: Store = self._stores.home
         self._lock = supervisor_lock(self._graph.id)
         try:
             self._claim()
@@ -150,10 +151,6 @@ class SupervisedEngine:
         )
 
     @property
-    def store(self) -> Store:
-        return self._stores.home
-
-    @property
     def pids(self) -> dict[str, int]:
         return {slot.name: slot.child.pid for slot in self._supervisor.slots if slot.child is not None}
 
@@ -184,7 +181,7 @@ class SupervisedEngine:
         return True
 
     def _new_units(self) -> Sequence[Node]:
-        """The units of partitions that came while the graph runs, which the supervisor gives to workers."""
+        """Return the units of partitions that came while the graph runs. The supervisor gives them to workers."""
         try:
             missing = self._growth.take_in(lambda units: prepare_units(self._stores, units))
         except (CuesError, OSError) as error:

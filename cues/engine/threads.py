@@ -50,7 +50,7 @@ class Worker:
         self.delivery = delivery
         self.id = delivery.node.id
         self.busy = False
-        """In a step: between looking for messages and finding none."""
+        """In a step: from a search for messages until a search finds none."""
         self.stopped: BaseException | None = None
         self.finished = False
         self._refused = 0
@@ -163,18 +163,7 @@ class Worker:
         threading.Thread(target=delivery.feed.run, name=f"cues {self.id} generator", daemon=True).start()
 
     def _adopt(self) -> None:
-        """Continue from the row of the processor, after a seek or a refused step."""
-        while True:
-            with self.delivery.store._view() as txn:
-                row = read_row(txn, self.id)
-            assert row is not None
-            self.delivery.adopt(row)
-            try:
-                self.delivery.recover()
-                break
-            except Fenced as fence:  # a seek has moved the positions once more
-                if fence.reason != "seek":
-                    raise
+        adopt(self.delivery)
         self.pull()
 
     @property
@@ -206,6 +195,21 @@ class Worker:
             log = log_row(read.log)
             left.append(log.next - max(position.next, log.first))  # messages that were purged cannot be taken
         return not (any if delivery.node.mode == "alts" else all)(n > 0 for n in left)
+
+
+def adopt(stepper: Stepper) -> None:
+    """Let a unit continue from the row of its processor, after a seek or a refused step."""
+    while True:
+        with stepper.store._view() as txn:
+            row = read_row(txn, stepper.node.id)
+        assert row is not None
+        stepper.adopt(row)
+        try:
+            stepper.recover()
+            return
+        except Fenced as fence:  # a seek has moved the positions once more
+            if fence.reason != "seek":
+                raise
 
 
 class WorkerThread:

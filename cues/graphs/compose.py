@@ -102,9 +102,10 @@ def gives_way(source: Processor, other: Processor) -> bool:
 def merged_options(
     given: Mapping[str, QueueOptions], parts: Iterable[tuple[str, Mapping[str, QueueOptions], Iterable[str]]]
 ) -> dict[str, QueueOptions]:
-    """The options of the queues of several graphs: ``given`` ones, else a graph's by name, else a graph's ``"*"``.
+    """Return the options of the queues of several graphs. ``given`` options replace those of the graphs.
 
-    ``parts`` are id, options and queues of each graph. Raises :class:`GraphError` if the options of two graphs differ.
+    In a graph, options by name replace those of ``"*"``. ``parts`` are id, options and queues of each graph. Raises
+    :class:`GraphError` if the options of two graphs differ.
     """
     named: dict[str, tuple[str, QueueOptions]] = {}
     rest: dict[str, tuple[str, QueueOptions]] = {}

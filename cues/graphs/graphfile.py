@@ -121,14 +121,13 @@ def _module(path: Path) -> ModuleType:
 
 
 def _module_name(path: Path) -> str:
-    """The file's own name if it is free: then other modules that import it get this module."""
-    unique = f"{path.stem}_{xxhash.xxh3_64_hexdigest(str(path).encode())[:8]}"
+    """Return the file's own name if it is free, so that other modules that import the file get this module."""
     taken = sys.modules.get(path.stem)
-    if taken is not None and getattr(taken, "__file__", None) == str(path):
-        return path.stem
-    if taken is not None or not path.stem.isidentifier() or path.stem in sys.stdlib_module_names:
-        return unique
-    return path.stem
+    if taken is None:
+        free = path.stem.isidentifier() and path.stem not in sys.stdlib_module_names
+    else:
+        free = getattr(taken, "__file__", None) == str(path)
+    return path.stem if free else f"{path.stem}_{xxhash.xxh3_64_hexdigest(str(path).encode())[:8]}"
 
 
 def _only_graph(module: ModuleType, path: Path) -> Graph:

@@ -553,7 +553,7 @@ class _LogWalk:
 
 
 def _place(log: Log, txn: StoreTransaction, who: str, identity: bytes, index: int, seal: bytes) -> Iterator[str]:
-    """The faults of a position on a log."""
+    """Yield the faults of a position on a log."""
     row = log.row(txn)
     if identity != row.identity:
         yield f"{who} has identity {identity.hex()} of queue {log.id}, but the queue has {row.identity.hex()}."

@@ -58,7 +58,7 @@ class Compaction:
 
 
 def look(store: Store, remove: Iterable[str] = ()) -> Compaction:
-    """The result that :func:`compact` would have now; the store may be in use. Raises the same errors about queues."""
+    """Return the result that :func:`compact` would have now. The store may be in use. Raises the same errors."""
     chosen = tuple(dict.fromkeys(remove))
     tails = _tails(store)
     with store._view() as txn:
@@ -216,7 +216,7 @@ def _rows(txn: StoreTransaction, queue: str) -> list[bytes]:
 
 
 def _copy(store: Store, copy: Path, total: int, progress: Progress) -> None:
-    """Write the copy, durable, and compare it with the store."""
+    """Write a durable copy, and compare it with the store."""
     data = (copy.parent / "data.mdb").stat()
     done = 0
     with copy.open("x+b") as file:
