@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 import sys
@@ -191,20 +192,20 @@ def progress_for(graph: str, *, quiet: bool, verbose: bool) -> Progress:
 def measure(running: Running) -> list[dict[str, Any]]:
     """Counters and lag of each processor."""
     processors: dict[str, list[UnitStatus]] = {}
-    for standing in running.standings():
-        processors.setdefault(standing.processor, []).append(standing)
+    for unit in running.standings():
+        processors.setdefault(unit.processor, []).append(unit)
     rows = []
     for processor, units in processors.items():
-        calls = sum(unit.counters.calls for unit in units)
+        total = functools.reduce(events.Counters.with_those_of, (unit.counters for unit in units))
         rows.append(
             {
                 "processor": running.plan.node(processor).name,
-                "taken": sum(unit.counters.taken for unit in units),
-                "written": sum(unit.counters.written for unit in units),
-                "failed": sum(unit.counters.failed for unit in units),
-                "calls": calls,
-                "in_flight": sum(unit.counters.in_flight for unit in units),
-                "call_s": round(sum(unit.counters.calling_ns for unit in units) / calls / 1e9, 6) if calls else None,
+                "taken": total.taken,
+                "written": total.written,
+                "failed": total.failed,
+                "calls": total.calls,
+                "in_flight": total.in_flight,
+                "call_s": None if total.call_s is None else round(total.call_s, 6),
                 "lag": sum(_lag(running, unit.id) for unit in units),
                 # For a processor over partitions, show a unit that stopped.
                 "state": max((unit.state for unit in units), key=_STATES.index),
