@@ -32,9 +32,9 @@ if TYPE_CHECKING:
         WaitTimeout,
     )
     from cues.graphs.compose import broadcast
+    from cues.graphs.declaration import AllOf, AnyOf, Sink, Source, Stream
     from cues.graphs.graph import Graph, merge
     from cues.graphs.options import Retry
-    from cues.graphs.processor import AllOf, AnyOf, Sink, Source, Stream
     from cues.queues.appender import Appender
     from cues.queues.options import QueueOptions, Retention
     from cues.queues.queue import Queue
@@ -63,7 +63,7 @@ _MODULES = {
     "graphs.compose": "broadcast",
     "graphs.graph": "Graph merge",
     "graphs.options": "Retry",
-    "graphs.processor": "AllOf AnyOf Sink Source Stream",
+    "graphs.declaration": "AllOf AnyOf Sink Source Stream",
     "queues.appender": "Appender",
     "queues.options": "QueueOptions Retention",
     "queues.queue": "Queue",

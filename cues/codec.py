@@ -67,9 +67,9 @@ class _Unencodable(Exception):
 
 def _default(value: Any) -> Any:
     """Encode a value that msgpack does not know; with strict types that includes every subclass."""
-    found = _encoders.get(type(value))
-    if found is not None:
-        code, encode = found
+    registered = _encoders.get(type(value))
+    if registered is not None:
+        code, encode = registered
         holds_others = code <= USER_CODE_MAX or code in _CONTAINERS
         return msgpack.ExtType(code, _inside(encode, value) if holds_others else encode(value))
     if type(value) is int:
@@ -267,11 +267,10 @@ def register(type: type, code: int, encode: Encoder, decode: Decoder) -> None:
                     f"The code {code} already belongs to {known.__qualname__}.", "choose a free code."
                 )
             del _encoders[known]
-    _encoders[type] = (code, encode)
-    _decoders[code] = decode
+    _register(type, code, encode, decode)
 
 
-def _builtin(type: type, code: int, encode: Encoder, decode: Decoder) -> None:
+def _register(type: type, code: int, encode: Encoder, decode: Decoder) -> None:
     _encoders[type] = (code, encode)
     _decoders[code] = decode
 
@@ -303,16 +302,14 @@ def _decode_time(data: bytes) -> time:
     return value.replace(tzinfo=ZoneInfo(zone) if zone else value.tzinfo, fold=fold)
 
 
+def _array(shape: Any, dtype: Any, raw: bytes) -> Any:
+    numpy = _numpy()
+    return numpy.ndarray(shape, numpy.lib.format.descr_to_dtype(dtype), raw)
+
+
 def _decode_ndarray(data: bytes) -> Any:
     dtype, shape, raw = unpack(data)
-    numpy = _numpy()
-    return numpy.ndarray(shape, numpy.lib.format.descr_to_dtype(dtype), raw).copy()
-
-
-def _decode_generic(data: bytes) -> Any:
-    dtype, raw = unpack(data)
-    numpy = _numpy()
-    return numpy.ndarray((), numpy.lib.format.descr_to_dtype(dtype), raw)[()]
+    return _array(shape, dtype, raw).copy()
 
 
 def _numpy() -> Any:
@@ -328,18 +325,18 @@ def _numpy() -> Any:
     return numpy
 
 
-_builtin(datetime, 100, _encode_datetime, _decode_datetime)
-_builtin(date, 101, lambda v: v.isoformat().encode(), lambda b: date.fromisoformat(b.decode()))
-_builtin(time, 102, _encode_time, _decode_time)
-_builtin(timedelta, 103, lambda v: _nested([v.days, v.seconds, v.microseconds]), lambda b: timedelta(*unpack(b)))
-_builtin(Decimal, 104, lambda v: str(v).encode(), lambda b: Decimal(b.decode()))
-_builtin(uuid.UUID, 105, lambda v: v.bytes, lambda b: uuid.UUID(bytes=b))
+_register(datetime, 100, _encode_datetime, _decode_datetime)
+_register(date, 101, lambda v: v.isoformat().encode(), lambda b: date.fromisoformat(b.decode()))
+_register(time, 102, _encode_time, _decode_time)
+_register(timedelta, 103, lambda v: _nested([v.days, v.seconds, v.microseconds]), lambda b: timedelta(*unpack(b)))
+_register(Decimal, 104, lambda v: str(v).encode(), lambda b: Decimal(b.decode()))
+_register(uuid.UUID, 105, lambda v: v.bytes, lambda b: uuid.UUID(bytes=b))
 _CONTAINERS: Final = (106, 107, 108)
-_builtin(tuple, 106, _encode_items, lambda b: tuple(unpack(b)))
-_builtin(set, 107, _encode_set, lambda b: set(unpack(b)))
-_builtin(frozenset, 108, _encode_set, lambda b: frozenset(unpack(b)))
+_register(tuple, 106, _encode_items, lambda b: tuple(unpack(b)))
+_register(set, 107, _encode_set, lambda b: set(unpack(b)))
+_register(frozenset, 108, _encode_set, lambda b: frozenset(unpack(b)))
 _decoders[109] = lambda b: int.from_bytes(b, "big", signed=True)
-_decoders[110] = _decode_generic
+_decoders[110] = lambda b: _array((), *unpack(b))[()]
 _decoders[111] = _decode_ndarray
 
 

@@ -133,7 +133,7 @@ _armed: dict[str, tuple[int, Action]] = {}
 _hits: Counter[str] = Counter()
 _lock = threading.Lock()
 active = False
-"""Whether any point is armed; hot loops check it before they call :func:`point`."""
+"""True if any point is armed; hot loops check it before they call :func:`point`."""
 
 
 def point(name: str) -> None:
@@ -167,8 +167,8 @@ def stop(name: str) -> None:
 def arm(name: str, hit: int = 1, action: Action = kill) -> None:
     """Let ``action`` happen at the ``hit``-th time that the point ``name`` is reached (the first is 1)."""
     global active
-    if name not in POINTS and name not in SPARK_POINTS:
-        raise ValueError(f"{name!r} is not a crash point; the points are: {', '.join((*POINTS, *SPARK_POINTS))}")
+    if name not in POINTS:
+        raise ValueError(f"{name!r} is not a crash point; the points are: {', '.join(POINTS)}")
     _armed[name] = (hit, action)
     active = True
 

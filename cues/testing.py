@@ -38,6 +38,7 @@ from cues.base import clock as clocks
 from cues.base import names
 from cues.base.events import Counters, Event, Recovered
 from cues.engine.assembly import Assembly, assemble
+from cues.engine.threads import adopt
 from cues.errors import CodecError, Fenced, InvalidArgument, ProcessorStopped
 from cues.queues.log import read_row as read_log
 from cues.queues.processor_rows import read_row, read_topology
@@ -47,7 +48,8 @@ from cues.steps.feed import SourceStepper
 from cues.steps.hashes import delivery_hash
 from cues.steps.state import StateTable
 from cues.steps.stepper import Stepper
-from cues.storage import timeline, transaction
+from cues.storage import timeline
+from cues.tools import metrics
 
 if TYPE_CHECKING:
     from cues.graphs.graph import Graph
@@ -175,10 +177,10 @@ def crash_sites(run: Callable[[], object], points: Iterable[str] = tuple(faults.
     faults.count()
     try:
         run()
-        found = faults.hits()
+        hits = faults.hits()
     finally:
         faults.disarm()
-    return [(point, hit) for point in points for hit in range(1, found.get(point, 0) + 1)]
+    return [(point, hit) for point in points for hit in range(1, hits.get(point, 0) + 1)]
 
 
 # --- stores -------------------------------------------------------------------------------------
@@ -227,7 +229,7 @@ def contents(store: Store) -> dict[str, dict[str, Any]]:
     positions: dict[str, Any] = {}
     sources: dict[str, Any] = {}
     rows: dict[str, Any] = {}
-    for processor in _processors(store):
+    for processor in metrics.processors(store):
         with store._view() as txn:
             row, topology = read_row(txn, processor), read_topology(txn, processor)
         if row is None or topology is None:
@@ -240,12 +242,6 @@ def contents(store: Store) -> dict[str, dict[str, Any]]:
         with store._view() as txn:
             rows[database_name[6:].decode()] = {bytes(k): bytes(v) for k, v in txn.cursor(database)}
     return {"queues": queues, "state": rows, "positions": positions, "sources": sources}
-
-
-def _processors(store: Store) -> list[str]:
-    prefix = names.processor_key("")
-    with store._view() as txn:
-        return [key[len(prefix) :].decode() for key, _ in transaction.rows(txn, prefix)]
 
 
 # --- running ------------------------------------------------------------------------------------
@@ -296,7 +292,7 @@ def run_until_idle(
     def emit(event: Event) -> None:
         report.events.append(event)
         if isinstance(event, Recovered):
-            report.decisions[_short(event.processor)] = event.decision
+            report.decisions[event.processor.rpartition(".")[2]] = event.decision
 
     def pause(seconds: float) -> bool:
         report.waits_s.append(seconds)
@@ -315,10 +311,6 @@ def run_until_idle(
         for error in report.stopped.values():
             raise error
     return report
-
-
-def _short(processor: str) -> str:
-    return processor.rpartition(".")[2]
 
 
 def _rounds(assembly: Assembly, report: Report, steps_max: int | None, chance: random.Random | None) -> None:
@@ -358,11 +350,7 @@ def _turn(stepper: Stepper, report: Report) -> bool:
         except Fenced as fence:
             if fence.reason != "seek":
                 raise
-            with stepper.store._view() as txn:
-                row = read_row(txn, stepper.node.id)
-            assert row is not None
-            stepper.adopt(row)
-            stepper.recover()
+            adopt(stepper)
         except ProcessorStopped:
             wait_s = stepper.again() if isinstance(stepper, SourceStepper) else None
             if wait_s is None:
@@ -400,17 +388,17 @@ class History:
 
     @property
     def exact(self) -> bool:
-        """Whether no message is lost, duplicated, reordered or unexpected."""
+        """True if no message is lost, duplicated, reordered or unexpected."""
         return not (self.lost or self.duplicated or self.reordered or self.unexpected)
 
     @property
     def at_least_once(self) -> bool:
-        """Whether no message is lost or unexpected, and the first copies are in order."""
+        """True if no message is lost or unexpected, and the first copies are in order."""
         return not (self.lost or self.reordered or self.unexpected)
 
     @property
     def at_most_once(self) -> bool:
-        """Whether no message is duplicated, reordered or unexpected."""
+        """True if no message is duplicated, reordered or unexpected."""
         return not (self.duplicated or self.reordered or self.unexpected)
 
     def __bool__(self) -> bool:
@@ -471,7 +459,7 @@ def check_history(
                     "pass a key= that distinguishes them.",
                 )
             places.setdefault(identity, []).append(place)
-    came: dict[Any, list[tuple[Any, int, Any]]] = {stream: [] for stream in wanted}
+    arrived: dict[Any, list[tuple[Any, int, Any]]] = {stream: [] for stream in wanted}
     times: Counter[Any] = Counter()
     duplicated: list[Finding] = []
     unexpected: list[Finding] = []
@@ -484,13 +472,13 @@ def check_history(
         elif times[identity] == len(places[identity]):
             duplicated.append(Finding(at, message, stream_of[identity]))
         else:
-            came[stream_of[identity]].append((identity, at, message))
+            arrived[stream_of[identity]].append((identity, at, message))
             times[identity] += 1
     reordered: list[Finding] = []
     taken: set[tuple[Any, int]] = set()
     elsewhere: Counter[Any] = Counter()
-    for stream, series in came.items():
-        stands = _in_order([one[0] for one in series], places)
+    for stream, series in arrived.items():
+        stands = _in_order([identity for identity, _, _ in series], places)
         for (identity, at, message), stand in zip(series, stands):
             if stand is not None:
                 taken.add((stream, stand))
@@ -539,7 +527,7 @@ def check_attempts(store: Store) -> list[str]:
     records are reported as wrong.
     """
     problems: list[str] = []
-    for processor in _processors(store):
+    for processor in metrics.processors(store):
         with store._view() as txn:
             row, topology = read_row(txn, processor), read_topology(txn, processor)
         assert row is not None and topology is not None
@@ -586,12 +574,12 @@ def _wrong_at(store: Store, queue: str, index: int, hash: str) -> str:
     name, partition = names.log_parts(queue)
     if name not in store.queues(all=True):
         return "a queue that is not there"
-    found = store.queue(name)._view(partition)
-    if index < found.first_index:
+    view = store.queue(name)._view(partition)
+    if index < view.first_index:
         return ""
-    if index > found.last_index:
+    if index > view.last_index:
         return "which is not there"
-    tailer = found.tailer()
+    tailer = view.tailer()
     tailer.to_index(index)
     tailer.read()
     return "" if tailer.envelope is not None and tailer.envelope.hash == hash else "which has another hash"

@@ -22,7 +22,7 @@ import pytest
 import seeds
 
 from cues import AnyOf, Graph, QueueOptions, Stream, faults, testing
-from cues.graphs.processor import OPTION_NAMES
+from cues.graphs.options import OPTION_NAMES
 from cues.queues.store import Store
 from cues.steps.hashes import delivery_hash
 

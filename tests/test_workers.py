@@ -419,7 +419,7 @@ def test_a_processor_that_an_error_stops_is_stopped_alone(write: Write, tmp_path
     told = Told()
     running = graph.start(workers=2, listeners=(told,))
     running.send({"n": 1})
-    event = told.until("the others go on")
+    event = told.until("the others continue")
     assert isinstance(event, events.Stopped) and event.alone and event.processor == "fed.root"
     with pytest.raises(ProcessorStopped, match="ZeroDivisionError") as stopped:
         running.wait_idle(timeout=WAIT_S)
@@ -473,7 +473,7 @@ def test_a_processor_that_kills_its_worker_is_found_and_stopped_alone(
     for n in range(50):
         running.send({"n": n})
     assert "bad.crash" in told.until("in a worker of its own from now on").text
-    stop = told.until("the others go on")
+    stop = told.until("the others continue")
     assert stop.processor == "bad.crash" and "killed by SIGSEGV" in stop.text
     with pytest.raises(
         ProcessorStopped, match=r"bad\.crash stopped after \d attempts: WorkerDied: the worker died \d times in a row"

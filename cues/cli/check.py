@@ -13,7 +13,7 @@ from cues.tools import check as checks
 @command()
 @targets.takes_store("[GRAPH | STORE]")
 @output_options
-def check(found: targets.StoreTarget, output: CommandOutput) -> int:
+def check(target: targets.StoreTarget, output: CommandOutput) -> int:
     """Check a store and name all damage; the exit code is 1 if there is any.
 
     It checks structure, checksums and order; whether positions, try logs and state agree with the queues; and
@@ -24,18 +24,18 @@ def check(found: targets.StoreTarget, output: CommandOutput) -> int:
       cues check graph.py
       cues check data/flights
     """
-    found.require()
+    target.require()
     with slowly() as say:
         problems = checks.walk(
-            str(found.path),
+            str(target.path),
             lambda what, done, total: say(
                 f"checking {what}: {done:,} of {total:,} records", at=what, done=done, total=total
             ),
         )
     if not problems:
-        with found.open() as opened:
+        with target.open() as opened:
             problems = checks.check_others(opened)
-    name = targets.shown(found.path)
+    name = targets.shown(target.path)
     for problem in problems:
         output.say(problem, problem=problem)
     if problems:

@@ -25,7 +25,7 @@ from cues.tools import compaction, metrics
 @yes_option
 @output_options
 def compact(
-    found: targets.StoreTarget,
+    target: targets.StoreTarget,
     remove: tuple[str, ...],
     forget: tuple[str, ...],
     dry_run: bool,
@@ -47,10 +47,10 @@ def compact(
       cues compact data/flights --dry-run
       cues compact data/flights --remove old --remove older --yes
     """
-    name = targets.shown(found.path)
-    if found.name:
-        raise WrongUsage("A store is compacted as a whole.", f"cues compact {found.text} --remove {found.name}")
-    with found.open() as opened:
+    name = targets.shown(target.path)
+    if target.name:
+        raise WrongUsage("A store is compacted as a whole.", f"cues compact {target.text} --remove {target.name}")
+    with target.open() as opened:
         done = compaction.look(opened, remove)
         _check_known(opened, forget)
     if not dry_run:
@@ -59,12 +59,12 @@ def compact(
             confirm(f"{count(len(done.removed), 'queue')} of {name} will be removed for good: {what}.", "Remove?", yes)
         if forget:
             confirm(f"The rows of {', '.join(forget)} in {name} will be removed.", "Forget?", yes)
-            with found.open(readonly=False) as opened:
+            with target.open(readonly=False) as opened:
                 for processor in forget:
                     other_stores.forget(opened, processor)
         with slowly() as say:
             done = compaction.compact(
-                found.path,
+                target.path,
                 remove,
                 lambda copied, total: say(f"copied {size(copied)} of {size(total)}", copied=copied, total=total),
             )

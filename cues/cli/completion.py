@@ -32,10 +32,10 @@ def completion(shell: str) -> None:
     from cues.cli.app import COMPLETE, commands
 
     # The source() of the class asks the bash on the path for its version, which may be another bash.
-    made = get_completion_class(shell)
-    assert made is not None
-    shown = made(commands, {}, "cues", COMPLETE)
-    click.echo(shown.source_template % shown.source_vars())
+    completer = get_completion_class(shell)
+    assert completer is not None
+    script = completer(commands, {}, "cues", COMPLETE)
+    click.echo(script.source_template % script.source_vars())
 
 
 def names(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:

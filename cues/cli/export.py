@@ -27,7 +27,7 @@ from cues.txn import journals
 @option("--committed", is_flag=True, help="Only committed messages, each outside of transactions.")
 @output_options
 def export(
-    found: targets.StoreTarget,
+    target: targets.StoreTarget,
     file: Path,
     content_type: str | None,
     uuid_key: str,
@@ -54,9 +54,9 @@ def export(
     begin = place.parse(start, "--from") if start else None
     if not to_stdout and file.exists():
         raise WrongUsage(f"The file {file} exists already.", "give another name, or remove the file.")
-    with found.open() as opened, slowly() as say:
-        queue = targets.open_queue(found, opened, "cues export")
-        refuse_partitioned(queue, f"cues export {found.text}")
+    with target.open() as opened, slowly() as say:
+        queue = targets.open_queue(target, opened)
+        refuse_partitioned(queue, target)
         index = None if begin is None else place.now_on(queue._log, begin, "--from")
 
         def progress(done: int, size: int) -> None:

@@ -27,7 +27,7 @@ _FILES = ("data.mdb", "data.mdb.compact", "lock.mdb", "locks", "wake", "open")
 
 
 def filled(plan: Plan) -> dict[str, list[str]]:
-    """The targets of ``checkpoint=`` that sinks of the graph have filled, with these sinks. They refuse a new store."""
+    """Return the targets of ``checkpoint=`` that the graph has filled, each with its sinks. They refuse a new store."""
     sinks: dict[str, tuple[Any, list[str]]] = {}
     for node in plan.running:
         target = node.options.checkpoint
@@ -147,8 +147,8 @@ def _delete(path: Path) -> None:
     with contextlib.suppress(OSError):
         (path / "bells").rmdir()
     for pattern in ("lease-*", record.PATTERN):
-        for found in path.glob(pattern):
-            found.unlink(missing_ok=True)
+        for file in path.glob(pattern):
+            file.unlink(missing_ok=True)
     for name in _FILES:
         (path / name).unlink(missing_ok=True)
     with contextlib.suppress(OSError):

@@ -36,7 +36,7 @@ COLUMNS_HELP = "Names of the CSV columns after the UUID, separated by commas."
 @option("--create", is_flag=True, help="Make the queue, and the store, if they are missing.")
 @output_options
 def import_(
-    found: targets.StoreTarget,
+    target: targets.StoreTarget,
     files: tuple[Path, ...],
     content_type: str | None,
     uuid_key: str,
@@ -64,8 +64,8 @@ def import_(
     if stamp and unstamped:
         raise WrongUsage("--stamp and --unstamped exclude each other.", "give only --stamp.")
     plans = [(path, form_of(path, content_type, uuid_key, columns)) for path in files]
-    with opened_queue(found, create, "cues import") as queue:
-        refuse_partitioned(queue, f"cues import {found.text}")
+    with opened_queue(target, create) as queue:
+        refuse_partitioned(queue, target)
         seen: dict[int, int] = {}
         for path, form in plans:
             if stamp:
@@ -75,9 +75,9 @@ def import_(
                     )
                 path, _ = journals.stamp(path, form)
             appended, had = _import(queue, path, form, unstamped, seen)
-            there = f", {count(had, 'message')} {'was' if had == 1 else 'were'} there already" if had else ""
+            kept = f", {count(had, 'message')} {'was' if had == 1 else 'were'} there already" if had else ""
             output.say(
-                f"{path}: {count(appended, 'message')} imported to {queue.id}{there}",
+                f"{path}: {count(appended, 'message')} imported to {queue.id}{kept}",
                 file=str(path),
                 queue=queue.id,
                 imported=appended,
@@ -85,24 +85,23 @@ def import_(
             )
 
 
-def refuse_partitioned(queue: Queue, command: str) -> None:
+def refuse_partitioned(queue: Queue, target: targets.StoreTarget) -> None:
     """Refuse a queue with several partitions: a journal is one log."""
     if queue.is_partitioned:
         raise WrongUsage(
             f"{queue.id} has {queue.partitions} partitions, and a journal belongs to one.",
-            f"{command}#{queue.id}/0",
+            target.again(f"{queue.id}/0"),
         )
 
 
 def form_of(path: Path, content_type: str | None, uuid_key: str, columns: str | None) -> journals.Form:
     """The form of the messages in a file."""
-    found = content_type or journals.content_type_of(path)
-    if found is None:
+    chosen = content_type or journals.content_type_of(path)
+    if chosen is None:
         raise WrongUsage(
             f"The suffix of {path} does not tell its content type.", "add --content-type application/x-ndjson."
         )
-    names = tuple(name.strip() for name in columns.split(",")) if columns else ()
-    return journals.Form(found, uuid_key, names)
+    return journals.Form(chosen, uuid_key, tuple(map(str.strip, columns.split(","))) if columns else ())
 
 
 def _import(queue: Queue, path: Path, form: journals.Form, unstamped: bool, seen: dict[int, int]) -> tuple[int, int]:

@@ -27,16 +27,16 @@ def slowly() -> Iterator[Callable[..., None]]:
 
     A terminal shows the text, a pipe gets the facts as a JSON object a second.
     """
-    said = time.monotonic()
+    reported_at = time.monotonic()
     if sys.stderr.isatty():
         with Live() as live:
-            yield lambda text, **facts: live.draw([text]) if time.monotonic() - said > _SAY_AFTER_S else None
+            yield lambda text, **facts: live.draw([text]) if time.monotonic() - reported_at > _SAY_AFTER_S else None
         return
 
     def say(text: str, **facts: Any) -> None:
-        nonlocal said
-        if time.monotonic() - said > _SAY_AFTER_S:
-            said = time.monotonic()
+        nonlocal reported_at
+        if time.monotonic() - reported_at > _SAY_AFTER_S:
+            reported_at = time.monotonic()
             print(json.dumps({"type": "progress", **facts}), file=sys.stderr)
 
     yield say

@@ -60,9 +60,8 @@ def yes_option(fn: F) -> F:
 
 
 def given(name: str) -> bool:
-    """Whether an option is on the command line itself."""
-    source = click.get_current_context().get_parameter_source(name)
-    return source is click.core.ParameterSource.COMMANDLINE
+    """Return whether an option is on the command line itself."""
+    return click.get_current_context().get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
 
 
 def confirm(what: str, question: str, yes: bool) -> None:
@@ -77,7 +76,7 @@ def confirm(what: str, question: str, yes: bool) -> None:
 
 
 def colour(file: Any = None) -> bool:
-    """Whether ``file`` (default: stdout) is a terminal that may be coloured."""
+    """Return whether ``file`` (default: stdout) is a terminal that may be coloured."""
     return bool((file or sys.stdout).isatty()) and not os.environ.get("NO_COLOR")
 
 
@@ -106,7 +105,7 @@ def report_usage(error: click.UsageError) -> None:
     message = error.format_message()
     if near:
         message = message.partition(" Did you mean")[0].partition(" (Possible")[0]
-        hint = f"{path} {sorted(near)[0]}" if not isinstance(error, WrongUsage) else hint
+        hint = f"{path} {min(near)}"
     if ctx is not None and not isinstance(error, WrongUsage):
         note(ctx.get_usage())
     report(message, hint)

@@ -22,7 +22,7 @@ import math
 import shutil
 import sys
 import unicodedata
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
@@ -42,9 +42,9 @@ class Column:
     title: str
     field: str
     right: bool = False
-    """Whether the column is aligned right, as numbers are."""
+    """True: aligned right, as numbers are."""
     optional: bool = False
-    """Whether the column is omitted when it is empty in all rows."""
+    """True: omitted when it is empty in all rows."""
 
 
 class CommandOutput:
@@ -54,14 +54,10 @@ class CommandOutput:
         self.form = form
         self.json = form == "json" or (form is None and not sys.stdout.isatty())
 
-    def rows(self, rows: Iterable[Mapping[str, Any]], columns: Sequence[Column], shown: Any = None) -> None:
-        """Print ``rows`` as one JSON object each, or as a table of the results of ``shown(row)``."""
-        if self.json:
-            for row in rows:
-                print(to_json(row))
-        else:
-            for line in table([shown(row) if shown else row for row in rows], columns):
-                print(line)
+    def rows(self, rows: Sequence[Mapping[str, Any]], columns: Sequence[Column]) -> None:
+        """Print ``rows`` as one JSON object each, or as a table."""
+        for line in map(to_json, rows) if self.json else table(rows, columns):
+            print(line)
 
     def say(self, text: str, **facts: Any) -> None:
         """Print a sentence, or in JSON its facts."""
@@ -223,8 +219,8 @@ def _default(value: Any) -> Any:
 def _key(key: Any) -> str:
     if isinstance(key, str):
         return key
-    found = plain(key)
-    return found if isinstance(found, str) else json.dumps(found)
+    text = plain(key)
+    return text if isinstance(text, str) else json.dumps(text)
 
 
 def iso(value: datetime | date | time) -> str:

@@ -26,9 +26,8 @@ def parse(text: str, option: str) -> Place:
         if index < 1:
             raise WrongUsage(f"{option} {text}: the first index is 1.", f"give {option} start, or {option} 1")
         return index
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smhd])", text)
-    if found:
-        return datetime.now(UTC) - timedelta(**{_UNITS[found[2]]: float(found[1])})
+    if ago := re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smhd])", text):
+        return datetime.now(UTC) - timedelta(**{_UNITS[ago[2]]: float(ago[1])})
     try:
         when = datetime.fromisoformat(text)
     except ValueError:

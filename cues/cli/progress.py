@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 import sys
@@ -109,13 +110,13 @@ class Lines(Progress):
         now = time.monotonic()
         if now - self._last < _LINE_S * 0.9:
             return
-        found = {row["processor"]: row for row in measure(running)}
-        for name, row in found.items():
+        rows = {row["processor"]: row for row in measure(running)}
+        for name, row in rows.items():
             row["rate"] = round((row["taken"] - self._before.get(name, 0)) / (now - self._last), 1)
             self._before[name] = row["taken"]
             del row["processor"]
         self._last = now
-        self._print(type="progress", graph=self.graph, seconds=round(now - self.started_at, 1), processors=found)
+        self._print(type="progress", graph=self.graph, seconds=round(now - self.started_at, 1), processors=rows)
 
     def _shows(self, event: events.Event) -> bool:
         return True
@@ -141,11 +142,10 @@ class ProgressTable(Progress):
 
     interval_s = _REDRAW_S
 
-    def __init__(self, graph: str, verbose: bool = False) -> None:
+    def __init__(self, graph: str, verbose: bool) -> None:
         super().__init__(graph, verbose)
         self._live = Live()
         self._before: list[tuple[float, dict[str, int]]] = []
-        self._hinted = False
 
     def __enter__(self) -> Progress:
         self._live.__enter__()
@@ -192,20 +192,20 @@ def progress_for(graph: str, *, quiet: bool, verbose: bool) -> Progress:
 def measure(running: Running) -> list[dict[str, Any]]:
     """Counters and lag of each processor."""
     processors: dict[str, list[UnitStatus]] = {}
-    for standing in running.standings():
-        processors.setdefault(standing.processor, []).append(standing)
+    for unit in running.standings():
+        processors.setdefault(unit.processor, []).append(unit)
     rows = []
     for processor, units in processors.items():
-        calls = sum(unit.counters.calls for unit in units)
+        total = functools.reduce(events.Counters.with_those_of, (unit.counters for unit in units))
         rows.append(
             {
                 "processor": running.plan.node(processor).name,
-                "taken": sum(unit.counters.taken for unit in units),
-                "written": sum(unit.counters.written for unit in units),
-                "failed": sum(unit.counters.failed for unit in units),
-                "calls": calls,
-                "in_flight": sum(unit.counters.in_flight for unit in units),
-                "call_s": round(sum(unit.counters.calling_ns for unit in units) / calls / 1e9, 6) if calls else None,
+                "taken": total.taken,
+                "written": total.written,
+                "failed": total.failed,
+                "calls": total.calls,
+                "in_flight": total.in_flight,
+                "call_s": None if total.call_s is None else round(total.call_s, 6),
                 "lag": sum(_lag(running, unit.id) for unit in units),
                 # For a processor over partitions, show a unit that stopped.
                 "state": max((unit.state for unit in units), key=_STATES.index),
@@ -221,5 +221,5 @@ def _lag(running: Running, unit: str) -> int:
 
 
 def _is_told_at_the_end(event: events.Event) -> bool:
-    """Whether the event ends the run, and so is printed after it."""
+    """Return whether the event ends the run, and so is printed after it."""
     return isinstance(event, events.Stopped) and not event.alone

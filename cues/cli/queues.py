@@ -30,7 +30,7 @@ _COLUMNS = (
 @targets.takes_store("[GRAPH | STORE]")
 @option("--all", "everything", is_flag=True, help="The try logs of processors too.")
 @output_options
-def queues(found: targets.StoreTarget, everything: bool, output: CommandOutput) -> None:
+def queues(target: targets.StoreTarget, everything: bool, output: CommandOutput) -> None:
     """List the queues of a store, with messages, indices, size and rate.
 
     \b
@@ -41,17 +41,17 @@ def queues(found: targets.StoreTarget, everything: bool, output: CommandOutput) 
     A queue with several partitions is one line, with the lowest first and the highest last index. If you name the
     queue, each partition has a line too.
     """
-    with found.open() as opened:
-        if found.name:
-            known = opened.queues(all="." in found.name)
-            row = metrics.of_queue(opened, targets.queue_of(found, known, "cues queues"))
+    with target.open() as opened:
+        if target.name:
+            known = opened.queues(all="." in target.name)
+            row = metrics.of_queue(opened, targets.queue_of(target, known))
             rows = [row, *row.partitions]
         else:
             rows = metrics.of_queues(opened, all=everything)
-            if found.file is not None:
-                rows += _elsewhere(found.file.graph)
+            if target.file is not None:
+                rows += _elsewhere(target.file.graph)
     if not rows and not output.json:
-        print(f"The store {targets.shown(found.path)} has no queues yet.")
+        print(f"The store {targets.shown(target.path)} has no queues yet.")
         return
     output.rows([_json(row) if output.json else _shown(row) for row in rows], _COLUMNS)
 

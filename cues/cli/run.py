@@ -122,7 +122,7 @@ def run(
     backfills = "--backfill processes the messages that are on the queues"
     one_of_two = "give one of the two options."
     with_queues = "--backfill processes the queues of a store; with --queues steps are long anyway."
-    goes_on = f"--fresh deletes the store of this machine, and {queues} continues from it."
+    with_fresh = f"--fresh deletes the store of this machine, and {queues} continues from it."
     embedded = "--workers are processes of the embedded engine."
     for refused, message, hint in (
         (engine != "spark" and given, f"{''.join(given[:1])} is an option of Spark.", "add --engine spark."),
@@ -130,7 +130,7 @@ def run(
         (backfill and fresh, f"{backfills}; --fresh leaves no messages.", one_of_two),
         (backfill and idle_exit is not None, f"{backfills}; it ends by itself, without --idle-exit.", one_of_two),
         (workers is not None and engine == "spark", embedded, "give --workers or --engine spark, not both."),
-        (queues is not None and fresh, goes_on, "give --queues an empty directory."),
+        (queues is not None and fresh, with_fresh, "give --queues an empty directory."),
     ):
         if refused:
             raise options.WrongUsage(message, hint)
@@ -204,7 +204,6 @@ class _Session:
         self.progress = progress
         self.idle_exit_s = idle_exit_s
         self.summary = summary
-        self.stops: list[BaseException] = []
         self.stuck = False
         self._inbox = signals.inbox
         self._signals = 0

@@ -27,7 +27,7 @@ from cues.tools import metrics
 @yes_option
 @output_options
 def seek(
-    found: targets.StoreTarget, place: str, tailer: str | None, again: bool, yes: bool, output: CommandOutput
+    target: targets.StoreTarget, place: str, tailer: str | None, again: bool, yes: bool, output: CommandOutput
 ) -> None:
     """Move the position of a processor: back, to process messages again, or forward, to skip some.
 
@@ -44,9 +44,9 @@ def seek(
     index belongs to one partition, so add the partition to the processor's name.
     """
     where = places.parse(place, "--to")
-    found.require()
-    with found.open(readonly=False) as opened:
-        units = _units(found, metrics.processors(opened), where)
+    target.require()
+    with target.open(readonly=False) as opened:
+        units = _units(target, metrics.processors(opened), where)
         moves = [_move(opened, unit, tailer, where) for unit in units]
         whole = units[0].partition("/")[0] if len(units) > 1 else units[0]
         confirm(f"{whole} will continue at another place: {'; '.join(move.words for move in moves)}.", "Move it?", yes)
@@ -73,31 +73,31 @@ class _Move:
     """The logs on which it may sleep: a ring lets it read its position again."""
 
 
-def _units(found: targets.StoreTarget, known: list[str], where: places.Place) -> list[str]:
+def _units(target: targets.StoreTarget, known: list[str], where: places.Place) -> list[str]:
     """The units to move: the one that is named with its partition, else all units of the processor."""
-    name = found.name.removesuffix("/0")
-    unit = targets.processor_of(replace(found, name=name), known, "cues seek")
+    name = target.name.removesuffix("/0")
+    unit = targets.processor_of(replace(target, name=name), known)
     units = [id for id in known if id.partition("/")[0] == unit]
-    if name != found.name or len(units) < 2:
+    if name != target.name or len(units) < 2:
         return [unit]
     if not isinstance(where, (str, datetime)):
         raise WrongUsage(
             f"{unit} reads {len(units)} partitions, and an index belongs to one.",
-            f"cues seek {found.text}#{name}/0 --to {where}",
+            f"{target.again(f'{name}/0')} --to {where}",
         )
     return units
 
 
-def _move(opened: Store, unit: str, tailer: str | None, where: places.Place) -> _Move:
-    standing = {one.tailer: one for one in metrics.tailers(opened, unit)}
+def _move(opened: Store, unit: str, only: str | None, where: places.Place) -> _Move:
+    standing = {tailer.tailer: tailer for tailer in metrics.tailers(opened, unit)}
     if not standing:
         raise Failed(f"{unit} is a source, which keeps its own position.", "start it over with: cues run --fresh.")
-    chosen = _chosen(unit, tailer, list(standing), where)
+    chosen = _chosen(unit, only, list(standing), where)
     positions = {id: _index(opened, standing[id], where) for id in chosen}
     words = ", ".join(
         f"{standing[id].queue} from {standing[id].position:,} to {index:,}" for id, index in positions.items()
     )
-    mask = wakeup.union(wakeup.mask_of(*names.log_parts(one.queue)) for one in standing.values())
+    mask = wakeup.union(wakeup.mask_of(*names.log_parts(tailer.queue)) for tailer in standing.values())
     return _Move(unit, positions, words, mask)
 
 

@@ -33,7 +33,7 @@ _READ_BYTES: Final = 1 << 20
 @click.argument("messages", metavar="[MESSAGE | KEY=VALUE]...", nargs=-1)
 @option("--create", is_flag=True, help="Make the queue, and the store, if they are missing.")
 @output_options
-def send(found: targets.StoreTarget, messages: tuple[str, ...], create: bool, output: CommandOutput) -> int:
+def send(target: targets.StoreTarget, messages: tuple[str, ...], create: bool, output: CommandOutput) -> None:
     """Append messages to a queue, and wake up its readers.
 
     A message is a JSON object, or key=value pairs, whose values are JSON if they can be read as JSON, and
@@ -50,7 +50,7 @@ def send(found: targets.StoreTarget, messages: tuple[str, ...], create: bool, ou
     exit code 1 and the number of the line: the lines before it are sent, this and the following ones are not.
     """
     given = _arguments(messages)
-    with opened_queue(found, create) as queue:
+    with opened_queue(target, create) as queue:
         sender = _Sender(queue.appender())
         try:
             if given:
@@ -59,32 +59,31 @@ def send(found: targets.StoreTarget, messages: tuple[str, ...], create: bool, ou
                 _send_stdin(sender)
         finally:
             sender.tell(output)
-    return 0
 
 
 @contextmanager
-def opened_queue(found: targets.StoreTarget, create: bool, command: str = "cues send") -> Iterator[Queue]:
+def opened_queue(target: targets.StoreTarget, create: bool) -> Iterator[Queue]:
     """The queue for the messages, in its store; for a graph file without a queue, the graph's source."""
-    if found.file is not None and not found.name:
-        source = found.file.graph.plan().source or ""
-        found = replace(found, path=targets.store_of_queue(found.file, source, found.store))
-    with _open(found, create) as opened:
-        yield _queue(found, opened, create, command)
+    if target.file is not None and not target.name:
+        source = target.file.graph.plan().source or ""
+        target = replace(target, path=targets.store_of_queue(target.file, source, target.store))
+    with _open(target, create) as opened:
+        yield _queue(target, opened, create)
 
 
 def _arguments(messages: tuple[str, ...]) -> list[dict[str, Any]]:
     if not messages:
         return []
     if all(text.lstrip().startswith("{") for text in messages):
-        found = []
+        decoded = []
         for number, text in enumerate(messages, 1):
             try:
-                found.append(_message(text))
+                decoded.append(_message(text))
             except ValueError as error:
                 raise WrongUsage(
                     f"Message {number} is not a JSON object: {error}.", """write a JSON object, such as '{"key": 1}'"""
                 ) from None
-        return found
+        return decoded
     pairs: dict[str, Any] = {}
     for text in messages:
         key, equals, value = text.partition("=")
@@ -115,58 +114,55 @@ def _message(text: str | bytes) -> dict[str, Any]:
     return value
 
 
-def _open(found: targets.StoreTarget, create: bool) -> Store:
-    if found.file is not None:
-        _refuse_lost(found, create)
-        return found.open(readonly=False, durability=None if found.there else found.file.graph.durability)
+def _open(target: targets.StoreTarget, create: bool) -> Store:
+    if target.file is not None:
+        _refuse_lost(target, create)
+        return target.open(readonly=False, durability=None if target.exists else target.file.graph.durability)
     if not create:
-        found.require()
-    return found.open(readonly=False)
+        target.require()
+    return target.open(readonly=False)
 
 
-def _refuse_lost(found: targets.StoreTarget, create: bool) -> None:
+def _refuse_lost(target: targets.StoreTarget, create: bool) -> None:
     """Refuse to make a missing store anew if the graph has used it."""
-    assert found.file is not None
-    home = targets.store_of(found.file, None)
-    if create or found.there or home == found.path or not (home / "data.mdb").exists():
+    assert target.file is not None
+    home = targets.store_of(target.file, None)
+    if create or target.exists or home == target.path or not (home / "data.mdb").exists():
         return
     with Store(home, readonly=True) as store:
         known = {place.resolve() for places in other_stores.places(store).values() for place in places}
-    if found.path.resolve() in known:
+    if target.path.resolve() in known:
         raise StoreNotFound(
-            f"The store {targets.shown(found.path)}, which the graph has used, is missing.",
+            f"The store {targets.shown(target.path)}, which the graph has used, is missing.",
             "put the store back, or make another with --create.",
-            path=str(found.path),
+            path=str(target.path),
         )
 
 
-def _queue(found: targets.StoreTarget, store: Store, create: bool, command: str) -> Queue:
-    if "." in found.name:
-        raise WrongUsage(
-            f"{found.name} is a try log, which only its processor writes.",
-            f"{command} {found.text}#queue",
-        )
-    there = store.queues()
-    if found.file is not None:
-        graph = found.file.graph
+def _queue(target: targets.StoreTarget, store: Store, create: bool) -> Queue:
+    if "." in target.name:
+        raise WrongUsage(f"{target.name} is a try log, which only its processor writes.", target.again("queue"))
+    known = store.queues()
+    if target.file is not None:
+        graph = target.file.graph
         plan = graph.plan()
-        name = found.name or plan.source or ""
+        name = target.name or plan.source or ""
         if name in plan.queues:
             asked = graph.queues.get(name) or graph.queues.get("*")
             return store.queue(name, **(asked._inside._asked if asked else {}))
         if not name or not create:
-            known = [*plan.fed, *(queue for queue in plan.queues if queue not in plan.fed)]
-            targets.queue_of(found, known, command)
-    if found.name in there or (create and found.name):
-        return store.queue(found.name)
+            named = [*plan.fed, *(queue for queue in plan.queues if queue not in plan.fed)]
+            targets.queue_of(target, named)
+    if target.name in known or (create and target.name):
+        return store.queue(target.name)
     if create:
-        raise WrongUsage("Which queue?", f"{command} {found.text}#queue")
+        raise WrongUsage("Which queue?", target.again("queue"))
     try:
-        return store.queue(targets.queue_of(found, there, command))
+        return store.queue(targets.queue_of(target, known))
     except QueueNotFound as error:
-        if found.name.partition("/")[0] in there:
+        if target.name.partition("/")[0] in known:
             raise  # a missing partition: one partition cannot be made alone
-        raise QueueNotFound(error.message, f"{error.hint.rstrip('.')}, or add --create.", queue=found.name) from None
+        raise QueueNotFound(error.message, f"{error.hint.rstrip('.')}, or add --create.", queue=target.name) from None
 
 
 class _Sender:
@@ -180,7 +176,7 @@ class _Sender:
         self._partitions: set[int] = set()
         """For a queue with several partitions, those that were written to."""
 
-    def send(self, messages: list[dict[str, Any]], noun: str, before: int = 0, lines: list[int] | None = None) -> None:
+    def send(self, messages: list[dict[str, Any]], noun: str, lines: list[int] | None = None) -> None:
         """Send messages in one commit. If one cannot be written, send only those before it."""
         if not messages:
             return
@@ -191,7 +187,7 @@ class _Sender:
             if offset is None:
                 raise
             self._wrote(self._appender.write_many(messages[:offset]))
-            number = lines[offset] if lines else before + offset + 1
+            number = lines[offset] if lines else offset + 1
             raise Failed(
                 f"{noun.capitalize()} {number} and the following ones cannot be sent: {error.message}", error.hint
             ) from None

@@ -59,7 +59,7 @@ def show(graph: str, format: str, engine: str, queues: str | None, output: Comma
 
 
 def _places(plan: Plan, shared: bool) -> dict[str, str]:
-    """The place where Spark would call each processor's function; refuses processors that it cannot run."""
+    """Return for each processor the place where Spark would call its function. Refuse those that it cannot run."""
     from cues.spark import driver
 
     driver.check(plan)

@@ -7,6 +7,7 @@ from typing import Any
 from cues.cli import target as targets
 from cues.cli.options import command
 from cues.cli.output import Column, CommandOutput, ago, calling, count, output_options, plain, size
+from cues.engine.status import processor_of
 from cues.graphs import draw
 from cues.tools import metrics
 from cues.tools.metrics import ForwardMetrics, GroupMetrics, ProcessorMetrics, StoreMetrics, SupervisorMetrics
@@ -37,7 +38,7 @@ _GROUP_COLUMNS = (
 @command()
 @targets.takes_store("[GRAPH | STORE]")
 @output_options
-def status(found: targets.StoreTarget, output: CommandOutput) -> int:
+def status(target: targets.StoreTarget, output: CommandOutput) -> None:
     """Show positions, lag, rates, failed messages and owners of processors, consumer groups, and the durability.
 
     A position is the index that is taken next. The lag is the number of messages that are not taken yet. Rates
@@ -54,25 +55,25 @@ def status(found: targets.StoreTarget, output: CommandOutput) -> int:
     sum of its units. In JSON the first line is the store; each other line is a processor, or one unit of it
     (its id has the partition: flights.enrich/3), or a consumer group.
     """
-    with found.open() as opened:
+    with target.open() as opened:
         seen = metrics.of_store(opened)
     processors = list(seen.processors)
-    if found.file is not None:
-        place = {node.id: number for number, node in enumerate(draw.in_order(found.file.graph.plan()))}
-        processors.sort(key=lambda processor: place.get(_whole(processor), len(place)))
+    if target.file is not None:
+        place = {node.id: number for number, node in enumerate(draw.in_order(target.file.graph.plan()))}
+        processors.sort(key=lambda processor: place.get(processor_of(processor.processor), len(place)))
     if output.json:
         rows = [_store(seen)]
         for processor in processors:
-            to = {one.store: one.waiting for one in seen.forwards if one.processor == processor.processor}
-            rows.append(_processor(processor, to))
+            own = [forward for forward in seen.forwards if forward.processor == processor.processor]
+            rows.append(_processor(processor, {forward.store: forward.waiting for forward in own}))
         output.rows(rows + [_group(group) for group in seen.groups], ())
-        return 0
+        return
     print(_headline(seen))
     if processors:
         print()
         groups: dict[str, list[ProcessorMetrics]] = {}
         for processor in processors:
-            groups.setdefault(_whole(processor), []).append(processor)
+            groups.setdefault(processor_of(processor.processor), []).append(processor)
         output.rows([row for units in groups.values() for row in _rows(units)], _COLUMNS)
     elif not seen.groups:
         print("No graph has run on this store.")
@@ -84,9 +85,9 @@ def status(found: targets.StoreTarget, output: CommandOutput) -> int:
         if last is not None:
             print(
                 f"\nLast error of {processor.processor}, {ago(last.time)}: {last.type}: {last.text}"
-                f"\n  {found.tail.format(last.queue)} --from {last.index} -n 1"
+                f"\n  {target.tail.format(last.queue)} --from {last.index} -n 1"
             )
-    for line in [line for one in seen.supervisors for line in _failures(one)]:
+    for line in [line for supervisor in seen.supervisors for line in _failures(supervisor)]:
         print(f"\n{line}")
     abroad = [line for forward in seen.forwards if (line := _forward(forward))]
     abroad += [
@@ -95,12 +96,11 @@ def status(found: targets.StoreTarget, output: CommandOutput) -> int:
     ]
     if abroad:
         print("\n" + "\n".join(abroad))
-    if found.file is not None:
+    if target.file is not None:
         known = {processor.processor for processor in seen.processors}
-        missing = [node.id for node in found.file.graph.plan().running if node.id not in known]
+        missing = [node.id for node in target.file.graph.plan().running if node.id not in known]
         if missing:
             print(f"\nHas not run yet: {', '.join(missing)}")
-    return 0
 
 
 def _failures(supervisor: SupervisorMetrics) -> list[str]:
@@ -134,7 +134,7 @@ def _headline(seen: StoreMetrics) -> str:
         f" {size(seen.disk_bytes)}; durability {seen.durability} ({promise})"
     ]
     owners = {processor.owner.pid: processor.owner for processor in seen.processors if processor.owner}
-    alive = [one.record for one in seen.supervisors if one.alive]
+    alive = [supervisor.record for supervisor in seen.supervisors if supervisor.alive]
     workers = {worker.pid: f"{name}, " for record in alive for name, worker in record.workers.items()}
     lines += [f"{record.graph} is run by process {record.supervisor} and its workers" for record in alive]
     for pid, owner in owners.items():
@@ -146,11 +146,6 @@ def _headline(seen: StoreMetrics) -> str:
     return "\n".join(lines)
 
 
-def _whole(unit: ProcessorMetrics) -> str:
-    """The id of the processor, without the partition of a unit."""
-    return unit.processor.partition("/")[0]
-
-
 def _rows(units: list[ProcessorMetrics]) -> list[dict[str, Any]]:
     """A row for each input of a processor, the first with its own figures; for several units the sums."""
     rates = [unit.rate for unit in units if unit.rate is not None]
@@ -158,7 +153,7 @@ def _rows(units: list[ProcessorMetrics]) -> list[dict[str, Any]]:
     spent = sum((unit.calls or 0) * (unit.call_s or 0.0) for unit in units)
     owners = sorted({unit.owner.pid for unit in units if unit.owner})
     own = {
-        "processor": _whole(units[0]),
+        "processor": processor_of(units[0].processor),
         "kind": units[0].kind,
         "rate": sum(rates) if rates else None,
         "errors": sum(unit.errors for unit in units) or None,
@@ -168,14 +163,14 @@ def _rows(units: list[ProcessorMetrics]) -> list[dict[str, Any]]:
     }
     inputs: dict[str, dict[str, Any]] = {}
     for unit in units:
-        for one in unit.tailers:
-            queue = one.queue if len(units) == 1 else f"{one.queue.partition('/')[0]} ×{len(units)}"
-            queue += f" of {targets.shown(one.store)}" if one.store else ""
+        for tailer in unit.tailers:
+            queue = tailer.queue if len(units) == 1 else f"{tailer.queue.partition('/')[0]} ×{len(units)}"
+            queue += f" of {targets.shown(tailer.store)}" if tailer.store else ""
             row = inputs.setdefault(queue, {"queue": queue, "position": None, "lag": None})
             if len(units) == 1:
-                row["position"] = one.position
-            if one.lag is not None:
-                row["lag"] = (row["lag"] or 0) + one.lag
+                row["position"] = tailer.position
+            if tailer.lag is not None:
+                row["lag"] = (row["lag"] or 0) + tailer.lag
     first, *others = inputs.values() or [{}]
     return [own | first, *others]
 
@@ -185,18 +180,18 @@ def _members(group: GroupMetrics) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     for member in (*group.members, None):
         name = member.member if member else None
-        held = [one for one in group.partitions if one.member == name]
+        held = [partition for partition in group.partitions if partition.member == name]
         if member is None and not held:
             continue
-        coming = [one for one in group.partitions if member and one.assignee == name and one.member != name]
+        assigned = [partition for partition in group.partitions if member and partition.assignee == name]
         rows.append(
             {
                 "group": "" if rows else group.group,
-                "member": name or "nobody",
+                "member": name or "none",
                 "process": f"{member.pid} ({member.state})" if member else None,
                 "partitions": len(held),
-                "coming": len(coming) or None,
-                "lag": sum(one.lag for one in held),
+                "coming": sum(partition.member != name for partition in assigned) or None,
+                "lag": sum(partition.lag for partition in held),
             }
         )
     return rows
@@ -232,15 +227,15 @@ def _store(seen: StoreMetrics) -> dict[str, Any]:
         "disk_bytes": seen.disk_bytes,
         "map_bytes": seen.map_bytes,
         "workers": {
-            one.record.graph: {
-                "supervisor": one.record.supervisor if one.alive else None,
+            supervisor.record.graph: {
+                "supervisor": supervisor.record.supervisor if supervisor.alive else None,
                 "workers": {
                     name: vars(worker) | {"last_failure": worker.last_failure and vars(worker.last_failure)}
-                    for name, worker in one.record.workers.items()
+                    for name, worker in supervisor.record.workers.items()
                 },
-                "stopped": {unit: vars(failure) for unit, failure in one.record.stopped.items()},
+                "stopped": {unit: vars(failure) for unit, failure in supervisor.record.stopped.items()},
             }
-            for one in seen.supervisors
+            for supervisor in seen.supervisors
         },
         "readers": [vars(reader) for reader in seen.readers],
     }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -36,8 +36,9 @@ _COLUMNS = (
 class Before:
     """The content of a store before the run."""
 
-    ends: dict[str, int] = field(default_factory=dict)
-    positions: dict[str, int] = field(default_factory=dict)
+    ends: dict[str, int]
+    """The number of messages that were ever on a queue."""
+    positions: dict[str, int]
     """The position, by tailer id."""
 
     @staticmethod
@@ -63,14 +64,16 @@ def _end(queue: Queue) -> int:
 
 def _positions(store: Store) -> dict[str, int]:
     return {
-        one.tailer: one.position for processor in metrics.processors(store) for one in metrics.tailers(store, processor)
+        tailer.tailer: tailer.position
+        for processor in metrics.processors(store)
+        for tailer in metrics.tailers(store, processor)
     }
 
 
 class Summary:
     """Compares the store before and after. Finished before the graph closes."""
 
-    def __init__(self, running: Running, target: str, before: Before, store: str | None = None) -> None:
+    def __init__(self, running: Running, target: str, before: Before, store: str | None) -> None:
         """``target`` is the graph file, ``store`` the value of ``--store``."""
         self._running = running
         self._again = f"cues run {target}" + (f" --store {store}" if store else "")
@@ -98,10 +101,10 @@ class Summary:
             self._positions = _positions(self._running.store)
             self._messages = {name: len(queue) for name, queue in queues.items()}
         if self._running.shared is not None:
-            found = self._running.shared.now()
-            self._ends_after |= found.ends
-            self._positions |= found.positions
-            self._messages |= found.messages
+            progress = self._running.shared.now()
+            self._ends_after |= progress.ends
+            self._positions |= progress.positions
+            self._messages |= progress.messages
         for name, records in self._unresolved_records().items():
             earlier = max(0, records - self.new.get(name, 0))
             self.unresolved[name] = self._failed_on(name, records)
@@ -113,13 +116,13 @@ class Summary:
         return {name: end - self._before.ends.get(name, 0) for name, end in self._ends_after.items()}
 
     @property
-    def came(self) -> dict[str, int]:
+    def inputs(self) -> dict[str, int]:
         """The number of new input messages: written by sources, or taken from queues that are fed from outside."""
-        came: dict[str, int] = {}
+        inputs: dict[str, int] = {}
         for name in self.sources:
             from_outside = name in self._running.plan.fed or not self._running.pulls
-            came[name] = self._taken(name, self._before.positions) if from_outside else self.new.get(name, 0)
-        return came
+            inputs[name] = self._taken(name, self._before.positions) if from_outside else self.new.get(name, 0)
+        return inputs
 
     def _taken(self, queue: str, since: Mapping[str, int]) -> int:
         """The messages, of all partitions, that the processor that is furthest on a queue has taken since then."""
@@ -134,8 +137,8 @@ class Summary:
     def sources(self) -> list[str]:
         """The queues that bring messages into the graph."""
         plan = self._running.plan
-        found = [node.outputs[0].queue for node in plan.nodes if node.kind == "source"]
-        return list(dict.fromkeys([*found, *plan.fed]))
+        sources = [node.outputs[0].queue for node in plan.nodes if node.kind == "source"]
+        return list(dict.fromkeys([*sources, *plan.fed]))
 
     @property
     def failed(self) -> int:
@@ -220,8 +223,8 @@ class Summary:
     def _sentence(self, ending: Ending, nothing_new: bool) -> str:
         graph = self._running.plan.id
         if ending in ("done", "idle") and nothing_new:
-            there = _counted({name: self._ends_after.get(name, 0) for name in self.sources})
-            if not there:
+            processed = _counted({name: self._ends_after.get(name, 0) for name in self.sources})
+            if not processed:
                 if not self._running.pulls:
                     return f"{graph}: its queues are empty, and a backfill runs no source; nothing to do."
                 return f"{graph}: no source yielded a message; nothing to do."
@@ -229,17 +232,17 @@ class Summary:
             with contextlib.suppress(CuesError):  # an unreachable target is reported by the run that needs it
                 if targets := fresh.filled(self._running.plan):
                     anew = f"Without {_and(list(targets))}, {anew}"
-            return f"{_and(there)} already processed; nothing new. {anew} starts over"
+            return f"{_and(processed)} already processed; nothing new. {anew} starts over"
         took = duration(self.seconds)
         shared = self._running.shared
         place = shown(self._running.store.path) if shared is None else shared.place
-        came = _counted(self.came)
-        what = _and(came) or "the remaining messages"
+        inputs = _and(_counted(self.inputs))
+        what = inputs or "the remaining messages"
         if ending in ("done", "idle"):
             return f"{graph}: {what} processed in {took}, kept in {place}"
         again = f"{self._again} continues"
         if ending == "drained":
-            return f"{graph}: interrupted after {took}; all input ({_and(came) or 'no message'}) is processed. {again}"
+            return f"{graph}: interrupted after {took}; all input ({inputs or 'no message'}) is processed. {again}"
         if ending == "aborted":
             return f"{graph}: interrupted after {took}; the remaining messages wait on their queues. {again}"
         return f"{graph}: stopped by an error after {took}; nothing is lost"

@@ -61,7 +61,7 @@ FILE_CHECK_S: Final = 1.0
 @option("--json", "as_json", is_flag=True, help="One JSON object a line, as without it: messages have no other form.")
 @option("--meta", is_flag=True, help="Add q/meta: index, time, hash and provenance of the message.")
 def tail(
-    found: targets.StoreTarget,
+    target: targets.StoreTarget,
     follow: bool,
     count: int | str | None,
     start: str | None,
@@ -92,37 +92,35 @@ def tail(
     """
     condition = Where(where) if where else None
     begin = place.parse(start, "--from") if start else None
-    if (found.path / "_cues" / "id.json").exists():  # of cues run --queues
+    if (target.path / "_cues" / "id.json").exists():  # of cues run --queues
         if follow or start:
-            raise options.WrongUsage(
-                f"--{'follow' if follow else 'from'} is for stores; the queues of {found.text} are in files.",
+            raise WrongUsage(
+                f"--{'follow' if follow else 'from'} is for stores; the queues of {target.text} are in files.",
                 "use -n and --where.",
             )
-        return _print_shared(found, condition, count, meta)
-    with found.open() as opened:
-        reader = _Reader(targets.open_queue(found, opened, "cues tail"), condition, meta)
+        return _print_shared(target, condition, count, meta)
+    with target.open() as opened:
+        reader = _Reader(targets.open_queue(target, opened), condition, meta)
         reader.print(begin, count, follow)
-    if condition is not None and not reader.printed:
-        explained = condition.explain()
-        if explained:
-            options.note(explained)
+    if condition is not None and not reader.printed and (explained := condition.explain()):
+        options.note(explained)
     return options.FAILED if reader.damaged else 0
 
 
-def _print_shared(found: targets.StoreTarget, condition: Where | None, count: int | str | None, meta: bool) -> int:
+def _print_shared(target: targets.StoreTarget, condition: Where | None, count: int | str | None, meta: bool) -> int:
     """Print the last messages of such a queue."""
     from cues.spark.cluster import inspection
 
-    queue, known = found.name, inspection.queues_of(found.path)
+    queue, known = target.name, inspection.queues_of(target.path)
     listed = ", ".join(known)
     if not queue:
-        raise options.WrongUsage(f"{found.text} has the queues {listed}.", f"cues tail {found.text}#{known[-1]}")
+        raise WrongUsage(f"{target.text} has the queues {listed}.", target.again(known[-1]))
     if queue not in known:
-        message = f"{found.text} has no queue {queue!r}; it has {listed}."
+        message = f"{target.text} has no queue {queue!r}; it has {listed}."
         raise QueueNotFound(message, "name one of those queues.", queue=queue)
     most = LAST if count is None else None if count == "all" else int(count)
-    messages = inspection.last_messages(found.path, queue, most if condition is None else None)
-    for last in deque((one for one in messages if condition is None or condition(one.message)), most):
+    messages = inspection.last_messages(target.path, queue, most if condition is None else None)
+    for last in deque((read for read in messages if condition is None or condition(read.message)), most):
         about = {names.HASH: last.hash, names.QUEUE: {queue: {names.T: last.index, names.TIME: iso(last.time)}}}
         print(to_json({**last.message, names.META: about} if meta else last.message))
     return 0
@@ -171,8 +169,8 @@ class _Reader:
         """Move to the first of the last ``count`` matching messages."""
         tailer.to_end()
         tailer.direction = "backward"
-        found = 0
-        while found < count:
+        matching = 0
+        while matching < count:
             try:
                 message = tailer.read()
             except BatchDamaged as error:  # it is reported when it is read forward
@@ -180,7 +178,7 @@ class _Reader:
                 continue
             if message is None:
                 break
-            found += self.condition is None or bool(self.condition(message))
+            matching += self.condition is None or bool(self.condition(message))
         tailer.direction = "forward"
 
     def _begin_alone(self, tailer: Tailer, begin: place.Place | None, count: int | str | None) -> int | None:
@@ -197,9 +195,9 @@ class _Reader:
         row = self.queue._row()
         if self.condition is None or not count:
             return max(row.first, row.next - count)
-        found: deque[int] = deque(maxlen=count)
+        matching: deque[int] = deque(maxlen=count)
         end = row.next
-        while end > row.first and len(found) < count:
+        while end > row.first and len(matching) < count:
             # Batch by batch from the end; reading each forward is much faster than message by message.
             with self.queue.store._view() as txn:
                 raws = self.queue._log.read_before(txn, self.queue._log.row(txn), end)
@@ -215,11 +213,11 @@ class _Reader:
                 if batch.head.acknowledges or batch.first + offset < row.first:
                     continue
                 if self.condition(messages[offset]):
-                    found.appendleft(batch.first + offset)
-                    if len(found) == count:
+                    matching.appendleft(batch.first + offset)
+                    if len(matching) == count:
                         break
             end = batch.first
-        return found[0] if found else row.next
+        return matching[0] if matching else row.next
 
     def _lines(self, tailer: Tailer, follow: bool) -> Iterator[str]:
         while True:
@@ -247,17 +245,17 @@ class _Reader:
         """The metadata that the queue keeps, and always the index and time on this queue."""
         envelope = tailer.envelope
         assert envelope is not None
-        found = dict(envelope.metadata)
+        kept = dict(envelope.metadata)
         queues = {
             name: {
                 key: iso(value) if key == names.TIME and not isinstance(value, str) else value
                 for key, value in at.items()
             }
-            for name, at in found.get(names.QUEUE, {}).items()
+            for name, at in kept.get(names.QUEUE, {}).items()
         }
         queues[names.log_id(self.queue.name, envelope.partition)] = {
             names.T: envelope.index,
             names.TIME: iso(envelope.time),
         }
         identity = {} if envelope.uuid is None else {names.UUID: str(envelope.uuid)}
-        return {names.HASH: envelope.hash, **identity, **found, names.QUEUE: queues}
+        return {names.HASH: envelope.hash, **identity, **kept, names.QUEUE: queues}

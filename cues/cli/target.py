@@ -24,6 +24,7 @@ from cues.cli.options import F, WrongUsage, store_option
 from cues.errors import QueueNotFound, StoreNotFound
 from cues.graphs import graphfile
 from cues.graphs.graphfile import GraphFile
+from cues.graphs.graphfile import shown as shown
 from cues.queues.queue import Queue
 from cues.queues.store import Store
 
@@ -45,16 +46,19 @@ class StoreTarget:
         """The command that prints a queue: a format with the name of the queue."""
         return tail_of(self.text, self.store)
 
+    def again(self, name: str) -> str:
+        """The command that runs now, with ``name`` after ``#``."""
+        return f"{click.get_current_context().command_path} {self.text}#{name}"
+
     @property
-    def there(self) -> bool:
-        """Whether the store is there."""
+    def exists(self) -> bool:
+        """True if the store exists."""
         return (self.path / "data.mdb").exists()
 
     def require(self) -> None:
-        """Raise :class:`StoreNotFound`, with what is there instead, where there is no store."""
-        if not self.there:
-            message, hint = self._missing()
-            raise StoreNotFound(message, hint, path=str(self.path))
+        """Raise :class:`StoreNotFound` if the store does not exist. The error names what is there instead."""
+        if not self.exists:
+            raise StoreNotFound(*self._missing(), path=str(self.path))
 
     def open(self, readonly: bool = True, durability: str | None = None) -> Store:
         """Open the store; read-only by default, which does not disturb writers."""
@@ -87,12 +91,12 @@ def tail_of(text: str, store: str | None) -> str:
 
 
 def takes_store(metavar: str) -> Callable[[F], F]:
-    """The argument that names a store, and ``--store``. Passes the :class:`StoreTarget` as ``found``."""
+    """The argument that names a store, and ``--store``. Passes the :class:`StoreTarget` as ``target``."""
 
     def decorate(fn: F) -> F:
         @functools.wraps(fn)
         def call(target: str | None, store: str | None, **given: Any) -> Any:
-            return fn(found=resolve(target, store), **given)
+            return fn(target=resolve(target, store), **given)
 
         required = not metavar.startswith("[")
         argument = click.argument("target", metavar=metavar, required=required, shell_complete=completion.names)
@@ -138,26 +142,18 @@ def _split(target: str) -> tuple[str, str]:
     return text, name
 
 
-def shown(path: Path | str) -> str:
-    """A path in its shortest form."""
-    try:
-        return str(Path(path).resolve().relative_to(Path.cwd()))
-    except ValueError:
-        return str(path)
-
-
 def nearest(name: str, known: Sequence[str]) -> str:
     """The known name that is most similar to ``name``, or the first one."""
     near = difflib.get_close_matches(name, known, 1, 0.5)
     return near[0] if near else next(iter(known), "")
 
 
-def open_queue(target: StoreTarget, store: Store, command: str) -> Queue:
+def open_queue(target: StoreTarget, store: Store) -> Queue:
     """The queue of an open store that a target names; a try log only by its whole name."""
-    return store.queue(queue_of(target, store.queues(all="." in target.name), command))
+    return store.queue(queue_of(target, store.queues(all="." in target.name)))
 
 
-def queue_of(target: StoreTarget, known: Sequence[str], command: str) -> str:
+def queue_of(target: StoreTarget, known: Sequence[str]) -> str:
     """The queue that a target names, which must be one of ``known``; the only one if it names none.
 
     ``orders/3`` is a partition of one of them.
@@ -166,33 +162,28 @@ def queue_of(target: StoreTarget, known: Sequence[str], command: str) -> str:
     if slash and queue in known and partition.isdecimal():
         return target.name
     hint = "make it with cues run, or with cues send --create."
-    return _chosen(target, {id: id for id in known}, command, "queue", ", ".join(known) or "none", "queue", hint)
+    return _chosen(target, {id: id for id in known}, "queue", ", ".join(known) or "none", "queue", hint)
 
 
-def processor_of(target: StoreTarget, known: Sequence[str], command: str) -> str:
+def processor_of(target: StoreTarget, known: Sequence[str]) -> str:
     """The processor id that a target names, with or without its graph's name."""
     names = {id: id for id in known} | {id.partition(".")[2]: id for id in reversed(known)}
     listed, hint = ", ".join(known) or "none yet", "run the graph first: cues run."
-    return _chosen(target, names, command, "processor", listed, "graph.processor", hint)
+    return _chosen(target, names, "processor", listed, "graph.processor", hint)
 
 
-def _chosen(
-    target: StoreTarget, names: Mapping[str, str], command: str, kind: str, listed: str, example: str, hint: str
-) -> str:
-    """The id that a target names by one of ``names``; the only one where it names none."""
+def _chosen(target: StoreTarget, names: Mapping[str, str], kind: str, listed: str, example: str, hint: str) -> str:
+    """Return the id that a target names by one of ``names``; the only id if it names none."""
     if target.name in names:
         return names[target.name]
     ids = list(dict.fromkeys(names.values()))
     if not target.name:
         if len(ids) == 1:
             return ids[0]
-        raise WrongUsage(
-            f"Which {kind} of {target.text}? It has {listed}.",
-            f"{command} {target.text}#{sorted(ids)[0] if ids else example}",
-        )
+        raise WrongUsage(f"Which {kind} of {target.text}? It has {listed}.", target.again(min(ids, default=example)))
     near = nearest(target.name, list(names))
     raise QueueNotFound(
         f"{target.text} has no {kind} {target.name!r}; it has {listed}.",
-        f"{command} {target.text}#{near}." if near else hint,
+        f"{target.again(near)}." if near else hint,
         queue=target.name,
     )

@@ -26,7 +26,7 @@ _OUTCOMES = {names.ATTEMPT: "whole", names.NIL_ATTEMPT: "whole, nothing to write
 @targets.takes_store("GRAPH#PROCESSOR | STORE#GRAPH.PROCESSOR")
 @option("--count", "-n", "count", type=Count(), default=LAST, help="The number of last steps.  [default: 10]")
 @output_options
-def tries(found: targets.StoreTarget, count: int | str, output: CommandOutput) -> None:
+def tries(target: targets.StoreTarget, count: int | str, output: CommandOutput) -> None:
     """List the last steps of a processor: the messages that each took, its hash, and its outputs.
 
     A step is a snapshot and an attempt with the same hash. A snapshot without its attempt did not commit: the
@@ -39,17 +39,18 @@ def tries(found: targets.StoreTarget, count: int | str, output: CommandOutput) -
     In JSON each map is a line, as the processor wrote it; `cues tail STORE#GRAPH.PROCESSOR` follows them.
     A try log keeps at least its last 256 steps.
     """
-    with found.open() as opened:
-        processor = targets.processor_of(found, metrics.processors(opened), "cues tries")
+    with target.open() as opened:
+        processor = targets.processor_of(target, metrics.processors(opened))
         steps = _steps(opened.queue(processor).tailer())
     if count != "all":
         steps = steps[-int(count) :] if count else []
     if output.json:
-        output.rows([made for step in steps for made in step["maps"]], ())
+        output.rows([record for step in steps for record in step["maps"]], ())
     elif not steps:
         print(f"{processor} has made no step yet.")
     else:
-        output.rows(steps, _COLUMNS, lambda step: step | {"hash": step["hash"][:12] + "…", "time": step["time"][:23]})
+        rows = [step | {"hash": step["hash"][:12] + "…", "time": step["time"][:23]} for step in steps]
+        output.rows(rows, _COLUMNS)
 
 
 def _steps(tailer: Tailer) -> list[dict[str, Any]]:

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cues.base import events, names
-from cues.engine.growth import Growth, divide, tell_of_growth
+from cues.engine.growth import Emit, Growth, divide, tell_of_growth
 from cues.engine.status import processor_of
 from cues.engine.stores import Stores, open_stores, prepare, prepare_units
 from cues.errors import CuesError, GraphError, StoreError, TopologyChanged
@@ -108,7 +108,7 @@ def assemble(
     pause: Pause = lambda seconds: False,
     stopping: Callable[[], bool] = lambda: False,
     may_linger: Callable[[], bool] = lambda: False,
-    emit: Callable[[events.Event], None] = lambda event: None,
+    emit: Emit = lambda event: None,
     runner: Callable[..., Runner] = Runner,
     delivery: type[Stepper] = Stepper,
 ) -> Assembly:
@@ -123,7 +123,7 @@ def assemble(
     stores = open_stores(graph, plan, store, accept_topology, emit)
     ownership = None
     try:
-        queues = prepare(stores, plan, graph, emit, made=units is not None)
+        queues = prepare(stores, plan, graph, emit, by_supervisor=units is not None)
         if units is None:
             tell_of_misspelt(plan, queues, emit)
         every = divide(plan, queues)
@@ -138,12 +138,12 @@ def assemble(
         rows = _claim(stores, nodes, queues, ownership, claimants, accept_topology)
         if accept_topology:
             _give_up(stores, every)
-        there = {name: queue for name, queue in queues.items() if queue.store is not stores.home}
+        abroad = {name: queue for name, queue in queues.items() if queue.store is not stores.home}
 
         def recovered(
             nodes: Sequence[Node], rows: dict[str, ProcessorRow], left_over: Mapping[bytes, set[str]] = {}
         ) -> tuple[list[Stepper], list[Forwarder]]:
-            marks = _marks(stores.home, nodes, rows, there)
+            marks = _marks(stores.home, nodes, rows, abroad)
             steppers: list[Stepper] = []
             for node in nodes:
                 kind = SourceStepper if node.kind == "source" else delivery
@@ -151,8 +151,11 @@ def assemble(
                 if node.pending:
                     kind, more = PendingStepper, {"give_up": accept_topology}
                 else:
-                    _finish_pending(stores.home, node, rows[node.id], list(there.values()), accept_topology, emit)
-                made = kind(
+                    # It may have been declared with across="pending" before.
+                    left = pending.finish(stores.home, node.id, rows[node.id], list(abroad.values()), accept_topology)
+                    for what in left.values():
+                        emit(events.Event(node.id, f"given up: {what}", logging.WARNING))
+                stepper = kind(
                     stores.home,
                     node,
                     rows[node.id],
@@ -166,10 +169,10 @@ def assemble(
                     runner=runner,
                     **more,
                 )
-                made.recover()
-                steppers.append(made)
+                stepper.recover()
+                steppers.append(stepper)
             forwarders = [
-                _forwarder(stores.home, other, steppers, left_over.get(other.id, set()), marks, there)
+                _forwarder(stores.home, other, steppers, left_over.get(other.id, set()), marks, abroad)
                 for other in stores.others.values()
             ]
             return steppers, forwarders
@@ -177,7 +180,7 @@ def assemble(
         elsewhere = {node.id for node in every} - {node.id for node in nodes}
         left_over = {other: processors - elsewhere for other, processors in stores.left_over.items()}
         steppers, forwarders = recovered(nodes, rows, left_over)
-        growth = Growth(plan, queues, every) if units is None else None
+        growth = Growth(plan, queues, every, emit) if units is None else None
         return Assembly(plan, stores, ownership, steppers, forwarders, queues, recovered, growth)
     except BaseException:
         if ownership is not None:
@@ -193,7 +196,7 @@ def _claimants(nodes: Sequence[Node], queues: Mapping[str, Queue]) -> list[Claim
     return [Claimant(node.id, node.kind, logs(node)) for node in nodes]
 
 
-def tell_of_misspelt(plan: Plan, queues: Mapping[str, Queue], emit: Callable[[events.Event], None]) -> None:
+def tell_of_misspelt(plan: Plan, queues: Mapping[str, Queue], emit: Emit) -> None:
     """Warn of queues that are empty and that no processor writes, if their name is nearly that of a written one."""
     for queue, near in plan.misspelt.items():
         if all(row.next == 1 for row in queues[queue]._rows()):
@@ -207,9 +210,8 @@ def _refuse_renamed(home: Store, plan: Plan, claimants: Sequence[Claimant]) -> N
     It would begin at the start of its queues, and process all messages again. A sink would deliver them again.
     """
     known = {node.id for node in plan.running}
-    prefix = names.processor_key(f"{plan.id}.")
     with home._view() as txn:
-        ids = [key.removeprefix(names.processor_key("")).decode() for key, _ in transaction.rows(txn, prefix)]
+        ids = [f"{plan.id}.{name}" for name, _ in transaction.named_rows(txn, names.processor_key(f"{plan.id}."))]
         gone = {id: read_topology(txn, id) for id in ids if processor_of(id) not in known}
         new = [claimant for claimant in claimants if read_topology(txn, processor_of(claimant.processor)) is None]
         for claimant in new if gone else ():
@@ -234,9 +236,8 @@ def _give_up(stores: Stores, units: Sequence[Node]) -> None:
     """Forget the units of processors that read fewer partitions than before. Retention would always wait for them."""
     home = stores.home
     known, processors = {unit.id for unit in units}, {unit.processor for unit in units}
-    prefix = names.processor_key("")
     with home._view() as txn:
-        ids = [key[len(prefix) :].decode() for key, _ in transaction.rows(txn, prefix)]
+        ids = [id for id, _ in transaction.named_rows(txn, names.processor_key(""))]
         gone = {id: read_topology(txn, id) for id in ids if id not in known and processor_of(id) in processors}
 
     def forget(txn: StoreTransaction) -> None:
@@ -264,7 +265,8 @@ def _claim(
     accept_topology: bool,
 ) -> dict[str, ProcessorRow]:
     """Claim the processors. The marks in other stores are made first, before there are positions that need them."""
-    before = _topologies(stores.home, claimants)
+    with stores.home._view() as txn:
+        before = {claimant.processor: read_topology(txn, claimant.processor) for claimant in claimants}
     begun, epoch = _begin_marks(stores.home, nodes, queues)
     try:
         rows = ownership.claim(accept_topology, above=epoch, only=claimants)
@@ -289,24 +291,11 @@ def _forwarder(
     ``left_over`` are processors with a fork queue from earlier starts.
     """
     forked = {delivery.node.id for delivery in steppers if other.id in delivery.forks}
-    here = [marked for of_node in marks.values() for marked in of_node.values() if marked.mark.queue.store is other]
-    there = {name: queue for name, queue in queues.items() if queue.store is other}
-    forwarder = Forwarder(home, other, sorted(forked | left_over), here, there)
+    read = [marked for of_node in marks.values() for marked in of_node.values() if marked.mark.queue.store is other]
+    written = {name: queue for name, queue in queues.items() if queue.store is other}
+    forwarder = Forwarder(home, other, sorted(forked | left_over), read, written)
     forwarder.compare()
     return forwarder
-
-
-def _finish_pending(
-    home: Store,
-    node: Node,
-    row: ProcessorRow,
-    there: Sequence[Queue],
-    give_up: bool,
-    emit: Callable[[events.Event], None],
-) -> None:
-    """Finish the pending messages of a processor that was declared with ``across="pending"`` and is not any more."""
-    for what in pending.finish(home, node.id, row, there, give_up).values():
-        emit(events.Event(node.id, f"given up: {what}", logging.WARNING))
 
 
 def refuse_frames(plan: Plan) -> None:
@@ -363,11 +352,6 @@ def _begin_marks(
                 begun.append((queue, reader))
             highest = max(highest, mark.epoch or 0)
     return begun, highest
-
-
-def _topologies(home: Store, claimants: Sequence[Claimant]) -> dict[str, ProcessorInputs | None]:
-    with home._view() as txn:
-        return {claimant.processor: read_topology(txn, claimant.processor) for claimant in claimants}
 
 
 def _drop_marks(stores: Stores, claimants: Sequence[Claimant], before: dict[str, ProcessorInputs | None]) -> None:

@@ -68,7 +68,7 @@ class Engine(Protocol):
     """The part of a running graph that is different in each engine."""
 
     pulls: bool
-    """Whether sources run."""
+    """True if sources run."""
     shared: Shared | None
     """The queues that are not in :attr:`store`."""
 
@@ -113,7 +113,7 @@ class Engine(Protocol):
 
     @property
     def over(self) -> bool:
-        """Whether nothing runs any more, so that the queues will not be drained."""
+        """True if nothing runs any more, so that the queues will not be drained."""
 
     # --- the end ---
 
@@ -128,7 +128,7 @@ class Engine(Protocol):
 
     @property
     def stuck(self) -> bool:
-        """Whether a call of a user's function has not returned, after :meth:`join`."""
+        """True if a call of a user's function has not returned, after :meth:`join`."""
 
     def close(self) -> None:
         """Give back locks and stores. Called after :meth:`join`, and again if an exception interrupted it."""

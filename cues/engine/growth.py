@@ -1,15 +1,15 @@
 """The units of a graph, one for each partition that a processor reads, and the growth of their number.
 
 divide            the units of the partitions that there are
-Growth            the units that are missing, when queues have grown
-MisfitLimit       inputs of one processor that are grown one after another
-tell_of_growth    the warning at a start; ``taken_in`` is the warning of a graph that runs
+Growth            the units that are missing when queues have grown; inputs of one processor grow one after another
+tell_of_growth    the warning at a start
 """
 
 from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
@@ -21,6 +21,7 @@ from cues.queues.processor_rows import read_topology
 from cues.queues.queue import Queue
 from cues.queues.store import Store
 
+Emit = Callable[[events.Event], None]
 MISFIT_S: Final = 30.0
 """Longest time in which the inputs of a processor may have different numbers of partitions while the graph runs."""
 
@@ -60,13 +61,19 @@ def _divide(plan: Plan, queues: Mapping[str, Queue]) -> tuple[list[Node], list[G
 
 
 class Growth:
-    """Finds the partitions that queues get while a graph runs."""
+    """Finds the partitions that queues get while a graph runs.
 
-    def __init__(self, plan: Plan, queues: Mapping[str, Queue], units: Sequence[Node]) -> None:
+    Queues grow one after another. So the inputs of a processor may have different numbers of partitions (a misfit),
+    but only for a limited time.
+    """
+
+    def __init__(self, plan: Plan, queues: Mapping[str, Queue], units: Sequence[Node], emit: Emit) -> None:
         """``units`` are those of :func:`divide` at the start."""
         self._plan = plan
         self._queues = queues
+        self._emit = emit
         self._known = {unit.id for unit in units}
+        self._misfit_since: float | None = None
         self._settled: dict[str, int] = {}
         """Partitions by queue, as of the last look that found no unit missing."""
 
@@ -81,62 +88,44 @@ class Growth:
             self._settled = partitions
         return missing, misfits
 
-    def took(self, units: Sequence[Node]) -> None:
-        """Count these units as known."""
-        self._known |= {unit.id for unit in units}
+    def take_in(self, own: Callable[[Sequence[Node]], None]) -> list[Node]:
+        """Call ``own`` with the missing units, if there are any, and warn of them. Return the missing units.
 
-
-class MisfitLimit:
-    """A limit for the time in which the inputs of a processor have different numbers of partitions.
-
-    Queues grow one after another, so a short misfit is normal.
-    """
-
-    def __init__(self, graph: str, emit: Callable[[events.Event], None]) -> None:
-        self._graph = graph
-        self._emit = emit
-        self._since: float | None = None
-
-    def bear(self, misfits: Sequence[GraphError]) -> None:
-        """Warn of the first misfit; raise it when it has lasted longer than ``MISFIT_S``."""
+        Warn of the first misfit; raise it when it has lasted longer than ``MISFIT_S``.
+        """
+        missing, misfits = self.look()
         if not misfits:
-            self._since = None
-        elif self._since is None:
-            self._since = time.monotonic()
+            self._misfit_since = None
+        elif self._misfit_since is None:
+            self._misfit_since = time.monotonic()
             for misfit in misfits:
                 text = f"reads no new partition before its inputs fit together: {misfit.message}"
-                self._emit(events.Event(self._graph, text, logging.WARNING))
-        elif time.monotonic() - self._since > MISFIT_S:
+                self._emit(events.Event(self._plan.id, text, logging.WARNING))
+        elif time.monotonic() - self._misfit_since > MISFIT_S:
             raise misfits[0]
+        if missing:
+            own(missing)
+            self._known |= {unit.id for unit in missing}
+            _warn(Counter(unit.processor for unit in missing), "from now on", self._emit)
+        return missing
 
 
-def tell_of_growth(home: Store, nodes: Sequence[Node], emit: Callable[[events.Event], None]) -> None:
+def tell_of_growth(home: Store, nodes: Sequence[Node], emit: Emit) -> None:
     """Warn of processors that have new units besides old ones: the state of a key stays with its old partition.
 
     ``nodes`` are all units of the graph. Call it before this start has claimed any of them. If another process of the
     same start had claimed the first unit, the units that are not claimed yet would look like growth.
     """
-    grown: dict[str, int] = {}
     with home._view() as txn:
-        for node in nodes:
-            if read_topology(txn, node.id) is None and read_topology(txn, node.processor) is not None:
-                grown[node.processor] = grown.get(node.processor, 0) + 1
-    for processor, count in grown.items():
-        emit(_growth(processor, count, "than before"))
+        new = [node for node in nodes if read_topology(txn, node.id) is None]
+        grown = Counter(node.processor for node in new if read_topology(txn, node.processor) is not None)
+    _warn(grown, "than before", emit)
 
 
-def taken_in(units: Sequence[Node]) -> list[events.Event]:
-    """The warnings of a running graph that has taken in these units."""
-    counts: dict[str, int] = {}
-    for unit in units:
-        counts[unit.processor] = counts.get(unit.processor, 0) + 1
-    return [_growth(processor, count, "from now on") for processor, count in counts.items()]
-
-
-def _growth(processor: str, count: int, since: str) -> events.Event:
-    return events.Event(
-        processor,
-        f"reads {count} more partition{'s' if count > 1 else ''} {since}, from the beginning; state stays"
-        " with the partition that it was kept for, so a key that moved begins anew",
-        logging.WARNING,
-    )
+def _warn(new_units: Mapping[str, int], since: str, emit: Emit) -> None:
+    for processor, count in new_units.items():
+        text = (
+            f"reads {count} more partition{'s' if count > 1 else ''} {since}, from the beginning; state stays"
+            " with the partition that it was kept for, so a key that moved begins anew"
+        )
+        emit(events.Event(processor, text, logging.WARNING))

@@ -30,15 +30,12 @@ from cues.base import events
 from cues.engine import record
 from cues.engine.assembly import Assembly, assemble
 from cues.engine.engine import Host
-from cues.engine.growth import MisfitLimit, taken_in
 from cues.engine.running import Running
 from cues.engine.status import Shared, UnitStatus, sources_ended
 from cues.engine.threads import ForwarderThread, Worker, WorkerThread, report_stop
 from cues.errors import Closed
 from cues.forwarding.forwarder import Forwarder
-from cues.queues.log import Log
-from cues.queues.processor_rows import ProcessorRow, read_row
-from cues.records.log_row import LogRow
+from cues.queues.processor_rows import read_row
 from cues.steps.failure import passes, stopped_by
 from cues.steps.feed import SourceStepper
 from cues.steps.ownership import LEASE_BEAT_S
@@ -61,12 +58,16 @@ class EmbeddedEngine:
 
     pulls: bool = True
     shared: Shared | None = None
+    plan: Plan
+    store: Store
+    queues: dict[str, Queue]
     over = False
     """A processor that stopped does not keep the others from finishing the messages on the queues."""
 
     def __init__(self, graph: Graph, **options: Any) -> None:
         """``options`` are arguments of :func:`assemble`."""
         self.graph = graph
+        self.pids: dict[str, int] = {}
         self._options = options
         self.workers: list[Worker] = []
         self.forwarder_threads: list[ForwarderThread] = []
@@ -82,7 +83,6 @@ class EmbeddedEngine:
     def start(self, host: Host) -> None:
         """Own the processors, and start their threads."""
         self.host = host
-        self._misfits = MisfitLimit(self.graph.id, host.emit)
         self._keeper = threading.Thread(target=self._keep, name="cues keeper", daemon=True)
         self._assembly: Assembly = assemble(
             self.graph,
@@ -92,6 +92,7 @@ class EmbeddedEngine:
             emit=host.emit,
             **self._options,
         )
+        self.plan, self.store, self.queues = self._assembly.plan, self._assembly.store, self._assembly.queues
         try:
             self._start_threads()
             self._forget_stops()
@@ -113,9 +114,8 @@ class EmbeddedEngine:
         self._worker_threads += worker_threads
         self.workers = [*self.workers, *workers]
         self.forwarder_threads = [*self.forwarder_threads, *forwarder_threads]
-        started: list[WorkerThread | ForwarderThread] = [*worker_threads, *forwarder_threads]
-        for started_thread in started:
-            started_thread.thread.start()
+        for thread in [loop.thread for loop in worker_threads] + [loop.thread for loop in forwarder_threads]:
+            thread.start()
 
     def _deal(self, workers: Sequence[Worker]) -> list[WorkerThread]:
         """Share units out among the threads of their processors, as many as it has instances; returns the new ones."""
@@ -136,22 +136,6 @@ class EmbeddedEngine:
     def _worker(self, stepper: Stepper) -> Worker:
         return Worker(self.host, stepper)
 
-    @property
-    def plan(self) -> Plan:
-        return self._assembly.plan
-
-    @property
-    def store(self) -> Store:
-        return self._assembly.store
-
-    @property
-    def queues(self) -> dict[str, Queue]:
-        return self._assembly.queues
-
-    @property
-    def pids(self) -> dict[str, int]:
-        return {}
-
     # --- the work that is left ---
 
     def standings(self) -> list[UnitStatus]:
@@ -164,13 +148,10 @@ class EmbeddedEngine:
 
     def idle(self) -> bool:
         before = self._progress()
-        rows: dict[str, ProcessorRow | None] = {}
-        known: dict[Log, LogRow] = {}
         logs = {read.log for worker in self.workers for read in worker.delivery.inputs}
         with self.store._view() as txn:
-            for worker in self.workers:
-                rows[worker.id] = read_row(txn, worker.id)
-            known |= {log: log.row(txn) for log in logs if log.store.id == self.store.id}
+            rows = {worker.id: read_row(txn, worker.id) for worker in self.workers}
+            known = {log: log.row(txn) for log in logs if log.store.id == self.store.id}
             ends = [thread.forwarder.ends(txn) for thread in self.forwarder_threads]
         forwarded = all(thread.idle(end) for thread, end in zip(self.forwarder_threads, ends))
         for log in logs - known.keys():
@@ -245,7 +226,7 @@ class EmbeddedEngine:
                 worker.tell_if_slow()
 
     def _grown(self) -> bool:
-        """Whether there are partitions that no unit reads yet. The keeper takes them in then."""
+        """Return whether there are partitions that no unit reads yet. The keeper takes them in then."""
         growth = self._assembly.growth
         if growth is None or not any(growth.look()):
             return False
@@ -257,13 +238,7 @@ class EmbeddedEngine:
         if growth is None:
             return
         try:
-            missing, misfits = growth.look()
-            self._misfits.bear(misfits)
-            if missing:
-                self._take_in(missing)
-                growth.took(missing)
-                for event in taken_in(missing):
-                    self.host.emit(event)
+            if growth.take_in(self._take_in):
                 self.host.changed()
         except BaseException as error:
             # An error that may pass is left to the next look.
@@ -283,11 +258,8 @@ class EmbeddedEngine:
 
     def _figures(self) -> dict[str, leases.Figures]:
         """The calls of the functions of the processors, for ``cues status`` of other processes."""
-        counted = {worker.id: worker.delivery.counters for worker in self.workers}
-        return {
-            id: {"calls": counters.calls, "in_flight": counters.in_flight, "call_s": counters.call_s or 0.0}
-            for id, counters in counted.items()
-        }
+        counted = [(worker.id, worker.delivery.counters) for worker in self.workers]
+        return {id: {"calls": c.calls, "in_flight": c.in_flight, "call_s": c.call_s or 0.0} for id, c in counted}
 
     def keep_stop(self, event: events.Stopped) -> None:
         with self._recording, contextlib.suppress(OSError):  # a full disk

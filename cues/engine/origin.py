@@ -34,12 +34,12 @@ from cues.graphs.plan import Plan
 
 @dataclass(frozen=True)
 class Origin:
-    """What to import, and the graph in it."""
+    """The file or module to import, and the graph in it."""
 
     target: str
     """``/path/graph.py:name``, ``/path/graph.py:make(3)``, or ``package.module:name``."""
     file: bool
-    """Whether ``target`` begins with a file."""
+    """True if ``target`` begins with a file."""
 
     def load(self) -> Graph:
         """Import it. Raises :class:`GraphError`, and the errors of :func:`graphfile.load`."""
@@ -63,10 +63,10 @@ class Origin:
         return graph
 
 
-def origin_of(graph: Graph, target: str | None = None) -> Origin:
-    """The place where workers find ``graph``. ``target`` names it if it cannot be found out.
+def origin_of(graph: Graph, target: str | None) -> Origin:
+    """Return the place where workers find ``graph``. ``target`` names it if it cannot be found out.
 
-    Raises :class:`GraphError` if there is no such place.
+    Raises :class:`GraphError` if workers cannot find it.
     """
     if target is not None:
         path, name, call = graphfile.split(target)
@@ -102,9 +102,9 @@ def digests(plan: Plan) -> dict[str, str]:
     return {node.id: _digest(node) for node in plan.nodes} | {"": rest}
 
 
-def compare(graph: Graph, here: Mapping[str, str], there: Mapping[str, str]) -> None:
+def compare(graph: Graph, built: Mapping[str, str], expected: Mapping[str, str]) -> None:
     """Raise :class:`GraphError` if the digests of this start and of a worker differ, with the processors."""
-    differ = sorted(id for id in here.keys() | there.keys() if here.get(id) != there.get(id))
+    differ = sorted(id for id in built.keys() | expected.keys() if built.get(id) != expected.get(id))
     if differ:
         what = ", ".join(id or "its queues" for id in differ)
         raise GraphError(

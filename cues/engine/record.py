@@ -39,8 +39,6 @@ class RecordedFailure:
 
 @dataclass
 class WorkerRecord:
-    """One worker."""
-
     pid: int
     units: list[str]
     restarts: int = 0
@@ -49,8 +47,6 @@ class WorkerRecord:
 
 @dataclass
 class WorkersRecord:
-    """The workers of one graph."""
-
     graph: str
     supervisor: int
     """Its pid."""
@@ -66,7 +62,7 @@ class WorkersRecord:
 
     @staticmethod
     def load(path: Path) -> WorkersRecord | None:
-        """The record at ``path``; None if it cannot be read."""
+        """Return the record at ``path``; None if it cannot be read."""
         try:
             data: dict[str, Any] = json.loads(path.read_text())
             return WorkersRecord(
@@ -80,13 +76,13 @@ class WorkersRecord:
 
     @staticmethod
     def all(store: str) -> list[WorkersRecord]:
-        """The records of all graphs that have run with workers on a store."""
+        """Return the records of all graphs that have run with workers on a store."""
         records = [WorkersRecord.load(path) for path in sorted(Path(store).glob(PATTERN))]
         return [record for record in records if record is not None]
 
     @staticmethod
     def of(store: str, graph: str) -> WorkersRecord | None:
-        """The record of a graph's last supervisor on a store."""
+        """Return the record of a graph's last supervisor on a store."""
         return WorkersRecord.load(_path(store, graph))
 
 

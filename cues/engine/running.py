@@ -73,7 +73,7 @@ class Running:
 
     @property
     def pulls(self) -> bool:
-        """Whether sources run."""
+        """True if sources run."""
         return self.engine.pulls
 
     @property
@@ -148,7 +148,7 @@ class Running:
 
     @property
     def stuck(self) -> bool:
-        """Whether, after :meth:`close`, a call of a user's function has not returned."""
+        """True if, after :meth:`close`, a call of a user's function has not returned."""
         return self.engine.stuck
 
     @property
@@ -161,9 +161,9 @@ class Running:
     def idle(self) -> bool:
         """Return whether no processor has anything to do, at one moment.
 
-        One transaction of the home store reads all positions, and the ends of the queues to take and to forward from.
-        Other stores are read after it. A reader that is at the end of such a queue then was at its end
-        at the moment of the transaction too.
+        One transaction of the home store reads all positions, and the ends of all queues that are read or forwarded.
+        Other stores are read after it. A reader that is at the end of their queues then was there at the moment of the
+        transaction too.
         """
         return self.engine.idle()
 
@@ -173,7 +173,6 @@ class Running:
         Raises :class:`ProcessorStopped`, with the user's exception as its cause, when a processor
         stopped.
         """
-
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
             self._check()
@@ -195,7 +194,6 @@ class Running:
         Raises :class:`ProcessorStopped` when a processor stopped. With ``workers`` the other processors
         continue, and it is raised at the end.
         """
-
         while not self.halted:
             self._check()
             if self.engine.done() or (idle_exit_s is not None and self._quiet_for(idle_exit_s)):

@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 from cues.base import events, names
+from cues.engine.growth import Emit
 from cues.errors import Diverged
 from cues.forwarding import fork, other_stores
 from cues.graphs.graph import Graph
@@ -28,7 +29,6 @@ from cues.queues.store import Store
 from cues.storage.transaction import StoreTransaction
 
 TRY_LOG: Final = QueueOptions(metadata=False)
-Emit = Callable[[events.Event], None]
 
 
 @dataclass
@@ -194,10 +194,10 @@ def _say_durability(stores: Stores, plan: Plan, emit: Emit) -> None:
         )
 
 
-def prepare(stores: Stores, plan: Plan, graph: Graph, emit: Emit, made: bool = False) -> dict[str, Queue]:
+def prepare(stores: Stores, plan: Plan, graph: Graph, emit: Emit, by_supervisor: bool = False) -> dict[str, Queue]:
     """Open every queue with the options that the graph gives. Make those that are missing.
 
-    ``made``: a supervisor has made them. They may have got more partitions since then, which is not an error.
+    ``by_supervisor``: a supervisor has made them. They may have got more partitions since then, which is not an error.
     """
     home = stores.home
     wanted: dict[Store, dict[str, QueueOptions]] = {store: {} for store in (home, *stores.others.values())}
@@ -211,7 +211,7 @@ def prepare(stores: Stores, plan: Plan, graph: Graph, emit: Emit, made: bool = F
     for name in plan.queues:
         # Options of the graph apply from now on. Without options the queue stays as it is.
         given = graph.queues.get(name) or graph.queues.get("*")
-        if given and made:
+        if given and by_supervisor:
             given = given._changed({"partitions": 1})
         store = stores.store_of(name)
         if store is home:

@@ -12,7 +12,6 @@ worker that is asked later may send a message to a worker that was asked before.
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import os
 import sys
@@ -25,7 +24,7 @@ from cues.engine import wire
 from cues.engine.assembly import refuse_frames, tell_of_misspelt
 from cues.engine.assignment import assign, check_number
 from cues.engine.engine import Host
-from cues.engine.growth import Growth, MisfitLimit, divide, taken_in, tell_of_growth
+from cues.engine.growth import Growth, divide, tell_of_growth
 from cues.engine.origin import Origin, digests, origin_of
 from cues.engine.record import WorkersRecord
 from cues.engine.running import Running
@@ -80,19 +79,19 @@ class SupervisedEngine:
     def start(self, host: Host) -> None:
         """Start the workers, and wait until they own their units and run."""
         self._host = host
-        self._misfits = MisfitLimit(self._graph.id, host.emit)
         self.plan: Plan = self._graph.plan()
         refuse_frames(self.plan)
         check_number(self._workers)
         origin = origin_of(self._graph, self._target)
         self._stores = open_stores(self._graph, self.plan, self._store, self._accept_topology, host.emit)
+        self.store: Store = self._stores.home
         self._lock = supervisor_lock(self._graph.id)
         try:
             self._claim()
             self.queues: dict[str, Queue] = prepare(self._stores, self.plan, self._graph, host.emit)
             tell_of_misspelt(self.plan, self.queues, host.emit)
             self._units = divide(self.plan, self.queues)
-            self._growth = Growth(self.plan, self.queues, self._units)
+            self._growth = Growth(self.plan, self.queues, self._units, host.emit)
             tell_of_growth(self.store, self._units, host.emit)
             prepare_units(self._stores, self._units)
             self._supervisor = self._supervise(origin)
@@ -134,34 +133,22 @@ class SupervisedEngine:
 
     def _supervise(self, origin: Origin) -> Supervisor:
         graph, store = self._graph, self.store
-        load = wire.LoadGraph("", origin, digests(self.plan), sys.argv)
-        carry = wire.AssignUnits(
-            (),
-            os.path.abspath(store.path),
-            None if graph.directory is None else str(graph.directory.resolve()),
-            graph.durability,
-            self._accept_topology,
-            self._take_over,
-        )
         return Supervisor(
             store,
             assign(self.plan.topology(), self._units, self._workers),
-            lambda name: dataclasses.replace(load, worker=name),
-            lambda units, first, over: dataclasses.replace(
-                carry,
-                units=units,
-                accept_topology=first and carry.accept_topology,
-                take_over=over or (first and carry.take_over),
+            wire.LoadGraph("", origin, digests(self.plan), sys.argv),
+            wire.AssignUnits(
+                (),
+                os.path.abspath(store.path),
+                None if graph.directory is None else str(graph.directory.resolve()),
+                graph.durability,
+                self._accept_topology,
+                self._take_over,
             ),
             WorkersRecord(graph.id, os.getpid()),
-            self._host.emit,
-            self._host.changed,
+            self._host,
             self._new_units,
         )
-
-    @property
-    def store(self) -> Store:
-        return self._stores.home
 
     @property
     def pids(self) -> dict[str, int]:
@@ -194,20 +181,14 @@ class SupervisedEngine:
         return True
 
     def _new_units(self) -> Sequence[Node]:
-        """The units of partitions that came while the graph runs, which the supervisor gives to workers."""
+        """Return the units of partitions that came while the graph runs. The supervisor gives them to workers."""
         try:
-            missing, misfits = self._growth.look()
-            prepare_units(self._stores, missing)
+            missing = self._growth.take_in(lambda units: prepare_units(self._stores, units))
         except (CuesError, OSError) as error:
             if passes(error):  # the next look finds them
                 return []
             raise
-        self._misfits.bear(misfits)
-        if missing:
-            self._growth.took(missing)
-            self._units = [*self._units, *missing]
-            for event in taken_in(missing):
-                self._host.emit(event)
+        self._units = [*self._units, *missing]
         return missing
 
     def resting(self) -> bool:

@@ -40,11 +40,12 @@ from cues.base import events
 from cues.engine import wire
 from cues.engine.assignment import Assignment
 from cues.engine.child import Child
+from cues.engine.engine import Host
 from cues.engine.record import RecordedFailure, WorkerRecord, WorkersRecord
 from cues.engine.status import UnitStatus, processor_of
 from cues.errors import AlreadyRunning, ProcessorStopped, WorkerDied
 from cues.graphs.processor import Node
-from cues.queues.processor_rows import ProcessorRow, read_row
+from cues.queues.processor_rows import read_row
 from cues.queues.store import Store
 from cues.steps.failure import Verdict, passes
 from cues.steps.ownership import LEASE_BEAT_S, LEASE_S
@@ -93,16 +94,14 @@ class Supervisor:
         self,
         store: Store,
         assignment: Assignment,
-        load: Callable[[str], wire.LoadGraph],
-        carry: Callable[[tuple[str, ...], bool, bool], wire.AssignUnits],
+        load: wire.LoadGraph,
+        carry: wire.AssignUnits,
         record: WorkersRecord,
-        emit: Callable[[events.Event], None],
-        changed: Callable[[], None],
+        host: Host,
         grown: Callable[[], Sequence[Node]],
     ) -> None:
-        """``load(name)`` and ``carry(units, first, take_over)`` make the messages to a worker. ``changed`` is
-        called after each change that others may wait for. ``grown`` returns the units of partitions that came since
-        its last call."""
+        """``load`` and ``carry`` are the messages to a worker at the start, without its name and its units. ``grown``
+        returns the units of partitions that came since its last call."""
         self.failed: BaseException | None = None
         """The error of the start, or of the supervisor itself."""
         self.begun = threading.Event()
@@ -114,8 +113,8 @@ class Supervisor:
         self._load = load
         self._carry = carry
         self._record = record
-        self._emit = emit
-        self._changed = changed
+        self._emit = host.emit
+        self._changed = host.changed
         self._grown = grown
         self._lost: list[Child] = []
         """Stopped workers that were given up. Others have their units."""
@@ -271,9 +270,9 @@ class Supervisor:
     def _spawn(self, slot: WorkerSlot, first: bool) -> None:
         slot.due = None
         slot.child = child = Child(slot.name, slot.units)
-        child.send(self._load(slot.name))
+        child.send(dataclasses.replace(self._load, worker=slot.name))
         if not first:
-            carry = self._carry(child.units, False, slot.take_over)
+            carry = dataclasses.replace(self._carry, units=child.units, accept_topology=False, take_over=slot.take_over)
             child.send(dataclasses.replace(carry, careful=slot.careful, verdicts=slot.verdicts))
             child.send(wire.Begin(self._draining))
         self._watch(child)
@@ -287,7 +286,7 @@ class Supervisor:
         child.status = "assembling"
         if not self.begun.is_set() and all(other.status == "assembling" for other in self._children):
             for other in self._children:
-                other.send(self._carry(other.units, True, False))
+                other.send(dataclasses.replace(self._carry, units=other.units))
 
     def _ready(self, child: Child) -> None:
         child.status = "running"
@@ -345,7 +344,7 @@ class Supervisor:
             self._emit(event)
 
     def _named(self, text: str, pid: int) -> str:
-        """The text, with the name of the worker if the process ``pid`` in it is one."""
+        """Return the text, with the name of the worker if the process ``pid`` in it is a worker."""
         for child in (*self._children, *self._lost):
             if child.pid == pid:
                 return text.replace(f"process {pid} ", f"{child.name}, process {pid} ")
@@ -357,7 +356,7 @@ class Supervisor:
         text = event.text if event is not None else getattr(error, "message", str(error)).removeprefix(f"{unit} ")
         self._record.stopped[unit] = RecordedFailure.now(text.removeprefix("stopped").lstrip(": "))
         self._save()
-        self._emit(events.Stopped(unit, f"{text}; the others go on", logging.ERROR, error=error, alone=True))
+        self._emit(events.Stopped(unit, f"{text}; the others continue", logging.ERROR, error=error, alone=True))
         self._changed()
 
     # --- deaths ---
@@ -388,7 +387,7 @@ class Supervisor:
             self.slots.remove(slot)
 
     def _judge(self, slot: WorkerSlot, child: Child, in_step: set[str], calls: dict[str, tuple[int, int, int]]) -> None:
-        """Find out whether a unit killed its worker, and when the worker is started again."""
+        """Find the unit that killed its worker, if one did. Set the time of the next start of the worker."""
         places = self._places(slot.units)
         moved = [unit for unit in slot.units if places[unit] != slot.places.get(unit)]
         suspects = in_step
@@ -435,13 +434,10 @@ class Supervisor:
         self._warn(f"{', '.join(guilty)}: in a worker of its own from now on, to see what {slot.name} dies of")
 
     def _places(self, units: list[str]) -> dict[str, _Place]:
-        """The place of each unit."""
-
-        def place(row: ProcessorRow | None) -> _Place:
-            return None if row is None else (row.positions, row.source)
 
         with self._store._view() as txn:
-            return {unit: place(read_row(txn, unit)) for unit in units}
+            rows = {unit: read_row(txn, unit) for unit in units}
+        return {unit: None if row is None else (row.positions, row.source) for unit, row in rows.items()}
 
     def _count(self, child: Child) -> None:
         for unit in child.status_reply.standings if child.status_reply is not None else ():
@@ -461,10 +457,8 @@ class Supervisor:
         for node in self._grown():
             count = {slot.name: sum(processor_of(unit) == node.processor for unit in slot.units) for slot in self.slots}
             carriers = [slot for slot in self.slots if count[slot.name]]
-            if carriers:
-                slot = min(carriers, key=lambda slot: count[slot.name])
-            else:  # all of its units are stopped
-                slot = self._own_slot([])
+            # Without carriers all of its units are stopped.
+            slot = min(carriers, key=lambda slot: count[slot.name]) if carriers else self._own_slot([])
             slot.units.append(node.id)
             given.setdefault(slot.name, []).append(node.id)
         for slot in self.slots:

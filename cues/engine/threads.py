@@ -43,14 +43,14 @@ class Worker:
     """One unit of a processor, with its state. A :class:`WorkerThread` steps it."""
 
     patient: ClassVar[bool] = False
-    """Whether it waits for a condition of the store that may pass, instead of stopping."""
+    """True: it waits for a condition of the store that may pass, instead of stopping."""
 
     def __init__(self, running: Host, delivery: Stepper) -> None:
         self.running = running
         self.delivery = delivery
         self.id = delivery.node.id
         self.busy = False
-        """In a step: between looking for messages and finding none."""
+        """In a step: from a search for messages until a search finds none."""
         self.stopped: BaseException | None = None
         self.finished = False
         self._refused = 0
@@ -64,11 +64,6 @@ class Worker:
     def thread(self) -> threading.Thread:
         """The thread that steps it."""
         return self.worker_thread.thread
-
-    def begin(self) -> None:
-        """Prepare the first turn."""
-        if isinstance(self.delivery, SourceStepper):
-            self._pull()
 
     def turn(self) -> bool:
         """Make one step, if there is something to take; else return False. An error stops this unit alone."""
@@ -84,14 +79,15 @@ class Worker:
         """End the unit after its last turn, because of ``error`` if there is one."""
         interrupted = isinstance(error, Interrupted) or (isinstance(error, Closed) and self.running.halted)
         if error is not None and not interrupted:
-            self._stop(error)
+            self.stopped = stopped_by(self.id, error)
+            report_stop(self.running, self.id, self.stopped)
         self._mark(False)
         self.finished = True
         self.running.changed()
 
     @property
     def _exhausted(self) -> bool:
-        """Whether it is a source whose generator has ended."""
+        """True for a source whose generator has ended."""
         return isinstance(self.delivery, SourceStepper) and self.delivery.ended
 
     def _turn(self) -> bool:
@@ -114,7 +110,7 @@ class Worker:
                 if wait_s is not None:
                     if self.running.pause(wait_s):
                         raise Interrupted from None
-                    self._pull()
+                    self.pull()
                     return True
             raise
         finally:
@@ -157,32 +153,18 @@ class Worker:
     def _mark(self, busy: bool) -> None:
         self.busy = busy
 
-    def _pull(self) -> None:
+    def pull(self) -> None:
+        """Start the generator of a source."""
         delivery = self.delivery
-        assert isinstance(delivery, SourceStepper)
+        if not isinstance(delivery, SourceStepper):
+            return
         if self.running.draining:
             delivery.feed.close()
         threading.Thread(target=delivery.feed.run, name=f"cues {self.id} generator", daemon=True).start()
 
     def _adopt(self) -> None:
-        """Continue from the row of the processor, after a seek or a refused step."""
-        while True:
-            with self.delivery.store._view() as txn:
-                row = read_row(txn, self.id)
-            assert row is not None
-            self.delivery.adopt(row)
-            try:
-                self.delivery.recover()
-                break
-            except Fenced as fence:  # a seek has moved the positions once more
-                if fence.reason != "seek":
-                    raise
-        if isinstance(self.delivery, SourceStepper):
-            self._pull()
-
-    def _stop(self, error: BaseException) -> None:
-        self.stopped = stopped_by(self.id, error)
-        report_stop(self.running, self.id, self.stopped)
+        adopt(self.delivery)
+        self.pull()
 
     @property
     def standing(self) -> UnitStatus:
@@ -213,6 +195,21 @@ class Worker:
             log = log_row(read.log)
             left.append(log.next - max(position.next, log.first))  # messages that were purged cannot be taken
         return not (any if delivery.node.mode == "alts" else all)(n > 0 for n in left)
+
+
+def adopt(stepper: Stepper) -> None:
+    """Let a unit continue from the row of its processor, after a seek or a refused step."""
+    while True:
+        with stepper.store._view() as txn:
+            row = read_row(txn, stepper.node.id)
+        assert row is not None
+        stepper.adopt(row)
+        try:
+            stepper.recover()
+            return
+        except Fenced as fence:  # a seek has moved the positions once more
+            if fence.reason != "seek":
+                raise
 
 
 class WorkerThread:
@@ -262,7 +259,7 @@ class WorkerThread:
             joined, self._joining = self._joining, []
             self.ended = not (going or joined)
         for worker in joined:
-            worker.begin()
+            worker.pull()
         return going + joined
 
     def _sleep(self, steppers: Sequence[Stepper]) -> None:
@@ -322,8 +319,6 @@ class Loop:
 
 
 class ForwarderThread(Loop):
-    """The thread of one forwarder."""
-
     def __init__(self, running: Host, forwarder: Forwarder) -> None:
         super().__init__(running, repr(forwarder))
         self.forwarder = forwarder

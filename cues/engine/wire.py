@@ -82,14 +82,12 @@ class StatusRequest:
     number: int
 
 
-@dataclass(frozen=True)
 class Drain:
-    pass
+    """End the sources."""
 
 
-@dataclass(frozen=True)
 class Halt:
-    pass
+    """Stop after the current steps."""
 
 
 # --- from a worker --------------------------------------------------------------------------------
@@ -107,11 +105,10 @@ class ErrorReport:
     @staticmethod
     def of(error: BaseException, show: Callable[[BaseException], str]) -> ErrorReport:
         cause = error.__cause__
-        if cause is None or isinstance(cause, CuesError):
-            return ErrorReport(
-                _portable(error), None if cause is None else _portable(cause), getattr(error, "trace", "")
-            )
-        return ErrorReport(_portable(error), _portable(cause), show(cause))
+        if cause is None:
+            return ErrorReport(_portable(error), None, getattr(error, "trace", ""))
+        trace = getattr(error, "trace", "") if isinstance(cause, CuesError) else show(cause)
+        return ErrorReport(_portable(error), _portable(cause), trace)
 
     def whole(self) -> BaseException:
         """The error with its cause. A :class:`CuesError` gets the attribute ``trace``."""
@@ -130,9 +127,8 @@ def _portable(error: BaseException) -> BaseException:
     return error
 
 
-@dataclass(frozen=True)
 class Loaded:
-    pass
+    """The graph is imported."""
 
 
 @dataclass(frozen=True)
@@ -140,9 +136,8 @@ class Refused:
     failure: ErrorReport
 
 
-@dataclass(frozen=True)
 class Ready:
-    pass
+    """The units are owned."""
 
 
 @dataclass(frozen=True)
@@ -186,9 +181,8 @@ class StatusReply:
     standings: tuple[UnitStatus, ...]
 
 
-@dataclass(frozen=True)
 class Departure:
-    pass
+    """Everything is given back."""
 
 
 # --- frames ---------------------------------------------------------------------------------------
@@ -222,7 +216,7 @@ class Channel:
     """The pipes of a worker. Calls block, and may come from any thread."""
 
     def __init__(self, reads: int, writes: int) -> None:
-        self._reads = reads
+        self._reader = os.fdopen(reads, "rb")
         self._writes = writes
         self._sending = threading.Lock()
 
@@ -238,10 +232,7 @@ class Channel:
         return pickle.loads(self._exactly(length))
 
     def _exactly(self, count: int) -> bytes:
-        raw = b""
-        while len(raw) < count:
-            more = os.read(self._reads, count - len(raw))
-            if not more:
-                raise EOFError
-            raw += more
+        raw = self._reader.read(count)
+        if len(raw) < count:
+            raise EOFError
         return raw

@@ -10,7 +10,7 @@ knows nothing of other workers. Lock and epoch of each unit keep two workers apa
 processes: for example a worker that was given up, and its successor.
 
 A worker ignores signals. A Ctrl-C reaches every process of the terminal, and SIGTERM may be sent to a
-whole service. A worker that ended by itself then could not let the others finish what is there.
+whole service. If a worker ended by itself then, the others could not finish the messages on its queues.
 
 Nothing of the command line is imported here, because a restart waits for every import.
 """
@@ -135,7 +135,7 @@ class WorkerEngine(EmbeddedEngine):
 
     @property
     def dispossessed(self) -> bool:
-        """Whether another worker took over every unit: this process was stopped, given up, and continued."""
+        """True if another worker took over every unit: this process was stopped, given up, and continued."""
         return bool(self.workers) and all(
             isinstance(worker.stopped, Fenced) and worker.stopped.reason == "takeover" for worker in self.workers
         )

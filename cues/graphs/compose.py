@@ -7,12 +7,12 @@ any other. So a rename that cannot work raises the same errors as a declaration.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, Final, Unpack
+from typing import Any, Unpack
 
 from cues.errors import GraphError
+from cues.graphs.declaration import AllOf, AnyOf, Processor, Sink, Source, Stream, bindings
 from cues.graphs.options import INHERIT, StreamOptions, lists_options
 from cues.graphs.plan import REST
-from cues.graphs.processor import AllOf, AnyOf, Processor, Sink, Source, Stream, bindings
 from cues.queues.options import QueueOptions
 
 
@@ -53,10 +53,8 @@ def queues_of(processor: Processor) -> set[str]:
     """Every queue that a declaration names."""
     options = processor.options
     ports = (processor.inputs, processor.outputs, options.tailers, options.appenders)
-    queues = {queue for port in ports for queue in bindings(port).values()}
-    if processor.options.errors not in (None, INHERIT):
-        queues.add(str(processor.options.errors))
-    return queues
+    errors = set() if options.errors in (None, INHERIT) else {str(options.errors)}
+    return errors.union(*(bindings(port).values() for port in ports))
 
 
 def rebound(processor: Processor, queues: Mapping[str, str], id: str) -> Processor:
@@ -71,7 +69,7 @@ def rebound(processor: Processor, queues: Mapping[str, str], id: str) -> Process
         if name in options:
             options[name] = _renamed(options[name], queues)
     if isinstance(processor.inputs, str):
-        for name in _BY_BINDING:  # a single input is bound under its queue's name
+        for name in ("types", "topics", "where"):  # a single input is bound under its queue's name
             if isinstance(options.get(name), Mapping):
                 options[name] = {queues.get(binding, binding): value for binding, value in options[name].items()}
     return _declared(processor, id, _renamed(processor.inputs, queues), _renamed(processor.outputs, queues), options)
@@ -82,39 +80,40 @@ def resolved(processor: Processor, errors: str | None, strategy: str) -> Process
 
     Values that are the default of every graph are not added.
     """
-    options = {**said(processor, errors, strategy), **processor.options.given()}
+    options = {**inherited(processor, errors, strategy), **processor.options.given()}
     return _declared(processor, processor.id, processor.inputs, processor.outputs, options)
 
 
-def said(processor: Processor, errors: str | None, strategy: str) -> dict[str, str]:
-    """The options that a processor takes from its graph."""
-    given, own = processor.options.given(), {}
+def inherited(processor: Processor, errors: str | None, strategy: str) -> dict[str, str]:
+    """Return the options that a processor takes from its graph."""
+    given, options = processor.options.given(), {}
     if errors is not None and "errors" not in given:
-        own["errors"] = errors
+        options["errors"] = errors
     if strategy != "exactly-once" and "strategy" not in given and processor.kind != "source":
-        own["strategy"] = strategy
-    return own
+        options["strategy"] = strategy
+    return options
 
 
 def gives_way(source: Processor, other: Processor) -> bool:
-    """Whether ``source`` only declares the queue that ``other`` feeds: it has no function."""
+    """Return whether ``source`` only declares the queue that ``other`` feeds: it has no function."""
     return source.kind == other.kind == "source" and source.fn is None
 
 
 def merged_options(
     given: Mapping[str, QueueOptions], parts: Iterable[tuple[str, Mapping[str, QueueOptions], Iterable[str]]]
 ) -> dict[str, QueueOptions]:
-    """The options of the queues of several graphs: ``given`` ones, else a graph's by name, else a graph's ``"*"``.
+    """Return the options of the queues of several graphs. ``given`` options replace those of the graphs.
 
-    ``parts`` are id, options and queues of each graph. Raises :class:`GraphError` if the options of two graphs differ.
+    In a graph, options by name replace those of ``"*"``. ``parts`` are id, options and queues of each graph. Raises
+    :class:`GraphError` if the options of two graphs differ.
     """
     named: dict[str, tuple[str, QueueOptions]] = {}
     rest: dict[str, tuple[str, QueueOptions]] = {}
     for graph, options, queues in parts:
-        said = [(named, queue, mine) for queue, mine in options.items() if queue != REST]
+        mentioned = [(named, queue, mine) for queue, mine in options.items() if queue != REST]
         if REST in options:
-            said += [(rest, queue, options[REST]) for queue in queues if queue not in options]
-        for known, queue, mine in said:
+            mentioned += [(rest, queue, options[REST]) for queue in queues if queue not in options]
+        for known, queue, mine in mentioned:
             other, theirs = known.setdefault(queue, (graph, mine))
             if theirs != mine and queue not in given:
                 raise GraphError(
@@ -123,10 +122,6 @@ def merged_options(
                     f"call merge(…, queues={{{queue!r}: …}}), or rebind({{{queue!r}: …}}) on one of them.",
                 )
     return {**{queue: options for queue, (_, options) in {**rest, **named}.items()}, **given}
-
-
-_BY_BINDING: Final = ("types", "topics", "where")
-"""Options that may be dicts by binding."""
 
 
 def _renamed(ports: Any, queues: Mapping[str, str]) -> Any:

@@ -8,7 +8,7 @@
                        exactly-once · state by place
 
 Both show for every processor its queues, its manner of running, and its guarantee. For the graph they show the
-queues that are fed from outside, the queues that nobody reads, and the cycles.
+queues that are fed from outside, the queues that no processor reads, and the cycles.
 """
 
 from __future__ import annotations
@@ -19,9 +19,6 @@ from typing import Any
 from cues.graphs.plan import Plan, away, partitions_of, unwritten
 from cues.graphs.processor import FRAME, Node, Port, function_name
 
-_JOINED = " + "
-_ANY = " | "
-
 
 def text(plan: Plan) -> str:
     """The graph as lines for a person, sources first."""
@@ -31,7 +28,7 @@ def text(plan: Plan) -> str:
     usual = _usual_errors(plan)
     lines = [_headline(plan), ""]
     for node in nodes:
-        flow = (_JOINED if node.mode == "join" else _ANY).join(_port(plan, port) for port in node.inputs)
+        flow = (" + " if node.mode == "join" else " | ").join(_port(plan, port) for port in node.inputs)
         outputs = ", ".join(_port(plan, port) + _pending(plan, node, port) for port in node.outputs)
         flow = " → ".join(filter(None, (flow, outputs))) if flow else f"→ {outputs}"
         lines.append(f"  {node.kind:<6}  {node.name:<{name_width}}   {flow}")
@@ -46,25 +43,22 @@ def text(plan: Plan) -> str:
 def mermaid(plan: Plan) -> str:
     """The graph as a Mermaid flowchart: processors are boxes, queues are drums, failures are dotted lines."""
     ids = {queue: f"q{number}" for number, queue in enumerate(plan.queues)}
-    lines = [f"%% {note}" for note in (_headline(plan), *_notes(plan))]
-    lines.insert(0, "flowchart LR")
-    elsewhere = _elsewhere(plan)
+    lines = ["flowchart LR", *(f"%% {note}" for note in (_headline(plan), *_notes(plan)))]
     at_home = [queue for queue in plan.queues if plan.queues[queue].path is None]
     lines += [f"    {ids[queue]}[({_quoted(_drum(plan, queue))})]" for queue in at_home]
-    for number, (path, queues) in enumerate(elsewhere.items()):
+    for number, (path, queues) in enumerate(_elsewhere(plan).items()):
         lines.append(f"    subgraph s{number}[{_quoted(path)}]")
         lines += [f"        {ids[queue]}[({_quoted(_drum(plan, queue))})]" for queue in queues]
         lines.append("    end")
     lines += [f"    send_{ids[queue]}([{_quoted('cues send')}]) --> {ids[queue]}" for queue in plan.fed]
     for number, node in enumerate(in_order(plan)):
         if node.fn is None:
-            continue  # the queue is drawn, and what feeds it
+            continue  # its queue is drawn already
         me = f"p{number}"
         label = _quoted(node.name, node.guarantee)
         left, right = {"source": ("([", "])"), "stream": ("[", "]"), "sink": ("[/", "/]")}[node.kind]
         lines.append(f"    {me}{left}{label}{right}")
-        for port in node.inputs:
-            lines.append(f"    {ids[port.queue]} {_edge(plan, port)} {me}")
+        lines += [f"    {ids[port.queue]} {_edge(plan, port)} {me}" for port in node.inputs]
         for port in node.outputs:
             how = "pending: " if _pending(plan, node, port) else ""
             lines.append(f"    {me} {_edge(plan, port, how)} {ids[port.queue]}")
@@ -105,11 +99,8 @@ def in_order(plan: Plan) -> list[Node]:
     done: set[str] = set()
     ordered: list[Node] = []
     while left:
-        for node in left:
-            if topology.dependencies(node.name) <= done | groups.get(node.name, set()):
-                break
-        else:  # inside a cycle
-            node = left[0]
+        ready = (n for n in left if topology.dependencies(n.name) <= done | groups.get(n.name, set()))
+        node = next(ready, left[0])  # the first one inside a cycle
         left.remove(node)
         done.add(node.name)
         ordered.append(node)
@@ -196,13 +187,13 @@ def _placing(plan: Plan, queue: str) -> str:
 
 
 def _drum(plan: Plan, queue: str) -> str:
-    """A queue's name, and the number of its partitions."""
+    """Return a queue's name, and the number of its partitions if there are several."""
     partitions = plan.queues[queue].partitions
     return f"{queue} ×{partitions}" if partitions > 1 else queue
 
 
 def _manner(plan: Plan, node: Node) -> list[str]:
-    """How the processor is called, as far as this is not the default."""
+    """Return phrases for the ways in which calls of the processor differ from the default."""
     options = node.options
     manner = []
     if node.returns_messages and len(node.outputs) > 1:

@@ -35,6 +35,7 @@ from cues.base.checks import nearest
 from cues.base.option_texts import describes
 from cues.errors import GraphError, InvalidArgument
 from cues.graphs import compose, plan
+from cues.graphs.declaration import AllOf, AnyOf, Processor, Sink, Source, Stream
 from cues.graphs.options import (
     FRAME,
     FRAME_SIZE,
@@ -54,7 +55,7 @@ from cues.graphs.options import (
     lists_options,
 )
 from cues.graphs.plan import REST, Plan
-from cues.graphs.processor import AllOf, AnyOf, Processor, Sink, Source, Stream, function_name
+from cues.graphs.processor import function_name
 from cues.graphs.topology import Topology
 from cues.queues.options import FUNCTIONS, QueueOptions
 
@@ -178,9 +179,9 @@ class Graph:
         """Declare the function below as a sink; see :class:`Sink`."""
         return self._declares(lambda fn: Sink(fn, inputs, **options))
 
-    def _declares(self, of: Callable[[Function], Processor]) -> Callable[[F], F]:
+    def _declares(self, make: Callable[[Function], Processor]) -> Callable[[F], F]:
         def declare(fn: F) -> F:
-            self.add(of(fn))
+            self.add(make(fn))
             return fn
 
         return declare
@@ -307,7 +308,7 @@ class Graph:
             )
         return plan.build(
             self.id,
-            list(self.processors.values()),
+            self.processors.values(),
             errors=self.errors,
             strategy=self.strategy,
             system=self.system,
@@ -482,15 +483,14 @@ def merge(
 
 
 def _put_together(merged: dict[str, tuple[Graph, Processor]], graph: Graph, processor: Processor) -> None:
-    """Add one processor to a merge."""
     other, known = merged.setdefault(processor.id, (graph, processor))
     if compose.gives_way(processor, known):
         return
     if compose.gives_way(known, processor):
         merged[processor.id] = graph, processor
         return
-    same = compose.said(processor, graph.errors, graph.strategy) == compose.said(known, other.errors, other.strategy)
-    if known is not processor or not same:
+    inherited = compose.inherited(processor, graph.errors, graph.strategy)
+    if known is not processor or inherited != compose.inherited(known, other.errors, other.strategy):
         raise GraphError(
             f"The graphs {other.id!r} and {graph.id!r} both have a processor {processor.id!r}: a {known.kind}"
             f" ({function_name(known.fn)}) and a {processor.kind} ({function_name(processor.fn)})"

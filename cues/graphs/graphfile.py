@@ -39,8 +39,6 @@ class FileFailed(CuesError):
 
 @dataclass(frozen=True)
 class GraphFile:
-    """A graph and its origin."""
-
     graph: Graph
     path: Path
     target: str
@@ -48,7 +46,7 @@ class GraphFile:
 
 
 def is_file(target: str) -> bool:
-    """Whether ``target`` can only mean a graph file."""
+    """Return whether ``target`` can only mean a graph file."""
     path, _, _ = split(target)
     return path.is_file() or (path.suffix == ".py" and not path.is_dir())
 
@@ -114,23 +112,22 @@ def _module(path: Path) -> ModuleType:
         loader.exec_module(module)
     except SystemExit as error:
         del sys.modules[name]
-        said = error.code if isinstance(error.code, str) else f"it called exit({error.code!r})"
-        raise FileFailed(f"{_shown(path)} ended before its graph was there: {said}", "", trace="") from None
+        reason = error.code if isinstance(error.code, str) else f"it called exit({error.code!r})"
+        raise FileFailed(f"{shown(path)} ended before its graph was there: {reason}", "", trace="") from None
     except Exception as error:
         del sys.modules[name]
-        raise _failed(error, f"{_shown(path)} cannot be imported.", f"python {_shown(path)}.") from None
+        raise _failed(error, f"{shown(path)} cannot be imported.", f"python {shown(path)}.") from None
     return module
 
 
 def _module_name(path: Path) -> str:
-    """The file's own name if it is free: then other modules that import it get this module."""
-    unique = f"{path.stem}_{xxhash.xxh3_64_hexdigest(str(path).encode())[:8]}"
+    """Return the file's own name if it is free, so that other modules that import the file get this module."""
     taken = sys.modules.get(path.stem)
-    if taken is not None and getattr(taken, "__file__", None) == str(path):
-        return path.stem
-    if taken is not None or not path.stem.isidentifier() or path.stem in sys.stdlib_module_names:
-        return unique
-    return path.stem
+    if taken is None:
+        free = path.stem.isidentifier() and path.stem not in sys.stdlib_module_names
+    else:
+        free = getattr(taken, "__file__", None) == str(path)
+    return path.stem if free else f"{path.stem}_{xxhash.xxh3_64_hexdigest(str(path).encode())[:8]}"
 
 
 def _only_graph(module: ModuleType, path: Path) -> Graph:
@@ -176,7 +173,7 @@ def _call(factory: Any, target: str, path: Path, name: str, call: str) -> Any:
     try:
         return factory(*arguments, **keywords)
     except Exception as error:
-        raise _failed(error, f"{_shown(path)}: {name}{call} failed.", f"python {_shown(path)}.") from None
+        raise _failed(error, f"{shown(path)}: {name}{call} failed.", f"python {shown(path)}.") from None
 
 
 def _no_file(path: Path) -> FileFailed:
@@ -194,8 +191,7 @@ def _failed(error: Exception, message: str, hint: str) -> FileFailed:
     trace = users_trace(error)
     if isinstance(error, CuesError):
         # The error tells the problem, and the user's own frame tells the place.
-        lines = trace.splitlines()
-        frames = [line for line in lines if line.startswith("  ")]
+        frames = [line for line in trace.splitlines() if line.startswith("  ")]
         return FileFailed(error.message, error.hint, trace="\n".join(frames))
     return FileFailed(message, hint, trace=trace)
 
@@ -220,12 +216,12 @@ def _cut(trace: traceback.TracebackException, error: BaseException) -> None:
         _cut(trace.__context__, error.__context__)
 
 
-def _shown(path: Path) -> Path:
-    """A path in its shortest form."""
+def shown(path: Path | str) -> str:
+    """Return a path in its shortest form."""
     try:
-        return path.relative_to(Path.cwd())
+        return str(Path(path).resolve().relative_to(Path.cwd()))
     except ValueError:
-        return path
+        return str(path)
 
 
 def _kind(value: Any) -> str:

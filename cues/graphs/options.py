@@ -193,7 +193,7 @@ class FrameOptions(_Common, total=False):
 
 
 class GraphOptions(TypedDict, total=False):
-    """The keyword arguments of a graph that :meth:`Graph.from_dict` overrides plain data with."""
+    """The keyword arguments of :meth:`Graph.from_dict`, which replace values of the plain data."""
 
     store: str | os.PathLike[str] | Store | None
     errors: str | None

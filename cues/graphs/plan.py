@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from cues.base import names
 from cues.errors import GraphError
+from cues.graphs.declaration import AllOf, AnyOf, Processor, bindings, check_retries
 from cues.graphs.options import INHERIT
-from cues.graphs.processor import AnyOf, Mode, Node, Port, Processor, bindings, check_retries
+from cues.graphs.processor import Mode, Node, Port
 from cues.graphs.topology import Topology
 from cues.queues.options import QueueOptions
 
@@ -71,7 +72,7 @@ class Plan:
 
     @property
     def crossing(self) -> bool:
-        """Whether messages of some processor are forwarded to another store."""
+        """True if messages of some processor are forwarded to another store."""
         return any(away(node, self.queues) for node in self.running if not node.pending)
 
     def node(self, name: str) -> Node:
@@ -91,24 +92,20 @@ class Plan:
 
 def build(
     id: str,
-    processors: list[Processor],
+    processors: Iterable[Processor],
     *,
     errors: str | None,
     strategy: str,
     system: Any,
     source: str | None,
-    queues: Mapping[str, QueueOptions | Mapping[str, Any]],
+    queues: Mapping[str, QueueOptions],
 ) -> Plan:
     """Resolve and check a whole graph; raise :class:`GraphError` with the processor at fault."""
     nodes = tuple(_node(id, processor, errors, strategy) for processor in processors)
     named = dict.fromkeys(queue for node in nodes for queue in Plan.named(node))
-    given = {
-        name: options if isinstance(options, QueueOptions) else QueueOptions.from_dict(options)
-        for name, options in queues.items()
-    }
-    rest = given.pop(REST, QueueOptions())
-    for name in given:
-        if name not in named:
+    rest = queues.get(REST, QueueOptions())
+    for name in queues:
+        if name not in named and name != REST:
             raise GraphError(
                 f"The graph {id!r} has options for the queue {name!r}, which no processor names; there are"
                 f" {', '.join(named) or 'none'}.",
@@ -123,7 +120,7 @@ def build(
     if source is None:
         fed = [node.outputs[0].queue for node in nodes if node.kind == "source" and node.fn is None]
         source = fed[0] if len(fed) == 1 else sources[0] if len(sources) == 1 else None
-    options = {name: given.get(name, rest) for name in named}
+    options = {name: queues.get(name, rest) for name in named}
     for node in nodes:
         partitions_of(node, options)
         _check_across(node, nodes, options)
@@ -173,12 +170,12 @@ def partitions_of(node: Node, queues: Mapping[str, QueueOptions]) -> int:
     first, *others = (port.queue for port in node.reads)
     count, (_, way) = queues[first].partitions, queues[first]._placing
     for other in others:
-        there, (_, way_there) = queues[other].partitions, queues[other]._placing
-        if count == there and (way == way_there or count == 1):
+        other_count, (_, other_way) = queues[other].partitions, queues[other]._placing
+        if count == other_count and (way == other_way or count == 1):
             continue
         raise GraphError(
-            f"{node.id} reads {first!r} ({_ways(count, way)}) and {other!r} ({_ways(there, way_there)}): messages that"
-            " belong together would be on partitions that do not meet.",
+            f"{node.id} reads {first!r} ({_ways(count, way)}) and {other!r} ({_ways(other_count, other_way)}): messages"
+            " that belong together would be on partitions that do not meet.",
             "give both the same partitions= and partitioner=; or copy one to a queue like the other with a stream.",
             processor=node.name,
         )
@@ -203,11 +200,8 @@ def _ways(partitions: int, partitioner: str | None) -> str:
 
 def _node(graph: str, processor: Processor, errors: str | None, strategy: str) -> Node:
     options = processor.options
-    mode: Mode = "one"
-    if isinstance(processor.inputs, AnyOf):
-        mode = "alts"
-    elif isinstance(processor.inputs, dict):
-        mode = "join"
+    inputs = processor.inputs
+    mode: Mode = "alts" if isinstance(inputs, AnyOf) else "join" if isinstance(inputs, dict) else "one"
     strategy = options.strategy or strategy
     check_retries(processor.id, processor.kind, strategy, options)
     node = Node(
@@ -215,16 +209,20 @@ def _node(graph: str, processor: Processor, errors: str | None, strategy: str) -
         kind=processor.kind,
         fn=processor.fn,
         mode=mode,
-        inputs=tuple(Port(b, q) for b, q in bindings(processor.inputs).items()),
-        outputs=tuple(Port(b, q) for b, q in bindings(processor.outputs).items()),
+        inputs=_ports(inputs),
+        outputs=_ports(processor.outputs),
         returns_messages=not isinstance(processor.outputs, dict),
         errors=errors if options.errors == INHERIT else options.errors,
         strategy=strategy,
         options=replace(options, id=processor.id),
-        tailers=tuple(Port(b, q) for b, q in (options.tailers or {}).items()),
-        appenders=tuple(Port(b, q) for b, q in (options.appenders or {}).items()),
+        tailers=_ports(options.tailers),
+        appenders=_ports(options.appenders),
     )
     return _without_own_errors(node, inherited=options.errors == INHERIT)
+
+
+def _ports(queues: str | AnyOf | AllOf | Mapping[str, str] | None) -> tuple[Port, ...]:
+    return tuple(Port(binding, queue) for binding, queue in bindings(queues).items())
 
 
 def _without_own_errors(node: Node, inherited: bool) -> Node:

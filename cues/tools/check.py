@@ -82,11 +82,11 @@ def check_others(store: Store) -> list[str]:
     The next start would refuse these: stores that are missing or were exchanged, fork queues and positions
     of another history. Changes nothing.
     """
-    found: list[str] = []
+    problems: list[str] = []
     with other_stores.Others(store) as others:
         for id, places in other_stores.places(store).items():
             if others.get(id) is None:
-                found.append(f"The store {id.hex()}, which was at {places[0]}, is missing, or is another one.")
+                problems.append(f"The store {id.hex()}, which was at {places[0]}, is missing, or is another one.")
         for queue in store.queues(all=True):
             parts = names.fork_parts(queue)
             other = others.get(parts[1]) if parts else None
@@ -94,7 +94,7 @@ def check_others(store: Store) -> list[str]:
                 try:
                     Forwarder(store, other, [parts[0]]).compare()
                 except CuesError as error:
-                    found.append(error.message)
+                    problems.append(error.message)
         with store._view() as txn:
             rows = list(transaction.named_rows(txn, names.topology_key("")))
         for processor, raw in rows:
@@ -107,8 +107,8 @@ def check_others(store: Store) -> list[str]:
                 other = others.get(id) if id else None
                 if other is not None and names.log_parts(queue)[0] in other.queues():
                     with other._view() as txn:
-                        found += _place(Log(other, queue), txn, f"Tailer {tailer}", *position)
-    return found
+                        problems += _place(Log(other, queue), txn, f"Tailer {tailer}", *position)
+    return problems
 
 
 class _Walker:
@@ -150,7 +150,7 @@ class _Walker:
             return {key[len(prefix) :].decode("utf-8", "replace"): raw for key, raw in transaction.rows(txn, prefix)}
 
     def _intact(self, prefix: bytes, what: str) -> Generator[str, None, list[tuple[str, bytes]]]:
-        """The rows whose checksum holds; names the others, as ``what`` says with the rest of their keys."""
+        """Return the rows whose checksum holds. ``what`` names a row that is damaged, by the rest of its key."""
         whole = []
         for name, raw in self._rows(prefix).items():
             if sealed.intact(raw):
@@ -289,13 +289,13 @@ class _Walker:
             known = Log(self.store, queue, int(partition or 0)) if queue in queues else None
             with self.store._view() as txn:
                 raw = txn.get(key)
-                there = txn.get(names.queue_key(queue)) is not None
+                has_queue = txn.get(names.queue_key(queue)) is not None
                 row = known.row(txn) if known is not None else None
             if raw is None:
                 continue
             if not sealed.intact(raw):
                 yield f"{who} cannot be read (its checksum fails)."
-            elif not there:
+            elif not has_queue:
                 yield f"{who} is there, but the queue is not."
             elif row is not None and (begin := producers.Written.unpack(raw).begin) >= row.next:
                 yield f"{who} has pending messages from {begin} on, but the queue ends before {row.next}."
@@ -325,8 +325,8 @@ class _Walker:
         """Check the source positions of external writers."""
         for writer, raw in (yield from self._intact(names.SOURCES, "The position of writer {!r}")):
             position = external_writers.SourceRow.unpack(raw, writer)
-            said = position.next if isinstance(position.next, list) else [position.next]
-            for partition, written in enumerate(said):
+            ends = position.next if isinstance(position.next, list) else [position.next]
+            for partition, written in enumerate(ends):
                 log = names.log_id(position.queue, partition)
                 if log in queues and written > (next := self._row(log).next):
                     yield (
@@ -387,8 +387,7 @@ class _Walker:
             raws = log.read(txn, row, row.first, row.next - row.first, 1 << 62)
         for raw in raws:
             try:
-                opened = log.batches([raw])
-                messages = opened[0].messages()
+                messages = log.batches([raw])[0].messages()
             except CuesError:
                 continue  # reported by the check of the log
             for message in messages:
@@ -554,18 +553,18 @@ class _LogWalk:
 
 
 def _place(log: Log, txn: StoreTransaction, who: str, identity: bytes, index: int, seal: bytes) -> Iterator[str]:
-    """The faults of a position on a log."""
+    """Yield the faults of a position on a log."""
     row = log.row(txn)
     if identity != row.identity:
         yield f"{who} has identity {identity.hex()} of queue {log.id}, but the queue has {row.identity.hex()}."
     elif not 1 <= index <= row.next:
         yield f"{who} is at {index}, but queue {log.id} ends before {row.next}."
     elif seal != NO_SEAL:
-        found = log.seal_before(txn, row, index)
-        if found not in (NO_SEAL, seal):
+        actual = log.seal_before(txn, row, index)
+        if actual not in (NO_SEAL, seal):
             yield (
                 f"{who} is at {index} of queue {log.id}, after a batch with checksum {seal.hex()},"
-                f" but the batch there has {found.hex()}."
+                f" but the batch there has {actual.hex()}."
             )
 
 
@@ -659,38 +658,37 @@ def walk(path: str, progress: Progress | None = None) -> list[str]:
         stderr=subprocess.PIPE,
         text=True,
     )
-    found: list[str] = []
+    problems: list[str] = []
     error: StoreError | None = None
     at = ""
     assert child.stdout is not None
     assert child.stderr is not None
     with child:
         for line in child.stdout:
-            said = json.loads(line)
-            if "problem" in said:
-                found.append(said["problem"])
-            elif "refused" in said:
-                error = StoreError(said["refused"], said["hint"], path=path)
-            elif "at" in said:
-                at = said["at"]
-                if progress is not None and "total" in said:
-                    progress(at, said["done"], said["total"])
+            news = json.loads(line)
+            if "problem" in news:
+                problems.append(news["problem"])
+            elif "refused" in news:
+                error = StoreError(news["refused"], news["hint"], path=path)
+            else:
+                at = news["at"]
+                if progress is not None:
+                    progress(at, news["done"], news["total"])
         trace = child.stderr.read()
     if error is not None:
         raise error
     if child.returncode < 0:
         name = signal.Signals(-child.returncode).name
         where = f" while reading {at}" if at else ""
-        found.append(f"LMDB crashed ({name}){where}: the structure of the data file is damaged.")
+        problems.append(f"LMDB crashed ({name}){where}: the structure of the data file is damaged.")
     elif child.returncode:
         last = trace.strip().rpartition("\n")[2]
-        found.append(f"The check failed at {at or 'the start'}: {last}")
-    return found
+        problems.append(f"The check failed at {at or 'the start'}: {last}")
+    return problems
 
 
 def main() -> None:
     """The child of :func:`walk`: prints a JSON line for each progress and finding."""
-    from cues.queues.store import Store
 
     def say(**news: Any) -> None:
         print(json.dumps(news), flush=True)

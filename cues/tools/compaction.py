@@ -19,6 +19,7 @@ its identity and next index ensure that no index is used twice.
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
 from collections.abc import Callable, Iterable, Sequence
@@ -57,7 +58,7 @@ class Compaction:
 
 
 def look(store: Store, remove: Iterable[str] = ()) -> Compaction:
-    """The result that :func:`compact` would have now; the store may be in use. Raises the same errors about queues."""
+    """Return the result that :func:`compact` would have now. The store may be in use. Raises the same errors."""
     chosen = tuple(dict.fromkeys(remove))
     tails = _tails(store)
     with store._view() as txn:
@@ -75,8 +76,8 @@ def compact(path: str | os.PathLike[str], remove: Iterable[str] = (), progress: 
 
     Needs free disk space for a copy of the used pages. Raises :class:`QueueInUse`, :class:`QueueNotFound`,
     :class:`AlreadyRunning` (another process has the store open), :class:`StoreError` (this process has
-    it open), :class:`StoreFull`. After an error the store is as before; only if there is no room for the
-    copy, queues may be removed already.
+    it open), :class:`StoreFull`. After an error the store is as before. There is one exception: if there is no
+    room for the copy, the queues may be removed already.
     """
     chosen = tuple(dict.fromkeys(remove))
     place = Path(path)
@@ -141,8 +142,9 @@ def _tails(store: Store) -> list[Log]:
 
 def _check_removable(txn: StoreTransaction, store: Store, queue: str, tails: Sequence[Log]) -> None:
     """Raise unless the queue exists, is empty, and has no reader, forwarder or try log that names it."""
+    in_use = functools.partial(QueueInUse, queue=queue)
     if "." in queue:
-        raise QueueInUse(f"{queue!r} belongs to a processor.", "name a queue of your own.", queue=queue)
+        raise in_use(f"{queue!r} belongs to a processor.", "name a queue of your own.")
     if txn.get(names.queue_key(queue)) is None:
         known = [name for name, _ in transaction.named_rows(txn, names.queue_key("")) if "." not in name]
         raise QueueNotFound(
@@ -150,55 +152,51 @@ def _check_removable(txn: StoreTransaction, store: Store, queue: str, tails: Seq
             nearest(queue, known, "give {!r}.", "give one of those."),
             queue=queue,
         )
-    for partition in range(_partitions(txn, queue)):
+    partitions = range(_partitions(txn, queue))
+    for partition in partitions:
         row = read_row(txn, queue, partition)
         if row.first != row.next:
-            raise QueueInUse(
+            raise in_use(
                 f"The queue {queue!r} has {row.next - row.first:,} messages.",
                 "empty it with store.queue(…).delete(), if you do not need the messages.",
-                queue=queue,
             )
     for processor, raw in transaction.named_rows(txn, names.topology_key("")):
         topology = ProcessorInputs.unpack(raw, processor)
         if any(log.partition("/")[0] == queue for log, other in zip(topology.queues, topology.stores) if not other):
-            raise QueueInUse(
+            raise in_use(
                 f"The processor {processor!r} has a position on the queue {queue!r}.",
                 "start its graph without that input (--accept-topology), which removes the position.",
-                queue=queue,
             )
     for name, raw in transaction.named_rows(txn, names.PRODUCERS):
         if any(names.log_parts(log)[0] == queue for log in ProducerRow.unpack(raw).ends):
-            raise QueueInUse(
+            raise in_use(
                 f"The processor {name.partition('/')[2]!r} of another store forwards to the queue {queue!r}.",
                 "use --forget, if that store is lost for good.",
-                queue=queue,
             )
-    logs = [names.log_id(queue, partition) for partition in range(_partitions(txn, queue))]
-    for name in [name for log in logs for name, _ in transaction.named_rows(txn, names.low_water_prefix(log))]:
-        raise QueueInUse(
+    logs = [names.log_id(queue, partition) for partition in partitions]
+    for name, _ in [row for log in logs for row in transaction.named_rows(txn, names.low_water_prefix(log))]:
+        raise in_use(
             f"The processor {name.partition('/')[2]!r} of another store reads the queue {queue!r}.",
             "start its graph without that input (--accept-topology), or use --forget if its store is lost for good.",
-            queue=queue,
         )
     for log in tails:
         if queue in _named_by(txn, log):
-            raise QueueInUse(
+            raise in_use(
                 f"The try log of {log.queue!r} names messages of the queue {queue!r}.",
                 "try again after a thousand steps of the processor without it; its log has fewer.",
-                queue=queue,
             )
 
 
 def _named_by(txn: StoreTransaction, log: Log) -> set[str]:
     """The input and output queues that a try log names; it keeps several hundred steps."""
     row = log.row(txn)
-    found: set[str] = set()
+    queues: set[str] = set()
     for batch in log.batches(log.read(txn, row, row.first, row.next - row.first)):
         for message in batch.messages():
-            found.update(names.log_parts(log)[0] for log in message.get(names.MESSAGE_INDEX, ()))
+            queues.update(names.log_parts(log)[0] for log in message.get(names.MESSAGE_INDEX, ()))
             for tailer in message.get(names.TAILER_INDICES, ()):
-                found.add(tailer.rpartition(".")[2].partition("/")[0])
-    return found
+                queues.add(tailer.rpartition(".")[2].partition("/")[0])
+    return queues
 
 
 def _partitions(txn: StoreTransaction, queue: str) -> int:
@@ -208,19 +206,17 @@ def _partitions(txn: StoreTransaction, queue: str) -> int:
 
 def _rows(txn: StoreTransaction, queue: str) -> list[bytes]:
     """The keys of all rows about a queue: record, rows of logs, named readers, claims."""
-    found = [names.queue_key(queue)]
+    keys = [names.queue_key(queue)]
     for partition in range(_partitions(txn, queue)):
-        found.append(names.row_key(queue, partition))
-        found += [key for key, _ in transaction.rows(txn, names.reader_key(queue, partition, ""))]
         log = names.log_id(queue, partition)
-        found += [key for key, _ in transaction.rows(txn, names.clocks_prefix(log))]
-        found += [key for key, _ in transaction.rows(txn, names.claim_key(log, ""))]
-        found += [names.timeline_key(log), names.age_key(log)]
-    return found
+        keys += [names.row_key(queue, partition), names.timeline_key(log), names.age_key(log)]
+        for prefix in (names.reader_key(queue, partition, ""), names.clocks_prefix(log), names.claim_key(log, "")):
+            keys += [key for key, _ in transaction.rows(txn, prefix)]
+    return keys
 
 
 def _copy(store: Store, copy: Path, total: int, progress: Progress) -> None:
-    """Write the copy, durable, and compare it with the store."""
+    """Write a durable copy, and compare it with the store."""
     data = (copy.parent / "data.mdb").stat()
     done = 0
     with copy.open("x+b") as file:

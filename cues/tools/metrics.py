@@ -71,7 +71,7 @@ class QueueMetrics:
     @property
     def messages(self) -> int:
         if self.partitions:
-            return sum(one.messages for one in self.partitions)
+            return sum(partition.messages for partition in self.partitions)
         return self.last - self.first + 1
 
 
@@ -136,8 +136,6 @@ class LastError:
 
 @dataclass(frozen=True)
 class ProcessorMetrics:
-    """One processor."""
-
     processor: str
     kind: str
     epoch: int
@@ -173,8 +171,6 @@ class SupervisorMetrics:
 
 @dataclass(frozen=True)
 class GroupMemberMetrics:
-    """A member of a consumer group."""
-
     member: str
     pid: int
     state: str
@@ -200,8 +196,6 @@ class GroupPartitionMetrics:
 
 @dataclass(frozen=True)
 class GroupMetrics:
-    """A consumer group."""
-
     group: str
     generation: int
     members: tuple[GroupMemberMetrics, ...]
@@ -214,8 +208,6 @@ class GroupMetrics:
 
 @dataclass(frozen=True)
 class StoreMetrics:
-    """One store."""
-
     path: str
     durability: str
     used_bytes: int
@@ -314,7 +306,7 @@ def tailers(store: Store, processor: str) -> list[TailerMetrics]:
         row = processor_rows.read_row(txn, processor)
     if topology is None or row is None:
         return []
-    found = []
+    measured = []
     with other_stores.Others(store) as others:
         for tailer, queue, id, position in zip(topology.tailers, topology.queues, topology.stores, row.positions):
             other = others.get(id)
@@ -326,13 +318,13 @@ def tailers(store: Store, processor: str) -> list[TailerMetrics]:
                 at = max(at, ends.first)
                 lag = ends.next - at if at <= ends.next else None  # another history; the next start explains it
             where = "" if not id else other.path if other is not None else id.hex()
-            found.append(TailerMetrics(tailer, queue, at, lag, where))
-    return found
+            measured.append(TailerMetrics(tailer, queue, at, lag, where))
+    return measured
 
 
 def of_forwards(store: Store) -> list[ForwardMetrics]:
     """The messages that wait on fork queues, by processor and store."""
-    found = []
+    waits = []
     with other_stores.Others(store) as others:
         for name in store.queues(all=True):
             parts = names.fork_parts(name)
@@ -344,8 +336,8 @@ def of_forwards(store: Store) -> list[ForwardMetrics]:
             if other is not None:
                 with contextlib.suppress(CuesError):  # the stores contradict each other; the next start explains it
                     waiting = Forwarder(store, other, [processor]).waiting()
-            found.append(ForwardMetrics(processor, id.hex() if other is None else other.path, waiting))
-    return found
+            waits.append(ForwardMetrics(processor, id.hex() if other is None else other.path, waiting))
+    return waits
 
 
 def producers(store: Store) -> list[str]:
@@ -356,25 +348,29 @@ def producers(store: Store) -> list[str]:
 
 def of_readers(store: Store) -> list[ReaderMetrics]:
     """The readers of this store's queues whose positions are in other stores."""
-    found = []
+    readers = []
     for name in store.queues():
         for view in store.queue(name)._views:
             with store._view() as txn:
                 known = marks.of_log(txn, view._log)
-            found += [ReaderMetrics(who.processor, who.home.hex(), view._log.id, mark.next) for who, mark in known]
-    return found
+            readers += [ReaderMetrics(who.processor, who.home.hex(), view._log.id, mark.next) for who, mark in known]
+    return readers
 
 
 def of_supervisors(store: Store) -> list[SupervisorMetrics]:
     """The supervisors of graphs with workers, also of graphs that have ended."""
-    found = []
-    for record in WorkersRecord.all(store.directory):
-        pid = None
-        with contextlib.suppress(StoreReadOnly):
-            lock = ownership.supervisor_lock(record.graph)
-            pid = os.getpid() if store._locks.mine(lock) else store._locks.holder(lock)
-        found.append(SupervisorMetrics(record, pid == record.supervisor))
-    return found
+    return [
+        SupervisorMetrics(record, _holder(store, ownership.supervisor_lock(record.graph)) == record.supervisor)
+        for record in WorkersRecord.all(store.directory)
+    ]
+
+
+def _holder(store: Store, lock: int) -> int | None:
+    """The process that holds a lock of the store, also this one; None if there is none."""
+    try:
+        return os.getpid() if store._locks.mine(lock) else store._locks.holder(lock)
+    except StoreReadOnly:
+        return None  # without locks no process can run a graph
 
 
 def _processor(store: Store, id: str, failures: _Failures) -> ProcessorMetrics:
@@ -384,17 +380,18 @@ def _processor(store: Store, id: str, failures: _Failures) -> ProcessorMetrics:
     assert row is not None
     assert topology is not None
     taken, stepped = _steps(store, id)
-    who = owner(store, id, row)
-    figures = leases.figures(store, row.owner).get(id, {}) if who is not None and topology.kind != "source" else {}
+    holder = owner(store, id, row)
+    is_source = topology.kind == "source"
+    figures = leases.figures(store, row.owner).get(id, {}) if holder is not None and not is_source else {}
     return ProcessorMetrics(
         id,
         topology.kind,
         row.epoch,
         row.generation,
-        who,
+        holder,
         tuple(tailers(store, id)),
         codec.unpack(row.source)[0] if row.source else None,
-        None if topology.kind == "source" else taken,
+        None if is_source else taken,
         stepped,
         failures.count,
         failures.last,
@@ -406,12 +403,7 @@ def _processor(store: Store, id: str, failures: _Failures) -> ProcessorMetrics:
 
 def owner(store: Store, processor: str, row: ProcessorRow | None = None) -> Owner | None:
     """The owner of a processor: the process that holds its lock, also this one; None if there is none."""
-    try:
-        lock_file = store._locks
-    except StoreReadOnly:
-        return None  # without locks no process can run a graph
-    offset = locks.offset_of(processor)
-    pid = os.getpid() if lock_file.mine(offset) else lock_file.holder(offset)
+    pid = _holder(store, locks.offset_of(processor))
     if pid is None:
         return None
     if row is None:
@@ -531,24 +523,23 @@ def _failures(store: Store) -> dict[str, _Failures]:
     A queue is an error queue if its last message is an error record; the store does not say which queues
     are. An error queue may be in another store.
     """
-    found: dict[str, _Failures] = {}
-    _count_failures(store, found)
+    failures: dict[str, _Failures] = {}
+    _count_failures(store, failures)
     with other_stores.Others(store) as others:
         for id in other_stores.places(store):
             other = others.get(id)
             if other is not None:
-                _count_failures(other, found)
-    return found
+                _count_failures(other, failures)
+    return failures
 
 
-def _count_failures(store: BaseStore, found: dict[str, _Failures]) -> None:
-    logs = [view._log for name in store.queues() for view in open_queue(store, name)._views]
-    for log in logs:
+def _count_failures(store: BaseStore, failures: dict[str, _Failures]) -> None:
+    for log in [view._log for name in store.queues() for view in open_queue(store, name)._views]:
         for index, time_ns, message in _backwards(log):
             if message.get(names.TYPE) != names.PROCESSOR_ERROR:
                 break
             processor = str(message.get(names.ERR_CONFIG, {}).get("id"))
-            known = found.setdefault(processor, _Failures())
+            known = failures.setdefault(processor, _Failures())
             known.count += _inputs(message)
             time = clock.to_datetime(time_ns)
             if known.last is None or time > known.last.time:

@@ -29,9 +29,10 @@ from cues.engine.local import EmbeddedEngine, join
 from cues.engine.status import QueueProgress, Shared, UnitStatus, sources_ended
 from cues.engine.threads import Loop
 from cues.errors import Closed, CuesError, GraphError, InvalidArgument, Unsupported
+from cues.graphs.declaration import Source
 from cues.graphs.graph import Graph
 from cues.graphs.plan import build
-from cues.graphs.processor import Node, Source
+from cues.graphs.processor import Node
 from cues.spark.cluster.directory import SCHEMA, QueueDirectory
 from cues.spark.cluster.driver import Driver
 from cues.spark.cluster.feeder import Feeder
