@@ -1001,7 +1001,7 @@ def test_status_shows_members_partitions_and_lag(store: Store) -> None:
             assert set(group["members"]) == {"ann", "bob"}
             assert [one["member"] for one in group["partitions"].values()] == ["ann"] * PARTITIONS
             assert [one["assignee"] for one in group["partitions"].values()].count("bob") == 3
-    assert "nobody" in terminal.cues("status", store.path, "--table").out
+    assert "none" in terminal.cues("status", store.path, "--table").out
 
 
 def test_the_bytes_of_a_claim_are_those_of_the_format_page(store: Store) -> None:
