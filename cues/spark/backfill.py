@@ -310,7 +310,7 @@ class Rounds:
 
     @property
     def over(self) -> bool:
-        """Whether a whole round found nothing to do."""
+        """True if a whole round found nothing to do."""
         return set(self._order) <= self._idle
 
 

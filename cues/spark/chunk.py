@@ -78,15 +78,15 @@ class ChunkTask:
         report = result = ChunkResult()
         with reporting(report):
             inputs = inputs_of(part)
-            runner, counters = remote_runner(job, part)
+            runner = remote_runner(job, part)
             with contextlib.closing(runner), reporting(report):
                 result = self._through(job, part, inputs, runner)
-            result.retries = counters.retries
+            result.retries = runner._counters.retries
         return result
 
     def _through(self, job: StepJob, part: StepPart, inputs: list[Input], runner: Runner) -> ChunkResult:
         """Process chunk after chunk, up to the end or to a failure that stops the processor."""
-        made = ChunkResult()
+        answer = ChunkResult()
         batch = bool(job.node.options.batch)
         size = job.node.options.batch_size if batch else FIRST_CHUNK_MESSAGES
         context = TaskContext.get()
@@ -103,7 +103,7 @@ class ChunkTask:
             for cut in results.cuts(job.node, count):
                 failure = None if cut.failure is None else travelling(cut.failure)
                 run = CommitRun(part.offset + done + cut.start, part.offset + done + cut.stop, failure=failure)
-                made.runs.append(run)
+                answer.runs.append(run)
                 pages = _pages(results, taken, cut, job.options, batch) if failure is None else {}
                 for binding, some in pages.items():
                     run.outputs[binding] = staged = self.stage.collect(some, True, task, room)
@@ -113,14 +113,14 @@ class ChunkTask:
                     continue
                 failed += cut.stop - cut.start
                 if job.node.errors is None:
-                    return made
+                    return answer
                 if failed > max(FAILURES_MAX, size if batch else 0):
                     return ChunkResult(declined="failures")
             done += count
             if not batch:
                 size = min(2 * size, CHUNK_MESSAGES) if values <= CHUNK_VALUES else max(1, size // 2)
             values = 0
-        return made
+        return answer
 
 
 def _pages(

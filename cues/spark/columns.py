@@ -108,12 +108,12 @@ class Column:
                 out.append(None)
         return out
 
-    def _fail(self, index: int, path: str, found: str, expected: str) -> NoReturn:
+    def _fail(self, index: int, path: str, shown: str, expected: str) -> NoReturn:
         raise CodecError(
-            f"Message {index}, field {path}: found {found}, expected {expected}.",
+            f"Message {index}, field {path}: found {shown}, expected {expected}.",
             "declare another type in the schema, or read with mode=permissive, which gives NULL.",
             path=path,
-            type_name=found,
+            type_name=shown,
         )
 
 
@@ -160,9 +160,7 @@ def _bare(value: Any) -> Any:
 
 
 def _string(value: Any) -> str:
-    if isinstance(value, str):
-        return str(value)
-    if isinstance(value, UUID):
+    if isinstance(value, (str, UUID)):
         return str(value)
     raise Misfit("", value, "a str")
 

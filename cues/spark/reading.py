@@ -167,8 +167,7 @@ class _Reading:
 
     def __init__(self, schema: T.StructType, options: ReadOptions, parallelism: int) -> None:
         self.options = options
-        self.pinned, first, next = pin(options.place)
-        self._first, self._next = first, next
+        self.pinned, self._next = pin(options.place)
         self._parallelism = parallelism
         self._schema = schema
         Columns(schema, options, self.pinned.spread)  # columns that cannot be read are refused here, not in a task
@@ -226,11 +225,7 @@ class _Reading:
                 at = batch.next
 
     def _behind(self, text: str) -> Diverged:
-        return Diverged(
-            text,
-            f"run cues check {self.options.place.store}: an older copy of it may have been put back.",
-            processor="",
-        )
+        return Diverged(text, f"run cues check {self.options.place.store}: an older copy of it may have been put back.")
 
     def lost(self, start: int, first: int, partition: int) -> int:
         """Handle that the messages from ``start`` to ``first`` (exclusive) are purged. Return the next index."""
@@ -332,7 +327,6 @@ class QueueStream(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow)
                 f"The checkpoint has offsets of {len(at)} partitions of {place.queue!r}, which has {len(end)}.",
                 f"read the whole queue, if this is one of its partitions; or run cues check {place.store}: an older"
                 " copy of it may have been put back.",
-                processor="",
             )
         at = widened(at, len(end))
         committed = self._committed()
@@ -355,16 +349,9 @@ class QueueStream(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow)
             raise Diverged(
                 f"Spark asks for the messages after {before}, but the offset that it asks for begins later: {asked}.",
                 "use a new checkpoint.",
-                processor="",
             )
         # The recorded start counts: initialOffset may return another one now.
         return self.split(asked.start, asked.end) if asked.end != asked.start else []
-
-    def commit(self, end: dict[str, Any]) -> None:
-        pass
-
-    def stop(self) -> None:
-        pass
 
     def _last(self) -> Indices:
         with self.pinned.opened() as queue:
@@ -377,15 +364,14 @@ class QueueStream(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow)
                 return cut(txn, logs, start, end, count)
 
     def _mine(self, offset: dict[str, Any]) -> Offset:
-        found = Offset.of(offset)
-        if found is None or found.identity != self.pinned.identity:
+        ours = Offset.of(offset)
+        if ours is None or ours.identity != self.pinned.identity:
             raise Diverged(
                 f"The checkpoint belongs to another source ({offset}) than the queue {self.options.place.queue!r} of"
                 f" {self.options.place.store}, whose identity is {self.pinned.identity.hex()}.",
                 "use a new checkpoint to read this queue.",
-                processor="",
             )
-        return found
+        return ours
 
     def _committed(self) -> Indices | None:
         """The position on this queue of the writer of ``resumeFrom``; None before its first commit."""

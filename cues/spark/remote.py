@@ -127,19 +127,19 @@ def _run(job: StepJob, part: StepPart) -> PartResult:
     taken = _take(part)
     if taken is None:
         return PartResult(declined="purged")
-    runner, counters = remote_runner(job, part)
+    runner = remote_runner(job, part)
     with contextlib.closing(runner):
         results = runner.run(taken)
     return PartResult(
-        retries=counters.retries,
+        retries=runner._counters.retries,
         outputs=results.outputs,
         failures={offset: travelling(failure) for offset, failure in results.failures.items()},
         ran=results.ran,
     )
 
 
-def remote_runner(job: StepJob, part: StepPart) -> tuple[Runner, events.Counters]:
-    """The runner that calls the job's function without state, and its counters."""
+def remote_runner(job: StepJob, part: StepPart) -> Runner:
+    """The runner that calls the job's function without state."""
     state = StateTable(_store(part.pieces[0].site), job.node.id)  # never read
     return runner_of(job, job.generation, state, job.options.__getitem__, process_type=_RemoteProcess)
 
@@ -276,7 +276,7 @@ class SparkRunner(Runner):
 
     @property
     def on_executors(self) -> bool:
-        """Whether executors call the function, each over a part of the messages."""
+        """True if executors call the function, each over a part of the messages."""
         return not self._local and self._node.options.batch != FRAME
 
     @property

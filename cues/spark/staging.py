@@ -135,7 +135,7 @@ def this_boot() -> str:
 def _some(raws: Iterable[list[Any]]) -> Iterator[tuple[int, list[Page]]]:
     left = iter(raws)
     while some := list(itertools.islice(left, _READ_PAGES)):
-        found: dict[int, list[Page]] = {}
+        by_partition: dict[int, list[Page]] = {}
         for partition, flags, count, tail, pieces in some:
-            found.setdefault(partition, []).append(Page(flags, count, tail, tuple(pieces)))
-        yield from found.items()
+            by_partition.setdefault(partition, []).append(Page(flags, count, tail, tuple(pieces)))
+        yield from by_partition.items()

@@ -164,10 +164,10 @@ class _Writing:
 
     def _require_partitions(self, txn: StoreTransaction, queue: Queue) -> None:
         """Refuse rows that were placed on fewer partitions than there are now: a key would be on two partitions."""
-        there, placed = queue._follow_options(txn, queue._log.row(txn)).partitions, self._queue_options.partitions
-        if queue.is_partitioned and there != placed:
+        now, placed = queue._follow_options(txn, queue._log.row(txn)).partitions, self._queue_options.partitions
+        if queue.is_partitioned and now != placed:
             raise QueueOptionsError(
-                f"The queue {queue.id!r} has {there} partitions by now, and the rows were placed on {placed}; nothing"
+                f"The queue {queue.id!r} has {now} partitions by now, and the rows were placed on {placed}; nothing"
                 " was written.",
                 "write again, or start the query again: rows are placed on the partitions that exist then.",
                 queue=queue.id,
@@ -212,9 +212,8 @@ class StreamWriter(_Writing, DataSourceStreamArrowWriter):
     """A stream's batches, one transaction each."""
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        checkpoint = self.options.checkpoint
-        known = self.options.id is not None and checkpoint is not None
-        self.append(_whole(messages), part_of(checkpoint, batchId) if known and checkpoint else None)
+        id, checkpoint = self.options.id, self.options.checkpoint
+        self.append(_whole(messages), part_of(checkpoint, batchId) if id is not None and checkpoint else None)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         _drop(messages)

@@ -67,7 +67,7 @@ class DataFile:
 
     @property
     def merged(self) -> bool:
-        """Whether it was merged from several files."""
+        """True if it was merged from several files."""
         return self.name.split("-", 2)[2].startswith(_MERGED)
 
 
@@ -131,7 +131,6 @@ class QueueDirectory:
                 f"The directory {self.files.url}/{self.folder} continues the queue {self.queue!r} with identity"
                 f" {identity.hex()}, and the one in this machine's store has {expected.hex()}: it is another queue.",
                 "use the store that the directory was fed from, or start over with another --queues DIR.",
-                processor="",
             )
         return identity
 
@@ -156,7 +155,6 @@ class QueueDirectory:
                 raise Diverged(
                     f"Entry {name} of the log of {self.files.url}/{self.folder} is missing.",
                     "restore the directory from a copy.",
-                    processor="",
                 )
             return text
 
@@ -190,7 +188,6 @@ class QueueDirectory:
                     f"The queue {self.queue!r} in {self.files.url} ends with message {self.next - 1}, and {file.name}"
                     " was committed with other messages for the same indices.",
                     "let one graph write to the queue, and restore the directory from a copy.",
-                    processor="",
                 )
             else:
                 self._put([*self.live, file], [file])  # if another driver wrote this entry, the loop looks again
@@ -202,22 +199,22 @@ class QueueDirectory:
         holder = next((live for live in self.live if live.first <= file.first < live.next), None)
         return holder is not None and (holder.name == file.name or holder.merged)
 
-    def replace(self, gone: set[str], came: list[DataFile]) -> bool:
-        """Replace the files named ``gone`` by ``came``. Return False if the log has got another entry meanwhile.
+    def replace(self, gone: set[str], new: list[DataFile]) -> bool:
+        """Replace the files named ``gone`` by ``new``. Return False if the log has got another entry meanwhile.
 
         The caller holds the lock, and deletes the files later.
         """
-        live = sorted([*(file for file in self.live if file.name not in gone), *came], key=_first)
+        live = sorted([*(file for file in self.live if file.name not in gone), *new], key=_first)
         while (self._entry + 2) % COMPACT_EVERY:
             if not self._put(list(self.live), []):
                 return False
-        return self._put(live, came)
+        return self._put(live, new)
 
-    def _put(self, live: list[DataFile], came: list[DataFile]) -> bool:
+    def _put(self, live: list[DataFile], new: list[DataFile]) -> bool:
         """Write the next entry. If its number is taken, read the log again and return False."""
         number = self._entry + 1
         compact = (number + 1) % COMPACT_EVERY == 0
-        lines = [self._line(file) for file in (live if compact else came)]
+        lines = [self._line(file) for file in (live if compact else new)]
         name = f"{number}.compact" if compact else str(number)
         put = self.files.put(f"{self.folder}/{LOG}/{name}", "\n".join([_VERSION, *lines]))
         if not put or max(self._entries()) > number:  # taken; or taken once, and deleted after many later entries
@@ -261,7 +258,6 @@ class QueueDirectory:
             raise Diverged(
                 f"{self.files.url}/{self.folder}/{name}, which a step has committed, is gone.",
                 "restore the directory from a copy.",
-                processor="",
             )
         return data_file(name, status.size, status.modified_ms)
 
@@ -332,7 +328,6 @@ def parse_entry(text: str) -> list[DataFile]:
         raise Diverged(
             f"A queue's log has the format {version!r}; this version reads {_VERSION!r}.",
             "install a newer Cues, or a pyspark between 4.2 and 4.3.",
-            processor="",
         )
     entries: list[dict[str, Any]] = [json.loads(line) for line in lines if line]
     return [

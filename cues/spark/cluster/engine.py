@@ -31,11 +31,12 @@ from cues.engine.threads import Loop
 from cues.errors import Closed, CuesError, GraphError, InvalidArgument, Unsupported
 from cues.graphs.graph import Graph
 from cues.graphs.plan import build
-from cues.graphs.processor import Node, Source
+from cues.graphs.processor import FRAME, Node, Source
 from cues.spark.cluster.directory import SCHEMA, QueueDirectory
 from cues.spark.cluster.driver import Driver
 from cues.spark.cluster.feeder import Feeder
 from cues.spark.cluster.files import RENAME_COPIES, Files
+from cues.spark.cluster.frames import FrameStage
 from cues.spark.cluster.ingest import StreamIngest
 from cues.spark.cluster.lease import DriverLease
 from cues.spark.cluster.maintenance import Maintenance, keepers_group, sweep
@@ -97,8 +98,6 @@ class _Turns(Loop):
 
 
 class _StageThread(_Turns):
-    """The thread of a stage."""
-
     def __init__(self, host: Host, driver: Driver, stage: Stage) -> None:
         super().__init__(host, driver, stage.node.id)
         self.stage = stage
@@ -135,8 +134,6 @@ class _InletThread(_Turns):
 
 
 class _FeederThread(_Turns):
-    """The thread of a feeder."""
-
     def __init__(self, host: Host, driver: Driver, feeder: Feeder) -> None:
         super().__init__(host, driver, feeder.ledger.processor)
         self.feeder = feeder
@@ -304,7 +301,11 @@ class ClusterEngine:
             driver.queues[name] = QueueDirectory(driver.files, name, options, identity)
         feeders = [Feeder(driver, self.queues[name], driver.queues[name], name not in written) for name in fed]
         inlets = [StreamIngest(driver, node) for node in plan.running if isinstance(node.fn, Stream)]
-        stages = [Stage(driver, node) for node in plan.running if node.kind != "source"]
+        stages = [
+            (FrameStage if node.options.batch == FRAME else Stage)(driver, node)
+            for node in plan.running
+            if node.kind != "source"
+        ]
         for feeder in feeders:
             feeder.claim()
         for stage in stages:
@@ -422,7 +423,7 @@ class ClusterEngine:
                 self._lease.beat()
 
     def _grown(self) -> bool:
-        """Whether a queue that is copied from the store has got partitions, which no feeder reads."""
+        """Return True if a queue that is copied from the store has got partitions, which no feeder reads."""
         return any(loop.feeder.queue.partitions > 1 for loop in self._copiers)
 
     def _look_for_growth(self) -> None:
@@ -482,7 +483,6 @@ def check(plan: Plan) -> None:
                 f"The queue {name!r} has path={options.path!r}, a store on one machine, but must be in the"
                 " shared directory.",
                 "remove path= from the queue.",
-                processor="",
             )
 
 
@@ -492,7 +492,6 @@ def _require_one_log(queue: str, partitions: int) -> None:
             f"The queue {queue!r} has {partitions} partitions; queues in a shared directory have one, over which the"
             " executors divide each step.",
             "set partitions=1 (in a new store, if this one has the queue already), or run Spark without queues=.",
-            processor="",
         )
 
 
@@ -516,7 +515,7 @@ def place(node: Node) -> str:
         return "on an executor, one task a step, which is never repeated"
     if node.kind == "sink" or node.side_effects:
         return "on an executor, one task a step: its effects happen in order"
-    if node.options.batch == "frame":
+    if node.options.batch == FRAME:
         return "its plan, on all executors"
     if node.options.key is not None:
         if node.options.batch or node.mode == "join":

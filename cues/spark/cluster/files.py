@@ -20,7 +20,7 @@ import contextlib
 import os
 import secrets
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 from urllib.parse import quote
 
 from cues.errors import Unsupported
@@ -48,9 +48,9 @@ class Files:
         place = os.fspath(place)
         if "://" not in place and not place.startswith("file:"):
             place = "file://" + quote(os.path.abspath(os.path.expanduser(place)))
-        self._jvm: Any = _any(session._jvm)
+        self._jvm = cast(Any, session._jvm)
         self._hadoop: Any = self._jvm.org.apache.hadoop
-        conf = _any(session._jsc).hadoopConfiguration()
+        conf = cast(Any, session._jsc).hadoopConfiguration()
         try:
             root = self._hadoop.fs.Path(self._jvm.java.net.URI(place))
             # An own instance, because Spark's cached one must continue to write checksums.
@@ -81,8 +81,8 @@ class Files:
 
     def names(self, folder: str) -> list[str]:
         """The names in a folder, sorted; none if the folder does not exist."""
-        found = _unless_missing(self._fs.listStatus, self.path(folder))
-        return sorted(str(status.getPath().getName()) for status in found or ())
+        statuses = _unless_missing(self._fs.listStatus, self.path(folder))
+        return sorted(str(status.getPath().getName()) for status in statuses or ())
 
     def parts(self, folder: str) -> list[str]:
         """The files that a job of Spark has written into a folder."""
@@ -90,8 +90,8 @@ class Files:
 
     def status(self, name: str) -> Status | None:
         """The size and the time of a file; None if it does not exist."""
-        found = _unless_missing(self._fs.getFileStatus, self.path(name))
-        return None if found is None else Status(int(found.getLen()), int(found.getModificationTime()))
+        status = _unless_missing(self._fs.getFileStatus, self.path(name))
+        return None if status is None else Status(int(status.getLen()), int(status.getModificationTime()))
 
     def read(self, name: str) -> str | None:
         """The text of a small file; None if it does not exist."""
@@ -170,10 +170,6 @@ class Files:
         """Close the client, if its Java still runs."""
         with contextlib.suppress(Exception):
             self._fs.close()
-
-
-def _any(value: Any) -> Any:
-    return value
 
 
 def folder_of(name: str) -> str:
