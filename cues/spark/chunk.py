@@ -19,8 +19,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
-from pyspark import TaskContext
-
 from cues import codec
 from cues.queues.options import QueueOptions
 from cues.queues.placement import Placer
@@ -89,8 +87,6 @@ class ChunkTask:
         answer = ChunkResult()
         batch = bool(job.node.options.batch)
         size = job.node.options.batch_size if batch else FIRST_CHUNK_MESSAGES
-        context = TaskContext.get()
-        task = context.partitionId() if context is not None else 0
         room = staging.INLINE_BYTES_MAX
         failed = done = values = 0
         while done < part.messages:
@@ -106,7 +102,7 @@ class ChunkTask:
                 answer.runs.append(run)
                 pages = _pages(results, taken, cut, job.options, batch) if failure is None else {}
                 for binding, some in pages.items():
-                    run.outputs[binding] = staged = self.stage.collect(some, True, task, room)
+                    run.outputs[binding] = staged = self.stage.collect(some, True, room)
                     room = max(0, room - staged.inline_bytes)
                     values += staged.values
                 if failure is None:

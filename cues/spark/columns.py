@@ -54,11 +54,8 @@ _NONE: Final = type(None)
 _RANGES: Final[dict[type[T.DataType], int]] = {T.ByteType: 8, T.ShortType: 16, T.IntegerType: 32, T.LongType: 64}
 # Types that Arrow converts without loss or guess. A column with only these types is converted as a whole.
 _PLAIN: Final[dict[type[T.DataType], set[type]]] = {
+    **{kind: {int, _NONE} for kind in _RANGES},
     T.StringType: {str, _NONE},
-    T.LongType: {int, _NONE},
-    T.IntegerType: {int, _NONE},
-    T.ShortType: {int, _NONE},
-    T.ByteType: {int, _NONE},
     T.DoubleType: {float, _NONE},
     T.BooleanType: {bool, _NONE},
     T.BinaryType: {bytes, _NONE},

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import chain, pairwise
@@ -45,7 +46,7 @@ from cues.spark.slices import BatchSlice, cut, edges, merged
 
 if TYPE_CHECKING:
     from cues.queues.log import Log
-    from cues.queues.queue import Queue
+    from cues.storage.transaction import StoreTransaction
 
 ROW: Final = T.StructType(
     [
@@ -179,28 +180,31 @@ class _Reading:
         slices = max(1, min(wanted, count))
         if slices == 1:
             return [ReadSlice(start, stop)]
-        with self.pinned.opened() as queue:
-            logs = [view._log for view in queue._views]
-            with queue.store._view() as txn:
-                return [ReadSlice(low, high) for low, high in pairwise(edges(txn, logs, start, stop, slices))]
+        with self._logs() as (logs, txn):
+            return [ReadSlice(low, high) for low, high in pairwise(edges(txn, logs, start, stop, slices))]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """On the executor: read the slice of one task."""
         assert isinstance(partition, ReadSlice)
         columns = Columns(self._schema, self.options, self.pinned.spread)
         with self.pinned.opened() as queue:
-            logs = self._logs(queue, len(partition.stop))
+            logs = [view._log for view in queue._views]
+            count = len(partition.stop)
+            if len(logs) < count:
+                raise self._behind(f"The queue {queue.id} has {len(logs)} partitions, and {count} were planned.")
+            logs = logs[:count]
             size = max(_READ_BYTES // len(logs), _READ_BYTES_MIN)
             ranges = zip(logs, partition.start, partition.stop)
             for pieces in _some(merged([self._pieces(log, start, stop, size) for log, start, stop in ranges])):
                 yield columns.arrow(pieces)
 
-    def _logs(self, queue: Queue, partitions: int) -> list[Log]:
-        """The logs of the first ``partitions`` partitions. Raises :class:`Diverged` if the queue has fewer."""
-        logs = [view._log for view in queue._views]
-        if len(logs) < partitions:
-            raise self._behind(f"The queue {queue.id} has {len(logs)} partitions, and {partitions} were planned.")
-        return logs[:partitions]
+    @contextmanager
+    def _logs(self) -> Iterator[tuple[list[Log], StoreTransaction]]:
+        """The logs of the partitions, in a read transaction."""
+        with self.pinned.opened() as queue:
+            logs = [view._log for view in queue._views]
+            with queue.store._view() as txn:
+                yield logs, txn
 
     def _pieces(self, log: Log, start: int, stop: int, size: int) -> Iterator[BatchSlice]:
         """The messages of the range on one partition, in order, read ``size`` bytes at a time."""
@@ -245,17 +249,15 @@ class _Reading:
 
     def place_of(self, position: Position, name: str) -> Indices:
         """The place that a position means at this moment."""
-        with self.pinned.opened() as queue:
-            logs = [view._log for view in queue._views]
-            with queue.store._view() as txn:
-                rows = [log.row(txn) for log in logs]
-                if position == "earliest":
-                    return tuple(row.first for row in rows)
-                if position == "latest":
-                    return tuple(row.next for row in rows)
-                if isinstance(position, datetime):
-                    when = clock.to_ns(position)
-                    return tuple(log.index_at(txn, row, when) for log, row in zip(logs, rows))
+        with self._logs() as (logs, txn):
+            rows = [log.row(txn) for log in logs]
+            if position == "earliest":
+                return tuple(row.first for row in rows)
+            if position == "latest":
+                return tuple(row.next for row in rows)
+            if isinstance(position, datetime):
+                when = clock.to_ns(position)
+                return tuple(log.index_at(txn, row, when) for log, row in zip(logs, rows))
         if len(rows) > 1:
             place = self.options.place
             raise InvalidArgument(
@@ -336,7 +338,8 @@ class QueueStream(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow)
             end = tuple(map(min, end, committed))
         end = tuple(map(max, at, end))
         if isinstance(limit, ReadMaxRows) and sum(end) - sum(at) > limit.max_rows:
-            end = self._cut(at, end, limit.max_rows)
+            with self._logs() as (logs, txn):
+                end = cut(txn, logs, at, end, limit.max_rows)
         return start if end == at else Offset(self.pinned.identity, at, end).to_dict()
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
@@ -356,12 +359,6 @@ class QueueStream(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow)
     def _last(self) -> Indices:
         with self.pinned.opened() as queue:
             return tuple(row.next for row in queue._rows())
-
-    def _cut(self, start: Indices, end: Indices, count: int) -> Indices:
-        with self.pinned.opened() as queue:
-            logs = [view._log for view in queue._views]
-            with queue.store._view() as txn:
-                return cut(txn, logs, start, end, count)
 
     def _mine(self, offset: dict[str, Any]) -> Offset:
         ours = Offset.of(offset)

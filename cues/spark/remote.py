@@ -117,25 +117,18 @@ _stores: dict[tuple[int, Site, tuple[int, int]], Store] = {}
 
 def run_part(packed: bytes, part: StepPart) -> PartResult:
     """Call the function over a part."""
-    result = PartResult()
-    with reporting(result):
-        result = _run(unpack_job(packed), part)
-    return result
-
-
-def _run(job: StepJob, part: StepPart) -> PartResult:
-    taken = _take(part)
-    if taken is None:
-        return PartResult(declined="purged")
-    runner = remote_runner(job, part)
-    with contextlib.closing(runner):
-        results = runner.run(taken)
-    return PartResult(
-        retries=runner._counters.retries,
-        outputs=results.outputs,
-        failures={offset: travelling(failure) for offset, failure in results.failures.items()},
-        ran=results.ran,
-    )
+    answer = PartResult()
+    with reporting(answer):
+        job: StepJob = unpack_job(packed)
+        taken = _take(part)
+        if taken is None:
+            return PartResult(declined="purged")
+        runner = remote_runner(job, part)
+        with contextlib.closing(runner):
+            results = runner.run(taken)
+        answer.retries, answer.outputs, answer.ran = runner._counters.retries, results.outputs, results.ran
+        answer.failures = {offset: travelling(failure) for offset, failure in results.failures.items()}
+    return answer
 
 
 def remote_runner(job: StepJob, part: StepPart) -> Runner:

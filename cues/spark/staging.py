@@ -26,6 +26,7 @@ from typing import Any, Final
 
 import msgpack
 import xxhash
+from pyspark import TaskContext
 from pyspark.sql.datasource import WriterCommitMessage
 
 from cues.base import clock
@@ -81,9 +82,7 @@ class StagingArea:
         """``owner`` is the process that will commit the pages. After its end they are worthless."""
         self._folder = Path(store) / FOLDER / f"{this_boot()}-{owner}-{secrets.token_hex(8)}"
 
-    def collect(
-        self, pages: Iterable[PlacedPage], local: bool, task: int, inline_bytes: int = INLINE_BYTES_MAX
-    ) -> Staged:
+    def collect(self, pages: Iterable[PlacedPage], local: bool, inline_bytes: int = INLINE_BYTES_MAX) -> Staged:
         """On the executor: keep ``pages`` until they are committed. ``local``: this is the driver's machine."""
         staged = Staged()
         size = 0
@@ -97,6 +96,8 @@ class StagingArea:
                     size += len(raw)
                     if file is None and size > inline_bytes and local:
                         self._folder.mkdir(parents=True, exist_ok=True)
+                        context = TaskContext.get()
+                        task = context.partitionId() if context is not None else 0
                         staged.path = str(self._folder / f"{task}-{secrets.token_hex(8)}")
                         file = opened.enter_context(open(staged.path, "xb"))
                         file.writelines(staged.inline)

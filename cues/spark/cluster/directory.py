@@ -259,7 +259,7 @@ class QueueDirectory:
                 f"{self.files.url}/{self.folder}/{name}, which a step has committed, is gone.",
                 "restore the directory from a copy.",
             )
-        return data_file(name, status.size, status.modified_ms)
+        return data_file(name, *status)
 
     def within(self, start: int, stop: int) -> list[DataFile]:
         """The files that hold the messages [start, stop)."""

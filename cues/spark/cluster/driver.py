@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from cues import faults
 from cues.base import events
 from cues.errors import Diverged
 from cues.spark.cluster.files import folder_of
@@ -71,15 +72,12 @@ class Driver:
         self.files.delete(folder)
 
     def claim(
-        self,
-        ledger: Ledger,
-        positions: Callable[[LedgerRecord | None], dict[str, tuple[str, int]]],
-        forwarded: Callable[[], None] = lambda: None,
+        self, ledger: Ledger, positions: Callable[[LedgerRecord | None], dict[str, tuple[str, int]]]
     ) -> LedgerRecord | None:
         """Own a processor after its last record, and return that record.
 
-        First the files that the last record committed are added to the logs of their queues, with a call of
-        ``forwarded`` after each. ``positions`` returns the positions of the claim.
+        First the files that the last record committed are added to the logs of their queues. ``positions`` returns the
+        positions of the claim.
         """
         while True:
             last = ledger.read()
@@ -92,7 +90,7 @@ class Driver:
                         processor=ledger.processor,
                     )
                 self.queues[queue].forward(name)
-                forwarded()
+                faults.point("spark.forwarded")
             if ledger.claim(last, positions(last)):
                 return last
 

@@ -31,7 +31,7 @@ from cues.engine.threads import Loop
 from cues.errors import Closed, CuesError, GraphError, InvalidArgument, Unsupported
 from cues.graphs.graph import Graph
 from cues.graphs.plan import build
-from cues.graphs.processor import FRAME, Node, Source
+from cues.graphs.processor import FRAME, Node, Processor, Source
 from cues.spark.cluster.directory import SCHEMA, QueueDirectory
 from cues.spark.cluster.driver import Driver
 from cues.spark.cluster.feeder import Feeder
@@ -292,7 +292,8 @@ class ClusterEngine:
         """Open the queues, claim every processor, sweep, and start the threads."""
         driver, plan, host = self.driver, self.plan, self._host
         home, written = at_home(plan), written_on_spark(plan)
-        fed = [name for name in self.queues if name in home or name in _source_errors(plan)]
+        errors = {node.errors for node in plan.running if _runs_here(node)}
+        fed = [name for name in self.queues if name in home or name in errors]
         for name in fed:
             _require_one_log(name, self.queues[name].partitions)  # the store decides, and not the graph
         for name, options in plan.queues.items():
@@ -454,13 +455,12 @@ def written_on_spark(plan: Plan) -> set[str]:
 
 def at_home(plan: Plan) -> set[str]:
     """The queues that are in the store of the driver's machine, and are copied from there."""
-    sources = [node for node in plan.nodes if node.kind == "source" and not isinstance(node.fn, Stream)]
-    return {port.queue for node in sources for port in node.outputs} | set(plan.fed)
+    return {port.queue for node in plan.nodes if _runs_here(node) for port in node.outputs} | set(plan.fed)
 
 
-def _source_errors(plan: Plan) -> set[str]:
-    sources = [node for node in plan.running if node.kind == "source" and not isinstance(node.fn, Stream)]
-    return {node.errors for node in sources if node.errors}
+def _runs_here(processor: Node | Processor) -> bool:
+    """Return True for a source that runs in the driver."""
+    return processor.kind == "source" and not isinstance(processor.fn, Stream)
 
 
 def check(plan: Plan) -> None:
@@ -544,11 +544,7 @@ _NOTHING: Final[dict[str, Any]] = {
 
 def source_graph(graph: Graph, plan: Plan) -> Graph:
     """The part of a graph that runs in the driver: its sources, and the queues that are fed by ``send``."""
-    sources = [
-        processor
-        for processor in graph.processors.values()
-        if processor.kind == "source" and not isinstance(processor.fn, Stream)
-    ]
+    sources = [processor for processor in graph.processors.values() if _runs_here(processor)]
     declared = {processor.id for processor in sources}
     sources += [Source(name) for name in plan.fed if name not in declared]
     part = _SourceGraph(

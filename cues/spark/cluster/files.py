@@ -20,7 +20,7 @@ import contextlib
 import os
 import secrets
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 from urllib.parse import quote
 
 from cues.errors import Unsupported
@@ -31,13 +31,6 @@ if TYPE_CHECKING:
 
 RENAME_COPIES: Final = ("s3a", "s3", "s3n", "gs", "wasb", "wasbs", "oss", "cosn")
 """Schemes whose rename does not decide between two drivers."""
-
-
-class Status(NamedTuple):
-    """The status of a file on the filesystem."""
-
-    size: int
-    modified_ms: int
 
 
 class Files:
@@ -88,10 +81,10 @@ class Files:
         """The files that a job of Spark has written into a folder."""
         return [name for name in self.names(folder) if name.startswith("part-")]
 
-    def status(self, name: str) -> Status | None:
-        """The size and the time of a file; None if it does not exist."""
+    def status(self, name: str) -> tuple[int, int] | None:
+        """The size and the time of a file, in bytes and ms; None if it does not exist."""
         status = _unless_missing(self._fs.getFileStatus, self.path(name))
-        return None if status is None else Status(int(status.getLen()), int(status.getModificationTime()))
+        return None if status is None else (int(status.getLen()), int(status.getModificationTime()))
 
     def read(self, name: str) -> str | None:
         """The text of a small file; None if it does not exist."""

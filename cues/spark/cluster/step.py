@@ -22,6 +22,7 @@ Not guaranteed: that the queues of one step change at the same moment (6 adds to
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import pickle
 from collections import Counter
@@ -71,7 +72,6 @@ class Stage:
         self._served = 0
         self._hasher = Hasher(node.id, 0)
         self._jobs = JobGroup(driver.context, node.id, f"cues {node.id} {driver.owner}")
-        self._job: tuple[int, bytes] | None = None
         self._stop: ProcessorStopped | None = None
         self._under_way: StepRange | None = None
         self._warned: dict[str, int] = {}
@@ -85,22 +85,18 @@ class Stage:
         Raises :class:`Diverged` if records and queues do not belong together, and :class:`TopologyChanged`
         if it has other inputs than in its records, unless ``accept_topology``.
         """
-
-        def positions(last: LedgerRecord | None) -> dict[str, tuple[str, int]]:
-            if last is not None and last.files:
-                self.driver.ring()
-            if last is not None:
-                self._check_inputs(last, accept_topology)
-            self._check_newest(last)
-            return self._positions(last)
-
-        last = self.driver.claim(self.ledger, positions, lambda: faults.point("spark.forwarded"))
+        last = self.driver.claim(self.ledger, functools.partial(self._positions, accept_topology))
         where = ", ".join(f"{tailer} {next}" for tailer, (_, next) in self.ledger.now.positions.items())
         what = "rewind" if self.ledger.now.taking else "resume" if last else "fresh"
         self.driver.emit(events.Recovered(self.node.id, f"{what}: from {where}", logging.INFO, decision=what))
 
-    def _positions(self, last: LedgerRecord | None) -> dict[str, tuple[str, int]]:
-        """The positions of the processor. Raises :class:`Diverged` if a queue has another identity."""
+    def _positions(self, accept_topology: bool, last: LedgerRecord | None) -> dict[str, tuple[str, int]]:
+        """The positions of the processor, whose last files are in the logs of their queues."""
+        if last is not None:
+            if last.files:
+                self.driver.ring()
+            self._check_inputs(last, accept_topology)
+        self._check_newest(last)
         positions = {}
         for tailer, directory in self.inputs.items():
             identity = directory.identity.hex()
@@ -324,7 +320,7 @@ class Stage:
         rows = self._rows(taking)
         count = next(high - low for low, high in taking.ranges.values())
         parts = -(-count // taking.size)
-        packed, sees, once = self._packed(), "nothing", self.node.at_most_once
+        packed, sees, once = self._packed, "nothing", self.node.at_most_once
         kept: Any = None
         if self._single:
             sees = "all"
@@ -401,22 +397,21 @@ class Stage:
             for tailer, queue in self.inputs.items()
         )
 
+    @functools.cached_property
     def _packed(self) -> bytes:
-        epoch = self.ledger.now.epoch
-        if self._job is None or self._job[0] != epoch:
-            places = {target.queue: number for number, target in enumerate(self.targets)}
-            job = TaskJob(
-                self.node,
-                self.driver.system,
-                epoch,
-                self.driver.store_id,
-                self.entrances(),
-                tuple(target.options for target in self.targets),
-                {port.binding: places[port.queue] for port in self.node.outputs},
-                places[self.node.errors] if self.node.errors else None,
-            )
-            self._job = epoch, pack_job(job)
-        return self._job[1]
+        """The job of the tasks, packed after the claim, which gives the epoch."""
+        places = {target.queue: number for number, target in enumerate(self.targets)}
+        job = TaskJob(
+            self.node,
+            self.driver.system,
+            self.ledger.now.epoch,
+            self.driver.store_id,
+            self.entrances(),
+            tuple(target.options for target in self.targets),
+            {port.binding: places[port.queue] for port in self.node.outputs},
+            places[self.node.errors] if self.node.errors else None,
+        )
+        return pack_job(job)
 
     # 4 to 6.
 

@@ -144,10 +144,6 @@ class CarriedState(StateTable):
         rows = {row: True for row in self._rows if row.startswith(prefix)}
         return rows | {row: packed is not None for row, packed in self._step.items() if row.startswith(prefix)}
 
-    def forget(self) -> None:
-        self.call.discard()
-        self._step.clear()
-
     def committed(self) -> None:
         """End a part. The next part sees its changes."""
         for row, packed in self._step.items():
