@@ -32,7 +32,7 @@ Message = dict[str, Any]
 
 
 class Layout(NamedTuple):
-    """Where things lie under the root of one run."""
+    """The paths under the root of one run."""
 
     stores: dict[str, Path]
     """By stage."""
@@ -61,7 +61,7 @@ QUEUES = {
     "second": ("numbers", "even", "odd", "errors"),
     "third": ("even", "odd", "merged"),
 }
-"""What each stage names."""
+"""The names of each stage."""
 
 
 ROOT = Path(os.environ.get("CUES_TEST_ROOT", "."))
@@ -129,7 +129,7 @@ def save(messages: list[Message], process: Any) -> None:
 
 
 def expected(total: int) -> tuple[dict[str, list[Message]], dict[int, int]]:
-    """What must be on the queues in the end, and the counts by key, computed without Cues."""
+    """The final content of the queues, and the counts by key, computed without Cues."""
     counts = dict.fromkeys(range(KEYS), 0)
     queues: dict[str, list[Message]] = {
         "numbers": [{"n": n} for n in range(total)],

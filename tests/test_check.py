@@ -173,7 +173,7 @@ def test_what_is_no_store_is_no_finding_but_an_error(tmp_path: Path) -> None:
 
 
 def test_a_store_that_is_written_trimmed_and_purged_meanwhile_is_sound(tmp_path: Path) -> None:
-    """A check beside a running graph sees many transactions; what changes between them is no damage."""
+    """A check during a run sees many transactions. A change between them is not damage."""
     graph = library.Graph("busy", store=tmp_path / "s", durability="process", errors="errors")
     graph.source("orders")
     graph.queues["priced"] = library.QueueOptions(retention=500)

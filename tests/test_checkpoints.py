@@ -1,4 +1,4 @@
-"""Checkpoints in somebody else's store: the fence, the user's writes in the same transaction, and zombies.
+"""Checkpoints in a database of the user: the fence, the user's writes in the same transaction, and zombies.
 
 What holds for each kind is asked of each kind. ``Kept`` gives a checkpoint, what its commits write for the user, and
 what an outsider finds of that.
@@ -32,7 +32,7 @@ KINDS = ["sqlite", "postgresql", "file", "store"]
 
 
 def at(n: int) -> Checkpoint:
-    """A checkpoint that stands at ``n``."""
+    """A checkpoint whose position is ``n``."""
     producer = ProducerState("q@s", ProducerID(b"\x01\x02\x03\x04\x05\x06"), n, n - 1)
     return Checkpoint({"q@s": n, "a": 1 << 62}, (producer,), (AckIntent("out", bytes(range(n % 256))),))
 
@@ -73,7 +73,7 @@ class Kept:
         return work
 
     def written(self) -> list[int]:
-        """What the user's writes left, read by somebody else."""
+        """The results of the user's writes, read by another connection."""
         if self.kind == "store":
             with cues.open(self.place) as store:
                 return [message["n"] for message in store.queue("written").tailer()]
@@ -320,7 +320,7 @@ def test_a_zombie_inside_its_transaction_is_ended_by_postgresql(tmp_path: Path, 
 
 @pytest.mark.parametrize("kind", ["sqlite", "file"])
 def test_a_zombie_inside_its_commit_holds_a_file_until_it_is_killed(kind: str, tmp_path: Path) -> None:
-    """Nobody can end it but a kill; who takes over is told, and never passes it by."""
+    """Only a kill can end it. The next owner gets an error, and never commits before that."""
     kept = Kept(kind, str(tmp_path / "place"))
     with Child(
         ZOMBIE,

@@ -552,7 +552,7 @@ def test_the_queues_of_a_store_with_options(tmp_path: Path) -> None:
 
 
 def test_help_loads_no_more_than_it_shows() -> None:
-    """What makes --help fast: of Cues only the command line, of other packages only click."""
+    """Of Cues only the command line is loaded, of other packages only click. So --help is fast."""
     look = (
         "import sys; from cues.cli import main; sys.argv = ['cues', '--help']\n"
         "try: main()\nexcept SystemExit: pass\n"

@@ -1,4 +1,4 @@
-"""What is written comes back equal, types included; what cannot be written is named, before anything is."""
+"""A written message is read back equal, with its types. A message that cannot be written is refused by name."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Compaction: the same store in a smaller file, whoever dies when, and never under somebody who has it open.
+"""Compaction: the same store in a smaller file, also after a crash, and never while another process has it open.
 
-What dying at each of its crash points leaves is in test_crashes.py, by the scenario "compaction".
+The scenario "compaction" of test_crashes.py tests a death at each of its crash points.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ def copied(message: Any) -> Any:
 
 
 def made(path: Path, durability: str = "disk") -> Path:
-    """A store with free pages, a processor that stands on ``in`` and wrote to ``out``, state, a named reader, two
-    empty queues that nobody names, and one that was purged."""
+    """A store with free pages, a processor that read ``in`` and wrote to ``out``, state, a named reader, two
+    empty queues without readers, and one that was purged."""
 
     def counted(message: Any, process: Any) -> Any:
         process.state["n"] = process.state.get("n", 0) + 1
@@ -200,7 +200,7 @@ def add(path: str) -> int:
 
 @pytest.mark.parametrize("readonly", [False, True], ids=["writer", "reader"])
 def test_a_process_that_has_it_open_is_named_and_nothing_is_done(forks: Forks, tmp_path: Path, readonly: bool) -> None:
-    """A reader between two transactions stands in no table of LMDB's."""
+    """A reader between two transactions is not in LMDB's table of readers."""
     path = made(tmp_path / "s")
     before = (path / "data.mdb").stat().st_ino
     pid = forks.start(f"{__name__}:hold", str(path), readonly)
@@ -271,7 +271,7 @@ def test_a_file_that_was_opened_too_early_is_opened_again(tmp_path: Path, monkey
 
 
 def test_the_copy_has_the_transaction_numbers_of_the_original(tmp_path: Path) -> None:
-    """In both meta pages, each in its place, and the same tree behind either: whichever a stale table points at."""
+    """In both meta pages, each in its place, with the same tree: a stale table may name either of them."""
     import lmdb
 
     path = made(tmp_path / "s")

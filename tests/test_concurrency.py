@@ -133,7 +133,7 @@ def test_an_async_batch_function_gets_the_whole_range(store: Store) -> None:
 
 
 def test_a_loop_lives_as_long_as_its_processor_and_goes_on_between_steps(store: Store) -> None:
-    """What a function keeps between steps, a client with background tasks, belongs to one running loop."""
+    """An object that a function keeps between steps, such as a client with background tasks, belongs to one loop."""
     ticks: list[asyncio.Task[None]] = []
     beat = threading.Event()
 
@@ -179,7 +179,7 @@ def test_objects_and_partials_that_are_async_are_awaited(store: Store) -> None:
 @pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning")
 @pytest.mark.parametrize("options", [{}, {"concurrency": 2}, {"batch": True}])
 def test_a_sink_that_returns_a_coroutine_is_told_that_nobody_awaits_it(store: Store, options: dict[str, Any]) -> None:
-    """It does nothing, and what a sink returns means nothing: nobody would notice."""
+    """The coroutine does nothing, and the result of a sink has no meaning: without an error it would be lost."""
 
     async def never(message: Message) -> None:
         raise AssertionError
@@ -290,7 +290,7 @@ async def totals_async(message: Message, process: Any) -> Message:
 def test_keyed_state_is_what_one_call_at_a_time_leaves(
     store: Store, seed: int, function: Callable[..., Any], errors: str | None
 ) -> None:
-    """With failures among them; without an error queue the step is cut there, though calls behind had run."""
+    """With failures among them; without an error queue the step is cut there, although later calls had run."""
     print(f"CUES_TEST_SEED={seed}")
     chance = random.Random(seed)
     messages = [{"n": n, "key": chance.randrange(5), "bad": chance.random() < 0.05} for n in range(60)]
@@ -403,7 +403,7 @@ def test_an_error_message_shows_the_users_frames_alone(
 def test_a_failure_cuts_the_step_as_with_one_call_at_a_time(
     store: Store, asynchronous: bool, errors: str | None
 ) -> None:
-    """Message 2 fails when 3 to 5 have run. With an error queue they stand; without, nothing behind 2 is left."""
+    """Message 2 fails when 3 to 5 have run. With an error queue they are kept; without one, nothing after 2 is kept."""
     behind = threading.Barrier(4)
 
     def fails(message: Message) -> Message:

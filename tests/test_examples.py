@@ -82,7 +82,7 @@ def test_crash_me(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_crash_me_says_so_when_something_is_wrong(tmp_path: Path) -> None:
-    """The negative control: a sink that does not ask what the target has, and dies behind its commit, doubles."""
+    """The negative control: a sink that ignores the content of the target, and dies after its commit, writes twice."""
     text = (EXAMPLES / "crash_me.py").read_text()
     broken = text.replace(
         "tx.fresh(squares))",

@@ -1,4 +1,4 @@
-"""What a new user meets: renamed functions, misspelt queues, exit codes, what the README says."""
+"""The first day of a new user: renamed functions, misspelt queues, exit codes, the README."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ def either(message: Any, process: Any) -> Any:
 
 
 def run(graph: Graph, store: Path, queue: str, messages: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
-    """What is on every queue after the messages were sent and the graph stands still."""
+    """The content of every queue when the graph is idle after the messages were sent."""
     with graph.start(store=store) as running:
         for message in messages:
             running.send(queue, message)
@@ -97,7 +97,7 @@ def test_a_broadcast_is_an_ordinary_stream(tmp_path: Path, options: dict[str, An
 
 
 def test_a_function_may_return_for_all_outputs_and_change_what_it_returned(tmp_path: Path) -> None:
-    """A list of messages, one or none, for every queue; and an object that is returned again lies as it was."""
+    """A list of messages, one or none, for every queue. An object that is returned twice is stored as it was then."""
     graph = Graph("g", [Source("in")])
     kept: dict[str, Any] = {"n": 0}
 

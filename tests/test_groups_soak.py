@@ -31,7 +31,7 @@ from cues.groups.table import GroupTable
 KEYS = 500
 WORKERS = 4
 CALM_S = 240
-"""How long all may take once nobody is disturbed any more."""
+"""The longest time of the rest, when no member is disturbed any more."""
 
 
 class Crowd:
@@ -188,7 +188,7 @@ def test_every_key_once_and_in_order_at_every_stage(
 @pytest.mark.parametrize("how", ["", *soak.BROKEN], ids=["fenced", *soak.BROKEN])
 def test_a_step_in_the_hands_of_a_stopped_process_is_refused(how: str, tmp_path: Path, checked: Any) -> None:
     """A worker is stopped in the middle of a step, past its lease; another takes all partitions and finishes; then the
-    first goes on and commits.
+    first continues and commits.
 
     It is refused, and every message is there once. The negative controls: nothing compared at all, and the same
     comparison right before the transaction instead of inside it. They commit, and messages are there twice.
@@ -223,7 +223,7 @@ def test_a_step_in_the_hands_of_a_stopped_process_is_refused(how: str, tmp_path:
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("how", soak.BROKEN)
 def test_negative_control_the_soak_without_the_fence(how: str, tmp_path: Path) -> None:
-    """Steps are slow here, so that a stopped worker has one in its hands, which others take before it goes on."""
+    """Steps are slow here, so that a stopped worker has an open one, which others take before it continues."""
     seed = seeds.new()
     for round in range(40):
         broken = {"CUES_TEST_BREAK": how, "CUES_TEST_PAUSE_S": "0.15"}

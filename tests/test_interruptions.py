@@ -79,7 +79,7 @@ READS: dict[str, tuple[int, Callable[[World], Any], Callable[[World], Any]]] = {
 @pytest.mark.parametrize("events", EVENTS)
 @pytest.mark.parametrize("kind", READS)
 def test_a_read_that_is_interrupted_anywhere_is_done_or_not(tmp_path: Path, kind: str, events: frozenset[str]) -> None:
-    """What the interrupted call took without returning may be missing, as its position says; nothing comes twice."""
+    """Messages that the interrupted call took may be missing, as its position shows; no message comes twice."""
     partitions, make, read = READS[kind]
 
     def begin(world: World) -> None:

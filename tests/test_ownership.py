@@ -1,4 +1,4 @@
-"""Who may run a processor: one process at a time, by lock, epoch and fence.
+"""The owner of a processor: one process at a time, by lock, epoch and fence.
 
 The invariant of the stories about stopped owners: whatever a process does that lost its ownership,
 it commits nothing. test_controls.py tells them again with the fence taken away, and they must then end
@@ -52,7 +52,7 @@ def same(message: Any) -> Any:
 
 
 def ignore(message: Any) -> None:
-    """What a sink does is done outside; here only its commits matter."""
+    """The effects of a sink are outside; here only its commits matter."""
 
 
 def count(position: int | None) -> Iterator[tuple[int, Any]]:
@@ -301,7 +301,7 @@ def test_every_start_raises_the_epoch_and_functions_see_it(store: Store) -> None
 
 
 def test_a_seek_while_the_graph_runs_and_waits(store: Store) -> None:
-    """A graph has done everything and sleeps; its position is moved back from outside; it goes on from there."""
+    """A graph has done everything and sleeps; its position is moved back from outside; it continues from there."""
     with graph().start(store=store) as running:
         feed(store)
         assert running.wait_idle(timeout=10)

@@ -33,7 +33,7 @@ def parted(**partitions: int) -> dict[str, QueueOptions]:
 
 
 def counted(message: Message, process: Any) -> Message:
-    """What a key's unit knows of it: how many of its messages came, and which was the last."""
+    """The state of a key: the number of its messages, and the last one."""
     state = process.state
     before = state.get("last", -1)
     state["count"] = state.get("count", 0) + 1
@@ -102,7 +102,7 @@ def test_order_and_state_of_each_key_through_two_stages(tmp_path: Path, instance
 
 
 def test_any_interleaving_of_units_and_restarts_gives_the_same(tmp_path: Path) -> None:
-    """Many seeds: units take turns at random, the run ends after some steps, and another one goes on."""
+    """Many seeds: units take turns at random, the run ends after some steps, and another one continues."""
     seed = seeds.new()
     rng = random.Random(seed)
     for round in range(8):
@@ -293,7 +293,7 @@ def test_a_source_feeds_partitions_and_one_message_that_has_no_key_fails_alone(t
 
 
 def test_a_queue_that_grew_gives_new_units_that_begin_at_its_start(tmp_path: Path) -> None:
-    """A store from before there were partitions: its processor goes on as unit 0, the others are fresh."""
+    """A store from before there were partitions: its processor continues as unit 0, the others are fresh."""
     with cues.open(tmp_path / "s", durability="process") as store:
         graph = Graph("g", [Stream(counted, "orders", "out", key="user")])
         assemble(graph, store).close()
@@ -322,7 +322,7 @@ def test_a_queue_that_grew_gives_new_units_that_begin_at_its_start(tmp_path: Pat
 
 @pytest.mark.parametrize("path", [None, "abroad"])
 def test_units_that_a_processor_has_no_more_hold_nothing_back(tmp_path: Path, path: str | None) -> None:
-    """It read four partitions and reads one queue now: nobody waits for the other three any more."""
+    """It read four partitions and reads one queue now: retention does not wait for the other three any more."""
     queues = {"orders": QueueOptions(partitions=4, key="user", retention="read", path=path and str(tmp_path / path))}
 
     def made(queue: str) -> Graph:

@@ -72,7 +72,7 @@ JSONL = [b'{"n": 1}\n\n{"n": 2}\nno\n{"n": 3}', b"", b'{"n": 4}\n[]\n']
 def test_from_every_position_the_rest_follows(
     store: Callable[[Path, bytes], Path], read: Any, parts: list[bytes], tmp_path: Path
 ) -> None:
-    """Stop behind any row, malformed or not, in any file: what follows is what would have followed."""
+    """Stop after any row, malformed or not, in any file: the rest is the same as without the stop."""
     paths = [store(tmp_path / f"{n}.txt", part) for n, part in enumerate(parts)]
     whole = list(read(*paths))
     assert len(whole) == 6
@@ -82,7 +82,7 @@ def test_from_every_position_the_rest_follows(
 
 
 def test_positions_are_read_from_the_file_they_belong_to(tmp_path: Path) -> None:
-    """A file that grew behind the position gives what is new."""
+    """A file that grew after the position gives its new rows."""
     path = plain(tmp_path / "a.csv", b"a\n1\n")
     [(position, _)] = files.read_csv(path)
     plain(path, b"a\n1\n2\n")

@@ -1,4 +1,4 @@
-"""The transactional SQLite sink: every message in the target once, whoever presents it how often.
+"""The transactional SQLite sink: every message is in the target once, however often it is presented.
 
 The target is judged from outside, with a plain connection. ``Presented`` stands for a process that
 delivers a given range, so that retries, stopped owners and seeks can be presented in any order.
@@ -26,7 +26,7 @@ Ranges = dict[str, tuple[int, int]]
 
 
 class Presented:
-    """What a sink sees of its process: ``ranges`` {tailer: (start, end)} under a generation and an epoch."""
+    """The process that a sink sees: ``ranges`` {tailer: (start, end)} under a generation and an epoch."""
 
     def __init__(
         self,
@@ -291,7 +291,7 @@ def test_a_process_killed_inside_the_block_leaves_nothing(db: sql.SQLite) -> Non
 
 
 def graph_over(db: sql.SQLite, batch: bool, after: Any = None, batch_size: int = 4) -> cues.Graph:
-    """Numbers, every fifth of which fails before the sink, into the target. ``after`` runs behind the commit."""
+    """Numbers, every fifth of which fails before the sink, into the target. ``after`` runs after the commit."""
     graph = cues.Graph("g", errors="errors")
     graph.source("q")
 
@@ -378,7 +378,7 @@ def test_without_the_row_a_crash_doubles(tmp_path: Path) -> None:
 
 
 def test_alts_and_a_join_in_a_graph(db: sql.SQLite) -> None:
-    """What ``fresh`` relies on is what a real process gives: ``indices`` by binding, ranges by tailer."""
+    """A real process gives the facts that ``fresh`` needs: ``indices`` by binding, ranges by tailer."""
     graph = cues.Graph("g")
     graph.source("a")
     graph.source("b")

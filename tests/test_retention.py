@@ -58,7 +58,7 @@ def test_by_bytes_the_file_stays_bounded(store: cues.Store) -> None:
 
 
 def test_by_reading_waits_for_every_known_reader(store: cues.Store) -> None:
-    """A processor and a named tailer read at their own pace; what both have read goes."""
+    """A processor and a named tailer read at their own pace; messages that both have read are removed."""
     queue = store.queue("q", retention="read")
     appender = queue.appender()
     for n in range(10):
@@ -125,7 +125,7 @@ def test_the_policy_survives_reopening_and_can_be_changed(tmp_path: Path) -> Non
 def test_a_policy_with_reading_and_a_count_says_when_it_passes_a_reader(
     store: cues.Store, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What any part lets go goes: the count does not wait for the reader that "read" would wait for."""
+    """Each part of the policy removes messages: the count does not wait for the reader that "read" would wait for."""
     queue = store.queue("q", retention=cues.Retention(read=True, count=5))
     slow = queue.tailer("slow")
     slow.to_index(1)
@@ -144,7 +144,7 @@ def test_a_policy_with_reading_and_a_count_says_when_it_passes_a_reader(
 def test_a_policy_that_passes_a_processor_says_so_and_it_goes_on_behind(
     store: cues.Store, caplog: pytest.LogCaptureFixture, policy: Any
 ) -> None:
-    """The processor stands at a commit, with nothing under way; what is left it takes once, in order."""
+    """The processor is at a commit, with nothing under way; it takes the remaining messages once, in order."""
     queue = store.queue("q", retention=policy)
     taken: list[int] = []
     graph = Graph("g", [Sink(lambda m: taken.append(m["n"]), "q", id="s")])
@@ -186,7 +186,7 @@ def test_by_reading_a_step_that_has_not_committed_is_waited_for(store: cues.Stor
 
 
 def test_a_clock_that_steps_back_loses_no_place_in_time(store: cues.Store) -> None:
-    """What is written while the clock is behind has the last time: seeks and purges by time stay exact."""
+    """Messages that are written while the clock is late have the last time: seeks and purges by time stay exact."""
     queue = store.queue("q")
     ten = datetime(2026, 1, 1, 10, tzinfo=UTC)
     with testing.Clock(ten) as clock:
@@ -221,7 +221,7 @@ def test_a_clock_that_steps_back_loses_no_place_in_time(store: cues.Store) -> No
 
 
 def test_age_counts_from_the_time_that_was_written_down(store: cues.Store) -> None:
-    """While the clock is behind nothing is old, nothing goes too early; when it is right again what is old goes."""
+    """While the clock is late nothing is old or removed too early; when it is right again old messages are removed."""
     queue = store.queue("q", retention="1h")
     appender = queue.appender()
     ten = datetime(2026, 1, 1, 10, tzinfo=UTC)

@@ -145,7 +145,7 @@ graph.run()
 
 
 def test_kill_9_of_a_graph_around_the_commits(database: Database, tmp_path: Path) -> None:
-    """A process of its own, killed behind the database's commit and in front of it, again and again."""
+    """A process of its own, killed again and again, after the database's commit and before it."""
     with database.make() as checkpoint:
         url = cast(sa.URL, checkpoint.engine.url).render_as_string(hide_password=False)
         for site in ("checkpoint.inside:2", "checkpoint.after:1", "commit.inside:2", "checkpoint.after:1"):
@@ -317,7 +317,7 @@ def test_a_function_that_ends_the_transaction_is_told(statement: str, raw: bool,
                 process.connection.exec_driver_sql(statement) if raw else getattr(process.connection, statement)()
 
         if statement == "commit" and raw:
-            # Nobody can see it, and it does no harm: the position was in it.
+            # The commit does no harm: it has the position.
             testing.run_until_idle(graph, store)
         else:
             with pytest.raises(cues.ProcessorStopped, match="transaction itself"):

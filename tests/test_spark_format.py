@@ -181,7 +181,7 @@ def test_a_write_that_fails_in_one_task_writes_nothing(
     with pytest.raises(PySparkException, match="is not the msgpack of a message"):
         broken.write.format("cues").mode("append").save(f"{tmp_path / 's'}#out")
     assert contents(tmp_path / "s", "out") == [{"kept": True}]
-    # The other task may end behind the abort; what it staged goes when the workers' process is gone.
+    # The other task may end after the abort; what it staged goes when the workers' process is gone.
     monkeypatch.setattr(locks, "process_state", lambda pid: "gone")
     staging.sweep(str(tmp_path / "s"))
     assert list((tmp_path / "s" / "staged").glob("*")) == []
@@ -197,7 +197,7 @@ def test_a_task_that_fails_leaves_nothing_of_its_own(spark: SparkSession, tmp_pa
 
 
 def test_broken_values_that_make_up_whole_ones_together_are_no_messages() -> None:
-    """Values are decoded many at once: half of a message, and the other half with the next one behind it."""
+    """Values are decoded many at once: half of a message, and the other half followed by the next one."""
     from cues.spark.writing import _together
 
     whole = [codec.pack({"n": n}) for n in range(3)]

@@ -1,4 +1,4 @@
-"""What a step commits is what each call handed over when it returned, whatever the calls after it do.
+"""A step commits the result of each call as it was when the call returned, whatever later calls do.
 
 Every test here has messages of one step of which some are wrong, or share an object that goes on changing.
 Queues, state and positions are those of one message at a time.
@@ -175,7 +175,7 @@ def test_what_appenders_were_given_and_state_held_is_what_it_was_then(store: Sto
 
 @pytest.mark.parametrize("size", SIZES)
 def test_a_source_may_go_on_changing_its_position_and_its_message(store: Store, size: int) -> None:
-    """Each step's position is that of its last message, so a generator that fails goes on after that."""
+    """Each step's position is that of its last message, so a generator that fails continues after that."""
 
     def rows(position: Any) -> Iterator[tuple[Message, Message]]:
         at = dict(position or {"file": "a", "line": 0})

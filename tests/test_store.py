@@ -57,7 +57,7 @@ def make(path: Path, durability: str = "disk", count: int = 100) -> Path:
 
 
 def flip(path: Path, content: bytes = b"\xa1n\xcd\x03\xe8") -> None:
-    """Flip a bit behind the place where ``content`` (message 1000) stands in the data file; again to mend it."""
+    """Flip a bit after the place of ``content`` (message 1000) in the data file; a second call mends it."""
     with (path / "data.mdb").open("r+b") as file:
         at = file.read(16 << 20).index(content) + 20
         file.seek(at)
@@ -698,7 +698,7 @@ for readonly in (True, False):
 
 @pytest.mark.skipif(not ROOT, reason="needs root")
 def test_files_that_this_user_may_not_write(tmp_path: Path) -> None:
-    """LMDB's table of readers cannot be written either, so they can be looked at while nobody writes the store."""
+    """LMDB's table of readers cannot be written either, so they can be read only while no process writes."""
     path = make(tmp_path / "store")
     for parent in (tmp_path, *tmp_path.parents[:3]):  # one more than there is without parallel runs, /tmp then
         if parent.stat().st_mode & 0o5 != 0o5:
@@ -776,7 +776,7 @@ def test_a_forked_child_is_refused_and_may_open_again(tmp_path: Path, durability
 
 
 def test_a_fork_while_threads_write_and_wait(tmp_path: Path) -> None:
-    """The child inherits locks that threads of the parent held and that nobody in it will give back."""
+    """The child inherits locks that threads of the parent held and that none of its own threads will give back."""
     stop = threading.Event()
     with cues.open(tmp_path / "store", durability="disk") as store:
         queue = store.queue("q")
@@ -880,7 +880,7 @@ print(len(times), sum(1 for n in times.values() if n > 1))
 
 
 def test_a_ctrl_c_while_threads_share_a_commit_doubles_nobodys_messages(tmp_path: Path) -> None:
-    """The signal comes while the thread that commits for all waits for the disk; its handler runs behind the commit."""
+    """The signal comes while the thread that commits for all waits for the disk; its handler runs after the commit."""
     with children.Child(CTRL_C, tmp_path / "store") as child:
         written, doubled = map(int, child.end().split())
     assert written > 100 and doubled == 0

@@ -289,7 +289,7 @@ def damage(queue: cues.Queue, index: int) -> tuple[int, int]:
 @pytest.mark.damages_stores
 @pytest.mark.parametrize("name", [None, "named"])
 def test_a_damaged_batch_raises_and_its_neighbours_are_read(store: cues.Store, name: str | None) -> None:
-    """What lies before it is handed out first, also by a read of many; then the error, which moves nothing."""
+    """The messages before it are returned first, also by a read of many; then comes the error, which moves nothing."""
     queue = filled(store, 2000)
     first, last = damage(queue, 700)
     tailer = queue.tailer(name)

@@ -47,7 +47,7 @@ def send(path: Path, *numbers: int) -> None:
 
 
 def hashes(path: Path) -> dict[int, str]:
-    """What an idempotent target is given: the hash of each message, by index, of everything that is there."""
+    """The input of an idempotent target: the hash of each message, by index."""
     found: dict[int, str] = {}
     graph = cues.Graph("g", store=path)
 

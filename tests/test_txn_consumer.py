@@ -60,7 +60,7 @@ class Noted:
 
 
 class Clock:
-    """Time that stands still until it is moved."""
+    """A clock that is moved by hand only."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -169,7 +169,7 @@ def test_pending_messages_begin_no_transaction_and_come_with_their_acknowledgeme
 def test_an_acknowledgement_alone_is_no_transaction_of_the_application_and_is_committed(
     store: Store, checkpoint: Any
 ) -> None:
-    """It comes alone where the messages in front of it filled a transaction; nobody is asked to finalize nothing."""
+    """It comes alone if the messages before it filled a transaction. An empty transaction is not finalized."""
     queue = store.queue("q")
     clock = Clock()
     app = Noted(clock.tick)
@@ -201,7 +201,7 @@ def test_acknowledgements_are_told_to_who_asks(store: Store, checkpoint: Any) ->
 def test_a_transaction_that_is_as_old_as_it_may_be_ends_in_the_middle_of_an_acknowledged_set(
     store: Store, checkpoint: Any
 ) -> None:
-    """And a successor goes on in that middle, without what was consumed."""
+    """And a successor continues in the middle, without the consumed messages."""
     queue = store.queue("q")
     with Publisher() as publisher:
         publish(publisher, queue, *range(10))
@@ -221,7 +221,7 @@ def test_a_transaction_that_is_as_old_as_it_may_be_ends_in_the_middle_of_an_ackn
 
 
 def test_a_young_transaction_waits_for_more(store: Store, checkpoint: Any) -> None:
-    """Time stands still, so it takes what comes one after another; then it is old enough, and is committed."""
+    """The clock is stopped, so it takes one message after another; then it is old enough, and is committed."""
     queue = store.queue("q")
     clock, came = Clock(), threading.Semaphore(0)
     app = Noted(lambda n: came.release())
@@ -345,7 +345,7 @@ def test_a_commit_under_way_lets_the_next_transaction_be_read_and_not_finalized(
 def test_what_the_application_publishes_waits_for_a_slow_commit_and_not_the_application(
     store: Store, checkpoint: Any
 ) -> None:
-    """Only a transaction as old as it may be holds back what is ready; here time stands still."""
+    """Only a transaction as old as it may be holds back ready messages; here the clock is stopped."""
     queue, out = store.queue("q"), store.queue("out")
     let, begun, came = threading.Event(), threading.Event(), threading.Semaphore(0)
 
@@ -584,7 +584,7 @@ def test_purged_messages_that_were_not_consumed_are_a_gap(store: Store, checkpoi
 
 
 def test_what_an_open_transaction_needs_is_not_to_be_purged(store: Store, tmp_path: Path) -> None:
-    """A successor reads it again when it is acknowledged; what is before it nobody does."""
+    """A successor reads it again when it is acknowledged. No reader needs the messages before it."""
     queue = store.queue("q")
     journal = f"{store.id.hex()}/q"
     for number, purged in enumerate(("needed_from", "read_through")):
@@ -714,7 +714,7 @@ def test_what_hands_out_nothing_moves_the_checkpoint_and_may_be_purged(
     again = Noted()
     Consumer(again, [queue], JSONFileCheckpoint(checkpoint.path)).drain()
     assert again.told == [4] and app.told == ([1] if what == "rolled back" else [1, 2])
-    assert app.begun == len(app.transactions) == len(app.finished)  # nobody is asked to finalize nothing
+    assert app.begun == len(app.transactions) == len(app.finished)  # an empty transaction is not finalized
 
 
 def test_a_gap_is_gone_over_by_who_says_so_and_then_it_is_no_gap_any_more(

@@ -117,7 +117,7 @@ def die_at_each(lab: Lab, sites: list[Site]) -> None:
 
 @pytest.mark.slow
 def test_death_again_while_the_dead_is_mended(lab: Lab) -> None:
-    """Die behind the commit, then at each point of the recovery and of the next transaction."""
+    """Die after the commit, then at each point of the recovery and of the next transaction."""
     for again in ("checkpoint.restored", "consumer.restored", "stamped.inside", "consumer.repeated", "consumer.before"):
         place, life = lab.place()
         for site in (("consumer.committed", 2), (again, 1)):

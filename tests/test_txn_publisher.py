@@ -49,7 +49,7 @@ def to(queue: Queue) -> Any:
 
 
 def written(queue: Queue) -> list[tuple[int, bytes, int, int, dict[str, Any]]]:
-    """What lies on a queue: index, producer, clock, flags, message."""
+    """The content of a queue: index, producer, clock, flags, message."""
     found = []
     with queue.store._view() as txn:
         row = queue._log.row(txn)
@@ -139,7 +139,7 @@ def test_an_acknowledgement_that_nobody_appends_is_told_to_who_needs_it(tmp_path
         for late in (held.wait, publisher.flush, publisher.build_ack_intents):
             with pytest.raises(WaitTimeout, match=r"Waited 0\.05 s for the acknowledgement .* append_ack_intents"):
                 late()
-    assert held.done  # a publisher that is closed waits for nobody
+    assert held.done  # a publisher that is closed waits for no acknowledgement
     with pytest.raises(cues.CuesError, match="dropped the transaction"):
         held.wait()
 

@@ -286,7 +286,7 @@ def test_random_logs_on_a_queue_are_delivered_alike_with_every_ring_and_restart(
 
 
 def large_transaction(tmp_path: Path, count: int) -> None:
-    """One producer writes for a long time, others write to the same queue meanwhile, and nobody waits for it."""
+    """One producer writes for a long time. Others write to the same queue meanwhile, and do not wait for it."""
     with cues.open(tmp_path / "s", durability="process") as store, Publisher() as publisher, Publisher() as others:
         queue = store.queue("q")
         tailer = queue.tailer(isolation="committed")
@@ -295,7 +295,7 @@ def large_transaction(tmp_path: Path, count: int) -> None:
             if n % (count // 20) == 0:
                 others.publish_committed(lambda message: queue, {"other": n}).wait()
                 queue.appender().write({"plain": n})
-                # What others write is seen at once, and nothing of the transaction.
+                # The messages of others are seen at once, and nothing of the transaction.
                 assert tailer.read_many(count) == [{"other": n}, {"plain": n}]
         assert tailer.read_many(count) == []
         intents = publisher.build_ack_intents()

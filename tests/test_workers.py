@@ -620,7 +620,7 @@ def leases(store: Path) -> list[float]:
 
 
 def test_two_supervisors_of_one_graph_do_no_harm(write: Write, tmp_path: Path, checked: Any) -> None:
-    """One is stopped with its workers past the lease, another takes the graph, the first goes on: it is fenced."""
+    """One is stopped with its workers past the lease, another takes the graph, the first continues: it is fenced."""
     write(LIVE)
     store = tmp_path / "data" / "live"
     with Command("run", tmp_path / "graph.py", "--workers", 2) as first:
@@ -721,7 +721,7 @@ def shared(graph: cues.Graph, workers: int | Literal["auto"]) -> dict[str, tuple
 
 
 def cuts(graph: cues.Graph, found: dict[str, tuple[str, ...]]) -> int:
-    """How many queues lead from one worker to another."""
+    """The number of queues between two workers."""
     carrier = {unit.partition(".")[2]: worker for worker, units in found.items() for unit in units}
     return sum(carrier[a] != carrier[b] for a, _, b in graph.topology().edges)
 
@@ -840,7 +840,7 @@ def test_workers_take_new_partitions_in(write: Write, checked: Any) -> None:
 
 @pytest.mark.slow
 def test_a_call_that_hangs_ends_with_its_worker(write: Write) -> None:
-    """Its message has failed by then; the process in which it hangs is gone, and the next worker goes on."""
+    """Its message has failed by then; the process in which it hangs is gone, and the next worker continues."""
     graph = write(
         """
         graph = cues.Graph("hung", store=HERE + "/store", durability="process", errors="errors")
@@ -871,7 +871,7 @@ def test_a_call_that_hangs_ends_with_its_worker(write: Write) -> None:
 
 @pytest.mark.slow
 def test_a_worker_waits_for_room_in_its_store_and_goes_on(write: Write) -> None:
-    """A full map stops no unit for good: it tries again, ends when it is told to, and goes on where there is room."""
+    """A full map stops no unit for good: it tries again, ends when it is told to, and continues when there is room."""
     graph = write(
         """
         graph = cues.Graph("full", store=HERE + "/store", durability="process", errors="errors")

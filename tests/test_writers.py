@@ -1,4 +1,4 @@
-"""The writers' turn: one at a time, whoever dies or stops in the middle, and who is in the way is named."""
+"""The writers' turn: one at a time, also if a writer dies or stops in the middle. Errors name the writer in the way."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def shared(store: cues.Store) -> int:
 
 
 def stopped(child: children.Child) -> None:
-    """Until it stands still."""
+    """Wait until it is stopped."""
     deadline = time.monotonic() + 30
     while locks.process_state(child.pid) != "stopped":
         assert time.monotonic() < deadline
@@ -69,7 +69,7 @@ def test_a_lone_writer_takes_no_lock_and_two_take_turns(tmp_path: Path) -> None:
         assert len(store.queue("q")) == 40
 
 
-@pytest.mark.parametrize("got", [False, True], ids=["before the lock", "behind the lock"])
+@pytest.mark.parametrize("got", [False, True], ids=["before the lock", "after the lock"])
 def test_an_interrupt_in_the_moment_of_the_lock_leaves_nothing_locked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, got: bool
 ) -> None:
@@ -262,7 +262,7 @@ def test_a_process_stopped_inside_a_commit_of_its_graph_is_named_to_all_who_wait
 
 
 def test_a_graph_that_waits_for_a_stuck_writer_can_be_closed(tmp_path: Path) -> None:
-    """What it was about to commit is dropped, and taken again by the next start."""
+    """Its open step is dropped, and taken again by the next start."""
     path = tmp_path / "store"
     waiting = threading.Event()
 
@@ -400,7 +400,7 @@ def test_who_only_reads_is_a_guest(tmp_path: Path, durability: str) -> None:
 
 
 def test_who_has_it_open_for_writing_is_known_before_it_writes(tmp_path: Path) -> None:
-    """Deleting or replacing a store under somebody who has not written yet would lose what they write later."""
+    """Deleting or replacing a store that a process has open would lose its later messages."""
     path = tmp_path / "store"
     with cues.open(path) as store:
         store.queue("q")
