@@ -116,16 +116,13 @@ class StagingArea:
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
-def sweep(store: str) -> int:
-    """Delete the files of writers that are gone. Return the number of deleted folders."""
-    swept = 0
+def sweep(store: str) -> None:
+    """Delete the files of writers that are gone."""
     for folder in Path(store, FOLDER).glob("*-*-*"):
         boot, _, rest = folder.name.partition("-")
         pid = rest.partition("-")[0]
         if boot != this_boot() or not pid.isdigit() or locks.process_state(int(pid)) == "gone":
             shutil.rmtree(folder, ignore_errors=True)
-            swept += 1
-    return swept
 
 
 def this_boot() -> str:

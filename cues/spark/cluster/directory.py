@@ -96,6 +96,10 @@ def data_file(name: str, size: int, modified_ms: int) -> DataFile:
     return DataFile(name, int(first), int(count), size, modified_ms)
 
 
+def _damaged(text: str) -> Diverged:
+    return Diverged(text, "restore the directory from a copy.")
+
+
 class QueueDirectory:
     """One queue. A thread that appends holds :attr:`lock` from the read of :attr:`next` until it has appended."""
 
@@ -119,13 +123,9 @@ class QueueDirectory:
         self.load()
 
     def _identity(self, expected: bytes | None) -> bytes:
-        name = f"{self.folder}/_cues/queue.json"
-        text = self.files.read(name)
-        if text is None:
-            drawn = expected or secrets.token_bytes(8)
-            self.files.put(name, json.dumps({"identity": drawn.hex(), "queue": self.queue}))
-            text = self.files.read(name)
-        identity = bytes.fromhex(json.loads(text or "{}")["identity"])
+        draft = {"identity": (expected or secrets.token_bytes(8)).hex(), "queue": self.queue}
+        text = self.files.ensure(f"{self.folder}/_cues/queue.json", json.dumps(draft))
+        identity = bytes.fromhex(json.loads(text)["identity"])
         if expected is not None and identity != expected:
             raise Diverged(
                 f"The directory {self.files.url}/{self.folder} continues the queue {self.queue!r} with identity"
@@ -152,10 +152,7 @@ class QueueDirectory:
         def read(name: str) -> str:
             text = self.files.read(f"{self.folder}/{LOG}/{name}")
             if text is None:
-                raise Diverged(
-                    f"Entry {name} of the log of {self.files.url}/{self.folder} is missing.",
-                    "restore the directory from a copy.",
-                )
+                raise _damaged(f"Entry {name} of the log of {self.files.url}/{self.folder} is missing.")
             return text
 
         with self.lock:
@@ -255,10 +252,7 @@ class QueueDirectory:
         """A file of the directory. Raises :class:`Diverged` if it is gone."""
         status = self.files.status(f"{self.folder}/{name}")
         if status is None:
-            raise Diverged(
-                f"{self.files.url}/{self.folder}/{name}, which a step has committed, is gone.",
-                "restore the directory from a copy.",
-            )
+            raise _damaged(f"{self.files.url}/{self.folder}/{name}, which a step has committed, is gone.")
         return data_file(name, *status)
 
     def within(self, start: int, stop: int) -> list[DataFile]:

@@ -45,19 +45,13 @@ class Driver:
         self.pause = pause
         self.owner = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(6)}"
         self.work = f"_cues/work/{folder_of(graph)}/{folder_of(self.owner)}"
-        self.store_id = self._store_id()
+        self.store_id = str(json.loads(files.ensure("_cues/id.json", json.dumps({"id": secrets.token_hex(8)})))["id"])
         self.queues: dict[str, QueueDirectory] = {}
         self.closed = False
         self.bell = threading.Condition()
         """Rung for each change: messages on a queue, or a processor that is idle now or has stopped."""
         self.rings = 0
         self._names = itertools.count()
-
-    def _store_id(self) -> str:
-        name = "_cues/id.json"
-        if self.files.read(name) is None:
-            self.files.put(name, json.dumps({"id": secrets.token_hex(8)}))
-        return str(json.loads(self.files.read(name) or "")["id"])
 
     def scratch(self) -> str:
         """The name of a folder for one job."""

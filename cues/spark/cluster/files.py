@@ -118,6 +118,14 @@ class Files:
         finally:
             self._fs.delete(self.path(draft), False)
 
+    def ensure(self, name: str, text: str) -> str:
+        """Return the text of a small file. If it does not exist, write ``text``, or read that of another writer."""
+        kept = self.read(name)
+        if kept is None:
+            self.put(name, text)
+            kept = self.read(name)
+        return kept or ""
+
     def _link(self, draft: str, name: str) -> bool:
         try:
             os.link(self._local(draft), self._local(name))

@@ -147,13 +147,12 @@ class Ledger:
             record = replace(record, taking=before.taking, state=before.state, source=before.source, whole=before.whole)
         return self._put(record)
 
-    def commit(self, kind: Kind, **changes: Any) -> LedgerRecord:
+    def commit(self, kind: Kind, **changes: Any) -> None:
         """Put the next record, with ``changes`` to the last one. Raises :class:`Fenced`; then nothing is committed."""
         fresh: dict[str, Any] = {"taking": None, "hash": None, "files": {}, "counts": {}}
         record = replace(self.now, **{**fresh, **changes, "kind": kind, "number": self.now.number + 1})
         if not self._put(record):
             raise self._fenced()
-        return record
 
     def check(self) -> None:
         """Raise :class:`Fenced` if another driver has put the next record."""

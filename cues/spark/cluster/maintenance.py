@@ -57,11 +57,11 @@ class Maintenance:
 
     # --- merge ---
 
-    def merge(self, directory: QueueDirectory) -> bool:
+    def merge(self, directory: QueueDirectory) -> None:
         """Replace many small files by one large file, if there are enough."""
         files = _run_of_small(directory.live, self.merge_files) if self.merge_files else []
         if not files:
-            return False
+            return
         first, count = files[0].first, files[-1].next - files[0].first
         driver = self.driver
         directory.hold(files)
@@ -74,7 +74,6 @@ class Maintenance:
             self._exchange(directory, files, [replace(directory.stored(name), modified_ms=modified_ms)])
         finally:
             directory.release(files)
-        return True
 
     # --- retain ---
 
