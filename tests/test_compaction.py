@@ -128,7 +128,7 @@ REFUSED: list[tuple[str, Callable[[Store], Any], tuple[str, ...], type[Exception
 
 
 @pytest.mark.parametrize(("queue", "prepare", "words", "kind"), REFUSED, ids=["none", "full", "read", "tried", "log"])
-def test_what_somebody_still_names_is_not_removed(
+def test_a_queue_that_a_reader_still_names_is_not_removed(
     tmp_path: Path, queue: str, prepare: Callable[[Store], Any], words: tuple[str, ...], kind: type[Exception]
 ) -> None:
     """Nor is anything else that was named with it; and the next start finds all it looks for."""
@@ -226,7 +226,7 @@ def test_this_process_must_not_have_it_open_itself(tmp_path: Path, readonly: boo
     compaction.compact(path)
 
 
-def test_who_opens_it_meanwhile_waits_and_sees_what_is_written_later(forks: Forks, tmp_path: Path) -> None:
+def test_a_process_that_opens_it_meanwhile_waits_and_sees_later_messages(forks: Forks, tmp_path: Path) -> None:
     """Readers and a writer come while a compaction is stopped in the middle of its copy.
 
     A reader that had the old file would never see what the writer appends to the new one, and LMDB's

@@ -412,7 +412,7 @@ def test_state_that_cannot_be_encoded_is_a_failure_of_its_message(store: Store) 
 
 
 @pytest.mark.parametrize("wrong", [7, {"n": object()}, {"q/hash": "x"}], ids=["return", "encode", "reserved"])
-def test_a_processor_that_stops_keeps_no_state_of_messages_behind_the_failed_one(store: Store, wrong: Any) -> None:
+def test_a_processor_that_stops_keeps_no_state_of_messages_after_the_failed_one(store: Store, wrong: Any) -> None:
     """The result of message 1 cannot be written. It does not touch the state; 2 and 3, of the same step, count.
 
     There is no error queue, so the step commits message 0 alone. If the state of 2 and 3 went with
@@ -1011,7 +1011,7 @@ def test_a_source_of_bare_messages_must_say_what_a_restart_means(store: Store) -
     ("yielded", "kind"),
     [(7, ReturnError), ("text", ReturnError), ((1, 2, 3), ReturnError), (None, ReturnError)],
 )
-def test_a_source_that_yields_something_else_stops_behind_what_it_yielded_before(
+def test_a_source_that_yields_something_else_stops_after_the_messages_before_it(
     store: Store, yielded: Any, kind: type[Exception]
 ) -> None:
     with pytest.raises(ProcessorStopped) as caught:

@@ -143,7 +143,7 @@ WRONG_BROADCASTS: list[tuple[str, Callable[[], Any], tuple[str, ...]]] = [
 @pytest.mark.parametrize(
     ("build", "words"), [case[1:] for case in WRONG_BROADCASTS], ids=[case[0] for case in WRONG_BROADCASTS]
 )
-def test_what_is_wrong_with_a_broadcast_is_said(build: Callable[[], Any], words: tuple[str, ...]) -> None:
+def test_an_invalid_broadcast_is_refused(build: Callable[[], Any], words: tuple[str, ...]) -> None:
     with pytest.raises(GraphError) as caught:
         build()
     assert all(word in str(caught.value) for word in words), str(caught.value)
@@ -282,7 +282,7 @@ WRONG_REBINDS: list[tuple[str, Callable[[], Any], tuple[str, ...]]] = [
 @pytest.mark.parametrize(
     ("build", "words"), [case[1:] for case in WRONG_REBINDS], ids=[case[0] for case in WRONG_REBINDS]
 )
-def test_what_cannot_be_rebound_is_said(build: Callable[[], Any], words: tuple[str, ...]) -> None:
+def test_an_invalid_rebind_is_refused(build: Callable[[], Any], words: tuple[str, ...]) -> None:
     with pytest.raises(GraphError) as caught:
         build()
     text = str(caught.value)
@@ -422,7 +422,7 @@ WRONG_MERGES: list[tuple[str, Callable[[], Any], tuple[str, ...]]] = [
 @pytest.mark.parametrize(
     ("build", "words"), [case[1:] for case in WRONG_MERGES], ids=[case[0] for case in WRONG_MERGES]
 )
-def test_what_cannot_be_merged_is_said(build: Callable[[], Any], words: tuple[str, ...]) -> None:
+def test_graphs_that_cannot_be_merged_are_refused(build: Callable[[], Any], words: tuple[str, ...]) -> None:
     with pytest.raises(GraphError) as caught:
         build()
     text = str(caught.value)

@@ -195,7 +195,7 @@ def test_only_partitions_that_move_are_given_up(store: Store) -> None:
         assert diary.told("lost") == set()
 
 
-def test_nobody_reads_a_partition_before_it_is_given_up(store: Store) -> None:
+def test_no_member_reads_a_partition_before_it_is_released(store: Store) -> None:
     """A message that a has and has not committed stays with a, although the plan gives it to b, until the commit."""
     fill(store, 60)
     with Member(store, "orders", "g") as a:
@@ -453,7 +453,7 @@ def test_a_group_that_is_used_no_more_can_be_forgotten(tmp_path: Path) -> None:
 # --- lag -----------------------------------------------------------------------------------------------------
 
 
-def test_acknowledgements_after_the_last_message_are_no_lag(store: Store) -> None:
+def test_acknowledgements_after_the_last_message_are_not_lag(store: Store) -> None:
     """The rest can never be read; messages before an acknowledgement still count."""
     queue = store.queue("q")
     with Publisher() as publisher:
@@ -584,7 +584,7 @@ def test_a_closed_store_lets_go_of_its_members(tmp_path: Path) -> None:
 # --- names ------------------------------------------------------------------------------------------------
 
 
-def test_a_name_that_comes_back_finds_its_partitions_and_nobody_notices(store: Store) -> None:
+def test_a_name_that_comes_back_finds_its_partitions_and_causes_no_rebalance(store: Store) -> None:
     """Closed and opened again while another member looks on: no new generation, no callback."""
     diary = Diary()
     with Member(store, "orders", "g", name="b", **diary.callbacks) as b:
@@ -630,7 +630,7 @@ def test_leave_gives_the_place_up_at_once(store: Store) -> None:
         settle(b)
 
 
-def test_arguments_of_another_type_are_told(store: Store) -> None:
+def test_arguments_of_another_type_are_refused(store: Store) -> None:
     wrong: Any = 5
     with pytest.raises(InvalidArgument, match="queues are 5"):
         Member(store, wrong, "g")

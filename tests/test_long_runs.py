@@ -228,7 +228,7 @@ LOOKS = {
 
 
 @pytest.mark.parametrize("look", LOOKS)
-def test_who_looks_at_a_store_does_not_walk_it(
+def test_a_look_at_a_store_does_not_walk_it(
     look: str,
     stores: dict[str, tuple[Path, int]],
     capsys: pytest.CaptureFixture[str],

@@ -346,7 +346,7 @@ def test_a_takeover_stops_a_graph_that_waits_with_the_reason(store: Store) -> No
     assert numbers(store) == []
 
 
-def test_who_looks_for_a_seek_does_not_adopt_a_takeover(store: Store) -> None:
+def test_a_look_for_a_seek_does_not_adopt_a_takeover(store: Store) -> None:
     """Between the refused commit and the look at the row another owner may have come: adopting its row would
     make two owners of one id, each taking the other's commits for seeks."""
     graph = Graph("g", [Sink(lambda m: None, "a", id="s")])

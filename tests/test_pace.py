@@ -313,7 +313,7 @@ def test_a_batch_function_that_lingers_waits_for_a_whole_batch_or_its_time(store
         assembly.close()
 
 
-def test_who_waits_until_a_graph_is_idle_ends_a_linger(store: Store) -> None:
+def test_a_wait_for_an_idle_graph_ends_a_linger(store: Store) -> None:
     sizes: list[int] = []
     sink = Sink(lambda ms: sizes.append(len(ms)), "a", id="s", batch=True, linger_s=3600)
     graph = Graph("g", [Source("a"), sink])

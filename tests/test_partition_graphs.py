@@ -398,7 +398,7 @@ def test_inputs_that_grow_one_after_the_other_meet_again(tmp_path: Path) -> None
         assert sorted(m["sum"] for m in running.messages("z")) == [2 * n for n in range(40)]
 
 
-def test_a_start_of_several_processes_is_no_growth(tmp_path: Path) -> None:
+def test_a_start_of_several_processes_is_not_a_growth(tmp_path: Path) -> None:
     """One process has claimed the first unit before the other looks at its own."""
     graph = counting()
     told: list[events.Event] = []

@@ -233,7 +233,7 @@ def test_a_header_that_cannot_be_read_stops_the_source(header: bytes, says: str,
         csv_of(header + b"\n1,2\n")
 
 
-def test_a_file_that_is_missing_or_packs_several_is_said(tmp_path: Path) -> None:
+def test_a_missing_file_and_an_archive_of_several_are_refused(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         next(files.read_csv(tmp_path / "none.csv"))
     with zipfile.ZipFile(tmp_path / "two.zip", "w") as archive:

@@ -121,7 +121,7 @@ def test_a_later_start_is_accepted(db: sql.SQLite) -> None:
 
 
 @pytest.mark.parametrize(("generation", "epoch"), [(0, 4), (-1, 5), (-1, 9)])
-def test_who_is_no_longer_the_owner_is_refused(generation: int, epoch: int, db: sql.SQLite) -> None:
+def test_an_earlier_owner_is_refused(generation: int, epoch: int, db: sql.SQLite) -> None:
     """A process was stopped, another took over and wrote; the first wakes up inside its function."""
     deliver(db, one(1, 4, epoch=5))
     before = position(db)
@@ -211,7 +211,7 @@ def test_a_block_that_raises_leaves_neither_rows_nor_position(db: sql.SQLite) ->
     assert deliver(db, one(3, 5)) == [3, 4]  # and the database is usable
 
 
-def test_a_block_that_commits_itself_is_told(db: sql.SQLite) -> None:
+def test_a_block_that_commits_itself_is_reported(db: sql.SQLite) -> None:
     with (
         pytest.raises(cues.CuesError, match="ended its transaction itself"),
         db.transaction(cast(cues.Process, one(1, 3))) as tx,
@@ -222,7 +222,7 @@ def test_a_block_that_commits_itself_is_told(db: sql.SQLite) -> None:
     assert deliver(db, one(1, 3)) == [] and numbers(db) == [1, 2]
 
 
-def test_a_block_that_rolls_back_itself_is_told(db: sql.SQLite) -> None:
+def test_a_block_that_rolls_back_itself_is_reported(db: sql.SQLite) -> None:
     for statements in (["rollback"], ["rollback", "begin"]):
         with (
             pytest.raises(cues.CuesError, match="ended its transaction itself"),
@@ -336,7 +336,7 @@ def test_a_crash_anywhere_leaves_each_message_once(batch: bool, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("batch", [True, False])
-def test_a_function_that_fails_behind_its_commit_is_not_repeated_in_the_target(batch: bool, db: sql.SQLite) -> None:
+def test_a_function_that_fails_after_its_commit_is_not_repeated_in_the_target(batch: bool, db: sql.SQLite) -> None:
     """The target has committed, the function fails: the processor stops, and the retry finds its own rows."""
     failing = [True]
 
@@ -431,7 +431,7 @@ def test_another_store_is_refused_and_changes_nothing(db: sql.SQLite) -> None:
     assert deliver(db, one(1, 5)) == [4]
 
 
-def test_a_target_that_refuses_stops_the_sink_and_is_no_failed_message(tmp_path: Path) -> None:
+def test_a_target_that_refuses_stops_the_sink_and_is_not_a_failed_message(tmp_path: Path) -> None:
     """Two stores, one target: the second store's sink stops with the reason; nothing goes to the error queue."""
     db = sql.SQLite(tmp_path / "target.db", SCHEMA)
     for name in ("first", "second"):

@@ -196,7 +196,7 @@ def test_processors_while_another_purges(tmp_path: Path, side_effects: bool) -> 
         assert seen[len(seen) - len(left) :] == left
 
 
-def test_a_tailer_that_stands_on_what_is_purged_goes_on_at_the_first_that_is_left(tmp_path: Path) -> None:
+def test_a_tailer_on_a_purged_message_continues_at_the_first_remaining_one(tmp_path: Path) -> None:
     """In each case: in a batch that it has decoded, forwards or backwards, waiting, or by its name."""
     with cues.open(tmp_path / "store", durability="process") as store:
         queue = store.queue("q")

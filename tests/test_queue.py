@@ -178,7 +178,7 @@ def test_a_purge_to_nowhere_is_refused(store: cues.Store, index: Any) -> None:
     assert len(queue) == 101
 
 
-def test_a_reader_that_looks_between_a_purge_and_its_commit_is_told_again(tmp_path: Path) -> None:
+def test_a_reader_that_looks_between_a_purge_and_its_commit_looks_again(tmp_path: Path) -> None:
     """The word that says "drop what you read ahead" is set before the commit; a reader that looked then
     would believe that its batch is still whole."""
     with cues.open(tmp_path / "store", durability="process") as store:

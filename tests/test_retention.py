@@ -87,7 +87,7 @@ def test_a_policy_that_passes_a_reader_says_so_once(store: cues.Store, caplog: p
 
 
 @pytest.mark.parametrize("policy", [3, "1s", "8KB"])
-def test_what_a_pending_step_took_stays_and_it_is_said(
+def test_the_messages_of_a_pending_step_stay_and_this_is_reported(
     store: cues.Store, caplog: pytest.LogCaptureFixture, policy: Any
 ) -> None:
     """A sink dies in its function: the messages of its snapshot stay until it has taken them again."""
@@ -141,7 +141,7 @@ def test_a_policy_with_reading_and_a_count_says_when_it_passes_a_reader(
 
 
 @pytest.mark.parametrize("policy", [5, "1s", "40KB"], ids=["count", "age", "bytes"])
-def test_a_policy_that_passes_a_processor_says_so_and_it_goes_on_behind(
+def test_a_policy_that_passes_a_processor_warns_and_the_processor_continues_after_it(
     store: cues.Store, caplog: pytest.LogCaptureFixture, policy: Any
 ) -> None:
     """The processor is at a commit, with nothing under way; it takes the remaining messages once, in order."""
@@ -304,7 +304,7 @@ def test_one_append_by_a_clock_that_is_a_year_ahead_empties_nothing_and_stops_no
     assert not store.check()
 
 
-def test_a_clock_that_is_behind_and_then_put_right_lets_go_of_what_is_old_a_little_later(store: cues.Store) -> None:
+def test_a_late_clock_that_is_corrected_removes_old_messages_a_little_later(store: cues.Store) -> None:
     queue = store.queue("q", retention="1h")
     appender = queue.appender()
     found: list[list[int]] = []

@@ -272,7 +272,7 @@ def test_a_message_that_fails_goes_to_the_error_queue_and_leaves_no_row(database
         assert len(store.queue("errors")) == 3
 
 
-def test_a_database_that_fails_stops_the_sink_and_is_no_failed_message(database: Database) -> None:
+def test_a_database_that_fails_stops_the_sink_and_is_not_a_failed_message(database: Database) -> None:
     """Messages in front of the failure commit, one that failed by itself among them, and only that is an error."""
     graph = cues.Graph("g", errors="errors")
     graph.source("q")
@@ -302,7 +302,7 @@ def test_a_database_that_fails_stops_the_sink_and_is_no_failed_message(database:
 
 @pytest.mark.parametrize("statement", ["commit", "rollback"])
 @pytest.mark.parametrize("raw", [True, False])
-def test_a_function_that_ends_the_transaction_is_told(statement: str, raw: bool, database: Database) -> None:
+def test_a_function_that_ends_the_transaction_is_reported(statement: str, raw: bool, database: Database) -> None:
     """A rollback that went unnoticed would lose its messages: the store would move on, and the database has nothing."""
     graph = cues.Graph("g")
     graph.source("q")
@@ -344,7 +344,7 @@ def test_a_savepoint_is_the_functions_own(database: Database) -> None:
         assert database.numbers(checkpoint) == WANTED
 
 
-def test_a_target_held_by_somebody_else_is_waited_for_and_then_told(database: Database) -> None:
+def test_a_target_held_by_another_process_is_waited_for_and_then_reported(database: Database) -> None:
     with database.make(timeout_s=0.2) as impatient:
         url = cast(sa.URL, impatient._target)
         assert one(impatient, 1, 2) == [1]
@@ -446,7 +446,7 @@ def test_a_database_in_memory_is_refused(url: str) -> None:
         SQLCheckpoint(url)
 
 
-def test_a_database_that_nobody_knows_is_said() -> None:
+def test_a_database_of_an_unknown_kind_is_refused() -> None:
     for url in ("nonsense://host/db", "://"):
         with pytest.raises(cues.errors.InvalidArgument, match=r"does not support the database|not a database"):
             SQLCheckpoint(url, "name").restore()

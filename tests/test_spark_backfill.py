@@ -156,7 +156,7 @@ def test_where_too_much_fails_the_usual_steps_do_it(spark: SparkSession, tmp_pat
         assert store.check() == []
 
 
-def test_it_ends_although_somebody_goes_on_sending(spark: SparkSession, tmp_path: Path) -> None:
+def test_it_ends_although_another_program_continues_to_send(spark: SparkSession, tmp_path: Path) -> None:
     """The end does not wait for messages that are sent after the start."""
     made = Graph("g", [Stream(spark_graphs.sends_more, "in", "out", side_effects=True)], durability="process")
     with cues.open(tmp_path / "store", durability="process") as store:
@@ -245,7 +245,7 @@ with made.start(store=sys.argv[1], engine="spark", master="local[2]", backfill=T
         pytest.param("batch function that fails", "commit.inside:2", marks=pytest.mark.long),
     ],
 )
-def test_a_killed_backfill_is_finished_by_whoever_is_next(
+def test_a_killed_backfill_is_finished_by_the_next_start(
     name: str, point: str, spark: SparkSession, tmp_path: Path
 ) -> None:
     template(tmp_path / "store", GRAPHS[name]())

@@ -278,14 +278,14 @@ def test_executors_that_do_not_see_the_store_are_refused_at_the_start(cluster: C
 
 
 @pytest.mark.long
-def test_a_wait_for_executors_is_told(cluster: Cluster, tmp_path: Path) -> None:
+def test_a_wait_for_executors_is_reported(cluster: Cluster, tmp_path: Path) -> None:
     environment = {**cluster.environment, "SPARK_EXECUTOR_MEMORY": "2g"}
     with Child(STARTS, cluster.master, tmp_path / "store", **environment) as child:
         until(lambda: "gives no executors yet" in child.line())
 
 
 @pytest.mark.long
-def test_a_master_that_does_not_answer_is_told_in_a_sentence(tmp_path: Path) -> None:
+def test_a_master_that_does_not_answer_is_reported_in_a_sentence(tmp_path: Path) -> None:
     with Child(STARTS, "spark://127.0.0.1:1", tmp_path / "store") as child:
         assert child.line() == (
             "Spark did not start with the master spark://127.0.0.1:1: no master answers there, or it refused."

@@ -134,7 +134,7 @@ def test_many_processes_make_the_wrapper_at_once_and_all_can_run_it(tmp_path: Pa
     assert sorted(os.listdir(f"{places.pop()}/bin")) == ["java"]
 
 
-def test_a_wrapper_that_somebody_damaged_is_made_again(tmp_path: Path) -> None:
+def test_a_damaged_wrapper_is_made_again(tmp_path: Path) -> None:
     home = fake(tmp_path / "jre")
     command = java.without_vector_module(home, tmp_path / "cache") / "bin" / "java"
     whole = command.read_text()

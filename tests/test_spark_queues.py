@@ -408,7 +408,7 @@ def both_step(place: Path, spark: SparkSession) -> tuple[str, Stage]:
     return "nothing", first
 
 
-def test_who_was_overtaken_is_fenced_at_its_commit(spark: SparkSession, tmp_path: Path) -> None:
+def test_an_overtaken_driver_is_fenced_at_its_commit(spark: SparkSession, tmp_path: Path) -> None:
     told, first = both_step(tmp_path, spark)
     assert told == "Fenced"
     assert first.ledger._read(1).kind == "claim"  # of the second, where the first would have put its step
@@ -634,7 +634,7 @@ def test_what_has_no_form_there_is_refused_by_name(spark: SparkSession, tmp_path
         Graph("g", [Stream(spark_graphs.plain, "in", "out")]).start(**places)
 
 
-def test_a_feeder_that_stops_is_no_graph_that_is_done(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_graph_with_a_stopped_feeder_is_not_done(spark: SparkSession, tmp_path: Path) -> None:
     """The queue's folder is lost while the graph runs; what is not copied is not processed, and that is said."""
     places: dict[str, Any] = {"engine": "spark", "spark": spark, "store": tmp_path / "s", "queues": tmp_path / "q"}
     with contextlib.ExitStack() as ended:

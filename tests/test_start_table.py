@@ -528,7 +528,7 @@ def test_recovery_reads_a_constant_number_of_records(store: Store, monkeypatch: 
     assert cost() == few < 10
 
 
-def test_every_decision_is_said_in_one_line(store: Store, caplog: pytest.LogCaptureFixture) -> None:
+def test_every_decision_is_reported_in_one_line(store: Store, caplog: pytest.LogCaptureFixture) -> None:
     feed(store, a=range(3))
     with caplog.at_level("INFO", "cues"), Graph("g", [Sink(Seen(), "a", id="s")]).start(store=store) as running:
         running.wait_idle(timeout=10)

@@ -297,7 +297,7 @@ def test_a_directory_that_is_called_data_mdb(tmp_path: Path) -> None:
 
 @pytest.mark.damages_stores
 @pytest.mark.parametrize("named", [False, True])
-def test_an_lmdb_environment_of_somebody_else(tmp_path: Path, named: bool) -> None:
+def test_an_lmdb_environment_of_another_program(tmp_path: Path, named: bool) -> None:
     env = lmdb.open(str(tmp_path / "store"), max_dbs=4, lib_version=0)
     with env.begin(write=True) as txn:
         txn.put(b"theirs", b"value", db=env.open_db(b"sub", txn=txn) if named else None)
@@ -328,7 +328,7 @@ def test_a_newer_store_is_refused_and_not_touched(tmp_path: Path, change: dict[s
     assert (path / "data.mdb").read_bytes() == before
 
 
-def test_what_a_newer_version_only_adds_is_no_obstacle(tmp_path: Path) -> None:
+def test_additions_of_a_newer_version_are_not_an_obstacle(tmp_path: Path) -> None:
     path = make(tmp_path / "store")
     with cues.open(path) as store:
         store._commit(
@@ -437,7 +437,7 @@ def test_a_flipped_bit_in_a_batch_is_found_and_its_neighbours_are_read(tmp_path:
 # --- the boot ----------------------------------------------------------------------------------------
 
 
-def test_open_stands_while_a_process_store_is_written_and_no_longer(tmp_path: Path) -> None:
+def test_the_mark_open_exists_only_while_a_process_store_is_written(tmp_path: Path) -> None:
     path = make(tmp_path / "store", "process")
     assert not (path / "open").exists()
     write = "cues.open(sys.argv[1]).queue('q').appender().write({'n': 0})"
@@ -879,14 +879,14 @@ print(len(times), sum(1 for n in times.values() if n > 1))
 """
 
 
-def test_a_ctrl_c_while_threads_share_a_commit_doubles_nobodys_messages(tmp_path: Path) -> None:
+def test_a_ctrl_c_while_threads_share_a_commit_doubles_no_messages(tmp_path: Path) -> None:
     """The signal comes while the thread that commits for all waits for the disk; its handler runs after the commit."""
     with children.Child(CTRL_C, tmp_path / "store") as child:
         written, doubled = map(int, child.end().split())
     assert written > 100 and doubled == 0
 
 
-def test_a_larger_map_size_is_kept_for_those_who_say_none(tmp_path: Path) -> None:
+def test_a_larger_map_size_is_kept_for_later_opens_without_one(tmp_path: Path) -> None:
     with cues.open(tmp_path / "store", map_size=2 << 20):
         pass
     with cues.open(tmp_path / "store", map_size=8 << 20):

@@ -81,7 +81,7 @@ def test_what_a_reader_changes_in_a_message_is_its_own(store: cues.Store) -> Non
     assert numbers(tailer.read_many(5)) == [1, 2, 3, 4, 5]
 
 
-def test_backward_gives_the_message_below_the_index_and_stands_there(store: cues.Store) -> None:
+def test_backward_gives_the_message_below_the_index_and_moves_there(store: cues.Store) -> None:
     queue = filled(store, 300)
     tailer = queue.tailer()
     assert tailer.direction == "forward"

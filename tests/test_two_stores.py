@@ -561,7 +561,7 @@ def test_another_store_from_an_older_backup_is_refused(tmp_path: Path) -> None:
         testing.run_until_idle(made)
 
 
-def test_a_copy_of_the_home_store_is_no_other_store(tmp_path: Path) -> None:
+def test_a_copy_of_the_home_store_is_not_another_store(tmp_path: Path) -> None:
     """``cp -r`` keeps the id; taken for the home store, messages would go to the wrong one without a word."""
     made = graph(tmp_path, Stream(same, "in", "out"), queues=())
     testing.run_until_idle(made)

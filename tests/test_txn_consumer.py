@@ -139,7 +139,7 @@ def test_what_is_there_is_one_transaction_and_a_drained_consumer_goes_on(store: 
     assert checkpoint.state == {"written": [1, 2, 3, 4]}
 
 
-def test_a_successor_goes_on_where_the_checkpoint_stands(store: Store, checkpoint: Any) -> None:
+def test_a_successor_continues_at_the_checkpoint(store: Store, checkpoint: Any) -> None:
     queue = store.queue("q")
     write(queue, 1, 2)
     with Consumer(Noted(), [queue], checkpoint) as consumer:
@@ -166,7 +166,7 @@ def test_pending_messages_begin_no_transaction_and_come_with_their_acknowledgeme
         assert app.transactions == [[1, 2]]
 
 
-def test_an_acknowledgement_alone_is_no_transaction_of_the_application_and_is_committed(
+def test_an_acknowledgement_alone_is_not_a_transaction_of_the_application_and_is_committed(
     store: Store, checkpoint: Any
 ) -> None:
     """It comes alone if the messages before it filled a transaction. An empty transaction is not finalized."""
@@ -183,7 +183,7 @@ def test_an_acknowledgement_alone_is_no_transaction_of_the_application_and_is_co
     assert checkpoint.restore().offsets == {f"{store.id.hex()}/q": 4}
 
 
-def test_acknowledgements_are_told_to_who_asks(store: Store, checkpoint: Any) -> None:
+def test_acknowledgements_are_reported_on_request(store: Store, checkpoint: Any) -> None:
     queue = store.queue("q")
 
     class Asking(Noted):
@@ -654,7 +654,7 @@ def test_a_transaction_is_not_lost_where_the_store_of_its_output_is_away_at_the_
         assert committed(other.queue("out")) == [1, 2]
 
 
-def test_who_gives_up_a_store_that_is_away_says_so(
+def test_a_lost_store_is_skipped_on_request_with_a_warning(
     tmp_path: Path, store: Store, checkpoint: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     queue, elsewhere = store.queue("q"), tmp_path / "elsewhere"
@@ -668,7 +668,7 @@ def test_who_gives_up_a_store_that_is_away_says_so(
     assert app.told == [2] and "its readers never see" in caplog.text and "out" in caplog.text
 
 
-def test_an_acknowledgement_for_a_queue_that_was_removed_is_said_and_stops_nobody(
+def test_an_acknowledgement_for_a_removed_queue_is_reported_and_stops_no_consumer(
     tmp_path: Path, store: Store, checkpoint: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     queue, elsewhere = store.queue("q"), tmp_path / "elsewhere"

@@ -191,7 +191,7 @@ def test_a_zombie_that_wakes_up_in_front_of_its_commit_is_refused(hit: int, rule
     assert (ended.value, found == WANTED) == (("finished", False) if rule else ("Fenced", True))
 
 
-def test_a_zombie_behind_its_commit_only_repeats_its_acknowledgements(lab: Lab) -> None:
+def test_a_zombie_after_its_commit_only_repeats_its_acknowledgements(lab: Lab) -> None:
     """Its successor has acknowledged for it; that it does so too changes nothing, and then it is refused."""
     place, life = lab.place()
     pid = lab.forks.start("consumers:zombie", place, lab.url, life, "", "consumer.committed", 2)

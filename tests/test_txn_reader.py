@@ -158,7 +158,7 @@ def test_everything_is_read_uncommitted_with_its_place_and_identity(queue: Queue
             ReadUncommitted(queue, wrong)  # type: ignore[arg-type]
 
 
-def test_messages_are_read_as_the_type_that_they_are_told_to_be(queue: Queue) -> None:
+def test_messages_are_read_as_the_requested_type(queue: Queue) -> None:
     class Order:
         def __init__(self, n: int = 0) -> None:
             self.n, self.uuid = n, uuid.UUID(int=0)

@@ -226,7 +226,7 @@ def test_the_application_may_write_into_what_it_is_given() -> None:
     assert [state.last_ack for state in sequencer.checkpoint().producers] == [2]
 
 
-def test_old_producers_are_forgotten_behind_the_horizon_and_open_spans_if_asked_kept() -> None:
+def test_old_producers_are_forgotten_after_the_horizon_and_open_spans_are_kept_on_request() -> None:
     second = 10_000_000 << 4  # of a clock
 
     def read() -> Sequencer:

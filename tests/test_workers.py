@@ -742,7 +742,7 @@ def test_short_chains_stay_whole_and_long_ones_are_cut_for_the_balance() -> None
 
 
 @pytest.mark.parametrize("round", range(20))
-def test_every_unit_is_carried_once_and_nobody_carries_much_more_than_a_fair_share(round: int) -> None:
+def test_every_unit_is_assigned_once_and_no_worker_has_much_more_than_a_fair_share(round: int) -> None:
     seed = seeds.new()
     chance = random.Random(seed)
     lengths = [chance.randint(2, 9) for _ in range(chance.randint(1, 8))]
@@ -771,7 +771,7 @@ def test_logging_of_a_worker_goes_to_the_handlers_of_the_program(
     assert ("mine", logging.ERROR, "worker-1: seen") in caplog.record_tuples
 
 
-def test_a_fenced_worker_is_told_as_such(write: Write) -> None:
+def test_a_fenced_worker_is_reported_as_such(write: Write) -> None:
     """Another process took the graph: the supervisor does not start it again, and says so."""
     graph = write(FED)
     running = graph.start(workers=1)

@@ -204,7 +204,7 @@ print(app.run(["send", sys.argv[1] + "#q", '{"n": 3}']))
     ("kind", "point"), [("stream", "commit.inside"), ("sink", "snapshot.inside"), ("sink", "claim.inside")]
 )
 @pytest.mark.parametrize("durability", DURABILITIES)
-def test_a_process_stopped_inside_a_commit_of_its_graph_is_named_to_all_who_wait(
+def test_a_process_stopped_inside_a_commit_of_its_graph_is_named_to_all_waiting_calls(
     tmp_path: Path, durability: str, kind: str, point: str
 ) -> None:
     """SIGSTOP in a step's commit, a sink's snapshot or a start's claim of one process.
@@ -314,7 +314,7 @@ def test_a_named_tailer_loses_nothing_to_a_stuck_writer(tmp_path: Path, durabili
 
 
 @pytest.mark.parametrize("durability", DURABILITIES)
-def test_a_writer_killed_inside_a_transaction_holds_nobody_up(tmp_path: Path, durability: str) -> None:
+def test_a_writer_killed_inside_a_transaction_holds_up_no_other(tmp_path: Path, durability: str) -> None:
     """Its locks die with it, whether it was alone or not; what it had written is undone."""
     path = tmp_path / "store"
     with cues.open(path, durability=durability) as store:
@@ -342,7 +342,7 @@ def test_a_writer_killed_inside_a_transaction_holds_nobody_up(tmp_path: Path, du
         assert [m["n"] for m in store.queue("q").tailer()] == [1, 3, 4]
 
 
-def test_a_writer_that_dies_while_it_registers_holds_nobody_up(tmp_path: Path) -> None:
+def test_a_writer_that_dies_while_it_registers_holds_up_no_other(tmp_path: Path) -> None:
     path = tmp_path / "store"
     cues.open(path).close()
     code = """
@@ -369,7 +369,7 @@ with cues.open(sys.argv[1]) as store:
 
 
 @pytest.mark.parametrize("durability", DURABILITIES)
-def test_who_only_reads_is_a_guest(tmp_path: Path, durability: str) -> None:
+def test_a_process_that_only_reads_is_a_guest(tmp_path: Path, durability: str) -> None:
     """Opening a queue takes a write transaction. It makes a writer queue up for that moment and no longer,
     and the writer's clean close is its own, whoever read meanwhile."""
     with cues.open(tmp_path / "store", durability=durability) as store:
@@ -399,7 +399,7 @@ def test_who_only_reads_is_a_guest(tmp_path: Path, durability: str) -> None:
     assert not (tmp_path / "store" / "open").exists()
 
 
-def test_who_has_it_open_for_writing_is_known_before_it_writes(tmp_path: Path) -> None:
+def test_a_process_with_the_store_open_for_writing_is_known_before_it_writes(tmp_path: Path) -> None:
     """Deleting or replacing a store that a process has open would lose its later messages."""
     path = tmp_path / "store"
     with cues.open(path) as store:
@@ -416,7 +416,7 @@ def test_who_has_it_open_for_writing_is_known_before_it_writes(tmp_path: Path) -
     fresh._refuse_running(path)
 
 
-def test_a_guest_that_dies_or_stops_holds_nobody_up_for_ever(tmp_path: Path) -> None:
+def test_a_guest_that_dies_or_stops_holds_up_no_writer_for_ever(tmp_path: Path) -> None:
     path = tmp_path / "store"
     code = """
 import sys, os, signal, cues
@@ -447,7 +447,7 @@ cues.open(sys.argv[1]).queue("q")
         assert shared(store) == 0, "found out by the writer"
 
 
-def test_the_last_to_leave_marks_the_store_clean_and_nobody_who_comes_loses_the_mark(tmp_path: Path) -> None:
+def test_the_last_process_to_leave_marks_the_store_clean_and_a_new_one_does_not_lose_the_mark(tmp_path: Path) -> None:
     """One that joins between another's look around and its leaving would lose the mark that it just made."""
     path = tmp_path / "store"
     store = cues.open(path, durability="process")
