@@ -1,4 +1,4 @@
-"""An exception at every point of a piece of work, one after another; and then the program goes on.
+"""An exception at every point of a piece of work, one after another; and then the program continues.
 
 A Ctrl-C raises ``KeyboardInterrupt`` between two bytecodes: where a function begins, and where a call has
 come back. :func:`faults` makes a fresh world for each of these points, raises there, and lets the test go

@@ -5,7 +5,7 @@
     third     even, odd ──▸ merge ──▸ merged
               even, odd ──▸ save ──▸ a SQLite table, transactional
 
-The source goes on until the file ``count`` says how many there are to be. CUES_TEST_ROOT is the
+The source continues until the file ``count`` says how many there are to be. CUES_TEST_ROOT is the
 directory of it all. CUES_TEST_STORES gives each stage a store of its own, CUES_TEST_FAST drops the pauses,
 CUES_TEST_BREAK breaks commits (broken_commits.py).
 """

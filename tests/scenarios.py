@@ -58,7 +58,7 @@ class Scenario:
     compacts: bool = False
     """Between the runs a queue is made, and removed again by a compaction of the store."""
     grows: tuple[tuple[str, int], ...] = ()
-    """Queues that have so many partitions from the second go on."""
+    """Queues that have so many partitions from the second run on."""
     keep: tuple[int, int] | None = None
     """KEEP_MESSAGES and TRIM_MESSAGES of the try log, to see it trimmed."""
 

@@ -10,7 +10,7 @@ read whole and must be equal.
     any of odd, pairs, kept ──▸ save
 
 A crash is what ``kill -9`` leaves: in the middle of a transaction the files are copied as they are
-in that instant, and the machine goes on with the copy.
+in that instant, and the machine continues with the copy.
 
 Where more than one outcome is allowed the model says so: a tailer may hand out what a retention
 policy (not a purge) took away while it was read ahead, and a run that was cut short may have done

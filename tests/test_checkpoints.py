@@ -303,7 +303,7 @@ def test_a_zombie_is_refused(kind: str, tmp_path: Path, request: pytest.FixtureR
 
 
 def test_a_zombie_inside_its_transaction_is_ended_by_postgresql(tmp_path: Path, postgres: Any) -> None:
-    """SIGSTOP with the fence checked and the row locked: the server ends that transaction, and the takeover goes on."""
+    """SIGSTOP after the check of the fence, with the row locked: the server ends the transaction; takeover works."""
     kept = Kept("postgresql", postgres.database())
     with Child(ZOMBIE, "postgresql", kept.place, CUES_FAULT="checkpoint.inside:2:stop") as child:
         assert child.line() == "ready"

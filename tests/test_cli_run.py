@@ -194,7 +194,7 @@ def test_an_error_without_an_error_queue_stops_the_run_with_the_users_traceback(
     assert "Try: " in result.err
     store = path.parent / "data" / "counting"
     assert len(contents(store, "squares")) == 99
-    # Mended, it goes on at that message.
+    # Mended, it continues at that message.
     path.write_text(COUNTING.replace(', errors="errors"', "").replace("== 99:", "== 100:"))
     assert cues("run", path).code == 0
     assert len(contents(store, "squares")) == 1000

@@ -84,7 +84,7 @@ def test_a_compacted_store_is_the_same_and_small(tmp_path: Path, durability: str
     assert stat.S_IMODE((path / "data.mdb").stat().st_mode) == 0o640
     assert not (path / compaction.COPY).exists()
     assert everything(path) == before
-    # It goes on where it was: indices, positions, and what an earlier free page list would have said.
+    # It continues where it was: indices, positions, and what an earlier free page list would have said.
     with Store(path) as store:
         assert store.queue("old").appender().write({"n": 1}) == 20_001
         assert store.queue("in").appender().write({"n": 2500}) == 2501

@@ -55,7 +55,7 @@ class Stage:
         self.partitioned = self.kind not in ("fork", "look", "batch") and chance.random() < 0.25
         self.mended = False
         self.kept: dict[Any, Message] = defaultdict(lambda: {"seen": []})
-        """One object for each key, which the calls go on changing."""
+        """One object for each key, which the calls continue to change."""
 
     def is_wrong(self, message: Message) -> bool:
         return self.wrong is not None and message["n"] % 5 == 3
@@ -335,7 +335,7 @@ def _compare(stage: Stage, store: Store) -> None:
     for binding, queue in stage.outputs.items():
         expected = naive.outputs[binding]
         found = _read(store, queue, stage.partitioned and binding == "on")
-        if stage.kind == "shared":  # "seen" goes on over calls that were repeated or failed later
+        if stage.kind == "shared":  # "seen" continues over calls that were repeated or failed later
             expected, found = (
                 [{k: v for k, v in m.items() if k != "seen"} for m in some] for some in (expected, found)
             )

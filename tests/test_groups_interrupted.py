@@ -1,4 +1,4 @@
-"""An exception at every function entry of a step of a member, one point after another; then the program goes on.
+"""An exception at every function entry of a step of a member, one point after another; then the program continues.
 
 A Ctrl-C in a notebook, for example: the same member is used again. Nothing may be lost, doubled or stuck after it.
 A message counts as handed out when a call has returned it, and as done when a commit after that has returned.

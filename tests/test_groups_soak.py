@@ -1,8 +1,8 @@
 """The chain soak: keyed messages through three stages of 31 partitions, by workers that come, go, die and stop.
 
 Workers join and quit in the middle of steps, some are killed with SIGKILL, some are stopped past their lease, lose
-their partitions, and go on with a step in their hands. In the end every key is at every stage exactly once and in its
-order. Beside it run its negative controls: without the fence the checker must find something wrong.
+their partitions, and continue with an open step. At the end every key is at every stage exactly once and in its
+order. The negative controls are part of it: without the fence the checker must find an error.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Crowd:
         self.environment = {**os.environ, **environment}
         self.workers: dict[int, tuple[subprocess.Popen[bytes], str]] = {}
         self.stopped: dict[int, float] = {}
-        """When each stopped one goes on, by pid."""
+        """The time at which each stopped worker continues, by pid."""
         self.events: Counter[str] = Counter()
 
     def join(self) -> None:
@@ -61,7 +61,7 @@ class Crowd:
         self.events["joined"] += 1
 
     def disturb(self) -> None:
-        """One thing that happens."""
+        """One random event."""
         what = self.chance.choice(self.choices)
         running = [pid for pid in self.workers if pid not in self.stopped]
         if what == "join" or not running:
@@ -78,7 +78,7 @@ class Crowd:
         self.events[what] += 1
 
     def tend(self, wanted: int) -> None:
-        """Let those go on whose time has come, and replace those that are gone."""
+        """Continue the workers whose time has come, and replace the dead ones."""
         for pid, when in list(self.stopped.items()):
             if time.monotonic() >= when:
                 os.kill(pid, signal.SIGCONT)

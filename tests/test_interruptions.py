@@ -1,4 +1,4 @@
-"""A Ctrl-C at every point of a call of tailers and appenders, and the program goes on with the same objects."""
+"""A Ctrl-C at every point of a call of tailers and appenders, and the program continues with the same objects."""
 
 from __future__ import annotations
 

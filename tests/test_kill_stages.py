@@ -1,7 +1,7 @@
 """Three processes that share queues, killed at random moments, a hundred times; then they finish, and all is compared.
 
 Each process runs one stage (kill_stages.py). Single ones are killed, or several at the same moment; now
-and then one is stopped for a while, and goes on or is killed as it stands. Every queue, the keyed
+and then one is stopped for a while, and continues or is killed while it is stopped. Every queue, the keyed
 state and the SQLite table must be those of an independent computation.
 
 Beside it runs its negative control: the same loop over commits that were taken apart on purpose must

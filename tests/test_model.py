@@ -102,7 +102,7 @@ def purge_off_by_one(patch: Patch) -> None:
 
 
 def purge_that_tells_no_reader(patch: Patch) -> None:
-    """Tailers go on handing out what they read ahead."""
+    """Tailers continue to hand out what they read ahead."""
     patch.setattr(Store, "_purged", lambda self: None)
 
 

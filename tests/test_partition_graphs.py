@@ -221,7 +221,7 @@ def test_a_unit_that_stops_leaves_the_others_going(tmp_path: Path) -> None:
         running._queue("orders").appender().write_many(messages)
         with pytest.raises(ProcessorStopped, match="thirteen"):
             running.wait_idle(60)
-        running.drain(60)  # the others go on until they have nothing left
+        running.drain(60)  # the others continue until they have nothing left
     finally:
         running.close()
     with cues.open(tmp_path / "s") as store:

@@ -234,6 +234,6 @@ def cuts(home: str, other: str) -> list[tuple[str, ...]]:
     ],
 )
 def test_negative_control(break_it: str, name: str, cut: tuple[str, ...], forks: Forks, tmp_path: Path) -> None:
-    """Without the sync the same judge finds messages lost or doubled, or the start refuses to go on."""
+    """Without the sync the same judge finds messages lost or doubled, or the start refuses to continue."""
     outcomes, wrong = cut_everywhere(forks, tmp_path, name, cut, break_it)
     assert wrong or outcomes["detected"], outcomes

@@ -583,7 +583,7 @@ with cues.open(sys.argv[1]) as store:
 @pytest.mark.parametrize("durability", DURABILITIES)
 def test_a_writer_that_is_killed_leaves_whole_appends(tmp_path: Path, durability: str, checked: Any) -> None:
     """kill -9 in the middle of writing, again and again: what was acknowledged is there, in order, and nothing
-    is half there; the next writer, and one that was open all along, go on at once."""
+    is half there; the next writer, and one that was open all along, continue at once."""
     path = tmp_path / "store"
     seed = seeds.new()
     rng = random.Random(seed)

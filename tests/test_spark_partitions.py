@@ -186,7 +186,7 @@ def test_batches_of_a_stream_are_stretches_of_the_merged_order(tmp_path: Path) -
 
 
 def test_a_queue_that_grows_is_followed_from_the_start_of_its_new_partitions(tmp_path: Path) -> None:
-    """From one partition to three to five; offsets that were written before go on."""
+    """From one partition to three to five; offsets that were written before continue."""
     fill(tmp_path / "s", 0, 100, partitions=1)
     stream = QueueStream(T.StructType([SCHEMA["n"]]), options(tmp_path / "s", READ_STREAM), 2)
     offset, batch = follow(stream, stream.initialOffset())

@@ -315,7 +315,7 @@ def test_a_queue_that_ends_before_the_position_is_refused(store: Store) -> None:
 
 @pytest.mark.damages_stores
 def test_another_message_before_the_position_is_refused(store: Store) -> None:
-    """The store was replaced by a copy that went on differently: same queue, same index, another message."""
+    """The store was replaced by a copy that continued differently: same queue, same index, another message."""
     sink = Sink(Seen(), "a", id="s")
     feed(store, a=range(3))
     run(store, sink)

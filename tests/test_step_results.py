@@ -1,6 +1,6 @@
 """A step commits the result of each call as it was when the call returned, whatever later calls do.
 
-Every test here has messages of one step of which some are wrong, or share an object that goes on changing.
+Every test here has messages of one step of which some are wrong, or share an object that continues to change.
 Queues, state and positions are those of one message at a time.
 """
 
@@ -115,7 +115,7 @@ def test_metadata_that_fits_no_page_is_the_failure_of_its_call(store: Store) -> 
     assert "fits no page" in error["err/cause"][0]["message"]
 
 
-# --- objects that go on changing ---
+# --- objects that continue to change ---
 
 
 @pytest.mark.parametrize("size", SIZES)

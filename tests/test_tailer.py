@@ -611,7 +611,7 @@ class StoreModel(RuleBasedStateMachine):
         at = self.positions[id(tailer)]
         low, high = self.first[name], self.next(name)
         expected = self.expected(name, at, n, direction)
-        # One of a name that another moved goes on from there, which it finds out when it commits.
+        # One of a name that another moved continues from there, which it finds out when it commits.
         if tailer.name and expected and self.named.get(key, at) != at:
             at = self.named[key]
             expected = self.expected(name, at, n, direction)

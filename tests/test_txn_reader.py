@@ -148,7 +148,7 @@ def test_everything_is_read_uncommitted_with_its_place_and_identity(queue: Queue
     assert list(reader) == expected
     assert list(reader) == []
     queue.appender().write({"n": 9})
-    assert [one.message for one in reader] == [{"n": 9}]  # it goes on
+    assert [one.message for one in reader] == [{"n": 9}]  # it continues
     assert list(ReadUncommitted(queue, 3, 6)) == expected[2:5]
     assert list(ReadUncommitted(queue, 8, 8)) == []
     assert [one.message for one in ReadUncommitted(queue, 1, 3, message_type=None)] == [{"n": 1}, {"n": 2}]

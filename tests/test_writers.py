@@ -143,8 +143,8 @@ def test_processes_with_threads_that_come_and_go(tmp_path: Path, durability: str
 @pytest.mark.parametrize("first", ["alone", "shared"])
 @pytest.mark.parametrize("durability", DURABILITIES)
 def test_a_writer_stopped_inside_a_transaction_is_named(tmp_path: Path, durability: str, first: str) -> None:
-    """SIGSTOP in the middle of an append: others wait until their deadline, hear whose it is and how it is,
-    readers go on, and when it continues everybody does."""
+    """SIGSTOP in the middle of an append: others wait until their deadline, and their error names the
+    process and its state. Readers continue. When the process continues, all others do."""
     path = tmp_path / "store"
     with cues.open(path, durability=durability) as store:
         store.queue("q").appender().write({"n": 1})
@@ -210,7 +210,7 @@ def test_a_process_stopped_inside_a_commit_of_its_graph_is_named_to_all_waiting_
     """SIGSTOP in a step's commit, a sink's snapshot or a start's claim of one process.
 
     An appender, a processor of another graph, ``cues send`` and whoever makes a queue hear its pid
-    and state; what they were about to write is not written, and is when the process goes on.
+    and state; what they were about to write is not written, and is when the process continues.
     """
     path = tmp_path / "store"
     begun, go_on = threading.Event(), threading.Event()
