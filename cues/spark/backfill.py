@@ -304,7 +304,6 @@ class Rounds:
             self._changed.notify_all()
 
     def leave(self, who: str) -> None:
-        """Take ``who`` out of the order."""
         with self._changed:
             self._order = [unit for unit in self._order if unit != who]
             self._changed.notify_all()

@@ -139,8 +139,7 @@ def _pages(
 def _placed(items: list[bytes], came: Provenance | None, options: QueueOptions) -> Iterator[PlacedPage]:
     """The pages of an output, each with its partition."""
     if options.partitions == 1:
-        for page in outgoing.build(items, options._strips, NO_HASH, came):
-            yield 0, page
+        yield from ((0, page) for page in outgoing.build(items, options._strips, NO_HASH, came))
         return
     shares = outgoing.placed(items)
     if shares is None:
@@ -150,5 +149,4 @@ def _placed(items: list[bytes], came: Provenance | None, options: QueueOptions) 
     for partition, offsets in shares.items():
         chosen = [items[offset] for offset in offsets]
         selected = None if came is None else came.select(offsets)
-        for page in outgoing.build(chosen, options._strips, NO_HASH, selected):
-            yield partition, page
+        yield from ((partition, page) for page in outgoing.build(chosen, options._strips, NO_HASH, selected))

@@ -331,8 +331,7 @@ def _restorer(kind: T.DataType) -> Convert | None:
         element = _restorer(kind.elementType)
         if element is None:
             return None
-        convert = element
-        return lambda value: [None if inner is None else convert(inner) for inner in value]
+        return lambda value: [None if inner is None else element(inner) for inner in value]
     if isinstance(kind, T.MapType):
         key, item = _restorer(kind.keyType) or _same, _restorer(kind.valueType) or _same
         return lambda value: {key(k): None if v is None else item(v) for k, v in value}

@@ -44,8 +44,6 @@ class QueueAddress:
 
 @dataclass(frozen=True)
 class ReadOptions:
-    """The options of a reader."""
-
     place: QueueAddress
     mode: Mode
     row_columns: bool
@@ -77,8 +75,6 @@ class ReadOptions:
 
 @dataclass(frozen=True)
 class WriteOptions:
-    """The options of a writer."""
-
     place: QueueAddress
     id: str | None
     encode: Encode

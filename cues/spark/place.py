@@ -46,7 +46,6 @@ class Site:
         return Site(store.directory, store.id, socket.gethostname(), this_machine())
 
     def open(self) -> Store:
-        """Open the store, read-only, in any process."""
         if this_machine() != self.machine:
             raise self._unseen(
                 "it is on another machine, or in a container with process ids of its own, and a store is shared"

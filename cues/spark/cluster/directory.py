@@ -91,7 +91,6 @@ def written_by(name: str, graph: str) -> bool:
 
 
 def data_file(name: str, size: int, modified_ms: int) -> DataFile:
-    """A data file by its name."""
     first, count, _ = name.split("-", 2)
     return DataFile(name, int(first), int(count), size, modified_ms)
 
@@ -147,8 +146,6 @@ class QueueDirectory:
         return self.live[-1].next if self.live else 1
 
     def load(self) -> None:
-        """Read the log."""
-
         def read(name: str) -> str:
             text = self.files.read(f"{self.folder}/{LOG}/{name}")
             if text is None:
@@ -161,7 +158,6 @@ class QueueDirectory:
             self.live = live_files(entries, read)
 
     def _entries(self) -> dict[int, str]:
-        """The names of the entries by their numbers."""
         return entries_of(self.files.names(f"{self.folder}/{LOG}"))
 
     def forward(self, name: str) -> None:

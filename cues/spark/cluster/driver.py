@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
 
 class Driver:
-    """The driver of one graph."""
-
     def __init__(
         self,
         session: Any,

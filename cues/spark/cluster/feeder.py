@@ -140,7 +140,6 @@ def _values(batch: Batch) -> list[bytes]:
 
 
 def _metas(batch: Batch) -> list[bytes | None]:
-    """The provenance of each message."""
     count = batch.head.count
     if batch.head.provenance is None:
         return [None] * count

@@ -102,7 +102,6 @@ class StreamIngest:
         return not status["isTriggerActive"] and not status["isDataAvailable"] and status["message"] in _WAITING
 
     def _batch(self, rows: Any, number: int) -> None:
-        """Handle a batch of the stream."""
         try:
             self._commit(rows, number)
         except BaseException as error:
