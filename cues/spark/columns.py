@@ -36,7 +36,7 @@ import pyarrow as pa
 from pyspark.sql import types as T
 from pyspark.sql.pandas.types import to_arrow_type
 
-from cues.errors import CodecError, InvalidArgument, Unsupported
+from cues.errors import CodecError, InvalidArgument, ReturnError, Unsupported
 
 
 class Misfit(Exception):
@@ -321,6 +321,15 @@ class Encoder:
                 if value is not None:
                     message[name] = restore(value)
         return messages
+
+
+def frame_encoder(processor: str, result: Any) -> Encoder:
+    """The encoder for the result of a frame. Raises :class:`ReturnError` if this is not a DataFrame."""
+    if not hasattr(result, "mapInArrow"):
+        raise ReturnError(
+            f"{processor} returned {type(result).__name__}; a frame returns a DataFrame.", "return the DataFrame."
+        )
+    return Encoder(result.schema)
 
 
 def _restorer(kind: T.DataType) -> Convert | None:

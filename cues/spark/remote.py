@@ -26,7 +26,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 from cues import faults
 from cues.base import clock, events
-from cues.errors import Diverged, ReturnError, Unsupported
+from cues.errors import Diverged, Unsupported
 from cues.graphs.processor import BATCH_SIZE, FRAME, Node
 from cues.queues.options import QueueOptions
 from cues.queues.store import Store
@@ -239,7 +239,7 @@ class SparkRunner(Runner):
         """Call a frame with a DataFrame of the step's range. The rows of the DataFrame that it returns are messages."""
         if self._node.options.batch != FRAME:
             return super()._call_batch(taken, process)
-        from cues.spark.columns import Encoder
+        from cues.spark.columns import frame_encoder
 
         (piece,) = taken.slices
         queue = piece.one.queue
@@ -250,12 +250,7 @@ class SparkRunner(Runner):
         given = reader.load(f"{os.path.abspath(queue.store.path)}#{queue.id}")
         faults.point("function.before")
         result = self._invoke(taken, [given], self._process)
-        if not hasattr(result, "toArrow"):
-            raise ReturnError(
-                f"{self._node.id} returned {type(result).__name__}; a frame returns a DataFrame.",
-                "return the DataFrame.",
-            )
-        encoder = Encoder(result.schema)
+        encoder = frame_encoder(self._node.id, result)
         messages = [message for rows in result.toArrow().to_batches() for message in encoder.messages(rows)]
         faults.point("function.after")
         return messages

@@ -8,7 +8,6 @@ from typing import Any, cast
 import pyarrow as pa
 
 from cues import codec
-from cues.errors import ReturnError
 from cues.graphs.processor import wants_process
 from cues.queues.options import QueueOptions
 from cues.records import batch as batches
@@ -16,7 +15,7 @@ from cues.spark.cluster.ledger import StepRange
 from cues.spark.cluster.rows import RowSlice, TakenRow
 from cues.spark.cluster.step import Stage
 from cues.spark.cluster.tasks import MESSAGE, OUT, OUT_ARROW, StepResult, TaskResult
-from cues.spark.columns import Column, Encoder
+from cues.spark.columns import Column, Encoder, frame_encoder
 from cues.steps.failure import Failure, error_message, retry_event
 from cues.steps.imperative import Imperative
 from cues.steps.process import Process
@@ -107,12 +106,7 @@ class FrameStage(Stage):
                 process._begin(taken)
                 given = self._given(tailer, low, high)
                 result = node.fn(given, process=process) if wants_process(node.fn) else node.fn(given)
-                if not hasattr(result, "mapInArrow"):
-                    raise ReturnError(
-                        f"{node.id} returned {type(result).__name__}; a frame returns a DataFrame.",
-                        "return the DataFrame.",
-                    )
-                Encoder(result.schema)  # rows that cannot be messages are refused here, not in a task
+                frame_encoder(node.id, result)  # rows that cannot be messages are refused here, not in a task
                 encoding = result.schema, options, high - low - 1, digest.hex(), meta, False
                 result.mapInArrow(lambda rows: encode(*encoding, rows), OUT).write.parquet(place)
                 written = driver.session.read.schema(OUT).parquet(place).count()
