@@ -127,7 +127,7 @@ def test_what_a_function_prints_is_not_mixed_with_the_table(graph) -> None:  # t
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_the_first_signal_drains_a_live_graph_and_the_next_run_goes_on(graph, checked, number: int) -> None:  # type: ignore[no-untyped-def]
+def test_the_first_signal_drains_a_live_graph_and_the_next_run_continues(graph, checked, number: int) -> None:  # type: ignore[no-untyped-def]
     path = graph(LIVE)
     with Command("run", path) as run:
         run.until('"type": "progress"')
@@ -164,7 +164,7 @@ def test_the_second_ctrl_c_does_not_wait_for_a_function_that_does_not_return(gra
     checked(store)
 
 
-def test_killed_at_random_the_next_run_goes_on_exactly(graph, checked) -> None:  # type: ignore[no-untyped-def]
+def test_killed_at_random_the_next_run_continues_exactly(graph, checked) -> None:  # type: ignore[no-untyped-def]
     path = graph(LIVE)
     store = path.parent / "data" / "live"
     for _ in range(3):

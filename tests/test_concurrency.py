@@ -132,7 +132,7 @@ def test_an_async_batch_function_gets_the_whole_range(store: Store) -> None:
     assert numbers(store, "out") == [([1, 2, 3], 3), ([4, 5], 2)]
 
 
-def test_a_loop_lives_as_long_as_its_processor_and_goes_on_between_steps(store: Store) -> None:
+def test_a_loop_lives_as_long_as_its_processor_and_continues_between_steps(store: Store) -> None:
     """An object that a function keeps between steps, such as a client with background tasks, belongs to one loop."""
     ticks: list[asyncio.Task[None]] = []
     beat = threading.Event()
@@ -250,7 +250,7 @@ def test_a_join_is_called_by_binding(store: Store) -> None:
     assert numbers(store, "out") == [(1, None, {"left": 1, "right": 1}), (2, 20, {"left": 2, "right": 2})]
 
 
-def test_a_view_that_outlives_its_call_says_so(store: Store) -> None:
+def test_a_view_that_outlives_its_call_is_refused(store: Store) -> None:
     kept = []
 
     def keep(message: Message, process: Any) -> None:

@@ -101,7 +101,7 @@ FENCES = [
 
 @pytest.mark.parametrize("control", [False, True], ids=["as it is", "control"])
 @pytest.mark.parametrize(("broken", "point", "options"), FENCES, ids=str)
-def test_a_stopped_owner_goes_on(
+def test_a_stopped_owner_continues(
     store: Store, forks: Forks, tmp_path: Path, broken: str, point: str, options: dict[str, Any], control: bool
 ) -> None:
     """It is stopped in its step, another takes over and does everything, and it is continued.
@@ -251,7 +251,7 @@ def test_a_stopped_owner_presents_an_older_delivery(store: Store, forks: Forks, 
 
 @pytest.mark.damages_stores
 @pytest.mark.parametrize("control", [False, True], ids=["as it is", "control: from the last key"])
-def test_an_emptied_queue_goes_on_and_its_reader_misses_nothing(
+def test_an_emptied_queue_continues_and_its_reader_misses_nothing(
     store: Store, monkeypatch: pytest.MonkeyPatch, control: bool
 ) -> None:
     """A named reader has read everything, the queue is emptied, more comes: the reader must see all of that."""

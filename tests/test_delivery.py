@@ -962,7 +962,7 @@ def test_at_most_once_crashed_in_its_function_never_calls_it_again(store: Store)
 # --- sources ------------------------------------------------------------------------------------
 
 
-def test_a_source_goes_on_at_its_position(store: Store) -> None:
+def test_a_source_continues_at_its_position(store: Store) -> None:
     starts: list[Any] = []
 
     def source(position: Any) -> Any:

@@ -898,7 +898,7 @@ def test_closing_from_another_thread_ends_a_blocked_read(store: Store) -> None:
         member.commit()
 
 
-def test_follow_goes_on_and_iteration_ends(store: Store) -> None:
+def test_follow_continues_and_iteration_ends(store: Store) -> None:
     fill(store, 3)
     with Member(store, "orders", "g") as member:
         assert sorted(message["n"] for message in member) == [0, 1, 2]

@@ -84,7 +84,7 @@ def test_moves_and_writes_are_part_of_the_steps_commit(store: Store) -> None:
             assert tailer.envelope is not None and tailer.envelope.hash == attempt[HASH]
 
 
-def test_a_new_step_and_a_new_start_go_on_from_the_committed_positions(store: Store) -> None:
+def test_a_new_step_and_a_new_start_continue_from_the_committed_positions(store: Store) -> None:
     feed(store, a=range(4), rates=range(100, 110))
     run(store, stream(batch_size=1), steps_max=2)
     run(store, stream(batch_size=1))
@@ -687,7 +687,7 @@ def test_an_error_message_names_them(store: Store) -> None:
     assert testing.messages(store, "g.fails")[0][TYPE] == SNAPSHOT
 
 
-def test_a_processor_that_stops_says_so(store: Store) -> None:
+def test_a_processor_that_stops_is_reported(store: Store) -> None:
     def fails(message: Message, process: Any) -> None:
         process.appenders["log"].write(message)
         raise ValueError("never")

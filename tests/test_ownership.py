@@ -183,7 +183,7 @@ STOPPED = [
 
 
 @pytest.mark.parametrize(("point", "hit", "options"), STOPPED, ids=str)
-def test_a_stopped_owner_that_goes_on_after_a_takeover_commits_nothing(
+def test_a_stopped_owner_that_continues_after_a_takeover_commits_nothing(
     store: Store, forks: Forks, tmp_path: Path, checked: Any, point: str, hit: int, options: dict[str, Any]
 ) -> None:
     """An owner is stopped in a step; another process takes over when the lease is out, finishes, and ends.

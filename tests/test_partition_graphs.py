@@ -464,7 +464,7 @@ def test_a_seek_of_one_unit_moves_only_that(tmp_path: Path) -> None:
         (lambda: Sink(print, "y", id="p", instances=2), ("instances=2", "one partition")),
     ],
 )
-def test_what_does_not_fit_is_refused_by_name_when_the_store_says_so(
+def test_a_processor_that_does_not_fit_the_partitions_of_the_store_is_refused_by_name(
     tmp_path: Path, build: Callable[[], Any], words: tuple[str, ...]
 ) -> None:
     """The graph says nothing of partitions; the queue was made with four."""

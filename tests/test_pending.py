@@ -200,7 +200,7 @@ def test_without_the_sync_a_power_cut_loses_or_repeats(
         ("stamped.before", 3),
     ],
 )
-def test_a_stopped_owner_that_goes_on_has_nothing_acknowledged(
+def test_a_stopped_owner_that_continues_has_nothing_acknowledged(
     point: str, hit: int, forks: Forks, tmp_path: Path
 ) -> None:
     lab = Lab(forks, tmp_path)
@@ -214,7 +214,7 @@ def test_a_stopped_owner_that_goes_on_has_nothing_acknowledged(
 
 
 @pytest.mark.parametrize("break_it", ["", "one producer for all owners"])
-def test_a_stopped_owner_goes_on_while_its_successor_has_something_pending(
+def test_a_stopped_owner_continues_while_its_successor_has_something_pending(
     break_it: str, forks: Forks, tmp_path: Path
 ) -> None:
     """Were both one producer, each would drop or acknowledge what the other has pending."""

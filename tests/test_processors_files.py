@@ -103,7 +103,7 @@ def test_a_file_that_does_not_fit_its_position_is_refused(now: bytes, says: str,
 
 
 @pytest.mark.parametrize("how", ["plain", "gzipped"])
-def test_a_source_that_dies_anywhere_goes_on_with_the_next_row(how: str, tmp_path: Path) -> None:
+def test_a_source_that_dies_anywhere_continues_with_the_next_row(how: str, tmp_path: Path) -> None:
     """Every crash point × every hit: the queue holds every line once, in order, the malformed ones too."""
     lines = [b"a,b", *(b"%d,x" % n if n % 5 else b"%d" % n for n in range(30))]
     path = (plain if how == "plain" else gzipped)(tmp_path / "a.csv", b"\n".join(lines))

@@ -100,7 +100,7 @@ def test_large_messages_come_back_among_small_ones(store: cues.Store, size: int)
     assert tailer.read_many(10) == [*messages, large][::-1]
 
 
-def test_the_limit_is_64_mib_unless_said(store: cues.Store) -> None:
+def test_the_limit_is_64_mib_by_default(store: cues.Store) -> None:
     message = {"x": b"x" * (64 << 20)}
     with pytest.raises(MessageTooLarge) as caught:
         store.queue("q").appender().write(message)

@@ -76,7 +76,7 @@ def test_by_reading_waits_for_every_known_reader(store: cues.Store) -> None:
     assert queue.first_index == 12, "the processor has not read 12"
 
 
-def test_a_policy_that_passes_a_reader_says_so_once(store: cues.Store, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_policy_that_passes_a_reader_warns_once(store: cues.Store, caplog: pytest.LogCaptureFixture) -> None:
     queue = store.queue("q", retention=5)
     queue.tailer("slow").to_index(1)
     with caplog.at_level(logging.WARNING, "cues"):

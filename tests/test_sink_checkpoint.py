@@ -425,7 +425,7 @@ def test_state_belongs_into_the_target_and_connections_into_such_sinks(tmp_path:
                 testing.run_until_idle(graph, store)
 
 
-def test_the_guarantee_is_said(tmp_path: Path) -> None:
+def test_the_guarantee_is_shown(tmp_path: Path) -> None:
     graph = graph_into(SQLCheckpoint(tmp_path / "x.db"))
     assert graph.plan().nodes[-1].guarantee.startswith("exactly-once: its target commits")
     assert not (tmp_path / "x.db").exists()  # a graph file may be imported only to be shown
@@ -473,7 +473,7 @@ def test_an_engine_of_the_users_own_stays_open_and_must_have_transactions(tmp_pa
 # --- Python's own sqlite3 as the target ------------------------------------------------------------
 
 
-def test_a_plain_sqlite_target_and_sqlalchemy_go_on_where_the_other_left(tmp_path: Path) -> None:
+def test_a_plain_sqlite_target_and_sqlalchemy_continue_where_the_other_stopped(tmp_path: Path) -> None:
     path = tmp_path / "x.db"
     plain_target = sql.SQLite(path, SCHEMA)
     graph = cues.Graph("g")

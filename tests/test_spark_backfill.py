@@ -132,7 +132,7 @@ def test_what_an_error_queue_brings_back_is_worked_off_too(spark: SparkSession, 
         assert len(testing.messages(store, "errors")) == 10
 
 
-def test_what_goes_through_another_store_is_waited_for(spark: SparkSession, tmp_path: Path) -> None:
+def test_messages_through_another_store_are_waited_for(spark: SparkSession, tmp_path: Path) -> None:
     """A forwarder brings it there; its reader, whose turn is next, must not find nothing and end."""
     queues = {"half": cues.QueueOptions(path=str(tmp_path / "other"))}
     made = spark_graphs.graph(

@@ -170,7 +170,7 @@ def test_the_engines_take_turns_on_one_store(spark: SparkSession, tmp_path: Path
         assert testing.messages(store, "out") == [{"n": n, "count": r} for r in range(1, 5) for n in range(10)]
 
 
-def test_a_session_of_the_users_goes_on(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_session_of_the_users_continues(spark: SparkSession, tmp_path: Path) -> None:
     run(GRAPHS["plain"](), tmp_path / "store", engine="spark", spark=spark)
     assert spark.range(3).count() == 3
 

@@ -299,7 +299,7 @@ def send(place: Path, count: int) -> None:
 
 
 @pytest.mark.slow
-def test_a_driver_that_was_stopped_and_goes_on_commits_nothing_more(
+def test_a_driver_that_was_stopped_and_continues_commits_nothing_more(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two that really overlap: one is held with its files written and its record not, another takes everything over."""

@@ -174,7 +174,7 @@ def test_what_appenders_were_given_and_state_held_is_what_it_was_then(store: Sto
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_a_source_may_go_on_changing_its_position_and_its_message(store: Store, size: int) -> None:
+def test_a_source_may_continue_to_change_its_position_and_its_message(store: Store, size: int) -> None:
     """Each step's position is that of its last message, so a generator that fails continues after that."""
 
     def rows(position: Any) -> Iterator[tuple[Message, Message]]:

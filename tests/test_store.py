@@ -464,7 +464,7 @@ def test_the_mark_open_exists_only_while_a_process_store_is_written(tmp_path: Pa
 
 
 @pytest.mark.parametrize("mark", ["another boot", ""])
-def test_a_store_of_another_boot_is_checked_and_said_so(
+def test_a_store_of_another_boot_is_checked_and_reported(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, mark: str
 ) -> None:
     """The machine went down while it was written; the mark itself may have come back empty."""
@@ -625,7 +625,7 @@ def test_a_limit_on_file_sizes_is_a_full_disk(tmp_path: Path, durability: str, c
     checked(tmp_path / "store")
 
 
-def test_where_the_address_space_is_limited_the_map_shrinks_and_says_so(tmp_path: Path) -> None:
+def test_where_the_address_space_is_limited_the_map_shrinks_with_a_warning(tmp_path: Path) -> None:
     """And the next process, which is not limited, has the whole map again."""
     make(tmp_path / "old")
     code = """
@@ -645,7 +645,7 @@ for path in sys.argv[1:]:
             assert store.map_size == MAP_BYTES
 
 
-def test_a_store_that_grew_beyond_this_process_map_says_so(tmp_path: Path) -> None:
+def test_a_store_that_grew_beyond_this_process_map_is_reported(tmp_path: Path) -> None:
     with cues.open(tmp_path / "store", map_size=2 << 20) as store:
         queue = store.queue("q")
         queue.appender().write({"n": 1})

@@ -184,7 +184,7 @@ def test_metadata_of_a_first_queue(store: cues.Store, monkeypatch: pytest.Monkey
 # --- names ----------------------------------------------------------------------------------------
 
 
-def test_a_named_tailer_goes_on_where_it_was(tmp_path: Path) -> None:
+def test_a_named_tailer_continues_where_it_was(tmp_path: Path) -> None:
     path = tmp_path / "store"
     with cues.open(path) as store:
         queue = filled(store, 10)

@@ -429,7 +429,7 @@ def test_seek_moves_a_position_on_a_queue_of_another_store(tmp_path: Path) -> No
         ownership.seek(home, "g.same", {"g.same.out": 1})
 
 
-def test_a_purge_abroad_is_counted_and_the_rest_goes_on(tmp_path: Path) -> None:
+def test_a_purge_abroad_is_counted_and_the_rest_is_read(tmp_path: Path) -> None:
     feed(tmp_path / "other", "out", numbers(10))
     made = graph(tmp_path, Stream(same, "out", "x", batch_size=3))
     testing.run_until_idle(made, steps_max=1)
@@ -713,7 +713,7 @@ def test_two_forwarders_of_the_same_queue_do_no_harm(tmp_path: Path) -> None:
         assembly.close()
 
 
-def test_a_forwarder_that_cannot_write_stops_and_says_so_and_nothing_is_lost(
+def test_a_forwarder_that_cannot_write_stops_with_an_error_and_nothing_is_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with cues.open(tmp_path / "other", map_size=1 << 20):

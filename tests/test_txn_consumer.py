@@ -123,7 +123,9 @@ class Running:
 # --- what a transaction is ------------------------------------------------------------------------
 
 
-def test_what_is_there_is_one_transaction_and_a_drained_consumer_goes_on(store: Store, checkpoint: Any) -> None:
+def test_the_available_messages_are_one_transaction_and_a_drained_consumer_continues(
+    store: Store, checkpoint: Any
+) -> None:
     """A plain queue is a source as well: its messages have no identity, and an index each."""
     queue = store.queue("q")
     app = Noted()
@@ -514,9 +516,7 @@ def test_a_consumer_that_sleeps_is_stopped(store: Store, checkpoint: Any) -> Non
     Running(Consumer(Noted(), [store.queue("q")], checkpoint)).stop()
 
 
-def test_a_consumer_that_was_stopped_goes_on_and_says_when_it_did_not_come_to_the_end(
-    store: Store, checkpoint: Any
-) -> None:
+def test_a_stopped_consumer_continues_and_reports_that_it_did_not_reach_the_end(store: Store, checkpoint: Any) -> None:
     """One stop ends one run or drain, also the next one where none is under way."""
     queue = store.queue("q")
     write(queue, *range(6))
@@ -717,7 +717,7 @@ def test_what_hands_out_nothing_moves_the_checkpoint_and_may_be_purged(
     assert app.begun == len(app.transactions) == len(app.finished)  # an empty transaction is not finalized
 
 
-def test_a_gap_is_gone_over_by_who_says_so_and_then_it_is_no_gap_any_more(
+def test_a_gap_is_skipped_on_request_and_is_not_a_gap_afterwards(
     store: Store, checkpoint: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Also where nothing is left after it, and where the purged messages are of an open transaction."""

@@ -171,7 +171,7 @@ def test_what_waits_for_an_acknowledgement_is_bounded_in_memory(tmp_path: Path, 
         assert [e.message["n"] for e in ReadCommitted(queue) if not e.acknowledgement] == [0, 1, 2, 3]
 
 
-def test_a_transaction_that_is_aborted_is_never_seen_and_the_publisher_goes_on(tmp_path: Path) -> None:
+def test_a_transaction_that_is_aborted_is_never_seen_and_the_publisher_continues(tmp_path: Path) -> None:
     """Whatever of it is in its queues, waits for an acknowledgement, or could not be appended."""
     with cues.open(tmp_path / "s", durability="process") as store, Publisher() as publisher:
         queue, other = store.queue("q"), store.queue("other")

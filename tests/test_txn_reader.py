@@ -237,7 +237,7 @@ def test_a_purge_in_the_middle_of_a_replay_is_a_gap_each_time_it_is_asked_for(qu
     assert found == list(range(1, len(found) + 1)) and 1 <= len(found) < 6
 
 
-def test_a_checkpoint_of_a_reader_is_where_the_next_goes_on(queue: Queue) -> None:
+def test_a_checkpoint_of_a_reader_is_the_start_of_the_next_one(queue: Queue) -> None:
     write(queue, *STORY)
     reader = ReadCommitted(queue)
     found = [next(reader).begin, next(reader).begin]

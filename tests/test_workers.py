@@ -548,7 +548,7 @@ def test_a_file_that_was_changed_is_refused_by_the_worker_that_starts_again(writ
         assert "start again if the file was changed" in str(told.until("builds another one").error.__cause__)  # type: ignore[attr-defined]
 
 
-def test_a_worker_that_is_stopped_past_its_lease_is_replaced_and_fenced_when_it_goes_on(
+def test_a_worker_that_is_stopped_past_its_lease_is_replaced_and_fenced_when_it_continues(
     write: Write, tmp_path: Path, checked: Any
 ) -> None:
     """SIGSTOP in the middle of its work; the other that takes its units over does the work; SIGCONT; exact."""
@@ -647,7 +647,7 @@ def test_two_supervisors_of_one_graph_do_no_harm(write: Write, tmp_path: Path, c
     checked(store)
 
 
-def test_a_worker_stopped_inside_a_transaction_is_named_and_the_others_go_on_when_it_does(
+def test_a_worker_stopped_inside_a_transaction_is_named_and_the_others_continue_when_it_does(
     write: Write, checked: Any, tmp_path: Path
 ) -> None:
     graph = write(
@@ -870,7 +870,7 @@ def test_a_call_that_hangs_ends_with_its_worker(write: Write) -> None:
 
 
 @pytest.mark.slow
-def test_a_worker_waits_for_room_in_its_store_and_goes_on(write: Write) -> None:
+def test_a_worker_waits_for_room_in_its_store_and_continues(write: Write) -> None:
     """A full map stops no unit for good: it tries again, ends when it is told to, and continues when there is room."""
     graph = write(
         """
