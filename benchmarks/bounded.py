@@ -1,11 +1,11 @@
-"""What the bound on a step's time gives: the first output of a slow function, and a slow sink that is killed.
+"""The effect of the bound on a step's time: the first output of a slow function, and a slow sink that is killed.
 
     python benchmarks/bounded.py
 
 first output    a backlog of 1,000 messages and a function of 20 ms a call: seconds from the start of the graph until
                 its first output can be read
-killed sink     a sink of --call-s a call in a process that is killed every --kill-s: how many calls were made for
-                messages that had been called for before, per kill. ``--step-s none`` shows it without the bound.
+killed sink     a sink of --call-s a call in a process that is killed every --kill-s: the number of repeated calls
+                for each kill. ``--step-s none`` shows it without the bound.
 
 Another tree of Cues is measured with ``PYTHONPATH=<tree> python benchmarks/bounded.py --plain`` (no ``step_s=``).
 """
@@ -50,7 +50,7 @@ def first_output(options: dict[str, Any]) -> float:
 
 
 def sink(store: str, calls: str, call_s: float, options: dict[str, Any]) -> None:
-    """A process that runs the sink; every call is a line of a file before it takes its time."""
+    """Run the sink in this process. Each call writes a line to a file, then sleeps."""
     with open(calls, "a") as file:
 
         def save(message: dict[str, Any]) -> None:
@@ -63,15 +63,15 @@ def sink(store: str, calls: str, call_s: float, options: dict[str, Any]) -> None
 
 
 def killed_sink(count: int, call_s: float, kill_s: float, step_s: str, most: int) -> tuple[int, int, int]:
-    """Kills, calls, and messages that were called for, at the end or after ``most`` kills."""
+    """The numbers of kills, of calls, and of messages with a call, at the end or after ``most`` kills."""
     with tempfile.TemporaryDirectory() as folder:
         place, calls = str(Path(folder) / "store"), str(Path(folder) / "calls")
         with cues.open(place) as store:
             store.queue("in").appender().write_many([{"n": n} for n in range(count)])
         kills = 0
         while True:
-            arguments = [sys.executable, __file__, "--sink", place, calls, "--call-s", str(call_s), "--step-s", step_s]
-            child = subprocess.Popen(arguments)
+            command = [sys.executable, __file__, "--sink", place, calls, "--call-s", str(call_s), "--step-s", step_s]
+            child = subprocess.Popen(command)
             try:
                 child.wait(kill_s)
                 break
@@ -81,8 +81,8 @@ def killed_sink(count: int, call_s: float, kill_s: float, step_s: str, most: int
                 kills += 1
             if kills >= most:
                 break
-        made = Path(calls).read_text().split()
-        return kills, len(made), len(set(made))
+        called = Path(calls).read_text().split()
+        return kills, len(called), len(set(called))
 
 
 def options_of(step_s: str) -> dict[str, Any]:
@@ -98,13 +98,15 @@ def main() -> None:
     parser.add_argument("--step-s", default="0.25", help="seconds, or none")
     parser.add_argument("--plain", action="store_const", const="plain", dest="step_s", help="without the option")
     parser.add_argument("--sink", nargs=2, metavar=("STORE", "CALLS"), help=argparse.SUPPRESS)
-    asked = parser.parse_args()
-    if asked.sink:
-        sink(*asked.sink, asked.call_s, options_of(asked.step_s))
+    arguments = parser.parse_args()
+    if arguments.sink:
+        sink(*arguments.sink, arguments.call_s, options_of(arguments.step_s))
         return
-    print(f"first output   {first_output(options_of(asked.step_s)):.3f} s")
-    kills, calls, distinct = killed_sink(asked.messages, asked.call_s, asked.kill_s, asked.step_s, asked.kills_max)
-    print(f"killed sink    {kills} kills, {calls} calls for {distinct} of {asked.messages} messages", end="")
+    print(f"first output   {first_output(options_of(arguments.step_s)):.3f} s")
+    kills, calls, distinct = killed_sink(
+        arguments.messages, arguments.call_s, arguments.kill_s, arguments.step_s, arguments.kills_max
+    )
+    print(f"killed sink    {kills} kills, {calls} calls for {distinct} of {arguments.messages} messages", end="")
     print(f", {(calls - distinct) / kills:.2f} repeated for each kill" if kills else "")
 
 

@@ -1,6 +1,6 @@
 """The other processes of the races: ``python children.py NAME ARGUMENTS``.
 
-Apart from core.py so that a process whose start is measured imports what a user's would.
+They are not in core.py, so that a process whose start is measured imports only what a user's process imports.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def memory_mb(field: str) -> float:
     raise KeyError(field)
 
 
-# --- hops: read `count` messages that hold the time of their sending, say how long each took ------
+# --- hops: read `count` messages that have the time of their sending, print the time of each ------
 
 
 def hop_cues(path: str, count: str) -> None:
@@ -49,7 +49,7 @@ def hop_cues(path: str, count: str) -> None:
 
 
 def hop_lmdb(path: str, count: str) -> None:
-    """The message lies in LMDB, a byte in a FIFO says that it is there."""
+    """Read messages from LMDB; a byte in a FIFO tells that there is one."""
     import lmdb
     import msgpack
 
@@ -60,20 +60,20 @@ def hop_lmdb(path: str, count: str) -> None:
     while len(took) < int(count):
         select.select([fd], [], [])
         os.read(fd, 4096)
-        found = []
+        messages = []
         with env.begin() as txn:
             cursor = txn.cursor()
             alive = cursor.set_key(len(took).to_bytes(8, "big"))
             while alive:
-                found.append(msgpack.unpackb(cursor.value()))
+                messages.append(msgpack.unpackb(cursor.value()))
                 alive = cursor.next()
         now = time.monotonic_ns()
-        took += [now - message["sent"] for message in found]
+        took += [now - message["sent"] for message in messages]
     say(took=took)
 
 
 def hop_fifo(path: str, count: str) -> None:
-    """The message itself goes through the FIFO, and is gone when its reader dies."""
+    """Read messages from the FIFO itself. They are lost when the reader dies."""
     import msgpack
 
     fd = os.open(os.path.join(path, "fifo"), os.O_RDWR)
@@ -82,9 +82,9 @@ def hop_fifo(path: str, count: str) -> None:
     took: list[int] = []
     while len(took) < int(count):
         unpacker.feed(os.read(fd, 4096))
-        found = list(unpacker)
+        messages = list(unpacker)
         now = time.monotonic_ns()
-        took += [now - message["sent"] for message in found]
+        took += [now - message["sent"] for message in messages]
     say(took=took)
 
 
@@ -92,20 +92,20 @@ def hop_fifo(path: str, count: str) -> None:
 
 
 def start_import() -> None:
-    """Import what a graph that runs has imported."""
+    """Import the modules of a graph that runs."""
     import cues.engine.local  # noqa: F401
 
     say(at=time.monotonic_ns(), anon_mb=memory_mb("RssAnon"))
 
 
 def start_graph(path: str) -> None:
-    """Start the graph on what a killed process left, say when its function gets the first message."""
-    told = False
+    """Start the graph on the store of a killed process; print the time at which its function gets the first message."""
+    reported = False
 
     def double(message: dict[str, Any]) -> dict[str, Any]:
-        nonlocal told
-        if not told:
-            told = True
+        nonlocal reported
+        if not reported:
+            reported = True
             say(at=time.monotonic_ns(), anon_mb=memory_mb("RssAnon"))
         return {**message, "double": message["id"] * 2}
 
@@ -118,7 +118,7 @@ def start_graph(path: str) -> None:
 
 
 def memory_graph(path: str, count: str, durability: str) -> None:
-    """A source, a stream and a sink; says the most memory that they had while the messages passed."""
+    """Run a source, a stream and a sink; print their highest memory."""
 
     def numbers(position: int | None) -> Any:
         for number in range(position or 0, int(count)):

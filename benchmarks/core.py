@@ -1,23 +1,23 @@
-"""How fast the core is, beside the same work by hand on raw LMDB and on SQLite.
+"""The speed of the core, compared with the same work written by hand on raw LMDB and on SQLite.
 
     python benchmarks/core.py                     every row, both durabilities, medians of 5 rounds
     python benchmarks/core.py --only pipeline     rows whose name begins so (repeatable)
     python benchmarks/core.py --scale 10          ten times the messages
-    python benchmarks/core.py --quick             a few seconds: does everything still run?
+    python benchmarks/core.py --quick             a few seconds, to see that everything still runs
 
-Every contender takes dicts and gives dicts (msgpack), survives ``kill -9`` at any instant with
-"process" and power loss with "disk", and has its results compared with what they must be. Cues
-does it through its public names, with hash and metadata on: graphs run as ``graph.start()`` runs
-them, threads and all. The peers are written as a careful person would, without a layer in between:
+Every contender takes dicts and returns dicts (msgpack). It survives ``kill -9`` at any instant with
+"process", and power loss with "disk". Its results are compared with the expected ones. Cues
+is used through its public names, with hash and metadata on. Graphs run in the threads of
+``graph.start()``. The peers are written with care, without a layer in between:
 
-    raw LMDB          one record a message; what belongs together in one transaction
-    raw LMDB, packed  an expert's: a thousand messages a record, one msgpack array
+    raw LMDB          one record a message; messages that belong together in one transaction
+    raw LMDB, packed  as an expert writes it: a thousand messages a record, one msgpack array
     SQLite            the standard library's, in WAL mode
 
 "process" is LMDB with ``sync=False`` and SQLite with ``synchronous=OFF``; "disk" syncs at every
 commit. *Aged* rows run on stores from which messages were purged for a while: LMDB then keeps a
 long list of free pages, and a small commit costs it up to twice as much. Lines marked "floor" are
-no peers; they say what is possible.
+not peers; they show the limit.
 """
 
 from __future__ import annotations
@@ -69,23 +69,23 @@ def total(order: Message) -> Message:
     return {**order, "total": order["size"] * order["price"]}
 
 
-def batches(found: list[Message]) -> Iterator[list[Message]]:
-    for at in range(0, len(found), BATCH):
-        yield found[at : at + BATCH]
+def batches(messages: list[Message]) -> Iterator[list[Message]]:
+    for start in range(0, len(messages), BATCH):
+        yield messages[start : start + BATCH]
 
 
-def must_be(found: Iterable[Any], expected: Iterable[Any]) -> None:
-    """Every message is there, once, in order, as it was written."""
-    for number, (one, other) in enumerate(itertools.zip_longest(found, expected)):
-        if one != other:
-            raise AssertionError(f"message {number} is {one!r}, must be {other!r}")
+def must_be(result: Iterable[Any], expected: Iterable[Any]) -> None:
+    """Assert that every message is in the result, once, in order, as it was written."""
+    for number, (message, wanted) in enumerate(itertools.zip_longest(result, expected)):
+        if message != wanted:
+            raise AssertionError(f"message {number} is {message!r}, must be {wanted!r}")
 
 
 # --- Cues ---------------------------------------------------------------------------------------
 
 
 def cues_age(store: cues.Store) -> None:
-    """Purge for a while: nine tenths of one queue go, another, slower one stays in between."""
+    """Purge for a while: remove nine tenths of one queue, and keep another, slower one in between."""
     passing, staying = store.queue("passing"), store.queue("staying")
     for batch in batches(messages(AGE)):
         passing.appender().write_many(batch)
@@ -100,28 +100,28 @@ def cues_append_one(room: Room, aged: bool = False) -> Iterator[Work]:
         queue = store.queue("orders", metadata={"t", "time"})
         if aged:
             cues_age(store)
-        found, write = messages(room.count), queue.appender().write
+        orders, write = messages(room.count), queue.appender().write
 
         def work() -> None:
-            for message in found:
+            for message in orders:
                 write(message)
 
         yield work
-        must_be(queue.tailer(), found)
+        must_be(queue.tailer(), orders)
 
 
 @contextmanager
 def cues_append_many(room: Room) -> Iterator[Work]:
     with cues.open(room.path, durability=room.durability) as store:
         queue = store.queue("orders", metadata={"t", "time"})
-        found, write_many = messages(room.count), queue.appender().write_many
+        orders, write_many = messages(room.count), queue.appender().write_many
 
         def work() -> None:
-            for batch in batches(found):
+            for batch in batches(orders):
                 write_many(batch)
 
         yield work
-        must_be(queue.tailer(), found)
+        must_be(queue.tailer(), orders)
 
 
 @contextmanager
@@ -226,7 +226,7 @@ def key(index: int) -> bytes:
 
 
 def raw_age(env: Any) -> None:
-    """What :func:`cues_age` does."""
+    """Age the database as :func:`cues_age` ages a store."""
     pack = msgpack.Packer().pack
     passing, staying = env.open_db(b"passing"), env.open_db(b"staying")
     for batch in batches(messages(AGE)):
@@ -244,37 +244,37 @@ def raw_age(env: Any) -> None:
 
 @contextmanager
 def raw_append_one(room: Room, packs: bool = True, writemap: bool = False, aged: bool = False) -> Iterator[Work]:
-    """With ``packs`` off the messages are bytes already: REF of the design, less work than ours."""
+    """Without ``packs`` the messages are bytes already: REF of the design, less work than that of Cues."""
     with closing(raw_env(room, writemap)) as env:
         if aged:
             raw_age(env)
-        orders, found = env.open_db(b"orders"), messages(room.count)
+        database, orders = env.open_db(b"orders"), messages(room.count)
         pack = msgpack.Packer().pack
-        ready: list[Any] = found if packs else [pack(message) for message in found]
+        ready: list[Any] = orders if packs else [pack(message) for message in orders]
 
         def work() -> None:
             for index, message in enumerate(ready, 1):
-                with env.begin(db=orders, write=True) as txn:
+                with env.begin(db=database, write=True) as txn:
                     txn.put(key(index), pack(message) if packs else message, append=True)
 
         yield work
-        must_be(raw_messages(env, orders), found)
+        must_be(raw_messages(env, database), orders)
 
 
 @contextmanager
 def raw_append_many(room: Room) -> Iterator[Work]:
     with closing(raw_env(room)) as env:
-        orders, found, pack = env.open_db(b"orders"), messages(room.count), msgpack.Packer().pack
+        database, orders, pack = env.open_db(b"orders"), messages(room.count), msgpack.Packer().pack
 
         def work() -> None:
             index = 1
-            for batch in batches(found):
-                with env.begin(db=orders, write=True) as txn:
+            for batch in batches(orders):
+                with env.begin(db=database, write=True) as txn:
                     txn.cursor().putmulti([(key(i), pack(m)) for i, m in enumerate(batch, index)], append=True)
                 index += len(batch)
 
         yield work
-        must_be(raw_messages(env, orders), found)
+        must_be(raw_messages(env, database), orders)
 
 
 @contextmanager
@@ -284,16 +284,8 @@ def raw_read(room: Room) -> Iterator[Work]:
         kept: list[Message] = []
 
         def work() -> None:
-            index = 1
-            while True:
-                with env.begin(db=orders) as txn:
-                    cursor = txn.cursor()
-                    if not cursor.set_key(key(index)):
-                        return
-                    values = itertools.islice(cursor.iternext(keys=False), BATCH)
-                    batch = [unpack(value) for value in values]
-                kept.extend(batch)
-                index += len(batch)
+            for _, values in raw_batches(env, orders):
+                kept.extend([unpack(value) for value in values])
 
         yield work
         must_be(kept, messages(room.count))
@@ -307,18 +299,11 @@ def raw_pipeline(room: Room) -> Iterator[Work]:
         pack = msgpack.Packer().pack
 
         def work() -> None:
-            position = 1
-            while True:
-                with env.begin(db=orders) as txn:
-                    cursor = txn.cursor()
-                    if not cursor.set_key(key(position)):
-                        return
-                    values = list(itertools.islice(cursor.iternext(keys=False), BATCH))
+            for position, values in raw_batches(env, orders):
                 results = [(key(i), pack(total(unpack(value)))) for i, value in enumerate(values, position)]
-                position += len(values)
                 with env.begin(write=True) as txn:
                     txn.cursor(totals).putmulti(results, append=True)
-                    txn.put(b"position", key(position))
+                    txn.put(b"position", key(position + len(values)))
 
         yield work
         must_be(raw_messages(env, totals), map(total, messages(room.count)))
@@ -334,29 +319,35 @@ def raw_pipeline_one(room: Room, writemap: bool = False, aged: bool = False) -> 
         pack = msgpack.Packer().pack
 
         def work() -> None:
-            position = 1
-            while True:
-                with env.begin(db=orders) as txn:
-                    cursor = txn.cursor()
-                    if not cursor.set_key(key(position)):
-                        return
-                    values = list(itertools.islice(cursor.iternext(keys=False), BATCH))
-                for value in values:
+            for first, values in raw_batches(env, orders):
+                for position, value in enumerate(values, first):
                     result = pack(total(unpack(value)))
                     with env.begin(write=True) as txn:
                         txn.put(key(position), result, append=True, db=totals)
-                        position += 1
-                        txn.put(b"position", key(position))
+                        txn.put(b"position", key(position + 1))
 
         yield work
         must_be(raw_messages(env, totals), map(total, messages(room.count)))
 
 
-def raw_fill(env: Any, found: list[Message]) -> Any:
+def raw_fill(env: Any, messages: list[Message]) -> Any:
     orders, pack = env.open_db(b"orders"), msgpack.Packer().pack
     with env.begin(db=orders, write=True) as txn:
-        txn.cursor().putmulti([(key(i), pack(m)) for i, m in enumerate(found, 1)], append=True)
+        txn.cursor().putmulti([(key(i), pack(m)) for i, m in enumerate(messages, 1)], append=True)
     return orders
+
+
+def raw_batches(env: Any, database: Any) -> Iterator[tuple[int, list[bytes]]]:
+    """The values of a database, a thousand in a transaction, with the index of the first one."""
+    position = 1
+    while True:
+        with env.begin(db=database) as txn:
+            cursor = txn.cursor()
+            if not cursor.set_key(key(position)):
+                return
+            values = list(itertools.islice(cursor.iternext(keys=False), BATCH))
+        yield position, values
+        position += len(values)
 
 
 def raw_messages(env: Any, database: Any) -> Iterator[Message]:
@@ -392,8 +383,8 @@ def packed_pipeline(room: Room) -> Iterator[Work]:
                     txn.put(b"position", key(position))
 
         yield work
-        found = itertools.chain.from_iterable(raw_messages(env, totals))
-        must_be(found, map(total, messages(room.count)))
+        results = itertools.chain.from_iterable(raw_messages(env, totals))
+        must_be(results, map(total, messages(room.count)))
 
 
 @contextmanager
@@ -423,8 +414,8 @@ def packed_stress(room: Room) -> Iterator[Work]:
 
         def sink(database: Any, name: str, position: int) -> None:
             with env.begin(db=database) as txn:
-                found = unpack(txn.get(key(position)))
-            for message in found:
+                sums = unpack(txn.get(key(position)))
+            for message in sums:
                 seen[name] += message["sum"]
             with env.begin(write=True) as txn:
                 txn.put(name.encode() + b"-sink", key(position + BATCH))
@@ -494,14 +485,13 @@ class Child:
         line = self.process.stdout.readline()
         if not line:
             raise RuntimeError(f"{self.process.args!r} ended with {self.process.wait()} before it answered")
-        found: dict[str, Any] = json.loads(line)
-        return found
+        return json.loads(line)  # type: ignore[no-any-return]
 
     def __enter__(self) -> Child:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Nothing is closed in an orderly way here."""
+        """Kill the process, so that it closes nothing."""
         self.process.send_signal(signal.SIGKILL)
         self.process.wait()
         assert self.process.stdout is not None
@@ -513,7 +503,7 @@ IDLE_S = 0.001
 
 
 def hops(room: Room, reader: str, write: Any) -> Sample:
-    """One message at a time to a reader in another process; half and 99 % of them took at most so long."""
+    """Send one message at a time to a reader in another process; return the median and the 99th percentile in µs."""
     with Child(reader, room.path, room.count) as child:
         child.answer()
         for number in range(room.count):
@@ -546,7 +536,7 @@ def lmdb_hop(room: Room) -> Iterator[Work]:
 
 @contextmanager
 def fifo_hop(room: Room) -> Iterator[Work]:
-    """The message itself through a FIFO: what waking costs, and nothing survives."""
+    """The message itself through a FIFO: the cost of waking. Nothing survives a crash."""
     with closing(Fifo(room.path / "fifo")) as fifo:
         pack = msgpack.Packer().pack
         yield lambda: hops(room, "hop_fifo", lambda message: fifo.write(pack(message)))
@@ -576,7 +566,7 @@ def restart_prepare(room: Room) -> None:
 
 @contextmanager
 def cues_restart(room: Room) -> Iterator[Work]:
-    """From the spawn to the first message in the function; the round before ended with ``kill -9``."""
+    """From the spawn to the first message in the function, after a ``kill -9``."""
     yield lambda: start(Child("start_graph", room.shared))
 
 
@@ -587,8 +577,8 @@ def import_only(room: Room) -> Iterator[Work]:
 
 def start(child: Child) -> Sample:
     with child:
-        found = child.answer()
-    return Sample((found["at"] - child.spawned_ns) / 1e6, found["anon_mb"])
+        answer = child.answer()
+    return Sample((answer["at"] - child.spawned_ns) / 1e6, answer["anon_mb"])
 
 
 @contextmanager
@@ -600,11 +590,11 @@ def cues_command(room: Room, *arguments: str) -> Iterator[Work]:
         spawned = time.monotonic_ns()
         with subprocess.Popen(command, stdout=subprocess.PIPE) as child:
             assert child.stdout is not None
-            said = child.stdout.read()
+            output = child.stdout.read()
             _, status, used = os.wait4(child.pid, 0)
             took = time.monotonic_ns() - spawned
             child.returncode = os.waitstatus_to_exitcode(status)
-        assert said and child.returncode == 0, command
+        assert output and child.returncode == 0, command
         return Sample(took / 1e6, (used.ru_utime + used.ru_stime) * 1e3)
 
     yield work
@@ -614,8 +604,8 @@ def cues_command(room: Room, *arguments: str) -> Iterator[Work]:
 def cues_memory(room: Room, part: int = 1) -> Iterator[Work]:
     def work() -> Sample:
         with Child("memory_graph", room.path, room.count // part, room.durability) as child:
-            found = child.answer()
-        return Sample(found["anon_mb"], found["rss_mb"])
+            answer = child.answer()
+        return Sample(answer["anon_mb"], answer["rss_mb"])
 
     yield work
 
@@ -623,15 +613,14 @@ def cues_memory(room: Room, part: int = 1) -> Iterator[Work]:
 # --- rows -----------------------------------------------------------------------------------------
 
 AGE = 300_000
-"""Messages that came before an aged row, and mostly went: enough for a list of thousands of free pages."""
+"""Messages that are appended before an aged row, and mostly purged: enough for a list of thousands of free pages."""
 
 
 def of(contender: Any, *arguments: str, **options: Any) -> Contender:
     """A contender in one of its forms."""
 
     def form(room: Room) -> AbstractContextManager[Work]:
-        found: AbstractContextManager[Work] = contender(room, *arguments, **options)
-        return found
+        return contender(room, *arguments, **options)  # type: ignore[no-any-return]
 
     return form
 
@@ -730,7 +719,7 @@ ROWS = [
     ),
     Row(
         "restart",
-        "spawn to the first message, behind a kill -9, with so many messages on the queue",
+        "spawn to the first message, after a kill -9, with so many messages on the queue",
         {"Cues": cues_restart, "import alone": import_only},
         {"process": 1_000_000, "disk": 1_000_000},
         {"import alone": Plus(20)},
@@ -740,7 +729,7 @@ ROWS = [
     ),
     Row(
         "look",
-        "a command, spawn to end, on a store with so many messages behind a kill -9",
+        "a command, spawn to end, on a store with so many messages after a kill -9",
         {
             "Cues: cues status": of(cues_command, "status", "{store}"),
             "cues tail": of(cues_command, "tail", "{store}#in"),

@@ -1,13 +1,13 @@
 """Races: contenders that do the same work, interleaved in one run, as ratios against targets.
 
     row          one race: Cues, its peers, and a target for the ratio to each peer that has one
-    contender    a context manager that makes its data ready, gives the work to be timed, and
+    contender    a context manager that prepares its data, yields the work to be timed, and
                  checks afterwards that the work was done
     round        every contender once, in another order each time, on a store of its own
 
 The ratio of a row is the median over the rounds of (Cues / peer) *within* a round, so that a machine
-that is slower for a second slows both. CPU time stands beside wall time: on a shared machine it is
-the figure to trust, except where the work is waiting (for a disk, for another process).
+that is slower for a second slows both. CPU time is shown next to wall time. On a shared machine it is
+the better figure, unless the work is waiting (for a disk, for another process).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ BOTH: tuple[Durability, ...] = ("process", "disk")
 
 
 class Sample(NamedTuple):
-    """What one contender did in one round, as the row's two columns say."""
+    """The two figures of one contender in one round, for the columns of the row."""
 
     first: float
     second: float
@@ -37,7 +37,7 @@ class Sample(NamedTuple):
 
 @dataclass(frozen=True)
 class Room:
-    """What a contender works with."""
+    """The directories and the size of one round of a contender."""
 
     path: Path
     """A directory of its own, fresh in every round."""
@@ -54,7 +54,7 @@ class Room:
 
 
 Work = Callable[[], Sample | None]
-"""Returns None where the harness is to time it, else its own figures."""
+"""Returns its own figures, or None if the harness times it."""
 Contender = Callable[[Room], AbstractContextManager[Work]]
 
 
@@ -92,7 +92,7 @@ class Row:
     what: str
     contenders: Mapping[str, Contender]
     counts: Mapping[Durability, int]
-    """Messages by durability; a durability that is not there is not raced."""
+    """Messages by durability; a durability without an entry is not raced."""
     targets: Mapping[str, Times | Plus] = field(default_factory=dict)
     """By peer."""
     aims: tuple[Durability, ...] = BOTH
@@ -118,7 +118,7 @@ class Line:
     """Cues against this peer, of both figures."""
     target: str | None
     missed_by: Sample | None
-    """By how much the target is missed (below 0: met), by the first and by the second figure."""
+    """The share by which the target is missed (below 0: met), by the first and by the second figure."""
 
     @property
     def verdict(self) -> str:
@@ -177,20 +177,20 @@ def _timed(contender: Contender, room: Room) -> Sample:
         gc.collect()
         gc.freeze()
         wall, cpu = time.perf_counter(), time.process_time()
-        found = work()
+        sample = work()
         cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
         gc.unfreeze()
-    return found or Sample(wall * 1e6 / room.count, cpu * 1e6 / room.count)
+    return sample or Sample(wall * 1e6 / room.count, cpu * 1e6 / room.count)
 
 
 def _lines(row: Row, durability: Durability, count: int, samples: dict[str, list[Sample]]) -> list[Line]:
     (_, mine), *_ = samples.items()
     lines = []
-    for name, found in samples.items():
+    for name, own in samples.items():
         ratios = missed = None
         target = row.targets.get(name) if durability in row.aims else None
-        if found is not mine:
-            pairs = list(zip(mine, found))
+        if own is not mine:
+            pairs = list(zip(mine, own))
             ratios = Sample(
                 _median(m.first / p.first for m, p in pairs), _median(m.second / p.second for m, p in pairs)
             )
@@ -199,8 +199,8 @@ def _lines(row: Row, durability: Durability, count: int, samples: dict[str, list
                     _median(target.missed_by(m.first, p.first) for m, p in pairs),
                     _median(target.missed_by(m.second, p.second) for m, p in pairs),
                 )
-        firsts = [sample.first for sample in found]
-        figures = Sample(_median(firsts), _median(sample.second for sample in found))
+        firsts = [sample.first for sample in own]
+        figures = Sample(_median(firsts), _median(sample.second for sample in own))
         lines.append(
             Line(
                 row.name,

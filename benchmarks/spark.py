@@ -1,15 +1,15 @@
-"""Spark beside the embedded engine: reading a queue, mapping and writing it, streams, and what a start costs.
+"""Spark compared with the embedded engine: reading a queue, mapping and writing it, streams, and the start.
 
     python benchmarks/spark.py [--count 1000000] [--rounds 3] [--cores 2] [--only read,map] [--json]
     python benchmarks/spark.py --quick
 
     read      a whole queue into Spark: the row's index and value, all its columns, three fields decoded;
-              beside single LMDB entries (spark_peers.py), rows that are ready, and a tailer in this process
+              compared with single LMDB entries (spark_peers.py), rows that are ready, and a tailer
     map       queue → function → queue: a backfill of a graph, the graph's usual steps, the format cues;
-              beside single entries, the function over rows that are ready, and the embedded engine
-    stream    the same as a stream of micro-batches of 5,000, 50,000 and 200,000 messages; beside the
-              embedded engine over as many
-    start     a process with a session: until it is there, until its first job, its first Python task
+              compared with single entries, the function over rows that are ready, and the embedded engine
+    stream    the same as a stream of micro-batches of 5,000, 50,000 and 200,000 messages; compared
+              with the embedded engine over as many
+    start     a process with a session: time to the session, to its first job, to its first Python task
 
 Contenders take turns within a round, in one session, and every result is verified. A figure is the median
 over the rounds, and a ratio that of the ratios within a round. The first round of a session is slower
@@ -51,12 +51,12 @@ def message(n: int) -> dict[str, Any]:
     return {"id": n, "carrier": CARRIERS[n % 4], "origin": "JFK", "delay": n % 100 / 2, "note": "x" * 30}
 
 
-def priced(found: dict[str, Any]) -> dict[str, Any]:
-    return {"id": found["id"], "carrier": found["carrier"], "late": found["delay"] >= 15, "note": found["note"]}
+def priced(flight: dict[str, Any]) -> dict[str, Any]:
+    return {"id": flight["id"], "carrier": flight["carrier"], "late": flight["delay"] >= 15, "note": flight["note"]}
 
 
 def mapped(batches: Iterable[Any]) -> Iterator[Any]:
-    """What a user hands to mapInArrow: :func:`priced` over values."""
+    """Call :func:`priced` over values, as a user's function of mapInArrow does."""
     import pyarrow as pa
 
     for rows in batches:
@@ -82,7 +82,7 @@ class Race:
 
 
 class Bench:
-    """The queue, the session, and how each contender goes over it."""
+    """The queue, the session, and the contenders."""
 
     def __init__(self, folder: Path, spark: SparkSession, count: int, cores: int) -> None:
         import spark_peers
@@ -140,8 +140,8 @@ class Bench:
         with cues.open(self.store, readonly=True) as opened:
             tailer = opened.queue("q").tailer()
             total = 0
-            while found := tailer.read_many(10_000):
-                total += sum(one["id"] for one in found)
+            while messages := tailer.read_many(10_000):
+                total += sum(message["id"] for message in messages)
         return total
 
     def _map_cues(self, room: Path) -> int:
@@ -157,7 +157,7 @@ class Bench:
         return spark_peers.count(str(room / "e"))
 
     def _map_nothing(self, room: Path) -> int:
-        """Nothing is read and nothing is written: what is left is Spark's, and the function's."""
+        """Read nothing and write nothing: the time of Spark and of the function."""
         out = self._read_entries(ready=True).mapInArrow(mapped, "value binary")
         return int(out.selectExpr("count(value)").collect()[0][0])
 
@@ -192,7 +192,7 @@ def length(store: Path) -> int:
 
 
 def prepare(race: Race, room: Path) -> None:
-    """Stores of its own: what graphs and streams read, and what the format writes to; no disk is waited for."""
+    """Make new stores for one contender, to read and to write. They do not wait for the disk."""
     room.mkdir()
     if race.name != "read":
         fill(room / "s", race.count)
@@ -203,7 +203,7 @@ def prepare(race: Race, room: Path) -> None:
 
 
 def run(race: Race, folder: Path, rounds: int) -> dict[str, list[float]]:
-    """Seconds by contender, a figure a round."""
+    """The seconds of each contender, round by round."""
     seconds: dict[str, list[float]] = {name: [] for name in race.contenders}
     names = list(race.contenders)
     for number in range(rounds + 1):
@@ -212,24 +212,24 @@ def run(race: Race, folder: Path, rounds: int) -> dict[str, list[float]]:
             room = folder / "room"
             prepare(race, room)
             began = time.perf_counter()
-            found = race.contenders[name](room)
+            result = race.contenders[name](room)
             took = time.perf_counter() - began
-            assert found == race.expected, (race.name, name, found)
+            assert result == race.expected, (race.name, name, result)
             shutil.rmtree(room)
             if number > 0:
                 seconds[name].append(took)
     return seconds
 
 
-def told(race: Race, seconds: dict[str, list[float]]) -> Iterator[dict[str, Any]]:
+def lines_of(race: Race, seconds: dict[str, list[float]]) -> Iterator[dict[str, Any]]:
     first = next(iter(seconds.values()))
-    for name, found in seconds.items():
+    for name, own in seconds.items():
         yield {
             "row": race.name,
             "contender": name,
             "messages": race.count,
-            "messages_per_s": statistics.median(race.count / one for one in found),
-            "first_is_faster_by": statistics.median(peer / mine for mine, peer in zip(first, found)),
+            "messages_per_s": statistics.median(race.count / took for took in own),
+            "first_is_faster_by": statistics.median(peer / mine for mine, peer in zip(first, own)),
         }
 
 
@@ -248,13 +248,13 @@ with cues.spark.session(sys.argv[1]) as spark:
 
 def starts(cores: int, rounds: int) -> dict[str, float]:
     """Seconds of a process of its own: session, first job, first Python task."""
-    found = []
+    samples = []
     for _ in range(rounds):
         command = [sys.executable, "-c", START, f"local[{cores}]"]
         done = subprocess.run(command, capture_output=True, text=True, check=True)
-        found.append([float(one) for one in done.stdout.split()])
+        samples.append([float(figure) for figure in done.stdout.split()])
     names = ("session", "first job", "first Python task")
-    return {name: statistics.median(column) for name, column in zip(names, zip(*found))}
+    return {name: statistics.median(column) for name, column in zip(names, zip(*samples))}
 
 
 def main() -> None:
@@ -278,7 +278,7 @@ def main() -> None:
         with cues.spark.session(f"local[{chosen.cores}]") as spark:
             for race in Bench(folder, spark, count, chosen.cores).races():
                 if race.name.split()[0] in rows:
-                    for line in told(race, run(race, folder, rounds)):
+                    for line in lines_of(race, run(race, folder, rounds)):
                         say(line, chosen.json)
 
 

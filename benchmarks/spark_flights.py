@@ -33,7 +33,7 @@ ENGINES = ("embedded", "local", "cluster")
 
 @dataclass
 class Outcome:
-    """What a run left."""
+    """The time and the results of a run."""
 
     seconds: float
     """From the spawn of the process to its end."""
@@ -44,11 +44,9 @@ class Outcome:
     figures: dict[Any, Any]
 
     def differs_from(self, other: Outcome) -> str:
-        """What is not the same; ``""`` where everything is."""
-        for what in ("flights", "rejected", "figures"):
-            if getattr(self, what) != getattr(other, what):
-                return what
-        return ""
+        """Return the name of the part that differs; ``""`` if none does."""
+        parts = ("flights", "rejected", "figures")
+        return next((part for part in parts if getattr(self, part) != getattr(other, part)), "")
 
 
 def run(folder: Path, period: str, arguments: list[str], environment: dict[str, str]) -> Outcome:
@@ -63,14 +61,14 @@ def run(folder: Path, period: str, arguments: list[str], environment: dict[str, 
         check=True,
     )
     took = time.perf_counter() - began
-    told = json.loads(done.stdout)
-    assert told["outcome"] == "done", told
+    summary = json.loads(done.stdout)
+    assert summary["outcome"] == "done", summary
     with contextlib.closing(sqlite3.connect(next((folder / "out").glob("*.db")))) as db:
         tables = [Counter(db.execute(f"select * from {name}").fetchall()) for name in ("flights", "rejected")]
     with cues.open(folder / "store") as store:
         assert store.check() == []
-        figures = {(one["by"], one["value"]): one for one in store.queue("figures").tailer()}
-    return Outcome(took, told["seconds"], tables[0], tables[1], figures)
+        figures = {(figure["by"], figure["value"]): figure for figure in store.queue("figures").tailer()}
+    return Outcome(took, summary["seconds"], tables[0], tables[1], figures)
 
 
 def main() -> int:
@@ -80,7 +78,7 @@ def main() -> int:
     chosen = parser.parse_args()
     wanted = [name for name in ENGINES if name == "embedded" or name in chosen.engines.split(",")]
     failed = 0
-    found: dict[str, Outcome] = {}
+    outcomes: dict[str, Outcome] = {}
     with tempfile.TemporaryDirectory(prefix="cues-flights-") as made, contextlib.ExitStack() as during:
         for name in wanted:
             arguments, environment = [], {}
@@ -94,13 +92,13 @@ def main() -> int:
                 arguments, environment = ["--engine", "spark", "--master", cluster.master], cluster.environment
             folder = Path(made) / name
             folder.mkdir()
-            found[name] = one = run(folder, chosen.period, arguments, environment)
-            difference = one.differs_from(found["embedded"])
+            outcomes[name] = outcome = run(folder, chosen.period, arguments, environment)
+            difference = outcome.differs_from(outcomes["embedded"])
             failed += bool(difference)
             verdict = f"DIFFERS from embedded in {difference}" if difference else "the same rows and figures"
             print(
-                f"{name:9} {sum(one.flights.values()):8,} flights, {len(one.figures):,} groups:"
-                f" {one.running_s:6.1f} s, {one.seconds:6.1f} s with its start   {verdict}",
+                f"{name:9} {sum(outcome.flights.values()):8,} flights, {len(outcome.figures):,} groups:"
+                f" {outcome.running_s:6.1f} s, {outcome.seconds:6.1f} s with its start   {verdict}",
                 flush=True,
             )
     return 1 if failed else 0

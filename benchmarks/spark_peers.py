@@ -1,12 +1,12 @@
-"""What `spark.py` races against: a queue as single LMDB entries, read and written by the obvious data source.
+"""The peer in `spark.py`: a queue as single LMDB entries, read and written by a simple data source.
 
     key     index, 8 bytes big-endian
     value   one message, msgpack
 
-That is what a first version of a queue on LMDB looks like, and what the prototype of Cues on Spark was
-measured with. Tasks read a range of keys into Arrow batches of 10,000; what is written travels to the
-driver in the tasks' messages, which appends it in one transaction. With the option ``ready`` the first
-rows are read once and given again and again: what such a query takes is Spark's own time.
+A first version of a queue on LMDB looks so, and the prototype of Cues on Spark was measured with it. Tasks read a
+range of keys into Arrow batches of 10,000. Written values travel to the driver in the tasks' messages, and the driver
+appends them in one transaction. With the option ``ready`` the first rows are read once and returned again and again:
+the time of such a query is Spark's own time.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def opened(path: str, readonly: bool = False) -> lmdb.Environment:
 
 
 def fill(path: Path, values: Iterable[bytes]) -> None:
-    """Append ``values``, the first under 1."""
+    """Append ``values``; the first one gets the index 1."""
     path.mkdir()
     append(str(path), 1, values)
 
@@ -77,7 +77,7 @@ class Reader(DataSourceReader):
 
 
 class Ready(Reader):
-    """Rows that cost nothing to read: what is left of the time is Spark's."""
+    """Rows that cost nothing to read: the time is Spark's."""
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         start, stop = partition.value

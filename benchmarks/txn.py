@@ -1,4 +1,4 @@
-"""Transactions: what identities, pending messages and sequencing cost.
+"""Transactions: the cost of identities, pending messages and sequencing.
 
     python benchmarks/txn.py [--count 200000] [--rounds 5] [--durability process|disk] [--json]
     python benchmarks/txn.py --quick
@@ -10,7 +10,7 @@ the same group, within a round.
     append           an appender, 1,000 messages a call
     publish          committed, waited for at the end: the same with an identity a message
     transaction      uncommitted, and one acknowledgement
-    stamped          messages stamped elsewhere, 1,000 a call, with the look whether they are there
+    stamped          messages stamped elsewhere, 1,000 a call, with the check that they are new
     stamped again    the same once more, all of them left out
 
     tailer           reads everything
@@ -59,7 +59,7 @@ MANY = 1000
 """Messages an append."""
 
 Work = Callable[[], int]
-"""Does it, and says how many messages it saw."""
+"""Does the work, and returns the number of messages that it saw."""
 
 
 def message(n: int) -> dict[str, Any]:
@@ -73,15 +73,15 @@ def identities(count: int, transactions: bool) -> list[Any]:
     clocks = [clock for _, clock in producers]
     for clock in clocks:
         clock.update(time.time_ns())
-    found = []
+    uuids = []
     for n in range(count):
         turn, place = divmod(n, TURN)
         producer, clock = producers[turn % 4]
         flags = Flags.OUTSIDE_TXN
         if transactions:
             flags = Flags.ACK_TXN if (turn // 4 * TURN + place) % EACH == EACH - 1 else Flags.CONTINUE_TXN
-        found.append(build_uuid(producer, clock.tick(), flags))
-    return found
+        uuids.append(build_uuid(producer, clock.tick(), flags))
+    return uuids
 
 
 class Bench:
@@ -92,7 +92,9 @@ class Bench:
         self.messages = [message(n) for n in range(count)]
         self.outside = identities(count, False)
         self.inside = identities(count, True)
-        self.envelopes = [Envelope("j", n, n + 1, one, m) for n, (one, m) in enumerate(zip(self.inside, self.messages))]
+        self.envelopes = [
+            Envelope("j", n, n + 1, uuid, m) for n, (uuid, m) in enumerate(zip(self.inside, self.messages))
+        ]
         self.durability = durability
         self.directory = directory
         self.log = cues.open(directory / "log", durability="process")
@@ -135,13 +137,13 @@ class Bench:
 
     def _publish(self, queue: Queue) -> None:
         with Publisher() as publisher:
-            for one in self.messages:
-                publisher.publish_committed(lambda message: queue, one)
+            for message in self.messages:
+                publisher.publish_committed(lambda message: queue, message)
 
     def _transaction(self, queue: Queue) -> None:
         with Publisher() as publisher:
-            for one in self.messages[:-1]:
-                publisher.publish_uncommitted(lambda message: queue, one)
+            for message in self.messages[:-1]:
+                publisher.publish_uncommitted(lambda message: queue, message)
             publisher.append_ack_intents(publisher.build_ack_intents())
 
     def _stamped(self, queue: Queue) -> None:
@@ -156,31 +158,31 @@ class Bench:
     def _sequence(self, ring: int) -> int:
         sequencer = Sequencer(ring=ring)
         queue, step = sequencer.queue, sequencer.step
-        found = 0
+        count = 0
         for envelope in self.envelopes:
             outcome = queue(envelope)
             if outcome is Outcome.AckCommitReplay:
                 _, begin, end = sequencer.replay_range()
                 sequencer.start_replay(self.envelopes[begin:end])
             while step() is not None:
-                found += 1
-        return found
+                count += 1
+        return count
 
     def expected(self) -> int:
-        """Messages that a reader of what is committed sees: what is pending at the end is not."""
+        """The number of committed messages, without those that are pending at the end."""
         whole = 4 * EACH
         return self.count // whole * whole
 
 
 def race(group: dict[str, Work], rounds: int, rng: random.Random) -> dict[str, list[tuple[float, float, int]]]:
     """Wall and CPU time and the count of each contender, round by round."""
-    found: dict[str, list[tuple[float, float, int]]] = {name: [] for name in group}
+    samples: dict[str, list[tuple[float, float, int]]] = {name: [] for name in group}
     for _ in range(rounds):
         for name in rng.sample(list(group), len(group)):
             wall, cpu = time.perf_counter(), time.process_time()
             seen = group[name]()
-            found[name].append((time.perf_counter() - wall, time.process_time() - cpu, seen))
-    return found
+            samples[name].append((time.perf_counter() - wall, time.process_time() - cpu, seen))
+    return samples
 
 
 def main() -> int:
@@ -189,7 +191,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--durability", choices=("process", "disk"), default="process")
     parser.add_argument("--json", action="store_true")
-    parser.add_argument("--quick", action="store_true", help="whether it runs; the figures mean nothing")
+    parser.add_argument("--quick", action="store_true", help="only to see that it runs; the figures mean nothing")
     arguments = parser.parse_args()
     count = 4000 if arguments.quick else max(1, arguments.count // (4 * EACH)) * 4 * EACH
     rounds = 1 if arguments.quick else arguments.rounds
@@ -198,12 +200,12 @@ def main() -> int:
         for group, contenders in bench.groups().items():
             samples = race(contenders, rounds, random.Random(1))
             first = next(iter(samples.values()))
-            for name, found in samples.items():
-                seen = {one[2] for one in found}
+            for name, own in samples.items():
+                seen = {sample[2] for sample in own}
                 committed = group == "sequencer" or name in ("ring", "replay")
                 assert seen == {bench.expected() if committed else count}, f"{group} {name}: {seen}"
-                ratio = statistics.median(mine[1] / its[1] for mine, its in zip(found, first))
-                wall, cpu = (statistics.median(one[place] for one in found) for place in (0, 1))
+                ratio = statistics.median(mine[1] / its[1] for mine, its in zip(own, first))
+                wall, cpu = (statistics.median(sample[place] for sample in own) for place in (0, 1))
                 line = {
                     "group": group,
                     "contender": name,

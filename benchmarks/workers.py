@@ -1,7 +1,7 @@
-"""Worker processes: what a second core brings, what a supervisor costs, how fast one that was killed is back.
+"""Worker processes: the gain of a second core, the cost of a supervisor, the time of a restart after a kill.
 
     python benchmarks/workers.py                 all three, five rounds, medians
-    python benchmarks/workers.py --quick --json  whether it works
+    python benchmarks/workers.py --quick --json  to see that it works
 
 throughput   two chains with a function that only computes, in one worker and in two, in turns; the time is
              that from the first commit to the last, by the messages' own times; target: 1.8 times. Two cores that
@@ -50,7 +50,7 @@ for chain in ("a", "b"):
 """
 CHAINS = ("a", "b")
 START_CPU_S = 0.15
-"""What a worker spends before its first step."""
+"""CPU time of a worker before its first step."""
 
 
 def start(folder: Path, workers: int, messages: int) -> Any:
@@ -65,12 +65,12 @@ def start(folder: Path, workers: int, messages: int) -> Any:
 
 
 def times(running: Any, queue: str) -> list[float]:
-    """When each message was committed, in seconds since the epoch."""
+    """The time at which each message was committed, in seconds since the epoch."""
     tailer = running.store.queue(queue).tailer()
-    found = []
+    moments = []
     while tailer.read() is not None:
-        found.append(tailer.envelope.time.timestamp())
-    return found
+        moments.append(tailer.envelope.time.timestamp())
+    return moments
 
 
 def throughput(folder: Path, workers: int, messages: int) -> tuple[float, float]:

@@ -27,7 +27,7 @@ class Child:
         self.pid = self._process.pid
 
     def line(self) -> str:
-        """What it prints next; fails with its standard error when it ended instead."""
+        """The next printed line. If the child has ended, fail with its standard error."""
         assert self._process.stdout is not None
         found = self._process.stdout.readline()
         if not found:

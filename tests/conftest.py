@@ -1,4 +1,4 @@
-"""What all tests share: every store that a test opened is checked on the way out.
+"""Fixtures of all tests. Every store that a test opened is checked at its end.
 
 A test that damages a store on purpose says so with ``@pytest.mark.damages_stores``.
 """
@@ -63,7 +63,7 @@ def _group(item: pytest.Function) -> str | None:
 
 
 def problems_of(path: str | Path) -> list[str]:
-    """What the integrity check says of a store, opened read-only."""
+    """The problems that the integrity check finds in a store, opened read-only."""
     with cues.open(path, readonly=True) as store:
         return store.check()
 

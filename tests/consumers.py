@@ -39,7 +39,7 @@ ORDERS = 8
 SCHEMA = "create table if not exists ledger (life text, n integer)"
 MAP_BYTES = 4 << 20
 SLOW_S = 0.3
-"""How long a slow commit waits for what may not come."""
+"""The time that a slow commit waits for a message that may not come."""
 
 
 LEFT = [0, 2, 4, 6]
@@ -151,7 +151,7 @@ class Impatient(Slow):
 
 @contextlib.contextmanager
 def without_sync_of(rule: str) -> Any:
-    """Stores do not sync before the commit ("unsynced"), or behind an acknowledgement ("unsynced acknowledgement")."""
+    """Stores do not sync before the commit ("unsynced"), or after an acknowledgement ("unsynced acknowledgement")."""
     if not rule.startswith("unsynced"):
         yield
         return
@@ -238,7 +238,7 @@ def crash(place: str, url: str, life: str, rule: str, point: str, hit: int) -> N
 
 
 def zombie(place: str, url: str, life: str, rule: str, point: str, hit: int) -> str:
-    """Stops at the point until somebody continues it; returns what became of it then."""
+    """Stop at the point until another process continues it; return the outcome."""
     try:
         with testing.crash(point, hit, how="stop"):
             live(place, url, life, rule, Still)
@@ -248,14 +248,14 @@ def zombie(place: str, url: str, life: str, rule: str, point: str, hit: int) -> 
 
 
 def lose_power(place: str) -> None:
-    """What of b was not synced is gone."""
+    """Remove the part of b that was not synced."""
     shutil.copy(Path(place, "b.durable", "data.mdb"), Path(place, "b", "data.mdb"))
     for left in ("lock.mdb", "open"):
         Path(place, "b", left).unlink(missing_ok=True)
 
 
 def committed(place: str) -> tuple[list[int], list[int]]:
-    """What readers of what is committed see on the left and on the right."""
+    """The committed messages on the left and on the right."""
     with opened(place) as (a, b):
         assert not a.check() and not b.check()
         left, right = (

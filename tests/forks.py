@@ -29,7 +29,7 @@ TIMEOUT_S = 120
 
 
 class Outcome(NamedTuple):
-    """How a child ended: its result, or the signal that killed or stopped it, or its error."""
+    """The end of a child: its result, or the signal that killed or stopped it, or its error."""
 
     pid: int
     value: Any = None

@@ -84,7 +84,7 @@ def step(member: Member, chance: random.Random) -> None:
 
 
 def zombie(path: Path, how: str) -> None:
-    """One step, held open until the test says go on; what came of it is printed.
+    """One step, held open until the test continues it; its outcome is printed.
 
     It is held in the middle, or where the fence was taken out of the transaction right before that.
     """

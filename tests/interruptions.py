@@ -1,4 +1,4 @@
-"""An exception at every point of a piece of work, one after another; and then the program goes on.
+"""An exception at every point of a piece of work, one after another; and then the program continues.
 
 A Ctrl-C raises ``KeyboardInterrupt`` between two bytecodes: where a function begins, and where a call has
 come back. :func:`faults` makes a fresh world for each of these points, raises there, and lets the test go
@@ -38,7 +38,7 @@ import cues
 W = TypeVar("W")
 
 ENTRIES = frozenset({"call"})
-"""Where a function of Cues begins."""
+"""The first line of a function of Cues."""
 CALLS = frozenset({"call", "return", "c_call", "c_return"})
 """Also where it returns, and around every call of a function that is written in C: three to five times as many."""
 
@@ -61,7 +61,7 @@ class Interruption:
         self.passed = 0
         """Points so far."""
         self.place: str | None = None
-        """Where it was raised; None while it was not."""
+        """The place where it was raised; None before that."""
         self._raised: BaseException | None = None
 
     def _look(self, frame: FrameType, event: str, arg: Any) -> None:

@@ -53,7 +53,7 @@ def save(message: dict[str, Any], process: Any) -> None:
 
 
 def expected() -> dict[str, list[Any]]:
-    """What must be on the queues in the end, computed without Cues."""
+    """The final content of the queues, computed without Cues."""
     counts = [0] * 7
     counted = []
     for n in range(COUNT):

@@ -5,7 +5,7 @@
     third     even, odd ──▸ merge ──▸ merged
               even, odd ──▸ save ──▸ a SQLite table, transactional
 
-The source goes on until the file ``count`` says how many there are to be. CUES_TEST_ROOT is the
+The source continues until the file ``count`` says how many there are to be. CUES_TEST_ROOT is the
 directory of it all. CUES_TEST_STORES gives each stage a store of its own, CUES_TEST_FAST drops the pauses,
 CUES_TEST_BREAK breaks commits (broken_commits.py).
 """
@@ -32,7 +32,7 @@ Message = dict[str, Any]
 
 
 class Layout(NamedTuple):
-    """Where things lie under the root of one run."""
+    """The paths under the root of one run."""
 
     stores: dict[str, Path]
     """By stage."""
@@ -61,7 +61,7 @@ QUEUES = {
     "second": ("numbers", "even", "odd", "errors"),
     "third": ("even", "odd", "merged"),
 }
-"""What each stage names."""
+"""The names of each stage."""
 
 
 ROOT = Path(os.environ.get("CUES_TEST_ROOT", "."))
@@ -129,7 +129,7 @@ def save(messages: list[Message], process: Any) -> None:
 
 
 def expected(total: int) -> tuple[dict[str, list[Message]], dict[int, int]]:
-    """What must be on the queues in the end, and the counts by key, computed without Cues."""
+    """The final content of the queues, and the counts by key, computed without Cues."""
     counts = dict.fromkeys(range(KEYS), 0)
     queues: dict[str, list[Message]] = {
         "numbers": [{"n": n} for n in range(total)],

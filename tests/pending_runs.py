@@ -125,7 +125,7 @@ def prepare(name: str, path: str, durability: str = "process") -> None:
 
 
 def drive(name: str, path: str, break_it: str = "", **options: Any) -> None:
-    """Two goes, so that one finds positions and rows of another."""
+    """Two runs, so that the second one finds positions and rows of the first."""
     BREAKS[break_it]()
     for go in (1, 2):
         with Stores(path) as stores:
@@ -295,7 +295,7 @@ def _one_producer() -> None:
 
 
 def _acknowledge_late() -> None:
-    """The acknowledgement of a step is appended behind the messages of the next one."""
+    """The acknowledgement of a step is appended after the messages of the next one."""
     real = Settling.acknowledge
     held: dict[int, Any] = {}
 
@@ -324,8 +324,8 @@ BREAKS: dict[str, Callable[[], None]] = {
     "acknowledged before the commit": _acknowledge_first,
     "not repeated at the start": _repeat_nothing,
     "not dropped at the start": _drop_nothing,
-    "acknowledged behind the next step": _acknowledge_late,
+    "acknowledged after the next step": _acknowledge_late,
     "one producer for all owners": _one_producer,
     "no sync before the commit": _no_sync(home=False),
-    "no sync behind the commit": _no_sync(home=True),
+    "no sync after the commit": _no_sync(home=True),
 }

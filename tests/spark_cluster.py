@@ -80,7 +80,7 @@ class Cluster:
         until(lambda: self.status()["aliveworkers"] == WORKERS, log)
 
     def status(self) -> dict[str, Any]:
-        """What the master says of itself."""
+        """The status that the master reports."""
         with urlopen(f"{self._ui}/json/", timeout=10) as answer:
             found: dict[str, Any] = json.load(answer)
         return found
@@ -158,7 +158,7 @@ def ancestors(pid: int) -> Iterator[int]:
 
 
 def until(look: Callable[[], Found], log: Path | None = None, timeout_s: float = START_TIMEOUT_S) -> Found:
-    """What ``look`` finds, as soon as it is something; TimeoutError, with the end of the log, when it is late."""
+    """The first result of ``look`` that is true. Raises TimeoutError, with the end of the log, when it is late."""
     deadline = time.monotonic() + timeout_s
     while not (found := look()):
         if time.monotonic() > deadline:

@@ -68,7 +68,7 @@ def mended(message: Message) -> Message:
 
 
 def sends_more(message: Message, process: Any) -> Message:
-    """Somebody else goes on sending while this graph runs."""
+    """Another program continues to send while this graph runs."""
     with cues.open(message["store"]) as store:
         store.queue("in").appender().write(message)
     return message
@@ -176,7 +176,7 @@ def by_ten(message: Message) -> int:
 
 
 def noted(message: Message, process: Any) -> None:
-    """Into a database that keeps positions; where it lies is in the environment of the worker."""
+    """Into a database that keeps positions; its path is in the environment of the worker."""
     from cues.processors import sql
 
     db = sql.SQLite(os.environ["CUES_TEST_NOTES"], "create table if not exists notes (n integer, hash text)")

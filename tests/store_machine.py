@@ -10,7 +10,7 @@ read whole and must be equal.
     any of odd, pairs, kept ──▸ save
 
 A crash is what ``kill -9`` leaves: in the middle of a transaction the files are copied as they are
-in that instant, and the machine goes on with the copy.
+in that instant, and the machine continues with the copy.
 
 Where more than one outcome is allowed the model says so: a tailer may hand out what a retention
 policy (not a purge) took away while it was read ahead, and a run that was cut short may have done
@@ -81,7 +81,7 @@ PLACES = st.integers(-2, 8)
 
 @dataclass
 class Log:
-    """What one queue must hold."""
+    """The expected content of one queue."""
 
     messages: list[Message] = field(default_factory=list)
     """Every message ever, the one under index i at i - 1."""
@@ -119,14 +119,14 @@ class Log:
 
 @dataclass
 class Reader:
-    """A tailer, and where it must stand."""
+    """A tailer, and its expected position."""
 
     tailer: cues.Tailer
     log: Log
     name: str | None
     index: int
     stored: int | None
-    """What it saw last under its name in the store."""
+    """The last position that it saw under its name in the store."""
 
 
 class StoreMachine(RuleBasedStateMachine):
@@ -184,7 +184,7 @@ class StoreMachine(RuleBasedStateMachine):
     def copy(self) -> None:
         """The files as they are now, which is what would be left if the process were killed now.
 
-        The lock files are left out: closing one would drop this process's locks, and nothing lies in them.
+        The lock files are left out: closing one would drop this process's locks, and they are empty.
         """
         shutil.copytree(
             self.path,
@@ -199,7 +199,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.open()
 
     def lives_through(self, point: str | None, work: Callable[[], R], hit: int = 1) -> R | None:
-        """What ``work`` returns; None when it came to ``point`` for the ``hit``-th time and died there."""
+        """The result of ``work``; None when it reached ``point`` for the ``hit``-th time and died there."""
         if point is None:
             return work()
 
@@ -306,7 +306,7 @@ class StoreMachine(RuleBasedStateMachine):
         log.first = max(log.first, front)
 
     def records(self, queue: str) -> list[int]:
-        """The first indices of the record batches that lie in the store; the next index where there are none."""
+        """The first indices of the record batches in the store; the next index if there are none."""
         found = self.store.queue(queue)._log
         with self.store._view() as txn:
             keys = [bytes(key) for key, _ in txn.cursor(found.database)]
@@ -405,7 +405,7 @@ class StoreMachine(RuleBasedStateMachine):
                 reader.stored = log.readers[reader.name] = tailer.index
 
     def allowed(self, log: Log, index: int, direction: Direction, n: int) -> list[tuple[list[Message], int]]:
-        """What a read of ``n`` may give from ``index``, and where it stands then.
+        """The possible results of a read of ``n`` from ``index``, each with the position after it.
 
         One outcome, or, where retention took what was perhaps read ahead, one for each length of that.
         """
@@ -559,7 +559,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.told.clear()
 
     def taken(self, processor: str, contents: dict[str, dict[str, int]]) -> dict[str, range]:
-        """What a processor did since it was last looked at: the indices by tailer."""
+        """The indices that a processor took since the last look, by tailer."""
         found = {}
         for tailer, queue in TAILERS[processor].items():
             log, now = self.logs[queue], contents[processor][tailer]
@@ -625,7 +625,7 @@ class StoreMachine(RuleBasedStateMachine):
 
 
 def folded(message: Message, count: int) -> dict[str, list[Message]]:
-    """What ``fold`` makes of a message that is the ``count``-th of its key: none to two messages on one output."""
+    """The results of ``fold`` for the ``count``-th message of its key: none to two messages on one output."""
     n = message["n"]
     made = [{"n": n, "count": count, "part": part} for part in range(n % 3)]
     return {"even": [], "odd": [], ("odd" if n % 2 else "even"): made}

@@ -52,7 +52,7 @@ def cues(*arguments: object, stdin: str | bytes = b"", cwd: Path | None = None, 
 
 
 class Command:
-    """A command that goes on, in pipes (stdout and stderr as one text) or on a terminal."""
+    """A command that continues to run, in pipes (stdout and stderr as one text) or on a terminal."""
 
     def __init__(self, *arguments: object, terminal: bool = False, cwd: Path | None = None, **env: str) -> None:
         self.text = ""
@@ -122,7 +122,7 @@ class Command:
 
     @property
     def screen(self) -> str:
-        """What a terminal would show in the end, without what was taken away again."""
+        """The final text of a terminal, without the text that was erased."""
         lines: list[str] = [""]
         at = 0
         for piece in re.split(r"(\r\n|\n|\r|\033\[\d*[A-Za-z])", self.text):

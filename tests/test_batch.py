@@ -22,7 +22,7 @@ LIMIT = 1 << 20
 
 
 def sealed(pages: list[Page], first: int = 1, time_ns: int = 0) -> list[Batch]:
-    """What a log would store, opened again."""
+    """The record that a log would store, opened again."""
     found = []
     for page in pages:
         value = batch.seal(page, first, time_ns)

@@ -127,7 +127,7 @@ def test_a_damaged_batch_is_named_and_its_neighbours_stay_readable(store: Path) 
 
 
 @pytest.mark.damages_stores
-def test_a_structure_that_crashes_lmdb_is_reported_and_is_no_crash_of_the_command(store: Path) -> None:
+def test_a_structure_that_crashes_lmdb_is_reported_and_does_not_crash_the_command(store: Path) -> None:
     """Every branch page points beyond the end of the map: whatever LMDB does then, the command says so."""
     data = bytearray((store / "data.mdb").read_bytes())
     for page in range(2, len(data) // 4096):
@@ -164,7 +164,7 @@ def test_a_crash_of_the_child_is_a_finding(store: Path, monkeypatch: pytest.Monk
     assert "numbers" in problem
 
 
-def test_what_is_no_store_is_no_finding_but_an_error(tmp_path: Path) -> None:
+def test_a_path_that_is_not_a_store_is_an_error_and_not_damage(tmp_path: Path) -> None:
     (tmp_path / "data.mdb").write_bytes(b"not LMDB" * 2000)
     result = cues("check", tmp_path)
     assert result.code == 1
@@ -173,7 +173,7 @@ def test_what_is_no_store_is_no_finding_but_an_error(tmp_path: Path) -> None:
 
 
 def test_a_store_that_is_written_trimmed_and_purged_meanwhile_is_sound(tmp_path: Path) -> None:
-    """A check beside a running graph sees many transactions; what changes between them is no damage."""
+    """A check during a run sees many transactions. A change between them is not damage."""
     graph = library.Graph("busy", store=tmp_path / "s", durability="process", errors="errors")
     graph.source("orders")
     graph.queues["priced"] = library.QueueOptions(retention=500)
@@ -208,7 +208,7 @@ def test_a_store_that_is_written_trimmed_and_purged_meanwhile_is_sound(tmp_path:
         assert running.wait_idle(timeout=20)
 
 
-def test_types_that_only_the_users_program_knows_are_no_damage(tmp_path: Path) -> None:
+def test_types_that_only_the_users_program_knows_are_not_damage(tmp_path: Path) -> None:
     code = f"""
 import cues
 class Money: ...

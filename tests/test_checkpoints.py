@@ -1,4 +1,4 @@
-"""Checkpoints in somebody else's store: the fence, the user's writes in the same transaction, and zombies.
+"""Checkpoints in a database of the user: the fence, the user's writes in the same transaction, and zombies.
 
 What holds for each kind is asked of each kind. ``Kept`` gives a checkpoint, what its commits write for the user, and
 what an outsider finds of that.
@@ -32,7 +32,7 @@ KINDS = ["sqlite", "postgresql", "file", "store"]
 
 
 def at(n: int) -> Checkpoint:
-    """A checkpoint that stands at ``n``."""
+    """A checkpoint whose position is ``n``."""
     producer = ProducerState("q@s", ProducerID(b"\x01\x02\x03\x04\x05\x06"), n, n - 1)
     return Checkpoint({"q@s": n, "a": 1 << 62}, (producer,), (AckIntent("out", bytes(range(n % 256))),))
 
@@ -73,7 +73,7 @@ class Kept:
         return work
 
     def written(self) -> list[int]:
-        """What the user's writes left, read by somebody else."""
+        """The results of the user's writes, read by another connection."""
         if self.kind == "store":
             with cues.open(self.place) as store:
                 return [message["n"] for message in store.queue("written").tailer()]
@@ -117,7 +117,7 @@ def test_a_commit_is_restored_whole_and_replaces_the_last(kept: Kept) -> None:
     assert kept.written() == [1, 2]
 
 
-def test_whoever_restored_before_is_refused_and_writes_nothing(kept: Kept) -> None:
+def test_an_earlier_owner_is_refused_and_writes_nothing(kept: Kept) -> None:
     old, new = kept.make(), kept.make()
     old.restore()
     old.commit(at(1), kept.work(1))
@@ -131,7 +131,7 @@ def test_whoever_restored_before_is_refused_and_writes_nothing(kept: Kept) -> No
     assert kept.written() == [1, 3]
 
 
-def test_who_has_not_committed_yet_is_refused_as_well(kept: Kept) -> None:
+def test_an_earlier_owner_without_a_commit_is_refused_as_well(kept: Kept) -> None:
     """Both find no checkpoint; the fence alone tells them apart."""
     old, new = kept.make(), kept.make()
     assert old.restore() is None and new.restore() is None
@@ -303,7 +303,7 @@ def test_a_zombie_is_refused(kind: str, tmp_path: Path, request: pytest.FixtureR
 
 
 def test_a_zombie_inside_its_transaction_is_ended_by_postgresql(tmp_path: Path, postgres: Any) -> None:
-    """SIGSTOP with the fence checked and the row locked: the server ends that transaction, and the takeover goes on."""
+    """SIGSTOP after the check of the fence, with the row locked: the server ends the transaction; takeover works."""
     kept = Kept("postgresql", postgres.database())
     with Child(ZOMBIE, "postgresql", kept.place, CUES_FAULT="checkpoint.inside:2:stop") as child:
         assert child.line() == "ready"
@@ -320,7 +320,7 @@ def test_a_zombie_inside_its_transaction_is_ended_by_postgresql(tmp_path: Path, 
 
 @pytest.mark.parametrize("kind", ["sqlite", "file"])
 def test_a_zombie_inside_its_commit_holds_a_file_until_it_is_killed(kind: str, tmp_path: Path) -> None:
-    """Nobody can end it but a kill; who takes over is told, and never passes it by."""
+    """Only a kill can end it. The next owner gets an error, and never commits before that."""
     kept = Kept(kind, str(tmp_path / "place"))
     with Child(
         ZOMBIE,
@@ -384,7 +384,7 @@ def test_consumers_of_one_database_are_told_apart_by_name(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
 @pytest.mark.parametrize("statement", ["commit", "rollback"])
-def test_work_that_ends_the_transaction_is_told(
+def test_work_that_ends_the_transaction_is_reported(
     statement: str, kind: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     kept = kept_at(kind, tmp_path, request)
@@ -402,7 +402,7 @@ def test_work_that_ends_the_transaction_is_told(
     kept.close()
 
 
-def test_a_server_that_went_away_is_told_without_the_password(postgres: Any) -> None:
+def test_a_lost_server_is_reported_without_the_password(postgres: Any) -> None:
     url = sa.make_url(postgres.database()).set(password="secret", query={"host": "/nowhere"})
     with pytest.raises(cues.errors.CheckpointError) as error:
         SQLCheckpoint(url, "name").restore()
@@ -469,12 +469,12 @@ def test_a_file_that_is_none_of_ours_is_refused_and_left_alone(text: str, tmp_pa
 # --- stores -------------------------------------------------------------------------------------
 
 
-def test_a_statement_that_cannot_run_is_told_as_one_possible_cause(tmp_path: Path) -> None:
+def test_a_statement_that_cannot_run_is_named_as_one_possible_cause(tmp_path: Path) -> None:
     with pytest.raises(cues.errors.CheckpointError, match=r"near \"tabel\".*statement that cannot run"):
         SQLCheckpoint(str(tmp_path / "x.db"), "name", "create tabel x").restore()
 
 
-def test_a_file_that_is_no_database_is_told_and_left_alone(tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_database_is_refused_and_not_changed(tmp_path: Path) -> None:
     path = tmp_path / "ledger.db"
     path.write_text("a text, and no database at all " * 100)
     before = path.read_bytes()
@@ -503,7 +503,7 @@ def test_a_commit_in_a_store_holds_state_and_messages_and_large_checkpoints(tmp_
         assert again.restore() == at(1) and again.state == {"sums": {"a": 1, "b": 2}}
 
 
-def test_the_name_of_a_queue_is_no_queue(tmp_path: Path) -> None:
+def test_the_name_of_a_queue_is_not_a_queue(tmp_path: Path) -> None:
     with cues.open(tmp_path / "store") as store:
         store.queue("out")
         checkpoint = LMDBCheckpoint(store, "name")
@@ -551,7 +551,7 @@ def test_a_checkpoint_has_one_text() -> None:
         '{"cues":1,"offsets":{},"producers":[],"ack_intents":[["q","@"]]}',
     ],
 )
-def test_a_text_that_is_no_checkpoint_is_refused(text: str) -> None:
+def test_a_text_that_is_not_a_checkpoint_is_refused(text: str) -> None:
     with pytest.raises(cues.errors.CheckpointError, match=r"^The stored checkpoint "):
         packing.unpack(text)
 

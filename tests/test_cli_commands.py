@@ -104,7 +104,7 @@ def test_on_windows_one_sentence_and_2() -> None:
     assert (found.returncode, len(found.stderr.splitlines()), found.stdout) == (2, 1, "")
 
 
-def test_a_reader_that_has_seen_enough_is_no_error(shop: Path) -> None:
+def test_a_reader_that_closes_the_pipe_early_is_not_an_error(shop: Path) -> None:
     command = subprocess.Popen(
         [*CUES, "tail", f"{shop}#orders", "-f", "-n", "all"],
         stdout=subprocess.PIPE,
@@ -219,7 +219,7 @@ def test_tail_with_metadata_gives_index_time_and_hash(shop: Path) -> None:
     assert row["n"] == 5
 
 
-def test_a_field_that_no_message_has_is_said(shop: Path) -> None:
+def test_a_field_that_no_message_has_is_reported(shop: Path) -> None:
     result = cues("tail", f"{shop}#priced", "--where", "citty == 'Rome'")
     assert (result.code, result.out) == (0, "")
     assert "did you mean 'city'?" in result.err
@@ -376,7 +376,7 @@ def test_messages_as_arguments(empty: Path) -> None:
 @pytest.mark.parametrize(
     "arguments", [["x"], ["=1"], ["x=1", "{}"], ["x=1", "x=2"], ['{"x": 1'], ['{"$bytes": "!"}', "{}"], ["{}", "[]"]]
 )
-def test_arguments_that_are_no_message_send_nothing(empty: Path, arguments: list[str]) -> None:
+def test_arguments_that_are_not_a_message_send_nothing(empty: Path, arguments: list[str]) -> None:
     result = cues("send", f"{empty}#q", *arguments)
     assert result.code == 2, result
     assert "Try: " in result.err
@@ -427,7 +427,7 @@ def test_lines_are_sent_as_they_come_and_what_is_there_is_one_commit(empty: Path
         ("\udcff", "Line 3 is not a JSON object"),
     ],
 )
-def test_a_line_that_is_no_message_is_named_and_nothing_behind_it_is_sent(empty: Path, line: str, words: str) -> None:
+def test_a_line_that_is_not_a_message_is_named_and_nothing_after_it_is_sent(empty: Path, line: str, words: str) -> None:
     text = f'{{"n": 1}}\n\n{line}\n{{"n": 4}}\n'
     result = cues("send", f"{empty}#q", stdin=text.encode("utf-8", "surrogateescape"))
     assert result.code == 1
@@ -449,7 +449,7 @@ def test_an_unknown_queue_is_not_made_unasked(empty: Path) -> None:
         assert store.queues() == ["new", "q"]
 
 
-def test_nobody_writes_to_a_try_log(shop: Path) -> None:
+def test_a_send_to_a_try_log_is_refused(shop: Path) -> None:
     result = cues("send", f"{shop}#shop.price", "x=1")
     assert result.code == 2
     assert "try log" in result.err
@@ -458,7 +458,7 @@ def test_nobody_writes_to_a_try_log(shop: Path) -> None:
 # --- status, queues, tries, show, seek ------------------------------------------------------------
 
 
-def test_status_says_where_each_processor_stands_and_what_failed(shop: Path) -> None:
+def test_status_shows_the_position_and_the_failures_of_each_processor(shop: Path) -> None:
     store, *processors = rows(cues("status", shop).out)
     assert store["durability"] == "process"
     found = {p["processor"]: p for p in processors}
@@ -552,7 +552,7 @@ def test_the_queues_of_a_store_with_options(tmp_path: Path) -> None:
 
 
 def test_help_loads_no_more_than_it_shows() -> None:
-    """What makes --help fast: of Cues only the command line, of other packages only click."""
+    """Of Cues only the command line is loaded, of other packages only click. So --help is fast."""
     look = (
         "import sys; from cues.cli import main; sys.argv = ['cues', '--help']\n"
         "try: main()\nexcept SystemExit: pass\n"

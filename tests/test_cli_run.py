@@ -127,7 +127,7 @@ def test_what_a_function_prints_is_not_mixed_with_the_table(graph) -> None:  # t
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_the_first_signal_drains_a_live_graph_and_the_next_run_goes_on(graph, checked, number: int) -> None:  # type: ignore[no-untyped-def]
+def test_the_first_signal_drains_a_live_graph_and_the_next_run_continues(graph, checked, number: int) -> None:  # type: ignore[no-untyped-def]
     path = graph(LIVE)
     with Command("run", path) as run:
         run.until('"type": "progress"')
@@ -164,7 +164,7 @@ def test_the_second_ctrl_c_does_not_wait_for_a_function_that_does_not_return(gra
     checked(store)
 
 
-def test_killed_at_random_the_next_run_goes_on_exactly(graph, checked) -> None:  # type: ignore[no-untyped-def]
+def test_killed_at_random_the_next_run_continues_exactly(graph, checked) -> None:  # type: ignore[no-untyped-def]
     path = graph(LIVE)
     store = path.parent / "data" / "live"
     for _ in range(3):
@@ -194,7 +194,7 @@ def test_an_error_without_an_error_queue_stops_the_run_with_the_users_traceback(
     assert "Try: " in result.err
     store = path.parent / "data" / "counting"
     assert len(contents(store, "squares")) == 99
-    # Mended, it goes on at that message.
+    # Mended, it continues at that message.
     path.write_text(COUNTING.replace(', errors="errors"', "").replace("== 99:", "== 100:"))
     assert cues("run", path).code == 0
     assert len(contents(store, "squares")) == 1000
@@ -304,7 +304,7 @@ def test_fresh_is_the_way_out_of_a_damaged_store(graph) -> None:  # type: ignore
     assert json.loads(fresh.out)["queues"]["numbers"]["new"] == 1000
 
 
-def test_a_users_warnings_are_lines_of_their_own_and_ours_are_said_once(graph) -> None:  # type: ignore[no-untyped-def]
+def test_a_users_warnings_are_lines_of_their_own_and_ours_appear_once(graph) -> None:  # type: ignore[no-untyped-def]
     text = COUNTING.replace("    for n in", "    import logging; logging.warning('about to count')\n    for n in")
     path = graph(text)
     result = cues("run", path)
@@ -327,7 +327,7 @@ def test_a_durability_is_taken_for_a_new_store_and_refused_for_another(graph) ->
     assert "'process', not 'disk'" in result.err
 
 
-def test_where_the_store_lies(graph, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+def test_the_place_of_the_store(graph, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     path = graph(COUNTING)
     assert cues("run", path, CUES_STORE=str(tmp_path / "from-variable")).code == 0
     assert cues("run", path, "--store", tmp_path / "given", CUES_STORE=str(tmp_path / "from-variable")).code == 0
@@ -391,7 +391,7 @@ def test_a_graph_file_that_is_wrong(graph, text: str, target: str, words: list[s
         ("folder", 2, ["not a graph file"]),
     ],
 )
-def test_what_is_no_graph_file(graph, target: str, code: int, words: list[str]) -> None:  # type: ignore[no-untyped-def]
+def test_files_that_are_not_graph_files(graph, target: str, code: int, words: list[str]) -> None:  # type: ignore[no-untyped-def]
     path = graph(COUNTING)
     graph("hello", "notes.txt")
     (path.parent / "folder").mkdir()

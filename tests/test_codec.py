@@ -1,4 +1,4 @@
-"""What is written comes back equal, types included; what cannot be written is named, before anything is."""
+"""A written message is read back equal, with its types. A message that cannot be written is refused by name."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_the_hour_that_comes_twice_keeps_its_fold_and_zone(fold: int) -> None:
     assert (round_trip(when.timetz()).fold, round_trip(when.timetz()).tzinfo) == (fold, BERLIN)
 
 
-def test_what_is_no_type_of_its_own_comes_back_as_its_base() -> None:
+def test_a_subclass_without_a_code_comes_back_as_its_base() -> None:
     class Name(str):
         def __str__(self) -> str:
             return "not what it holds"
@@ -227,7 +227,7 @@ def test_a_registered_type_comes_back_also_inside_itself(registry: None, tmp_pat
         assert queue.tailer().read_many(100) == [value] * 40
 
 
-def test_a_code_of_nobody_is_an_error_when_read_and_moves_nothing(registry: None, tmp_path: Path) -> None:
+def test_an_unknown_code_is_an_error_when_read_and_moves_nothing(registry: None, tmp_path: Path) -> None:
     codec.register(Money, 7, encode_money, decode_money)
     with cues.open(tmp_path / "store") as store:
         queue = store.queue("q")
@@ -272,7 +272,7 @@ def test_a_module_that_was_loaded_again_registers_its_class_again(registry: None
         codec.pack(Money(3))
 
 
-def test_an_encoder_that_raises_is_told_of(registry: None) -> None:
+def test_an_encoder_that_raises_is_named(registry: None) -> None:
     codec.register(Money, 7, lambda value: bytes(1 // 0), decode_money)
     with pytest.raises(CodecError, match="ZeroDivisionError") as caught:
         codec.pack({"a": [Money(1)]})

@@ -1,6 +1,6 @@
-"""Compaction: the same store in a smaller file, whoever dies when, and never under somebody who has it open.
+"""Compaction: the same store in a smaller file, also after a crash, and never while another process has it open.
 
-What dying at each of its crash points leaves is in test_crashes.py, by the scenario "compaction".
+The scenario "compaction" of test_crashes.py tests a death at each of its crash points.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ def copied(message: Any) -> Any:
 
 
 def made(path: Path, durability: str = "disk") -> Path:
-    """A store with free pages, a processor that stands on ``in`` and wrote to ``out``, state, a named reader, two
-    empty queues that nobody names, and one that was purged."""
+    """A store with free pages, a processor that read ``in`` and wrote to ``out``, state, a named reader, two
+    empty queues without readers, and one that was purged."""
 
     def counted(message: Any, process: Any) -> Any:
         process.state["n"] = process.state.get("n", 0) + 1
@@ -84,7 +84,7 @@ def test_a_compacted_store_is_the_same_and_small(tmp_path: Path, durability: str
     assert stat.S_IMODE((path / "data.mdb").stat().st_mode) == 0o640
     assert not (path / compaction.COPY).exists()
     assert everything(path) == before
-    # It goes on where it was: indices, positions, and what an earlier free page list would have said.
+    # It continues where it was: indices, positions, and what an earlier free page list would have said.
     with Store(path) as store:
         assert store.queue("old").appender().write({"n": 1}) == 20_001
         assert store.queue("in").appender().write({"n": 2500}) == 2501
@@ -128,7 +128,7 @@ REFUSED: list[tuple[str, Callable[[Store], Any], tuple[str, ...], type[Exception
 
 
 @pytest.mark.parametrize(("queue", "prepare", "words", "kind"), REFUSED, ids=["none", "full", "read", "tried", "log"])
-def test_what_somebody_still_names_is_not_removed(
+def test_a_queue_that_a_reader_still_names_is_not_removed(
     tmp_path: Path, queue: str, prepare: Callable[[Store], Any], words: tuple[str, ...], kind: type[Exception]
 ) -> None:
     """Nor is anything else that was named with it; and the next start finds all it looks for."""
@@ -200,7 +200,7 @@ def add(path: str) -> int:
 
 @pytest.mark.parametrize("readonly", [False, True], ids=["writer", "reader"])
 def test_a_process_that_has_it_open_is_named_and_nothing_is_done(forks: Forks, tmp_path: Path, readonly: bool) -> None:
-    """A reader between two transactions stands in no table of LMDB's."""
+    """A reader between two transactions is not in LMDB's table of readers."""
     path = made(tmp_path / "s")
     before = (path / "data.mdb").stat().st_ino
     pid = forks.start(f"{__name__}:hold", str(path), readonly)
@@ -226,7 +226,7 @@ def test_this_process_must_not_have_it_open_itself(tmp_path: Path, readonly: boo
     compaction.compact(path)
 
 
-def test_who_opens_it_meanwhile_waits_and_sees_what_is_written_later(forks: Forks, tmp_path: Path) -> None:
+def test_a_process_that_opens_it_meanwhile_waits_and_sees_later_messages(forks: Forks, tmp_path: Path) -> None:
     """Readers and a writer come while a compaction is stopped in the middle of its copy.
 
     A reader that had the old file would never see what the writer appends to the new one, and LMDB's
@@ -271,7 +271,7 @@ def test_a_file_that_was_opened_too_early_is_opened_again(tmp_path: Path, monkey
 
 
 def test_the_copy_has_the_transaction_numbers_of_the_original(tmp_path: Path) -> None:
-    """In both meta pages, each in its place, and the same tree behind either: whichever a stale table points at."""
+    """In both meta pages, each in its place, with the same tree: a stale table may name either of them."""
     import lmdb
 
     path = made(tmp_path / "s")

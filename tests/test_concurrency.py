@@ -132,8 +132,8 @@ def test_an_async_batch_function_gets_the_whole_range(store: Store) -> None:
     assert numbers(store, "out") == [([1, 2, 3], 3), ([4, 5], 2)]
 
 
-def test_a_loop_lives_as_long_as_its_processor_and_goes_on_between_steps(store: Store) -> None:
-    """What a function keeps between steps, a client with background tasks, belongs to one running loop."""
+def test_a_loop_lives_as_long_as_its_processor_and_continues_between_steps(store: Store) -> None:
+    """An object that a function keeps between steps, such as a client with background tasks, belongs to one loop."""
     ticks: list[asyncio.Task[None]] = []
     beat = threading.Event()
 
@@ -178,8 +178,8 @@ def test_objects_and_partials_that_are_async_are_awaited(store: Store) -> None:
 
 @pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning")
 @pytest.mark.parametrize("options", [{}, {"concurrency": 2}, {"batch": True}])
-def test_a_sink_that_returns_a_coroutine_is_told_that_nobody_awaits_it(store: Store, options: dict[str, Any]) -> None:
-    """It does nothing, and what a sink returns means nothing: nobody would notice."""
+def test_a_sink_that_returns_a_coroutine_fails_because_it_is_not_awaited(store: Store, options: dict[str, Any]) -> None:
+    """The coroutine does nothing, and the result of a sink has no meaning: without an error it would be lost."""
 
     async def never(message: Message) -> None:
         raise AssertionError
@@ -250,7 +250,7 @@ def test_a_join_is_called_by_binding(store: Store) -> None:
     assert numbers(store, "out") == [(1, None, {"left": 1, "right": 1}), (2, 20, {"left": 2, "right": 2})]
 
 
-def test_a_view_that_outlives_its_call_says_so(store: Store) -> None:
+def test_a_view_that_outlives_its_call_is_refused(store: Store) -> None:
     kept = []
 
     def keep(message: Message, process: Any) -> None:
@@ -290,7 +290,7 @@ async def totals_async(message: Message, process: Any) -> Message:
 def test_keyed_state_is_what_one_call_at_a_time_leaves(
     store: Store, seed: int, function: Callable[..., Any], errors: str | None
 ) -> None:
-    """With failures among them; without an error queue the step is cut there, though calls behind had run."""
+    """With failures among them; without an error queue the step is cut there, although later calls had run."""
     print(f"CUES_TEST_SEED={seed}")
     chance = random.Random(seed)
     messages = [{"n": n, "key": chance.randrange(5), "bad": chance.random() < 0.05} for n in range(60)]
@@ -353,7 +353,7 @@ def test_a_key_that_fails_is_the_failure_of_a_call_that_asks_for_the_state(store
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
-def test_a_retry_holds_up_nobody_else(store: Store, asynchronous: bool) -> None:
+def test_a_retry_holds_up_no_other_call(store: Store, asynchronous: bool) -> None:
     """The first message fails until all others were called: with one call at a time that would never be."""
     called: set[int] = set()
     others = threading.Event()
@@ -403,7 +403,7 @@ def test_an_error_message_shows_the_users_frames_alone(
 def test_a_failure_cuts_the_step_as_with_one_call_at_a_time(
     store: Store, asynchronous: bool, errors: str | None
 ) -> None:
-    """Message 2 fails when 3 to 5 have run. With an error queue they stand; without, nothing behind 2 is left."""
+    """Message 2 fails when 3 to 5 have run. With an error queue they are kept; without one, nothing after 2 is kept."""
     behind = threading.Barrier(4)
 
     def fails(message: Message) -> Message:
@@ -438,7 +438,7 @@ def test_a_failure_cuts_the_step_as_with_one_call_at_a_time(
         assert testing.contents(store)["positions"] == {"g.s.a": 3}
 
 
-def test_no_call_begins_behind_a_failure_that_stops_the_processor(store: Store) -> None:
+def test_no_call_begins_after_a_failure_that_stops_the_processor(store: Store) -> None:
     called = []
 
     def fails(message: Message) -> None:
@@ -624,7 +624,7 @@ def test_threads_go_when_the_graph_closes(store: Store) -> None:
         assert not thread.is_alive()
 
 
-def test_a_loop_that_is_closed_refuses_and_ends_whoever_waits() -> None:
+def test_a_loop_that_is_closed_refuses_calls_and_ends_waiting_ones() -> None:
     loop = Loop("loop")
     assert loop.run(asyncio.sleep(0, 7)) == 7
     begun = threading.Event()
@@ -711,7 +711,7 @@ def test_a_batch_function_is_called_once_a_step() -> None:
         Sink(lambda messages: None, "a", id="s", concurrency=2, batch=True)
 
 
-def test_concurrency_is_said_and_kept_as_plain_data() -> None:
+def test_concurrency_is_shown_and_kept_as_plain_data() -> None:
     graph = Graph("g", [Sink(totals, "a", key="key", concurrency=4)])
     assert "up to 4 calls at once" in draw.text(graph.plan())
     again = Graph.from_dict(graph.to_dict())

@@ -1,4 +1,4 @@
-"""The negative controls: what the protocol rests on, taken away piece by piece.
+"""The negative controls: the pieces of the protocol are removed, one at a time.
 
 Each story is told twice and judged the same way: the code as it is passes, and the code without the
 piece is found wrong. A judge that passes both shows nothing.
@@ -11,8 +11,8 @@ piece is found wrong. A judge that passes both shows nothing.
     position without seal                   messages replaced by others under the same indices
 
 Those of outputs in another store (a fork queue trimmed before the other store is synced; forwarding
-before the home store is synced, with alts) stand with the tests of that. Controls of a whole
-mechanism stand beside its torture test: positions in a transaction of their own in
+before the home store is synced, with alts) are with the tests of forwarding. Controls of a whole
+mechanism are with its torture test: positions in a transaction of their own in
 test_kill_loop.py and test_kill_stages.py, broken stores in test_model.py, a sink that asks for
 nothing in test_processors_sql.py.
 """
@@ -73,7 +73,7 @@ def unfenced_commit() -> None:
 
 
 def unfenced_snapshot() -> None:
-    """The commit behind it is fenced, and passes: the row is the one that the snapshot put back."""
+    """The commit after it is compared, and passes: the row is the one that the snapshot put back."""
 
     def write(self: Stepper, txn: Any, pages: Any, row: bytes) -> None:
         self._write_tries(txn, pages)
@@ -101,7 +101,7 @@ FENCES = [
 
 @pytest.mark.parametrize("control", [False, True], ids=["as it is", "control"])
 @pytest.mark.parametrize(("broken", "point", "options"), FENCES, ids=str)
-def test_a_stopped_owner_goes_on(
+def test_a_stopped_owner_continues(
     store: Store, forks: Forks, tmp_path: Path, broken: str, point: str, options: dict[str, Any], control: bool
 ) -> None:
     """It is stopped in its step, another takes over and does everything, and it is continued.
@@ -194,7 +194,7 @@ def saved(path: Path | str) -> list[int]:
 
 @pytest.mark.parametrize("control", [False, True], ids=["as it is", "control: the last hash only"])
 def test_a_retry_presents_older_deliveries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, control: bool) -> None:
-    """Killed behind each call in turn: the step is taken again from its first message, not from its last."""
+    """Killed after each call in turn: the step is taken again from its first message, not from its last."""
     monkeypatch.setattr(deliveries, "admit", ADMIT[control])
     found = []
     for hit in range(1, COUNT + 1):
@@ -251,7 +251,7 @@ def test_a_stopped_owner_presents_an_older_delivery(store: Store, forks: Forks, 
 
 @pytest.mark.damages_stores
 @pytest.mark.parametrize("control", [False, True], ids=["as it is", "control: from the last key"])
-def test_an_emptied_queue_goes_on_and_its_reader_misses_nothing(
+def test_an_emptied_queue_continues_and_its_reader_misses_nothing(
     store: Store, monkeypatch: pytest.MonkeyPatch, control: bool
 ) -> None:
     """A named reader has read everything, the queue is emptied, more comes: the reader must see all of that."""
@@ -285,10 +285,10 @@ def test_an_emptied_queue_goes_on_and_its_reader_misses_nothing(
 def test_the_last_commits_were_taken_back_and_written_differently(
     store: Store, monkeypatch: pytest.MonkeyPatch, control: bool
 ) -> None:
-    """Messages 0 to 4 were processed; then the queue comes back with others in their place, and more behind.
+    """Messages 0 to 4 were processed; then the queue comes back with others in their place, and more after them.
 
-    The position has a right identity and a right index, and stands behind a message that was never
-    processed. Without the seal the start goes on there, and what was written differently is lost.
+    The position has a right identity and a right index, and is after a message that was never
+    processed. Without the seal the start continues there, and the messages that differ are lost.
     """
     if control:
         monkeypatch.setattr(Slice, "seal", lambda self: NO_SEAL)

@@ -1,7 +1,7 @@
 """Die at every named crash point, at every hit; restart, finish, compare whole queues and state.
 
-The invariant: whatever dies when, the queues, the state, the error queue and the positions in the
-end are those of a run that nobody disturbed. Functions of steps that had not committed may be called
+The invariant: after any death, the final queues, state, error queue and positions
+are those of an undisturbed run. Functions of steps that had not committed may be called
 again, with the same messages under the same hashes.
 """
 
@@ -45,7 +45,7 @@ def template(forks: Forks, name: str, where: Path) -> str:
 
 
 def undisturbed(forks: Forks, name: str, made: str) -> tuple[list[tuple[str, int]], dict[str, Any]]:
-    """Every site of the scenario, and what a run leaves that nobody disturbs."""
+    """Every site of the scenario, and the results of an undisturbed run."""
     path = copy(made, "undisturbed")
     sites = forks.run("scenarios:sites", name, path).value
     return sites, forks.run("scenarios:examine", name, path).value
@@ -69,7 +69,7 @@ def judge(scenario: Scenario, expected: dict[str, Any], found: dict[str, Any], w
     assert found["sources"] == expected["sources"], where
     compare = judge_at_most_once if scenario.at_most_once else judge_exact
     compare(scenario, expected, found, where)
-    # A message has one hash for ever: on every retry, and in a run that nobody disturbed.
+    # A message has one hash for ever: on every retry, and in an undisturbed run.
     told = found["told"] if BEGINS_A_TIMELINE in where else expected["told"] + found["told"]
     for processor in {call[0] for call in expected["told"]}:
         calls = [(what, hash) for who, what, hash in told if who == processor]

@@ -1,4 +1,4 @@
-"""What a step takes, hands over and commits: joins, alts, forks, filters, state, metadata, hashes, errors.
+"""The messages and commits of a step: joins, alts, forks, filters, state, metadata, hashes, errors.
 
 Most tests run a graph on one thread to its end and compare whole queues; those about threads,
 waiting and draining start it.
@@ -412,8 +412,8 @@ def test_state_that_cannot_be_encoded_is_a_failure_of_its_message(store: Store) 
 
 
 @pytest.mark.parametrize("wrong", [7, {"n": object()}, {"q/hash": "x"}], ids=["return", "encode", "reserved"])
-def test_a_processor_that_stops_keeps_no_state_of_messages_behind_the_failed_one(store: Store, wrong: Any) -> None:
-    """Message 1 returns what cannot be written, without touching the state; 2 and 3, of the same step, count.
+def test_a_processor_that_stops_keeps_no_state_of_messages_after_the_failed_one(store: Store, wrong: Any) -> None:
+    """The result of message 1 cannot be written. It does not touch the state; 2 and 3, of the same step, count.
 
     There is no error queue, so the step commits message 0 alone. If the state of 2 and 3 went with
     it, the next start would count them twice.
@@ -962,7 +962,7 @@ def test_at_most_once_crashed_in_its_function_never_calls_it_again(store: Store)
 # --- sources ------------------------------------------------------------------------------------
 
 
-def test_a_source_goes_on_at_its_position(store: Store) -> None:
+def test_a_source_continues_at_its_position(store: Store) -> None:
     starts: list[Any] = []
 
     def source(position: Any) -> Any:
@@ -1011,7 +1011,7 @@ def test_a_source_of_bare_messages_must_say_what_a_restart_means(store: Store) -
     ("yielded", "kind"),
     [(7, ReturnError), ("text", ReturnError), ((1, 2, 3), ReturnError), (None, ReturnError)],
 )
-def test_a_source_that_yields_something_else_stops_behind_what_it_yielded_before(
+def test_a_source_that_yields_something_else_stops_after_the_messages_before_it(
     store: Store, yielded: Any, kind: type[Exception]
 ) -> None:
     with pytest.raises(ProcessorStopped) as caught:
@@ -1028,7 +1028,7 @@ def test_a_source_that_cannot_be_iterated(store: Store) -> None:
 @pytest.mark.parametrize("bad", [{"n": object()}, {"q/hash": 1}, "text"], ids=["encode", "reserved", "no dict"])
 @pytest.mark.parametrize("size", [1, 100])
 def test_a_message_of_a_source_that_cannot_be_written(store: Store, bad: Any, size: int) -> None:
-    """To the error queue once, in its place; without one the source stops behind the messages before it."""
+    """It is on the error queue once, in its place; without one the source stops after the messages before it."""
 
     def source(position: int | None) -> Any:
         for n in range(position or 0, 5):
@@ -1234,7 +1234,7 @@ def test_what_a_source_yielded_before_it_failed_is_committed_first(
 
 @pytest.mark.parametrize("mode", ["one", "alts", "join"])
 def test_a_graph_is_idle_when_what_was_left_to_take_is_purged(store: Store, mode: str) -> None:
-    """The position stands in front of messages that are gone; nobody would ever take them."""
+    """The position is before messages that were purged, so no step will ever take them."""
 
     def name(message: Message) -> Message:
         return message

@@ -33,7 +33,7 @@ SLOW = range(1_000, 5_000, 100)
 KINDS = ("map", "some", "sum", "total", "fork", "filter", "join", "alts", "look", "shared", "batch")
 WRONG = ("raises", "no message", "no msgpack", "no key", "no state", "coroutine", "reserved")
 RATES = [{"rate": 1000 * n} for n in range(1, 60)]
-"""What an imperative stage reads by itself, one a call that returns."""
+"""The messages that an imperative stage reads by itself, one for each call that returns."""
 
 
 class Stage:
@@ -55,7 +55,7 @@ class Stage:
         self.partitioned = self.kind not in ("fork", "look", "batch") and chance.random() < 0.25
         self.mended = False
         self.kept: dict[Any, Message] = defaultdict(lambda: {"seen": []})
-        """One object for each key, which the calls go on changing."""
+        """One object for each key, which the calls continue to change."""
 
     def is_wrong(self, message: Message) -> bool:
         return self.wrong is not None and message["n"] % 5 == 3
@@ -66,7 +66,7 @@ class Stage:
     # --- one call, of the graph and of the interpreter ---
 
     def call(self, messages: dict[str, Message], hash: str, state: Any, rate: Any, write: Any, keep: Any) -> Any:
-        """What the function does with the message of each input; ``keep`` gives the object that is kept for a key."""
+        """Call the function with the message of each input; ``keep`` returns the object that is kept for a key."""
         first = next(message for message in messages.values() if message is not None)
         n = sum(message["n"] for message in messages.values() if message is not None) % 97
         result: Message = {"n": n, "hash": hash, "to": n % 3}
@@ -227,7 +227,7 @@ class Naive:
             yield {name: message for name, _, _, message in turn}, delivery_hash(f"g.{stage.id}", 0, ranges)
 
     def checked(self, result: Any, state: Message) -> list[tuple[str, Message]]:
-        """What a call returned, by binding; raises what is wrong with it."""
+        """The result of a call, by binding. Raises the error of a wrong result."""
         if "object" in state:
             raise TypeError
         by_binding = result if len(self.stage.bindings) > 1 else {"on": result}
@@ -335,7 +335,7 @@ def _compare(stage: Stage, store: Store) -> None:
     for binding, queue in stage.outputs.items():
         expected = naive.outputs[binding]
         found = _read(store, queue, stage.partitioned and binding == "on")
-        if stage.kind == "shared":  # "seen" goes on over calls that were repeated or failed later
+        if stage.kind == "shared":  # "seen" continues over calls that were repeated or failed later
             expected, found = (
                 [{k: v for k, v in m.items() if k != "seen"} for m in some] for some in (expected, found)
             )

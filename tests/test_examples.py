@@ -81,8 +81,8 @@ def test_crash_me(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_crash_me_says_so_when_something_is_wrong(tmp_path: Path) -> None:
-    """The negative control: a sink that does not ask what the target has, and dies behind its commit, doubles."""
+def test_crash_me_reports_a_result_that_is_not_exact(tmp_path: Path) -> None:
+    """The negative control: a sink that ignores the content of the target, and dies after its commit, writes twice."""
     text = (EXAMPLES / "crash_me.py").read_text()
     broken = text.replace(
         "tx.fresh(squares))",
@@ -104,7 +104,7 @@ def test_bank(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> None
 
 
 @pytest.mark.slow
-def test_bank_says_so_when_something_is_wrong(tmp_path: Path) -> None:
+def test_bank_reports_a_wrong_result(tmp_path: Path) -> None:
     """The negative control: credits that are seen before the debit is committed make money out of a death."""
     text = (EXAMPLES / "bank.py").read_text()
     broken = text.replace("publish_uncommitted(lambda _: branch", "publish_committed(lambda _: branch")

@@ -1,4 +1,4 @@
-"""What a new user meets: renamed functions, misspelt queues, exit codes, what the README says."""
+"""The first day of a new user: renamed functions, misspelt queues, exit codes, the README."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_a_renamed_processor_is_refused_before_it_takes_anything_again(store: St
     run(store, reader("new"))  # it has positions of its own now
 
 
-def test_a_second_reader_beside_the_first_is_no_renamed_one(store: Store) -> None:
+def test_a_second_reader_beside_the_first_is_not_a_renamed_one(store: Store) -> None:
     feed(store, a=range(3))
     run(store, Stream(same, "a", "out", id="old"))
     run(store, Stream(same, "a", "out", id="old"), Stream(same, "a", "copies", id="new"))
@@ -227,7 +227,7 @@ def test_a_queue_that_is_meant_is_not_called_misspelt(graph: Graph) -> None:
     assert graph.plan().misspelt == {}
 
 
-def test_a_queue_that_has_messages_is_not_told_of_at_the_start(store: Store) -> None:
+def test_a_queue_that_has_messages_is_not_reported_at_the_start(store: Store) -> None:
     feed(store, pricd=[1])
     told: list[str] = []
     assemble(misspelt(Sink(same, "pricd", id="save")), store, emit=lambda event: told.append(event.text)).close()

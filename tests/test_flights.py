@@ -143,7 +143,7 @@ def expected_figures(flights: list[dict[str, Any]]) -> dict[tuple[str, Any], dic
     return found
 
 
-# --- what comes of a run ------------------------------------------------------------------------
+# --- the results of a run ------------------------------------------------------------------------
 
 
 @dataclass
@@ -184,7 +184,7 @@ def run(where: Path, seed: int | None = None, **env: str) -> Results:
 
 
 def results_of(where: Path, report: testing.Report) -> Results:
-    """What a run left in ``where``."""
+    """The results of a run in ``where``."""
     with cues.open(where / "store") as store:
         queues = {name: testing.messages(store, name) for name in store.queues()}
     page = next(where.glob("report*.html")).read_text()

@@ -77,7 +77,7 @@ def test_a_store_of_version_1_is_read(old: Path) -> None:
 
 
 def test_queues_of_a_store_of_version_1_grow(old: Path) -> None:
-    """What was written when a queue had one log stays in it, its processor goes on as the first unit."""
+    """The messages of the only log stay in it, and its processor continues as the first unit."""
     graph = cues.Graph("golden")
     graph.source("orders")
     graph.stream("orders", "priced")(golden.price)

@@ -174,7 +174,7 @@ def test_a_processor_that_reads_the_error_queue_of_its_graph_inherits_none() -> 
     assert {node.name: node.errors for node in plan.nodes} == {"price": "errors", "mend": None, "watch": None}
 
 
-def test_a_queue_that_nobody_writes_is_fed_from_outside() -> None:
+def test_a_queue_without_a_writer_is_fed_from_outside() -> None:
     plan = Graph("g", [Stream(price, "a", "b"), Stream(save, "errors", "c")], errors="errors").plan()
     assert plan.fed == ("a",)
 
@@ -334,7 +334,7 @@ WRONG: list[tuple[str, Callable[[], Any], tuple[str, ...]]] = [
 
 
 @pytest.mark.parametrize(("build", "words"), [case[1:] for case in WRONG], ids=[case[0] for case in WRONG])
-def test_what_is_wrong_is_said_when_the_graph_is_built(build: Callable[[], Any], words: tuple[str, ...]) -> None:
+def test_errors_are_raised_when_the_graph_is_built(build: Callable[[], Any], words: tuple[str, ...]) -> None:
     with pytest.raises(GraphError) as caught:
         build()
     text = str(caught.value)

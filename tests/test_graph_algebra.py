@@ -46,7 +46,7 @@ def either(message: Any, process: Any) -> Any:
 
 
 def run(graph: Graph, store: Path, queue: str, messages: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
-    """What is on every queue after the messages were sent and the graph stands still."""
+    """The content of every queue when the graph is idle after the messages were sent."""
     with graph.start(store=store) as running:
         for message in messages:
             running.send(queue, message)
@@ -97,7 +97,7 @@ def test_a_broadcast_is_an_ordinary_stream(tmp_path: Path, options: dict[str, An
 
 
 def test_a_function_may_return_for_all_outputs_and_change_what_it_returned(tmp_path: Path) -> None:
-    """A list of messages, one or none, for every queue; and an object that is returned again lies as it was."""
+    """A list of messages, one or none, for every queue. An object that is returned twice is stored as it was then."""
     graph = Graph("g", [Source("in")])
     kept: dict[str, Any] = {"n": 0}
 
@@ -143,7 +143,7 @@ WRONG_BROADCASTS: list[tuple[str, Callable[[], Any], tuple[str, ...]]] = [
 @pytest.mark.parametrize(
     ("build", "words"), [case[1:] for case in WRONG_BROADCASTS], ids=[case[0] for case in WRONG_BROADCASTS]
 )
-def test_what_is_wrong_with_a_broadcast_is_said(build: Callable[[], Any], words: tuple[str, ...]) -> None:
+def test_an_invalid_broadcast_is_refused(build: Callable[[], Any], words: tuple[str, ...]) -> None:
     with pytest.raises(GraphError) as caught:
         build()
     assert all(word in str(caught.value) for word in words), str(caught.value)
@@ -282,7 +282,7 @@ WRONG_REBINDS: list[tuple[str, Callable[[], Any], tuple[str, ...]]] = [
 @pytest.mark.parametrize(
     ("build", "words"), [case[1:] for case in WRONG_REBINDS], ids=[case[0] for case in WRONG_REBINDS]
 )
-def test_what_cannot_be_rebound_is_said(build: Callable[[], Any], words: tuple[str, ...]) -> None:
+def test_an_invalid_rebind_is_refused(build: Callable[[], Any], words: tuple[str, ...]) -> None:
     with pytest.raises(GraphError) as caught:
         build()
     text = str(caught.value)
@@ -422,7 +422,7 @@ WRONG_MERGES: list[tuple[str, Callable[[], Any], tuple[str, ...]]] = [
 @pytest.mark.parametrize(
     ("build", "words"), [case[1:] for case in WRONG_MERGES], ids=[case[0] for case in WRONG_MERGES]
 )
-def test_what_cannot_be_merged_is_said(build: Callable[[], Any], words: tuple[str, ...]) -> None:
+def test_graphs_that_cannot_be_merged_are_refused(build: Callable[[], Any], words: tuple[str, ...]) -> None:
     with pytest.raises(GraphError) as caught:
         build()
     text = str(caught.value)

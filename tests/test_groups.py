@@ -68,7 +68,7 @@ def fill(store: Store, count: int, start: int = 0) -> None:
 
 
 class Diary:
-    """What a member was told."""
+    """The callbacks of a member."""
 
     def __init__(self) -> None:
         self.entries: list[tuple[str, list[Partition]]] = []
@@ -90,7 +90,7 @@ def held(*members: Member) -> list[list[int]]:
 
 
 def until(condition: Callable[[], object]) -> None:
-    """Wait for something that is told by nobody, a lease that runs out."""
+    """Wait for an event without a signal, such as the end of a lease."""
     deadline = time.monotonic() + DEADLINE_S
     while not condition():
         assert time.monotonic() < deadline, "it did not happen"
@@ -195,8 +195,8 @@ def test_only_partitions_that_move_are_given_up(store: Store) -> None:
         assert diary.told("lost") == set()
 
 
-def test_nobody_reads_a_partition_before_it_is_given_up(store: Store) -> None:
-    """What a handed out and has not committed stays a's, though the plan gives it to b; the commit lets it go."""
+def test_no_member_reads_a_partition_before_it_is_released(store: Store) -> None:
+    """A message that a has and has not committed stays with a, although the plan gives it to b, until the commit."""
     fill(store, 60)
     with Member(store, "orders", "g") as a:
         assert len(a.read_many(60)) == 60
@@ -285,7 +285,7 @@ class Broken(Exception):
 
 @pytest.mark.parametrize("point", ["group.inside", "group.after"])
 def test_a_partition_is_released_by_the_next_call_where_the_release_failed(store: Store, point: str) -> None:
-    """Whether its transaction was made (after) or not (inside); the callback is told once."""
+    """With its transaction made (after) or not (inside), the callback is called once."""
     diary = Diary()
     with Member(store, "orders", "g", lease_s=3600, **diary.callbacks) as a:
         settle(a)
@@ -453,8 +453,8 @@ def test_a_group_that_is_used_no_more_can_be_forgotten(tmp_path: Path) -> None:
 # --- lag -----------------------------------------------------------------------------------------------------
 
 
-def test_acknowledgements_after_the_last_message_are_no_lag(store: Store) -> None:
-    """What is left then can never be read; messages before an acknowledgement still count."""
+def test_acknowledgements_after_the_last_message_are_not_lag(store: Store) -> None:
+    """The rest can never be read; messages before an acknowledgement still count."""
     queue = store.queue("q")
     with Publisher() as publisher:
         for n in range(3):
@@ -584,7 +584,7 @@ def test_a_closed_store_lets_go_of_its_members(tmp_path: Path) -> None:
 # --- names ------------------------------------------------------------------------------------------------
 
 
-def test_a_name_that_comes_back_finds_its_partitions_and_nobody_notices(store: Store) -> None:
+def test_a_name_that_comes_back_finds_its_partitions_and_causes_no_rebalance(store: Store) -> None:
     """Closed and opened again while another member looks on: no new generation, no callback."""
     diary = Diary()
     with Member(store, "orders", "g", name="b", **diary.callbacks) as b:
@@ -630,7 +630,7 @@ def test_leave_gives_the_place_up_at_once(store: Store) -> None:
         settle(b)
 
 
-def test_arguments_of_another_type_are_told(store: Store) -> None:
+def test_arguments_of_another_type_are_refused(store: Store) -> None:
     wrong: Any = 5
     with pytest.raises(InvalidArgument, match="queues are 5"):
         Member(store, wrong, "g")
@@ -846,7 +846,7 @@ def test_a_pause_by_another_holds_at_once(store: Store) -> None:
 
 @pytest.mark.damages_stores
 def test_messages_that_were_read_before_a_damaged_batch_arrive(tmp_path: Path) -> None:
-    """One partition is damaged. What a poll read from the other is given out, not lost behind the error, nor kept."""
+    """One partition is damaged. A poll returns the messages of the other one; the error does not lose them."""
     with cues.open(tmp_path / "damaged") as store:
         queue = store.queue("orders", partitions=2)
         for number in range(2):
@@ -879,7 +879,7 @@ def test_a_blocked_read_is_woken_by_a_write(store: Store) -> None:
 
 
 def test_a_blocked_read_is_woken_by_what_it_gets(store: Store) -> None:
-    """b sleeps without partitions; a goes, and b reads what a left."""
+    """b sleeps without partitions; a leaves, and b reads the messages of its partitions."""
     fill(store, 6)
     a = Member(store, "orders", "g")
     a.read()
@@ -898,7 +898,7 @@ def test_closing_from_another_thread_ends_a_blocked_read(store: Store) -> None:
         member.commit()
 
 
-def test_follow_goes_on_and_iteration_ends(store: Store) -> None:
+def test_follow_continues_and_iteration_ends(store: Store) -> None:
     fill(store, 3)
     with Member(store, "orders", "g") as member:
         assert sorted(message["n"] for message in member) == [0, 1, 2]
@@ -948,7 +948,7 @@ def test_an_error_in_on_revoked_leaves_the_partitions_where_they_are(store: Stor
 
 
 def test_a_seek_in_on_assigned_decides_where_reading_begins(store: Store) -> None:
-    """What other systems call a reset policy: from the end, not from the start."""
+    """The reset policy of other systems: from the end, not from the start."""
     fill(store, 12)
     member = Member(store, "orders", "g", on_assigned=lambda partitions: member.seek("end", *partitions))
     with member:
@@ -987,7 +987,7 @@ def test_a_seek_on_partitions_that_are_not_planned_yet(store: Store) -> None:
 
 
 def test_status_shows_members_partitions_and_lag(store: Store) -> None:
-    """As a table and as JSON; partitions that nobody reads have a row of their own."""
+    """As a table and as JSON; partitions without a reader have a row of their own."""
     fill(store, 12)
     with Member(store, "orders", "billing", name="ann") as ann:
         ann.read_many(3)

@@ -1,4 +1,4 @@
-"""An exception at every function entry of a step of a member, one point after another; then the program goes on.
+"""An exception at every function entry of a step of a member, one point after another; then the program continues.
 
 A Ctrl-C in a notebook, for example: the same member is used again. Nothing may be lost, doubled or stuck after it.
 A message counts as handed out when a call has returned it, and as done when a commit after that has returned.
@@ -21,7 +21,7 @@ from cues.groups.sticky import Partition
 from cues.groups.table import GroupTable
 from cues.queues.store import Store
 
-# What is raised in the finalizer of a generator is printed by the interpreter and not raised any further.
+# The interpreter prints an exception of the finalizer of a generator, and does not raise it any further.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 
 MESSAGES = 12
@@ -116,7 +116,7 @@ class World:
         self.check_callbacks(owned)
 
     def check_callbacks(self, owned: list[Partition]) -> None:
-        """What was assigned and not revoked is what it holds; nothing is revoked or lost that was not assigned."""
+        """It holds the partitions that were assigned and not revoked. Only assigned ones are revoked or lost."""
         told: set[Partition] = set()
         for what, partitions in self.told:
             if what == "assigned":
@@ -128,7 +128,7 @@ class World:
 
 
 def arranger(kind: str, what: str) -> Callable[[], contextlib.AbstractContextManager[World]]:
-    """How the world of a kind of reading is made, up to the call that is interrupted."""
+    """Prepare one kind of reading, up to the call that is interrupted."""
 
     @contextlib.contextmanager
     def arrange() -> Iterator[World]:

@@ -169,7 +169,7 @@ def test_a_plan_is_as_good_as_the_best_of_all_assignments() -> None:
     "cases", [pytest.param(1500, id="bounded"), pytest.param(20_000, id="long", marks=pytest.mark.long)]
 )
 def test_a_plan_is_as_good_as_a_flow_of_least_cost(cases: int) -> None:
-    """Thousands of small groups, mixed subscriptions, two claimants of one partition, claims of nobody."""
+    """Thousands of small groups, mixed subscriptions, two claimants of one partition, claims without a member."""
     seed = seeds.new()
     rng = random.Random(seed)
     for _ in range(cases):
@@ -212,7 +212,7 @@ def test_loads_are_of_all_queues_together() -> None:
 
 
 def test_a_chain_of_moves_is_found_where_no_single_move_helps() -> None:
-    """a has two and may only give x away, to b, who has one of y, which only c, who is idle, could take."""
+    """a has two and may only give x away, to b. b has one of y, and only c, which is idle, could take that."""
     members = {"a": {"x"}, "b": {"x", "y"}, "c": {"y"}}
     found = check(members, {"x": 2, "y": 1}, {"a": {("x", 0), ("x", 1)}, "b": {("y", 0)}})
     assert {member: len(taken) for member, taken in found.items()} == {"a": 1, "b": 1, "c": 1}

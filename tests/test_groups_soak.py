@@ -1,8 +1,8 @@
 """The chain soak: keyed messages through three stages of 31 partitions, by workers that come, go, die and stop.
 
 Workers join and quit in the middle of steps, some are killed with SIGKILL, some are stopped past their lease, lose
-their partitions, and go on with a step in their hands. In the end every key is at every stage exactly once and in its
-order. Beside it run its negative controls: without the fence the checker must find something wrong.
+their partitions, and continue with an open step. At the end every key is at every stage exactly once and in its
+order. The negative controls are part of it: without the fence the checker must find an error.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from cues.groups.table import GroupTable
 KEYS = 500
 WORKERS = 4
 CALM_S = 240
-"""How long all may take once nobody is disturbed any more."""
+"""The longest time of the rest, when no member is disturbed any more."""
 
 
 class Crowd:
@@ -44,7 +44,7 @@ class Crowd:
         self.environment = {**os.environ, **environment}
         self.workers: dict[int, tuple[subprocess.Popen[bytes], str]] = {}
         self.stopped: dict[int, float] = {}
-        """When each stopped one goes on, by pid."""
+        """The time at which each stopped worker continues, by pid."""
         self.events: Counter[str] = Counter()
 
     def join(self) -> None:
@@ -61,7 +61,7 @@ class Crowd:
         self.events["joined"] += 1
 
     def disturb(self) -> None:
-        """One thing that happens."""
+        """One random event."""
         what = self.chance.choice(self.choices)
         running = [pid for pid in self.workers if pid not in self.stopped]
         if what == "join" or not running:
@@ -78,7 +78,7 @@ class Crowd:
         self.events[what] += 1
 
     def tend(self, wanted: int) -> None:
-        """Let those go on whose time has come, and replace those that are gone."""
+        """Continue the workers whose time has come, and replace the dead ones."""
         for pid, when in list(self.stopped.items()):
             if time.monotonic() >= when:
                 os.kill(pid, signal.SIGCONT)
@@ -188,7 +188,7 @@ def test_every_key_once_and_in_order_at_every_stage(
 @pytest.mark.parametrize("how", ["", *soak.BROKEN], ids=["fenced", *soak.BROKEN])
 def test_a_step_in_the_hands_of_a_stopped_process_is_refused(how: str, tmp_path: Path, checked: Any) -> None:
     """A worker is stopped in the middle of a step, past its lease; another takes all partitions and finishes; then the
-    first goes on and commits.
+    first continues and commits.
 
     It is refused, and every message is there once. The negative controls: nothing compared at all, and the same
     comparison right before the transaction instead of inside it. They commit, and messages are there twice.
@@ -223,7 +223,7 @@ def test_a_step_in_the_hands_of_a_stopped_process_is_refused(how: str, tmp_path:
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("how", soak.BROKEN)
 def test_negative_control_the_soak_without_the_fence(how: str, tmp_path: Path) -> None:
-    """Steps are slow here, so that a stopped worker has one in its hands, which others take before it goes on."""
+    """Steps are slow here, so that a stopped worker has an open one, which others take before it continues."""
     seed = seeds.new()
     for round in range(40):
         broken = {"CUES_TEST_BREAK": how, "CUES_TEST_PAUSE_S": "0.15"}

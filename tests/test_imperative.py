@@ -84,7 +84,7 @@ def test_moves_and_writes_are_part_of_the_steps_commit(store: Store) -> None:
             assert tailer.envelope is not None and tailer.envelope.hash == attempt[HASH]
 
 
-def test_a_new_step_and_a_new_start_go_on_from_the_committed_positions(store: Store) -> None:
+def test_a_new_step_and_a_new_start_continue_from_the_committed_positions(store: Store) -> None:
     feed(store, a=range(4), rates=range(100, 110))
     run(store, stream(batch_size=1), steps_max=2)
     run(store, stream(batch_size=1))
@@ -224,7 +224,7 @@ def test_what_a_stream_without_outputs_returns_is_refused(store: Store) -> None:
     assert numbers(store, "log") == []
 
 
-def test_an_appender_on_an_output_queue_writes_behind_what_is_returned(store: Store) -> None:
+def test_an_appender_on_an_output_queue_writes_after_the_returned_messages(store: Store) -> None:
     def both(message: Message, process: Any) -> Message:
         process.appenders["more"].write({"n": -message["n"]})
         return message
@@ -442,7 +442,9 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("message", "error"), WRONG, ids=[error.__name__ for _, error in WRONG])
-def test_what_cannot_be_written_is_said_at_once(store: Store, message: Any, error: type[Exception]) -> None:
+def test_a_message_that_cannot_be_written_is_refused_at_once(
+    store: Store, message: Any, error: type[Exception]
+) -> None:
     caught = []
 
     def writes(_: Message, process: Any) -> None:
@@ -485,7 +487,7 @@ def test_many_large_writes_of_one_step(store: Store) -> None:
     assert numbers(store, "log") == [(n, i) for n in range(4) for i in range(50)]
 
 
-def test_an_unknown_binding_is_said_with_those_that_there_are(store: Store) -> None:
+def test_the_error_of_an_unknown_binding_lists_the_known_ones(store: Store) -> None:
     def asks(message: Message, process: Any) -> None:
         with pytest.raises(InvalidArgument, match=r"no tailer 'rate'; it has 'rates'.*Try: use 'rates'"):
             process.tailers["rate"]
@@ -616,7 +618,7 @@ def test_a_graph_is_idle_when_only_imperative_tailers_have_more(store: Store) ->
     assert positions(store) == {"g.s.a": 2, "g.s.rates": 2}
 
 
-def test_who_reads_an_appenders_queue_is_woken(store: Store) -> None:
+def test_a_reader_of_the_queue_of_an_appender_is_woken(store: Store) -> None:
     def writes(message: Message, process: Any) -> None:
         process.appenders["log"].write(message)
 
@@ -651,7 +653,7 @@ REFUSED: list[tuple[str, Callable[[], Any], tuple[str, ...]]] = [
 
 
 @pytest.mark.parametrize(("build", "words"), [case[1:] for case in REFUSED], ids=[case[0] for case in REFUSED])
-def test_what_is_wrong_is_said_at_the_declaration(build: Callable[[], Any], words: tuple[str, ...]) -> None:
+def test_errors_are_raised_at_the_declaration(build: Callable[[], Any], words: tuple[str, ...]) -> None:
     with pytest.raises(GraphError) as caught:
         build()
     assert all(word in str(caught.value) for word in words), str(caught.value)
@@ -685,7 +687,7 @@ def test_an_error_message_names_them(store: Store) -> None:
     assert testing.messages(store, "g.fails")[0][TYPE] == SNAPSHOT
 
 
-def test_a_processor_that_stops_says_so(store: Store) -> None:
+def test_a_processor_that_stops_is_reported(store: Store) -> None:
     def fails(message: Message, process: Any) -> None:
         process.appenders["log"].write(message)
         raise ValueError("never")

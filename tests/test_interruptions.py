@@ -1,4 +1,4 @@
-"""A Ctrl-C at every point of a call of tailers and appenders, and the program goes on with the same objects."""
+"""A Ctrl-C at every point of a call of tailers and appenders, and the program continues with the same objects."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ READS: dict[str, tuple[int, Callable[[World], Any], Callable[[World], Any]]] = {
 @pytest.mark.parametrize("events", EVENTS)
 @pytest.mark.parametrize("kind", READS)
 def test_a_read_that_is_interrupted_anywhere_is_done_or_not(tmp_path: Path, kind: str, events: frozenset[str]) -> None:
-    """What the interrupted call took without returning may be missing, as its position says; nothing comes twice."""
+    """Messages that the interrupted call took may be missing, as its position shows; no message comes twice."""
     partitions, make, read = READS[kind]
 
     def begin(world: World) -> None:

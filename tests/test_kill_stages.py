@@ -1,7 +1,7 @@
 """Three processes that share queues, killed at random moments, a hundred times; then they finish, and all is compared.
 
 Each process runs one stage (kill_stages.py). Single ones are killed, or several at the same moment; now
-and then one is stopped for a while, and goes on or is killed as it stands. Every queue, the keyed
+and then one is stopped for a while, and continues or is killed while it is stopped. Every queue, the keyed
 state and the SQLite table must be those of an independent computation.
 
 Beside it runs its negative control: the same loop over commits that were taken apart on purpose must
@@ -92,7 +92,7 @@ class Stages:
         return (self.root / f"{stage}.log").read_text()[-3000:]
 
     def kill_at_random(self, kills: int, chance: random.Random) -> None:
-        """Start what does not run, and kill until so many were killed; all are dead in the end."""
+        """Start the stages that do not run, and kill until so many were killed; at the end all are dead."""
         kills += self.kills
         while self.kills < kills:
             for stage in STAGES:
@@ -121,7 +121,7 @@ class Stages:
         return total
 
     def made(self) -> int:
-        """How many numbers the source has committed."""
+        """The count of numbers that the source has committed."""
         with cues.open(layout(self.root).queues["numbers"], readonly=True) as store:
             return store.queue("numbers").last_index
 
@@ -226,7 +226,7 @@ def test_negative_control_positions_in_a_transaction_of_their_own(
 
 
 def wrong_already(root: Path, made: int) -> bool:
-    """Whether something is wrong that no step to come can mend: all but what is lost at the end."""
+    """Return True if there is an error that no later step can repair: any except missing messages at the end."""
     return any(h.duplicated or h.unexpected or h.reordered for h in histories(root, made + MARGIN).values())
 
 

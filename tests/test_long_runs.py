@@ -1,4 +1,4 @@
-"""Long runs: what must not grow with the messages that have passed, or lie on the queues.
+"""Long runs: figures that must not grow with the messages that have passed, or that are on the queues.
 
 Each test has a bounded size, and ten million messages with ``pytest -m long``. Nothing here looks at a
 clock: memory is the process's own (resident, less the pages of the file that it maps), disk is the
@@ -119,7 +119,7 @@ POLICIES: dict[str, Any] = {
 def test_the_file_is_bounded_while_many_times_its_size_passes(tmp_path: Path, policy: str, count: int) -> None:
     """Messages of very different sizes leave holes; they are used again, so that the file stops growing.
 
-    A second queue that lives longer lies between the holes of the first.
+    The pages of a second queue, which lives longer, are between the holes of the first.
     """
     seed = seeds.new()
     draw = random.Random(seed)
@@ -149,7 +149,7 @@ def test_the_file_is_bounded_while_many_times_its_size_passes(tmp_path: Path, po
     assert passed > 3 * used[-1]
 
 
-# --- much that lies there -----------------------------------------------------------------------------
+# --- many messages in the store -----------------------------------------------------------------------------
 
 
 def fill(path: Path, count: int) -> None:
@@ -186,7 +186,7 @@ build(sys.argv[1], die).run()
 
 
 def calls(work: Callable[[], Any]) -> int:
-    """How many calls, of Python and of C functions, ``work`` makes: each step of a cursor is one."""
+    """The number of calls of Python and C functions that ``work`` makes: each step of a cursor is one."""
     made = 0
 
     def count(frame: Any, event: str, argument: Any) -> None:
@@ -228,7 +228,7 @@ LOOKS = {
 
 
 @pytest.mark.parametrize("look", LOOKS)
-def test_who_looks_at_a_store_does_not_walk_it(
+def test_a_look_at_a_store_does_not_walk_it(
     look: str,
     stores: dict[str, tuple[Path, int]],
     capsys: pytest.CaptureFixture[str],

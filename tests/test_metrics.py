@@ -1,4 +1,4 @@
-"""What can be measured of a store from outside: lag, rates, failures, owner."""
+"""Measurements of a store from outside: lag, rates, failures, owner."""
 
 from __future__ import annotations
 

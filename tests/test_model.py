@@ -102,7 +102,7 @@ def purge_off_by_one(patch: Patch) -> None:
 
 
 def purge_that_tells_no_reader(patch: Patch) -> None:
-    """Tailers go on handing out what they read ahead."""
+    """Tailers continue to hand out what they read ahead."""
     patch.setattr(Store, "_purged", lambda self: None)
 
 
@@ -112,7 +112,7 @@ def retention_off_by_one(patch: Patch) -> None:
 
 
 def retention_that_waits_for_no_step(patch: Patch) -> None:
-    """What a pending step took is let go before it commits."""
+    """Retention removes the messages of a pending step before it commits."""
     real = retention.readers
     patch.setattr(retention, "readers", lambda *a: [one._replace(pending=False) for one in real(*a)])
 
@@ -139,7 +139,7 @@ def named_tailer_that_overwrites(patch: Patch) -> None:
 
 
 def large_messages_deleted_in_part(patch: Patch) -> None:
-    """Continuation records stay behind when their message goes."""
+    """Continuation records stay when their message is deleted."""
     real = Log.delete_before
 
     def delete(self: Log, txn: Any, row: Any, index: int, *rest: Any) -> Any:
@@ -153,7 +153,7 @@ def large_messages_deleted_in_part(patch: Patch) -> None:
 
 
 def commit_in_two(patch: Patch) -> None:
-    """The positions of a step are written behind its outputs, in a transaction of their own."""
+    """The positions of a step are written after its outputs, in a transaction of their own."""
     write_step, commit_parts = Stepper._write_step, Stepper._commit_parts
 
     def commit(self: Stepper, parts: list[Part], row: ProcessorRow) -> None:

@@ -108,7 +108,7 @@ with cues.open(sys.argv[1], readonly=True) as store:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can look as another user")
-def test_who_may_not_write_a_store_can_look_at_it_while_nobody_else_writes() -> None:
+def test_a_user_who_may_not_write_a_store_can_read_it_while_no_process_writes() -> None:
     with tempfile.TemporaryDirectory() as place:  # outside of tmp_path, which others may not enter
         os.chmod(place, 0o755)
         path = Path(place) / "s"

@@ -96,7 +96,7 @@ def with_table(page: str, section: str, table: list[str]) -> str:
 
 
 def is_literal(text: str, value: Any) -> bool:
-    """Whether a text of the page is this value; ``0`` is ``0.0`` too."""
+    """Return True if a text of the page is this value; ``0`` is ``0.0`` too."""
     try:
         return bool(ast.literal_eval(text) == value)
     except (SyntaxError, ValueError):

@@ -1,4 +1,4 @@
-"""Who may run a processor: one process at a time, by lock, epoch and fence.
+"""The owner of a processor: one process at a time, by lock, epoch and fence.
 
 The invariant of the stories about stopped owners: whatever a process does that lost its ownership,
 it commits nothing. test_controls.py tells them again with the fence taken away, and they must then end
@@ -52,7 +52,7 @@ def same(message: Any) -> Any:
 
 
 def ignore(message: Any) -> None:
-    """What a sink does is done outside; here only its commits matter."""
+    """The effects of a sink are outside; here only its commits matter."""
 
 
 def count(position: int | None) -> Iterator[tuple[int, Any]]:
@@ -183,7 +183,7 @@ STOPPED = [
 
 
 @pytest.mark.parametrize(("point", "hit", "options"), STOPPED, ids=str)
-def test_a_stopped_owner_that_goes_on_after_a_takeover_commits_nothing(
+def test_a_stopped_owner_that_continues_after_a_takeover_commits_nothing(
     store: Store, forks: Forks, tmp_path: Path, checked: Any, point: str, hit: int, options: dict[str, Any]
 ) -> None:
     """An owner is stopped in a step; another process takes over when the lease is out, finishes, and ends.
@@ -301,7 +301,7 @@ def test_every_start_raises_the_epoch_and_functions_see_it(store: Store) -> None
 
 
 def test_a_seek_while_the_graph_runs_and_waits(store: Store) -> None:
-    """A graph has done everything and sleeps; its position is moved back from outside; it goes on from there."""
+    """A graph has done everything and sleeps; its position is moved back from outside; it continues from there."""
     with graph().start(store=store) as running:
         feed(store)
         assert running.wait_idle(timeout=10)
@@ -346,7 +346,7 @@ def test_a_takeover_stops_a_graph_that_waits_with_the_reason(store: Store) -> No
     assert numbers(store) == []
 
 
-def test_who_looks_for_a_seek_does_not_adopt_a_takeover(store: Store) -> None:
+def test_a_look_for_a_seek_does_not_adopt_a_takeover(store: Store) -> None:
     """Between the refused commit and the look at the row another owner may have come: adopting its row would
     make two owners of one id, each taking the other's commits for seeks."""
     graph = Graph("g", [Sink(lambda m: None, "a", id="s")])

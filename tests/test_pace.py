@@ -32,7 +32,7 @@ def clock() -> Iterator[testing.Clock]:
 
 
 class Costly:
-    """A function whose calls take time on the clock that stands still."""
+    """A function whose calls advance the clock, which stops otherwise."""
 
     def __init__(self, clock: testing.Clock, seconds: float) -> None:
         self.clock = clock
@@ -46,7 +46,7 @@ class Costly:
 
 
 def ranges(store: Store, processor: str) -> list[int]:
-    """How many messages each step of a try log committed (a snapshot beside its attempt)."""
+    """The numbers of messages that the steps of a try log committed (a snapshot with its attempt)."""
     found = testing.messages(store, processor)
     pairs = [(a, b) for a, b in itertools.pairwise(found) if a[TYPE].endswith("/snapshot") and "attempt" in b[TYPE]]
     return [
@@ -114,7 +114,7 @@ def test_outputs_hashes_and_state_do_not_depend_on_the_bound(
 def test_calls_at_once_are_closed_too_and_none_is_called_twice(
     store: Store, clock: testing.Clock, kind: str, keyed: bool
 ) -> None:
-    """What was called for behind a message of the same step is in that step, with all before it."""
+    """A message whose call began in the step is in that step, with all messages before it."""
     feed(store, a=[{"n": n, "key": 0 if n % 3 else n} for n in range(60)])
     called: list[int] = []
 
@@ -313,7 +313,7 @@ def test_a_batch_function_that_lingers_waits_for_a_whole_batch_or_its_time(store
         assembly.close()
 
 
-def test_who_waits_until_a_graph_is_idle_ends_a_linger(store: Store) -> None:
+def test_a_wait_for_an_idle_graph_ends_a_linger(store: Store) -> None:
     sizes: list[int] = []
     sink = Sink(lambda ms: sizes.append(len(ms)), "a", id="s", batch=True, linger_s=3600)
     graph = Graph("g", [Source("a"), sink])

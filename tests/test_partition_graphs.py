@@ -33,7 +33,7 @@ def parted(**partitions: int) -> dict[str, QueueOptions]:
 
 
 def counted(message: Message, process: Any) -> Message:
-    """What a key's unit knows of it: how many of its messages came, and which was the last."""
+    """The state of a key: the number of its messages, and the last one."""
     state = process.state
     before = state.get("last", -1)
     state["count"] = state.get("count", 0) + 1
@@ -102,7 +102,7 @@ def test_order_and_state_of_each_key_through_two_stages(tmp_path: Path, instance
 
 
 def test_any_interleaving_of_units_and_restarts_gives_the_same(tmp_path: Path) -> None:
-    """Many seeds: units take turns at random, the run ends after some steps, and another one goes on."""
+    """Many seeds: units take turns at random, the run ends after some steps, and another one continues."""
     seed = seeds.new()
     rng = random.Random(seed)
     for round in range(8):
@@ -221,7 +221,7 @@ def test_a_unit_that_stops_leaves_the_others_going(tmp_path: Path) -> None:
         running._queue("orders").appender().write_many(messages)
         with pytest.raises(ProcessorStopped, match="thirteen"):
             running.wait_idle(60)
-        running.drain(60)  # the others go on until they have nothing left
+        running.drain(60)  # the others continue until they have nothing left
     finally:
         running.close()
     with cues.open(tmp_path / "s") as store:
@@ -293,7 +293,7 @@ def test_a_source_feeds_partitions_and_one_message_that_has_no_key_fails_alone(t
 
 
 def test_a_queue_that_grew_gives_new_units_that_begin_at_its_start(tmp_path: Path) -> None:
-    """A store from before there were partitions: its processor goes on as unit 0, the others are fresh."""
+    """A store from before there were partitions: its processor continues as unit 0, the others are fresh."""
     with cues.open(tmp_path / "s", durability="process") as store:
         graph = Graph("g", [Stream(counted, "orders", "out", key="user")])
         assemble(graph, store).close()
@@ -322,7 +322,7 @@ def test_a_queue_that_grew_gives_new_units_that_begin_at_its_start(tmp_path: Pat
 
 @pytest.mark.parametrize("path", [None, "abroad"])
 def test_units_that_a_processor_has_no_more_hold_nothing_back(tmp_path: Path, path: str | None) -> None:
-    """It read four partitions and reads one queue now: nobody waits for the other three any more."""
+    """It read four partitions and reads one queue now: retention does not wait for the other three any more."""
     queues = {"orders": QueueOptions(partitions=4, key="user", retention="read", path=path and str(tmp_path / path))}
 
     def made(queue: str) -> Graph:
@@ -398,7 +398,7 @@ def test_inputs_that_grow_one_after_the_other_meet_again(tmp_path: Path) -> None
         assert sorted(m["sum"] for m in running.messages("z")) == [2 * n for n in range(40)]
 
 
-def test_a_start_of_several_processes_is_no_growth(tmp_path: Path) -> None:
+def test_a_start_of_several_processes_is_not_a_growth(tmp_path: Path) -> None:
     """One process has claimed the first unit before the other looks at its own."""
     graph = counting()
     told: list[events.Event] = []
@@ -464,7 +464,7 @@ def test_a_seek_of_one_unit_moves_only_that(tmp_path: Path) -> None:
         (lambda: Sink(print, "y", id="p", instances=2), ("instances=2", "one partition")),
     ],
 )
-def test_what_does_not_fit_is_refused_by_name_when_the_store_says_so(
+def test_a_processor_that_does_not_fit_the_partitions_of_the_store_is_refused_by_name(
     tmp_path: Path, build: Callable[[], Any], words: tuple[str, ...]
 ) -> None:
     """The graph says nothing of partitions; the queue was made with four."""

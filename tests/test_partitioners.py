@@ -1,4 +1,4 @@
-"""Where keys are placed: Kafka's own vectors, an independent slow implementation, and what growing moves."""
+"""The placing of keys: Kafka's own vectors, an independent slow implementation, and the moves when a queue grows."""
 
 from __future__ import annotations
 

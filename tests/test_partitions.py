@@ -35,7 +35,7 @@ def keyed(count: int, keys: int = 10) -> list[dict[str, Any]]:
 
 @contextlib.contextmanager
 def failing(point: str) -> Iterator[None]:
-    """What is done inside raises at this crash point."""
+    """Raise at this crash point inside the block."""
 
     def fail(name: str) -> None:
         raise RuntimeError(name)
@@ -295,7 +295,7 @@ def test_a_merged_tailer_reads_partitions_that_come_while_it_waits(store: cues.S
 
 
 class Oracle:
-    """What a merged tailer must read: all messages of all partitions, sorted by (append time, partition, index)."""
+    """The expected messages of a merged tailer: those of all partitions, sorted by (append time, partition, index)."""
 
     def __init__(self, queue: cues.Queue) -> None:
         self.queue = queue

@@ -1,6 +1,6 @@
 """Streams that write to other stores by pending messages: killed everywhere, cut from power, overtaken; and controls.
 
-The invariant: in every store, readers of what is committed see what they see of a run that nobody disturbed, and
+The invariant: in every store, readers of committed messages see the same as after an undisturbed run, and
 nothing is left pending.
 """
 
@@ -32,7 +32,7 @@ Message = dict[str, Any]
 
 
 class Lab:
-    """One prepared place to copy, and what a run leaves that nobody disturbs."""
+    """One prepared place to copy, and the results of an undisturbed run."""
 
     def __init__(self, forks: Forks, where: Path, name: str = "spread", durability: str = "process") -> None:
         self.forks = forks
@@ -50,7 +50,7 @@ class Lab:
         return [site for site in self.sites if site[0].startswith(points)]
 
     def wrong(self, found: Any) -> str:
-        """What is not as in a run that nobody disturbed; empty where all is."""
+        """The differences from an undisturbed run; empty if there are none."""
         if found["wrong"] or found["pending"]:
             return f"{found['wrong']} {found['pending']}"
         for what in ("positions", "state"):
@@ -132,7 +132,7 @@ def test_death_in_the_start_after_a_death(forks: Forks, tmp_path: Path) -> None:
         ("acknowledged before the commit", ("stamped.inside", "commit.before")),
         ("not repeated at the start", ("pending.committed",)),
         ("not dropped at the start", ("pending.written",)),
-        ("acknowledged behind the next step", ("commit.after",)),
+        ("acknowledged after the next step", ("commit.after",)),
     ],
 )
 def test_without_the_rule_messages_are_lost_or_repeated(
@@ -173,7 +173,7 @@ def cut_and_judge(lab: Lab, sites: list[Site], cut: tuple[str, ...]) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("break_it", "cut"), [("no sync before the commit", ("x", "y")), ("no sync behind the commit", ("",))]
+    ("break_it", "cut"), [("no sync before the commit", ("x", "y")), ("no sync after the commit", ("",))]
 )
 def test_without_the_sync_a_power_cut_loses_or_repeats(
     break_it: str, cut: tuple[str, ...], forks: Forks, tmp_path: Path
@@ -200,7 +200,7 @@ def test_without_the_sync_a_power_cut_loses_or_repeats(
         ("stamped.before", 3),
     ],
 )
-def test_a_stopped_owner_that_goes_on_has_nothing_acknowledged(
+def test_a_stopped_owner_that_continues_has_nothing_acknowledged(
     point: str, hit: int, forks: Forks, tmp_path: Path
 ) -> None:
     lab = Lab(forks, tmp_path)
@@ -214,7 +214,7 @@ def test_a_stopped_owner_that_goes_on_has_nothing_acknowledged(
 
 
 @pytest.mark.parametrize("break_it", ["", "one producer for all owners"])
-def test_a_stopped_owner_goes_on_while_its_successor_has_something_pending(
+def test_a_stopped_owner_continues_while_its_successor_has_something_pending(
     break_it: str, forks: Forks, tmp_path: Path
 ) -> None:
     """Were both one producer, each would drop or acknowledge what the other has pending."""
@@ -323,7 +323,7 @@ def test_a_store_that_was_put_back_is_found_out(tmp_path: Path, back: str) -> No
 
 
 def test_a_failed_step_in_partitions_that_came_since_the_start(tmp_path: Path) -> None:
-    """What a dropped step left in a partition that the start did not know is dropped as well."""
+    """The messages of a dropped step in a partition that the start did not know are dropped as well."""
     made = Graph(
         "g",
         [Stream(same, "in", "out", id="s", across="pending", batch_size=8)],
@@ -366,7 +366,7 @@ def test_a_seek_while_it_runs(tmp_path: Path) -> None:
 
 
 def test_a_seek_while_a_step_has_something_pending(tmp_path: Path) -> None:
-    """The step is dropped, and with it what it wrote; the owner goes on under the same producer."""
+    """The step is dropped with its messages; the owner continues under the same producer."""
     feed(tmp_path, [{"n": n} for n in range(3)])
     with cues.open(tmp_path / "home") as home:
         faults.arm("pending.written", 1, lambda point: ownership.seek(home, "g.s", {"g.s.in": 2}))

@@ -1,12 +1,12 @@
-"""A power cut in two stores: what was not synced is gone from one of them, and the next start says so or mends it.
+"""A power cut in two stores: one of them loses its unsynced commits, and the next start reports or repairs this.
 
 The images that a power cut would leave are kept by the run itself: of a "process" store its file at each
 sync, of a "disk" store nothing, since every commit of it is durable. A run is killed at every crash
 point; then the file of one store, or of both, is put back to its image, and the graph runs to its end.
 
     home "process" taken back     exact: nothing is forwarded before home is synced
-    other "process" taken back    exact, if what lies there came through fork queues and nobody read it;
-                                  otherwise exact or detected: a position beyond the end, or behind
+    other "process" taken back    exact, if its messages came through fork queues and were not read;
+                                  otherwise exact or detected: a position beyond the end, or after
                                   another batch, is Diverged
     "disk"                        is never taken back
 """
@@ -41,7 +41,7 @@ WRITERS = [
     "error step abroad",
     "source with an error step abroad",
 ]
-"""What lies in the other store came through fork queues, and nobody reads it."""
+"""The messages in the other store came through fork queues, and no processor reads them."""
 READERS = [
     "stream from abroad",
     "stream abroad and back",
@@ -51,7 +51,7 @@ READERS = [
     "alts across stores with messages on both",
     "batch function abroad",
 ]
-"""What lies in the other store is read as well."""
+"""The messages in the other store are read as well."""
 
 
 POINTS = (
@@ -63,7 +63,7 @@ POINTS = (
     "trim.inside",
     "mark.inside",
 )
-"""Where the two stores differ most in what is durable; the long mode takes all."""
+"""The points at which the two stores differ most in their durable commits; the long mode takes all."""
 
 
 # --- in a child ---------------------------------------------------------------------------------
@@ -167,7 +167,7 @@ def by_message(expected: dict[str, Any], found: dict[str, Any]) -> dict[str, Any
 def cut_everywhere(
     forks: Forks, tmp_path: Path, name: str, cut: tuple[str, ...], break_it: str = "", every_hit: bool = False
 ) -> tuple[Counter[str], str]:
-    """How many cases ended exact, and how many were detected; and what was wrong with the first other one."""
+    """The numbers of exact and of detected cases, and the error of the first other case."""
     made = template(forks, name, tmp_path)
     sites, expected = undisturbed(forks, name, made)
     if not every_hit:
@@ -209,12 +209,12 @@ def take_back(name: str, home: str, other: str, forks: Forks, tmp_path: Path, ev
         assert not wrong, f"{cut}: {wrong}"
         if name in WRITERS or cut == ("home",):
             assert set(outcomes) == {"exact"}, f"{cut}: {outcomes}"
-        elif name == "stream from abroad":  # whose messages nobody can bring back but who sent them
+        elif name == "stream from abroad":  # only its sender can send its messages again
             assert outcomes["detected"], f"{cut}: {outcomes}"
 
 
 def cuts(home: str, other: str) -> list[tuple[str, ...]]:
-    """What of two stores a power cut can take back: only what was not synced."""
+    """The stores that a power cut can take back: only unsynced commits are lost."""
     found: list[tuple[str, ...]] = []
     if home == "process":
         found.append(("home",))
@@ -234,6 +234,6 @@ def cuts(home: str, other: str) -> list[tuple[str, ...]]:
     ],
 )
 def test_negative_control(break_it: str, name: str, cut: tuple[str, ...], forks: Forks, tmp_path: Path) -> None:
-    """Without the sync the same judge finds messages lost or doubled, or the start refuses to go on."""
+    """Without the sync the same judge finds messages lost or doubled, or the start refuses to continue."""
     outcomes, wrong = cut_everywhere(forks, tmp_path, name, cut, break_it)
     assert wrong or outcomes["detected"], outcomes

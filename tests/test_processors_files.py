@@ -72,7 +72,7 @@ JSONL = [b'{"n": 1}\n\n{"n": 2}\nno\n{"n": 3}', b"", b'{"n": 4}\n[]\n']
 def test_from_every_position_the_rest_follows(
     store: Callable[[Path, bytes], Path], read: Any, parts: list[bytes], tmp_path: Path
 ) -> None:
-    """Stop behind any row, malformed or not, in any file: what follows is what would have followed."""
+    """Stop after any row, malformed or not, in any file: the rest is the same as without the stop."""
     paths = [store(tmp_path / f"{n}.txt", part) for n, part in enumerate(parts)]
     whole = list(read(*paths))
     assert len(whole) == 6
@@ -82,7 +82,7 @@ def test_from_every_position_the_rest_follows(
 
 
 def test_positions_are_read_from_the_file_they_belong_to(tmp_path: Path) -> None:
-    """A file that grew behind the position gives what is new."""
+    """A file that grew after the position gives its new rows."""
     path = plain(tmp_path / "a.csv", b"a\n1\n")
     [(position, _)] = files.read_csv(path)
     plain(path, b"a\n1\n2\n")
@@ -103,7 +103,7 @@ def test_a_file_that_does_not_fit_its_position_is_refused(now: bytes, says: str,
 
 
 @pytest.mark.parametrize("how", ["plain", "gzipped"])
-def test_a_source_that_dies_anywhere_goes_on_with_the_next_row(how: str, tmp_path: Path) -> None:
+def test_a_source_that_dies_anywhere_continues_with_the_next_row(how: str, tmp_path: Path) -> None:
     """Every crash point × every hit: the queue holds every line once, in order, the malformed ones too."""
     lines = [b"a,b", *(b"%d,x" % n if n % 5 else b"%d" % n for n in range(30))]
     path = (plain if how == "plain" else gzipped)(tmp_path / "a.csv", b"\n".join(lines))
@@ -233,7 +233,7 @@ def test_a_header_that_cannot_be_read_stops_the_source(header: bytes, says: str,
         csv_of(header + b"\n1,2\n")
 
 
-def test_a_file_that_is_missing_or_packs_several_is_said(tmp_path: Path) -> None:
+def test_a_missing_file_and_an_archive_of_several_are_refused(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         next(files.read_csv(tmp_path / "none.csv"))
     with zipfile.ZipFile(tmp_path / "two.zip", "w") as archive:

@@ -1,4 +1,4 @@
-"""The transactional SQLite sink: every message in the target once, whoever presents it how often.
+"""The transactional SQLite sink: every message is in the target once, however often it is presented.
 
 The target is judged from outside, with a plain connection. ``Presented`` stands for a process that
 delivers a given range, so that retries, stopped owners and seeks can be presented in any order.
@@ -26,7 +26,7 @@ Ranges = dict[str, tuple[int, int]]
 
 
 class Presented:
-    """What a sink sees of its process: ``ranges`` {tailer: (start, end)} under a generation and an epoch."""
+    """The process that a sink sees: ``ranges`` {tailer: (start, end)} under a generation and an epoch."""
 
     def __init__(
         self,
@@ -121,7 +121,7 @@ def test_a_later_start_is_accepted(db: sql.SQLite) -> None:
 
 
 @pytest.mark.parametrize(("generation", "epoch"), [(0, 4), (-1, 5), (-1, 9)])
-def test_who_is_no_longer_the_owner_is_refused(generation: int, epoch: int, db: sql.SQLite) -> None:
+def test_an_earlier_owner_is_refused(generation: int, epoch: int, db: sql.SQLite) -> None:
     """A process was stopped, another took over and wrote; the first wakes up inside its function."""
     deliver(db, one(1, 4, epoch=5))
     before = position(db)
@@ -211,7 +211,7 @@ def test_a_block_that_raises_leaves_neither_rows_nor_position(db: sql.SQLite) ->
     assert deliver(db, one(3, 5)) == [3, 4]  # and the database is usable
 
 
-def test_a_block_that_commits_itself_is_told(db: sql.SQLite) -> None:
+def test_a_block_that_commits_itself_is_reported(db: sql.SQLite) -> None:
     with (
         pytest.raises(cues.CuesError, match="ended its transaction itself"),
         db.transaction(cast(cues.Process, one(1, 3))) as tx,
@@ -222,7 +222,7 @@ def test_a_block_that_commits_itself_is_told(db: sql.SQLite) -> None:
     assert deliver(db, one(1, 3)) == [] and numbers(db) == [1, 2]
 
 
-def test_a_block_that_rolls_back_itself_is_told(db: sql.SQLite) -> None:
+def test_a_block_that_rolls_back_itself_is_reported(db: sql.SQLite) -> None:
     for statements in (["rollback"], ["rollback", "begin"]):
         with (
             pytest.raises(cues.CuesError, match="ended its transaction itself"),
@@ -291,7 +291,7 @@ def test_a_process_killed_inside_the_block_leaves_nothing(db: sql.SQLite) -> Non
 
 
 def graph_over(db: sql.SQLite, batch: bool, after: Any = None, batch_size: int = 4) -> cues.Graph:
-    """Numbers, every fifth of which fails before the sink, into the target. ``after`` runs behind the commit."""
+    """Numbers, every fifth of which fails before the sink, into the target. ``after`` runs after the commit."""
     graph = cues.Graph("g", errors="errors")
     graph.source("q")
 
@@ -336,7 +336,7 @@ def test_a_crash_anywhere_leaves_each_message_once(batch: bool, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("batch", [True, False])
-def test_a_function_that_fails_behind_its_commit_is_not_repeated_in_the_target(batch: bool, db: sql.SQLite) -> None:
+def test_a_function_that_fails_after_its_commit_is_not_repeated_in_the_target(batch: bool, db: sql.SQLite) -> None:
     """The target has committed, the function fails: the processor stops, and the retry finds its own rows."""
     failing = [True]
 
@@ -378,7 +378,7 @@ def test_without_the_row_a_crash_doubles(tmp_path: Path) -> None:
 
 
 def test_alts_and_a_join_in_a_graph(db: sql.SQLite) -> None:
-    """What ``fresh`` relies on is what a real process gives: ``indices`` by binding, ranges by tailer."""
+    """A real process gives the facts that ``fresh`` needs: ``indices`` by binding, ranges by tailer."""
     graph = cues.Graph("g")
     graph.source("a")
     graph.source("b")
@@ -431,7 +431,7 @@ def test_another_store_is_refused_and_changes_nothing(db: sql.SQLite) -> None:
     assert deliver(db, one(1, 5)) == [4]
 
 
-def test_a_target_that_refuses_stops_the_sink_and_is_no_failed_message(tmp_path: Path) -> None:
+def test_a_target_that_refuses_stops_the_sink_and_is_not_a_failed_message(tmp_path: Path) -> None:
     """Two stores, one target: the second store's sink stops with the reason; nothing goes to the error queue."""
     db = sql.SQLite(tmp_path / "target.db", SCHEMA)
     for name in ("first", "second"):

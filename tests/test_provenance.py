@@ -97,7 +97,7 @@ def test_batches_of_one_queue_join_to_one_range() -> None:
 
 @settings(max_examples=150, deadline=None)
 @given(st.lists(runs(), min_size=1, max_size=3))
-def test_runs_behind_one_another_keep_their_maps(parts: list[Provenance]) -> None:
+def test_consecutive_runs_keep_their_maps(parts: list[Provenance]) -> None:
     """Messages that came another way than their neighbours do not get an index 0 of the year 1970."""
     assert maps(provenance.concat(parts)) == [m for part in parts for m in maps(part)]
 

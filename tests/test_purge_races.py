@@ -77,7 +77,7 @@ def write_and_purge(store: cues.Store, words: Words, seed: int) -> None:
                 words.ask(max(index, words.asked))
                 queue.purge(before=index)
                 words.finish(max(index, words.done))
-    # What is left can be read by everybody.
+    # Every reader can read the rest.
     appender.write({"n": MESSAGES + 1})
 
 
@@ -157,9 +157,9 @@ def test_readers_in_threads_and_processes_while_another_purges(forks: Forks, tmp
 
 @pytest.mark.parametrize("side_effects", [False, True], ids=["plain", "snapshot first"])
 def test_processors_while_another_purges(tmp_path: Path, side_effects: bool) -> None:
-    """Each message once and in order on the output; what is missing was purged, what is left is there; none fails.
+    """Each message is on the output at most once and in order. Only purged messages are missing; none fails.
 
-    A step that took its messages before the purge may still commit behind it.
+    A step that took its messages before the purge may still commit after it.
     """
     seed = seeds.new()
     words = Words(tmp_path / "words")
@@ -196,8 +196,8 @@ def test_processors_while_another_purges(tmp_path: Path, side_effects: bool) -> 
         assert seen[len(seen) - len(left) :] == left
 
 
-def test_a_tailer_that_stands_on_what_is_purged_goes_on_at_the_first_that_is_left(tmp_path: Path) -> None:
-    """However it stands there: in a batch that it has decoded, forwards or backwards, waiting, or by its name."""
+def test_a_tailer_on_a_purged_message_continues_at_the_first_remaining_one(tmp_path: Path) -> None:
+    """In each case: in a batch that it has decoded, forwards or backwards, waiting, or by its name."""
     with cues.open(tmp_path / "store", durability="process") as store:
         queue = store.queue("q")
         queue.appender().write_many([{"n": n} for n in range(1, 301)])

@@ -100,7 +100,7 @@ def test_large_messages_come_back_among_small_ones(store: cues.Store, size: int)
     assert tailer.read_many(10) == [*messages, large][::-1]
 
 
-def test_the_limit_is_64_mib_unless_said(store: cues.Store) -> None:
+def test_the_limit_is_64_mib_by_default(store: cues.Store) -> None:
     message = {"x": b"x" * (64 << 20)}
     with pytest.raises(MessageTooLarge) as caught:
         store.queue("q").appender().write(message)
@@ -178,7 +178,7 @@ def test_a_purge_to_nowhere_is_refused(store: cues.Store, index: Any) -> None:
     assert len(queue) == 101
 
 
-def test_a_reader_that_looks_between_a_purge_and_its_commit_is_told_again(tmp_path: Path) -> None:
+def test_a_reader_that_looks_between_a_purge_and_its_commit_looks_again(tmp_path: Path) -> None:
     """The word that says "drop what you read ahead" is set before the commit; a reader that looked then
     would believe that its batch is still whole."""
     with cues.open(tmp_path / "store", durability="process") as store:
@@ -583,7 +583,7 @@ with cues.open(sys.argv[1]) as store:
 @pytest.mark.parametrize("durability", DURABILITIES)
 def test_a_writer_that_is_killed_leaves_whole_appends(tmp_path: Path, durability: str, checked: Any) -> None:
     """kill -9 in the middle of writing, again and again: what was acknowledged is there, in order, and nothing
-    is half there; the next writer, and one that was open all along, go on at once."""
+    is half there; the next writer, and one that was open all along, continue at once."""
     path = tmp_path / "store"
     seed = seeds.new()
     rng = random.Random(seed)

@@ -21,7 +21,7 @@ Message = dict[str, Any]
 SEEDS = seeds.among(range(60))
 
 RATES = [{"n": 1000 * n} for n in range(1, 30)]
-"""What an imperative stage reads by itself, one a message that does not fail."""
+"""The messages that an imperative stage reads by itself, one for each message that does not fail."""
 
 
 class Stage:
@@ -33,7 +33,7 @@ class Stage:
         self.modulus = chance.randint(2, 5)
 
     def model(self, messages: list[Message]) -> tuple[list[Message], list[Message], list[Message]]:
-        """What goes on, what goes aside, and what fails."""
+        """The outputs, the messages for the other queue, and the failures."""
         k, on, aside, failed = self.modulus, [], [], []
         sums: dict[int, int] = {}
         rates = iter(RATES)

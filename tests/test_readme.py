@@ -18,7 +18,7 @@ def blocks(language: str) -> list[str]:
 def test_every_python_block_runs_and_prints_what_it_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Each block as it stands: in a directory of its own, with no name but its own imports."""
+    """Each block unchanged: in a directory of its own, with no name but its own imports."""
     monkeypatch.delenv("CUES_STORE", raising=False)
     for number, block in enumerate(blocks("python")):
         directory = tmp_path / str(number)

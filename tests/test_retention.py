@@ -58,7 +58,7 @@ def test_by_bytes_the_file_stays_bounded(store: cues.Store) -> None:
 
 
 def test_by_reading_waits_for_every_known_reader(store: cues.Store) -> None:
-    """A processor and a named tailer read at their own pace; what both have read goes."""
+    """A processor and a named tailer read at their own pace; messages that both have read are removed."""
     queue = store.queue("q", retention="read")
     appender = queue.appender()
     for n in range(10):
@@ -76,7 +76,7 @@ def test_by_reading_waits_for_every_known_reader(store: cues.Store) -> None:
     assert queue.first_index == 12, "the processor has not read 12"
 
 
-def test_a_policy_that_passes_a_reader_says_so_once(store: cues.Store, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_policy_that_passes_a_reader_warns_once(store: cues.Store, caplog: pytest.LogCaptureFixture) -> None:
     queue = store.queue("q", retention=5)
     queue.tailer("slow").to_index(1)
     with caplog.at_level(logging.WARNING, "cues"):
@@ -87,7 +87,7 @@ def test_a_policy_that_passes_a_reader_says_so_once(store: cues.Store, caplog: p
 
 
 @pytest.mark.parametrize("policy", [3, "1s", "8KB"])
-def test_what_a_pending_step_took_stays_and_it_is_said(
+def test_the_messages_of_a_pending_step_stay_and_this_is_reported(
     store: cues.Store, caplog: pytest.LogCaptureFixture, policy: Any
 ) -> None:
     """A sink dies in its function: the messages of its snapshot stay until it has taken them again."""
@@ -125,7 +125,7 @@ def test_the_policy_survives_reopening_and_can_be_changed(tmp_path: Path) -> Non
 def test_a_policy_with_reading_and_a_count_says_when_it_passes_a_reader(
     store: cues.Store, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What any part lets go goes: the count does not wait for the reader that "read" would wait for."""
+    """Each part of the policy removes messages: the count does not wait for the reader that "read" would wait for."""
     queue = store.queue("q", retention=cues.Retention(read=True, count=5))
     slow = queue.tailer("slow")
     slow.to_index(1)
@@ -141,10 +141,10 @@ def test_a_policy_with_reading_and_a_count_says_when_it_passes_a_reader(
 
 
 @pytest.mark.parametrize("policy", [5, "1s", "40KB"], ids=["count", "age", "bytes"])
-def test_a_policy_that_passes_a_processor_says_so_and_it_goes_on_behind(
+def test_a_policy_that_passes_a_processor_warns_and_the_processor_continues_after_it(
     store: cues.Store, caplog: pytest.LogCaptureFixture, policy: Any
 ) -> None:
-    """The processor stands at a commit, with nothing under way; what is left it takes once, in order."""
+    """The processor is at a commit, with nothing under way; it takes the remaining messages once, in order."""
     queue = store.queue("q", retention=policy)
     taken: list[int] = []
     graph = Graph("g", [Sink(lambda m: taken.append(m["n"]), "q", id="s")])
@@ -186,7 +186,7 @@ def test_by_reading_a_step_that_has_not_committed_is_waited_for(store: cues.Stor
 
 
 def test_a_clock_that_steps_back_loses_no_place_in_time(store: cues.Store) -> None:
-    """What is written while the clock is behind has the last time: seeks and purges by time stay exact."""
+    """Messages that are written while the clock is late have the last time: seeks and purges by time stay exact."""
     queue = store.queue("q")
     ten = datetime(2026, 1, 1, 10, tzinfo=UTC)
     with testing.Clock(ten) as clock:
@@ -221,7 +221,7 @@ def test_a_clock_that_steps_back_loses_no_place_in_time(store: cues.Store) -> No
 
 
 def test_age_counts_from_the_time_that_was_written_down(store: cues.Store) -> None:
-    """While the clock is behind nothing is old, nothing goes too early; when it is right again what is old goes."""
+    """While the clock is late nothing is old or removed too early; when it is right again old messages are removed."""
     queue = store.queue("q", retention="1h")
     appender = queue.appender()
     ten = datetime(2026, 1, 1, 10, tzinfo=UTC)
@@ -304,7 +304,7 @@ def test_one_append_by_a_clock_that_is_a_year_ahead_empties_nothing_and_stops_no
     assert not store.check()
 
 
-def test_a_clock_that_is_behind_and_then_put_right_lets_go_of_what_is_old_a_little_later(store: cues.Store) -> None:
+def test_a_late_clock_that_is_corrected_removes_old_messages_a_little_later(store: cues.Store) -> None:
     queue = store.queue("q", retention="1h")
     appender = queue.appender()
     found: list[list[int]] = []

@@ -1,4 +1,4 @@
-"""A Ctrl-C at every point of what a program does with a running graph; then it goes on with the same objects.
+"""A Ctrl-C at every point of what a program does with a running graph; then it continues with the same objects.
 
 The points are those of the program's own thread; the graph's threads are never interrupted by a Ctrl-C.
 """

@@ -42,7 +42,7 @@ def fill(store: Store, count: int) -> None:
 
 
 def step(member: Member, n: int = 10) -> tuple[list[dict[str, Any]], Any]:
-    """One session that copies up to ``n`` messages, and what came of it."""
+    """One session that copies up to ``n`` messages, and its outcome."""
     with member.session() as session:
         messages = session.read_many(n)
         session.write_many("invoices", messages)
@@ -171,7 +171,7 @@ def test_outputs_are_in_the_members_store(store: Store, tmp_path: Path) -> None:
 
 
 def test_an_abort_gives_the_same_messages_again(store: Store) -> None:
-    """And drops what was read ahead: nothing behind them comes first, though it was in memory already."""
+    """It also drops the messages that were read ahead, so that they do not come before these."""
     fill(store, 400)
     with Member(store, "orders", "g") as member:
         for how in range(3):
@@ -322,14 +322,14 @@ def test_a_session_ends_once(store: Store) -> None:
 
 
 class Doubt(Exception):
-    """What comes out of a commit that may have been made."""
+    """The exception of a commit that may have been made."""
 
 
 @pytest.mark.parametrize(("point", "made"), [("session.inside", False), ("session.after", True)])
 def test_a_commit_whose_outcome_is_unknown_is_never_a_success(store: Store, point: str, made: bool) -> None:
     """An exception comes out of the commit, before or after it was made; to end it again answers unknown.
 
-    Whatever was the case, the next read goes on from the store: nothing is lost and nothing is doubled.
+    In both cases the next read continues from the store: nothing is lost and nothing is doubled.
     """
     fill(store, 40)
 

@@ -145,7 +145,7 @@ graph.run()
 
 
 def test_kill_9_of_a_graph_around_the_commits(database: Database, tmp_path: Path) -> None:
-    """A process of its own, killed behind the database's commit and in front of it, again and again."""
+    """A process of its own, killed again and again, after the database's commit and before it."""
     with database.make() as checkpoint:
         url = cast(sa.URL, checkpoint.engine.url).render_as_string(hide_password=False)
         for site in ("checkpoint.inside:2", "checkpoint.after:1", "commit.inside:2", "checkpoint.after:1"):
@@ -272,7 +272,7 @@ def test_a_message_that_fails_goes_to_the_error_queue_and_leaves_no_row(database
         assert len(store.queue("errors")) == 3
 
 
-def test_a_database_that_fails_stops_the_sink_and_is_no_failed_message(database: Database) -> None:
+def test_a_database_that_fails_stops_the_sink_and_is_not_a_failed_message(database: Database) -> None:
     """Messages in front of the failure commit, one that failed by itself among them, and only that is an error."""
     graph = cues.Graph("g", errors="errors")
     graph.source("q")
@@ -302,7 +302,7 @@ def test_a_database_that_fails_stops_the_sink_and_is_no_failed_message(database:
 
 @pytest.mark.parametrize("statement", ["commit", "rollback"])
 @pytest.mark.parametrize("raw", [True, False])
-def test_a_function_that_ends_the_transaction_is_told(statement: str, raw: bool, database: Database) -> None:
+def test_a_function_that_ends_the_transaction_is_reported(statement: str, raw: bool, database: Database) -> None:
     """A rollback that went unnoticed would lose its messages: the store would move on, and the database has nothing."""
     graph = cues.Graph("g")
     graph.source("q")
@@ -317,7 +317,7 @@ def test_a_function_that_ends_the_transaction_is_told(statement: str, raw: bool,
                 process.connection.exec_driver_sql(statement) if raw else getattr(process.connection, statement)()
 
         if statement == "commit" and raw:
-            # Nobody can see it, and it does no harm: the position was in it.
+            # The commit does no harm: it has the position.
             testing.run_until_idle(graph, store)
         else:
             with pytest.raises(cues.ProcessorStopped, match="transaction itself"):
@@ -344,7 +344,7 @@ def test_a_savepoint_is_the_functions_own(database: Database) -> None:
         assert database.numbers(checkpoint) == WANTED
 
 
-def test_a_target_held_by_somebody_else_is_waited_for_and_then_told(database: Database) -> None:
+def test_a_target_held_by_another_process_is_waited_for_and_then_reported(database: Database) -> None:
     with database.make(timeout_s=0.2) as impatient:
         url = cast(sa.URL, impatient._target)
         assert one(impatient, 1, 2) == [1]
@@ -425,7 +425,7 @@ def test_state_belongs_into_the_target_and_connections_into_such_sinks(tmp_path:
                 testing.run_until_idle(graph, store)
 
 
-def test_the_guarantee_is_said(tmp_path: Path) -> None:
+def test_the_guarantee_is_shown(tmp_path: Path) -> None:
     graph = graph_into(SQLCheckpoint(tmp_path / "x.db"))
     assert graph.plan().nodes[-1].guarantee.startswith("exactly-once: its target commits")
     assert not (tmp_path / "x.db").exists()  # a graph file may be imported only to be shown
@@ -446,7 +446,7 @@ def test_a_database_in_memory_is_refused(url: str) -> None:
         SQLCheckpoint(url)
 
 
-def test_a_database_that_nobody_knows_is_said() -> None:
+def test_a_database_of_an_unknown_kind_is_refused() -> None:
     for url in ("nonsense://host/db", "://"):
         with pytest.raises(cues.errors.InvalidArgument, match=r"does not support the database|not a database"):
             SQLCheckpoint(url, "name").restore()
@@ -473,7 +473,7 @@ def test_an_engine_of_the_users_own_stays_open_and_must_have_transactions(tmp_pa
 # --- Python's own sqlite3 as the target ------------------------------------------------------------
 
 
-def test_a_plain_sqlite_target_and_sqlalchemy_go_on_where_the_other_left(tmp_path: Path) -> None:
+def test_a_plain_sqlite_target_and_sqlalchemy_continue_where_the_other_stopped(tmp_path: Path) -> None:
     path = tmp_path / "x.db"
     plain_target = sql.SQLite(path, SCHEMA)
     graph = cues.Graph("g")

@@ -39,7 +39,7 @@ def many_of_everything(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def fill(store: Path) -> None:
-    """What the graphs' source gives, and nothing else."""
+    """The messages of the graphs' source, and nothing else."""
     run(spark_graphs.graph()(), store)
 
 
@@ -101,7 +101,7 @@ DOUBLED = [2 * n for n in range(spark_graphs.COUNT)]
 
 
 def test_engines_take_turns_with_backfills_on_one_store(spark: SparkSession, tmp_path: Path) -> None:
-    """Also where the state is, which is the driver's: nothing is refused, and nobody sees who did what."""
+    """Also with state, which is the driver's: nothing is refused, and the results do not show the engine."""
     made = Graph("g", [Stream(spark_graphs.counted, "in", "out", key="n")], durability="process")
     for round in range(4):
         with cues.open(tmp_path / "store", durability="process") as store:
@@ -114,7 +114,7 @@ def test_engines_take_turns_with_backfills_on_one_store(spark: SparkSession, tmp
 
 
 def test_what_an_error_queue_brings_back_is_worked_off_too(spark: SparkSession, tmp_path: Path) -> None:
-    """A reader of the error queue stands in front of nobody; the rounds go on until it has nothing left either."""
+    """No processor follows the reader of the error queue; the rounds continue until it has nothing left either."""
     made = Graph(
         "g",
         [
@@ -132,7 +132,7 @@ def test_what_an_error_queue_brings_back_is_worked_off_too(spark: SparkSession, 
         assert len(testing.messages(store, "errors")) == 10
 
 
-def test_what_goes_through_another_store_is_waited_for(spark: SparkSession, tmp_path: Path) -> None:
+def test_messages_through_another_store_are_waited_for(spark: SparkSession, tmp_path: Path) -> None:
     """A forwarder brings it there; its reader, whose turn is next, must not find nothing and end."""
     queues = {"half": cues.QueueOptions(path=str(tmp_path / "other"))}
     made = spark_graphs.graph(
@@ -156,8 +156,8 @@ def test_where_too_much_fails_the_usual_steps_do_it(spark: SparkSession, tmp_pat
         assert store.check() == []
 
 
-def test_it_ends_although_somebody_goes_on_sending(spark: SparkSession, tmp_path: Path) -> None:
-    """What comes from outside after the start is not waited for."""
+def test_it_ends_although_another_program_continues_to_send(spark: SparkSession, tmp_path: Path) -> None:
+    """The end does not wait for messages that are sent after the start."""
     made = Graph("g", [Stream(spark_graphs.sends_more, "in", "out", side_effects=True)], durability="process")
     with cues.open(tmp_path / "store", durability="process") as store:
         store.queue("in").appender().write_many([{"n": n, "store": str(tmp_path / "store")} for n in range(5)])
@@ -215,7 +215,7 @@ def test_the_drivers_memory_does_not_grow_with_the_queue(
 
 
 def own_memory() -> int:
-    """Bytes of memory that no file is behind."""
+    """Bytes of memory without a file."""
     lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
     return 1024 * sum(int(line.split()[1]) for line in lines if line.startswith(("Anonymous:", "Swap:")))
 
@@ -245,7 +245,7 @@ with made.start(store=sys.argv[1], engine="spark", master="local[2]", backfill=T
         pytest.param("batch function that fails", "commit.inside:2", marks=pytest.mark.long),
     ],
 )
-def test_a_killed_backfill_is_finished_by_whoever_is_next(
+def test_a_killed_backfill_is_finished_by_the_next_start(
     name: str, point: str, spark: SparkSession, tmp_path: Path
 ) -> None:
     template(tmp_path / "store", GRAPHS[name]())

@@ -99,7 +99,7 @@ def expect_exact(folder: Path) -> None:
 
 
 def repeated(folder: Path) -> list[int]:
-    """What the function was called for more than once; all must have been called."""
+    """The messages for which the function was called more than once. It must be called for every message."""
     calls = Counter(map(int, (folder / "calls").read_text().split()))
     assert sorted(calls) == list(range(spark_graphs.COUNT))
     return sorted(n for n, count in calls.items() if count > 1)
@@ -225,7 +225,7 @@ def test_spark_submit_runs_a_graph_file_with_a_module_that_it_ships(cluster: Clu
 
 
 def test_a_second_driver_is_refused_and_a_first_that_was_taken_over_is_fenced(cluster: Cluster, tmp_path: Path) -> None:
-    """The first is stopped in a step, taken over, and goes on; by then its executors have done the step."""
+    """The first is stopped in a step, taken over, and continued; by then its executors have done the step."""
     with driver_on(cluster, 1) as first, driver_on(cluster, 1) as second:
         first.begin(tmp_path)
         until(lambda: (tmp_path / "held").exists())
@@ -261,7 +261,7 @@ except cues.errors.Unsupported as error:
 
 @pytest.mark.long
 def test_executors_that_do_not_see_the_store_are_refused_at_the_start(cluster: Cluster, tmp_path: Path) -> None:
-    """The driver sees a disk under this path that nobody else sees, as a container does."""
+    """The driver sees a disk under this path that no other process sees, as in a container."""
     hide = ["unshare", "-rm", "sh", "-c", 'mount -t tmpfs none "$0" && exec "$@"', tmp_path]
     if subprocess.run([*hide, "true"], capture_output=True).returncode:
         pytest.skip("this user may not mount")
@@ -278,14 +278,14 @@ def test_executors_that_do_not_see_the_store_are_refused_at_the_start(cluster: C
 
 
 @pytest.mark.long
-def test_a_wait_for_executors_is_told(cluster: Cluster, tmp_path: Path) -> None:
+def test_a_wait_for_executors_is_reported(cluster: Cluster, tmp_path: Path) -> None:
     environment = {**cluster.environment, "SPARK_EXECUTOR_MEMORY": "2g"}
     with Child(STARTS, cluster.master, tmp_path / "store", **environment) as child:
         until(lambda: "gives no executors yet" in child.line())
 
 
 @pytest.mark.long
-def test_a_master_that_does_not_answer_is_told_in_a_sentence(tmp_path: Path) -> None:
+def test_a_master_that_does_not_answer_is_reported_in_a_sentence(tmp_path: Path) -> None:
     with Child(STARTS, "spark://127.0.0.1:1", tmp_path / "store") as child:
         assert child.line() == (
             "Spark did not start with the master spark://127.0.0.1:1: no master answers there, or it refused."

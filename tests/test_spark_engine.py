@@ -149,7 +149,7 @@ def test_a_stage_from_dataframe_to_dataframe(spark: SparkSession, tmp_path: Path
         made.start(store=tmp_path / "store")
 
 
-def test_what_a_frame_cannot_have_is_said_where_it_is_declared() -> None:
+def test_an_invalid_frame_is_refused_at_its_declaration() -> None:
     made = Graph("g")
     for options in ({"key": "n"}, {"where": len}, {"side_effects": True}, {"strategy": "at-most-once"}):
         with pytest.raises(GraphError, match="The frame 'f'"):
@@ -170,12 +170,12 @@ def test_the_engines_take_turns_on_one_store(spark: SparkSession, tmp_path: Path
         assert testing.messages(store, "out") == [{"n": n, "count": r} for r in range(1, 5) for n in range(10)]
 
 
-def test_a_session_of_the_users_goes_on(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_session_of_the_users_continues(spark: SparkSession, tmp_path: Path) -> None:
     run(GRAPHS["plain"](), tmp_path / "store", engine="spark", spark=spark)
     assert spark.range(3).count() == 3
 
 
-def test_sparks_own_page_is_on_the_loopback_interface_and_its_address_is_told_once(
+def test_sparks_own_page_is_on_the_loopback_interface_and_its_address_is_printed_once(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     told: list[events.Event] = []
@@ -207,7 +207,7 @@ def leaves(message: dict[str, Any]) -> None:
     raise SystemExit("enough\nof this")
 
 
-def test_a_job_that_fails_is_told_in_a_line_of_python(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_job_that_fails_is_reported_in_a_line_of_python(spark: SparkSession, tmp_path: Path) -> None:
     made = spark_graphs.graph(Stream(leaves, "in", "out"))()
     with pytest.raises(ProcessorStopped) as caught, made.start(engine="spark", spark=spark, store=tmp_path) as running:
         running.wait_done()

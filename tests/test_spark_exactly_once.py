@@ -56,7 +56,7 @@ def stop(name):
 
 
 def kill_all(name):
-    # From the driver down: nobody is left who could notice and tidy up.
+    # From the driver down, so that no process is left that could clean up.
     family, pid = [], os.getpid()
     while pid != driver:
         family.append(pid)
@@ -96,7 +96,7 @@ def fill(root: Path, count: int) -> None:
 
 
 def result(root: Path) -> list[int]:
-    """What came out, after the store was checked."""
+    """The messages on the output, after the store was checked."""
     with cues.open(root / "o") as store:
         assert store.check() == []
         return [message["n"] for message in store.queue("out").tailer()]
@@ -177,13 +177,13 @@ def test_a_driver_killed_before_and_after_the_stores_commit_and_its_checkpoint_d
     fill(tmp_path, 1500)
     shutil.rmtree(tmp_path / "checkpoint")
     shutil.copytree(tmp_path / "stale", tmp_path / "checkpoint")
-    go_on(spark, tmp_path, size=1300, **resume)  # from 1000 on all is planned anew, up to the position and behind it
+    go_on(spark, tmp_path, size=1300, **resume)  # from 1000 on all is planned anew, up to the position and after it
     assert result(tmp_path) == list(range(8000))
 
     fill(tmp_path, 10)
     shutil.rmtree(tmp_path / "checkpoint")
     with pytest.raises(PySparkException, match=r"does not follow what the writer 'copy' has written.*resumeFrom"):
-        go_on(spark, tmp_path, size=3000)  # nobody says where to begin: two batches are skipped, the third straddles
+        go_on(spark, tmp_path, size=3000)  # no start is given: two batches are skipped, the third straddles
     assert result(tmp_path) == list(range(8000))
 
 
@@ -198,7 +198,7 @@ def test_a_driver_killed_in_its_first_batch_begins_where_it_began(spark: SparkSe
 
 
 def test_a_driver_that_is_continued_after_others_went_on_writes_nothing(spark: SparkSession, tmp_path: Path) -> None:
-    """A zombie: stopped before its commit. Meanwhile another driver goes on from a copy of its checkpoint."""
+    """A zombie: stopped before its commit. Meanwhile another driver continues from a copy of its checkpoint."""
     fill(tmp_path, 3000)
     os.mkfifo(tmp_path / "stopped")
     with Child(DRIVER, tmp_path, "append.before", 1, "exactly-once", 1000, "copy") as child:

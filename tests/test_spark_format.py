@@ -181,7 +181,7 @@ def test_a_write_that_fails_in_one_task_writes_nothing(
     with pytest.raises(PySparkException, match="is not the msgpack of a message"):
         broken.write.format("cues").mode("append").save(f"{tmp_path / 's'}#out")
     assert contents(tmp_path / "s", "out") == [{"kept": True}]
-    # The other task may end behind the abort; what it staged goes when the workers' process is gone.
+    # The other task may end after the abort; what it staged goes when the workers' process is gone.
     monkeypatch.setattr(locks, "process_state", lambda pid: "gone")
     staging.sweep(str(tmp_path / "s"))
     assert list((tmp_path / "s" / "staged").glob("*")) == []
@@ -196,8 +196,8 @@ def test_a_task_that_fails_leaves_nothing_of_its_own(spark: SparkSession, tmp_pa
     assert list((tmp_path / "s" / "staged").glob("*/*")) == []
 
 
-def test_broken_values_that_make_up_whole_ones_together_are_no_messages() -> None:
-    """Values are decoded many at once: half of a message, and the other half with the next one behind it."""
+def test_broken_values_that_make_up_whole_ones_together_are_not_messages() -> None:
+    """Values are decoded many at once: half of a message, and the other half followed by the next one."""
     from cues.spark.writing import _together
 
     whole = [codec.pack({"n": n}) for n in range(3)]
@@ -221,7 +221,7 @@ def test_broken_values_that_make_up_whole_ones_together_are_no_messages() -> Non
         ("repeat('x', 2000) as x", {}, "the queue's limit is 1,000"),
     ],
 )
-def test_rows_that_are_no_messages_are_refused_with_the_reason(
+def test_rows_that_are_not_messages_are_refused_with_the_reason(
     spark: SparkSession, tmp_path: Path, select: str, options: dict[str, str], error: str
 ) -> None:
     with cues.open(tmp_path / "s", durability="process") as store:
@@ -338,7 +338,7 @@ def test_a_stream_follows_a_queue_while_its_graph_runs(copy: Start, spark: Spark
     assert contents(tmp_path / "o", "out") == [{"n": n} for n in range(3000)]
 
 
-def test_latest_begins_behind_what_is_there(copy: Start, tmp_path: Path) -> None:
+def test_latest_begins_after_the_existing_messages(copy: Start, tmp_path: Path) -> None:
     fill(tmp_path / "s", "in", [{"n": n} for n in range(10)])
     query = copy(now=False, startingPosition="latest")
     query.processAllAvailable()
@@ -362,7 +362,9 @@ def test_a_function_that_drops_everything_leaves_no_gap(spark: SparkSession, tmp
     assert len(contents(tmp_path / "s", "out4")) == 500
 
 
-def test_messages_that_were_purged_behind_a_stream_stop_it_or_are_passed_over(copy: Start, tmp_path: Path) -> None:
+def test_messages_that_were_purged_before_a_stream_read_them_stop_it_or_are_passed_over(
+    copy: Start, tmp_path: Path
+) -> None:
     fill(tmp_path / "s", "in", [{"n": n} for n in range(10)])
     finish(copy())
     fill(tmp_path / "s", "in", [{"n": n} for n in range(10, 100)])
@@ -385,7 +387,7 @@ def test_a_queue_that_was_made_anew_is_not_read_from_the_old_position(copy: Star
     assert len(contents(tmp_path / "o", "out")) == 10
 
 
-def test_a_store_that_was_replaced_behind_a_checkpoint_is_refused_until_it_is_adopted(
+def test_a_store_that_was_replaced_after_a_checkpoint_is_refused_until_it_is_adopted(
     copy: Start, tmp_path: Path
 ) -> None:
     fill(tmp_path / "s", "in", [{"n": n} for n in range(10)])

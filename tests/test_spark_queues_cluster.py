@@ -55,7 +55,7 @@ with cues.spark.session(master) as spark:
 
 
 def messages(place: Path, queue: str) -> list[dict[str, object]]:
-    """What the log of a queue says is there."""
+    """The messages of a queue, by its log."""
     found = list(inspection.last_messages(place / "queues", queue, None))
     assert [one.index for one in found] == list(range(1, len(found) + 1))
     return [one.message for one in found]
@@ -63,7 +63,7 @@ def messages(place: Path, queue: str) -> list[dict[str, object]]:
 
 @pytest.mark.timeout(600)
 def test_january_and_kills_on_a_cluster(cluster: Cluster, tmp_path: Path) -> None:
-    """The driver dies behind a commit that is in no log yet; the next one finishes; then what runs a part dies."""
+    """The driver dies after a commit that is in no log yet; the next one finishes; then the process of a part dies."""
     environment = cluster.environment
     with Child(DRIVER, cluster.master, tmp_path, CUES_FAULT="spark.recorded:6", **environment) as child:
         child._process.wait(timeout=240)

@@ -1,4 +1,4 @@
-"""What a start finds and decides: every row of the table of docs/guarantees.md, and what may change in between.
+"""The decisions of a start: every row of the table of docs/guarantees.md, and the changes that are allowed.
 
 ``Report.decisions`` names the row: fresh, resume, rewind, void. A store that contradicts itself is
 refused with Diverged, and a changed topology with TopologyChanged, before anything ran.
@@ -161,7 +161,7 @@ def test_a_seek_that_asks_for_delivery_again_gives_other_hashes(store: Store) ->
 
 
 def test_a_try_log_is_read_like_any_queue_and_written_by_its_processor_only(store: Store) -> None:
-    """A user's message behind a pending snapshot would hide it: the start would say fresh and cut the step anew."""
+    """A user's message after a pending snapshot would hide it: the start would say fresh and cut the step anew."""
     feed(store, a=range(4))
     crash(store, "snapshot.after", Sink(Seen(), "a", id="s", batch_size=2))
     with pytest.raises(cues.errors.InvalidArgument, match="try log"):
@@ -315,7 +315,7 @@ def test_a_queue_that_ends_before_the_position_is_refused(store: Store) -> None:
 
 @pytest.mark.damages_stores
 def test_another_message_before_the_position_is_refused(store: Store) -> None:
-    """The store was replaced by a copy that went on differently: same queue, same index, another message."""
+    """The store was replaced by a copy that continued differently: same queue, same index, another message."""
     sink = Sink(Seen(), "a", id="s")
     feed(store, a=range(3))
     run(store, sink)
@@ -328,7 +328,7 @@ def test_another_message_before_the_position_is_refused(store: Store) -> None:
 
 @pytest.mark.damages_stores
 def test_an_output_with_another_hash_is_refused(store: Store) -> None:
-    """The output queue was replaced: what stands at the attempt's index was written by somebody else."""
+    """The output queue was replaced: another writer wrote the message at the attempt's index."""
     stream = Stream(lambda m: m, "a", "out", id="s")
     feed(store, a=range(3))
     run(store, stream)
@@ -363,7 +363,7 @@ def test_a_removed_input_stops_the_start_until_it_is_accepted(store: Store) -> N
     seen = Seen()
     run(store, Sink(seen, "a", id="s"), accept_topology=True)
     assert seen.numbers == [3]
-    with store._view() as txn:  # what nobody reads holds nothing back
+    with store._view() as txn:  # a queue without readers holds nothing back
         assert txn.get(names.subscription_key("b", "g.s")) is None
 
 
@@ -413,7 +413,7 @@ def test_processors_may_come_and_go(store: Store) -> None:
 def test_a_pending_step_of_another_shape_is_void(store: Store, before: str, after: str) -> None:
     """A sink is killed in its function; then a join of two queues becomes an alts of them, or the other way round.
 
-    The ranges of the one do not fit the other: taken again as they stand, an alts step would be given
+    The ranges of the one do not fit the other: taken again unchanged, an alts step would be given
     two inputs and call the function for the first only.
     """
     seen: list[Any] = []
@@ -528,7 +528,7 @@ def test_recovery_reads_a_constant_number_of_records(store: Store, monkeypatch: 
     assert cost() == few < 10
 
 
-def test_every_decision_is_said_in_one_line(store: Store, caplog: pytest.LogCaptureFixture) -> None:
+def test_every_decision_is_reported_in_one_line(store: Store, caplog: pytest.LogCaptureFixture) -> None:
     feed(store, a=range(3))
     with caplog.at_level("INFO", "cues"), Graph("g", [Sink(Seen(), "a", id="s")]).start(store=store) as running:
         running.wait_idle(timeout=10)

@@ -1,6 +1,6 @@
-"""What a step commits is what each call handed over when it returned, whatever the calls after it do.
+"""A step commits the result of each call as it was when the call returned, whatever later calls do.
 
-Every test here has messages of one step of which some are wrong, or share an object that goes on changing.
+Every test here has messages of one step of which some are wrong, or share an object that continues to change.
 Queues, state and positions are those of one message at a time.
 """
 
@@ -115,7 +115,7 @@ def test_metadata_that_fits_no_page_is_the_failure_of_its_call(store: Store) -> 
     assert "does not fit in a page" in error["err/cause"][0]["message"]
 
 
-# --- objects that go on changing ---
+# --- objects that continue to change ---
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -174,8 +174,8 @@ def test_what_appenders_were_given_and_state_held_is_what_it_was_then(store: Sto
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_a_source_may_go_on_changing_its_position_and_its_message(store: Store, size: int) -> None:
-    """Each step's position is that of its last message, so a generator that fails goes on after that."""
+def test_a_source_may_continue_to_change_its_position_and_its_message(store: Store, size: int) -> None:
+    """Each step's position is that of its last message, so a generator that fails continues after that."""
 
     def rows(position: Any) -> Iterator[tuple[Message, Message]]:
         at = dict(position or {"file": "a", "line": 0})

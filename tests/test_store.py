@@ -57,7 +57,7 @@ def make(path: Path, durability: str = "disk", count: int = 100) -> Path:
 
 
 def flip(path: Path, content: bytes = b"\xa1n\xcd\x03\xe8") -> None:
-    """Flip a bit behind the place where ``content`` (message 1000) stands in the data file; again to mend it."""
+    """Flip a bit after the place of ``content`` (message 1000) in the data file; a second call mends it."""
     with (path / "data.mdb").open("r+b") as file:
         at = file.read(16 << 20).index(content) + 20
         file.seek(at)
@@ -297,7 +297,7 @@ def test_a_directory_that_is_called_data_mdb(tmp_path: Path) -> None:
 
 @pytest.mark.damages_stores
 @pytest.mark.parametrize("named", [False, True])
-def test_an_lmdb_environment_of_somebody_else(tmp_path: Path, named: bool) -> None:
+def test_an_lmdb_environment_of_another_program(tmp_path: Path, named: bool) -> None:
     env = lmdb.open(str(tmp_path / "store"), max_dbs=4, lib_version=0)
     with env.begin(write=True) as txn:
         txn.put(b"theirs", b"value", db=env.open_db(b"sub", txn=txn) if named else None)
@@ -328,7 +328,7 @@ def test_a_newer_store_is_refused_and_not_touched(tmp_path: Path, change: dict[s
     assert (path / "data.mdb").read_bytes() == before
 
 
-def test_what_a_newer_version_only_adds_is_no_obstacle(tmp_path: Path) -> None:
+def test_additions_of_a_newer_version_are_not_an_obstacle(tmp_path: Path) -> None:
     path = make(tmp_path / "store")
     with cues.open(path) as store:
         store._commit(
@@ -437,7 +437,7 @@ def test_a_flipped_bit_in_a_batch_is_found_and_its_neighbours_are_read(tmp_path:
 # --- the boot ----------------------------------------------------------------------------------------
 
 
-def test_open_stands_while_a_process_store_is_written_and_no_longer(tmp_path: Path) -> None:
+def test_the_mark_open_exists_only_while_a_process_store_is_written(tmp_path: Path) -> None:
     path = make(tmp_path / "store", "process")
     assert not (path / "open").exists()
     write = "cues.open(sys.argv[1]).queue('q').appender().write({'n': 0})"
@@ -464,7 +464,7 @@ def test_open_stands_while_a_process_store_is_written_and_no_longer(tmp_path: Pa
 
 
 @pytest.mark.parametrize("mark", ["another boot", ""])
-def test_a_store_of_another_boot_is_checked_and_said_so(
+def test_a_store_of_another_boot_is_checked_and_reported(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, mark: str
 ) -> None:
     """The machine went down while it was written; the mark itself may have come back empty."""
@@ -625,7 +625,7 @@ def test_a_limit_on_file_sizes_is_a_full_disk(tmp_path: Path, durability: str, c
     checked(tmp_path / "store")
 
 
-def test_where_the_address_space_is_limited_the_map_shrinks_and_says_so(tmp_path: Path) -> None:
+def test_where_the_address_space_is_limited_the_map_shrinks_with_a_warning(tmp_path: Path) -> None:
     """And the next process, which is not limited, has the whole map again."""
     make(tmp_path / "old")
     code = """
@@ -645,7 +645,7 @@ for path in sys.argv[1:]:
             assert store.map_size == MAP_BYTES
 
 
-def test_a_store_that_grew_beyond_this_process_map_says_so(tmp_path: Path) -> None:
+def test_a_store_that_grew_beyond_this_process_map_is_reported(tmp_path: Path) -> None:
     with cues.open(tmp_path / "store", map_size=2 << 20) as store:
         queue = store.queue("q")
         queue.appender().write({"n": 1})
@@ -698,7 +698,7 @@ for readonly in (True, False):
 
 @pytest.mark.skipif(not ROOT, reason="needs root")
 def test_files_that_this_user_may_not_write(tmp_path: Path) -> None:
-    """LMDB's table of readers cannot be written either, so they can be looked at while nobody writes the store."""
+    """LMDB's table of readers cannot be written either, so they can be read only while no process writes."""
     path = make(tmp_path / "store")
     for parent in (tmp_path, *tmp_path.parents[:3]):  # one more than there is without parallel runs, /tmp then
         if parent.stat().st_mode & 0o5 != 0o5:
@@ -776,7 +776,7 @@ def test_a_forked_child_is_refused_and_may_open_again(tmp_path: Path, durability
 
 
 def test_a_fork_while_threads_write_and_wait(tmp_path: Path) -> None:
-    """The child inherits locks that threads of the parent held and that nobody in it will give back."""
+    """The child inherits locks that threads of the parent held and that none of its own threads will give back."""
     stop = threading.Event()
     with cues.open(tmp_path / "store", durability="disk") as store:
         queue = store.queue("q")
@@ -879,14 +879,14 @@ print(len(times), sum(1 for n in times.values() if n > 1))
 """
 
 
-def test_a_ctrl_c_while_threads_share_a_commit_doubles_nobodys_messages(tmp_path: Path) -> None:
-    """The signal comes while the thread that commits for all waits for the disk; its handler runs behind the commit."""
+def test_a_ctrl_c_while_threads_share_a_commit_doubles_no_messages(tmp_path: Path) -> None:
+    """The signal comes while the thread that commits for all waits for the disk; its handler runs after the commit."""
     with children.Child(CTRL_C, tmp_path / "store") as child:
         written, doubled = map(int, child.end().split())
     assert written > 100 and doubled == 0
 
 
-def test_a_larger_map_size_is_kept_for_those_who_say_none(tmp_path: Path) -> None:
+def test_a_larger_map_size_is_kept_for_later_opens_without_one(tmp_path: Path) -> None:
     with cues.open(tmp_path / "store", map_size=2 << 20):
         pass
     with cues.open(tmp_path / "store", map_size=8 << 20):

@@ -81,7 +81,7 @@ def test_what_a_reader_changes_in_a_message_is_its_own(store: cues.Store) -> Non
     assert numbers(tailer.read_many(5)) == [1, 2, 3, 4, 5]
 
 
-def test_backward_gives_the_message_below_the_index_and_stands_there(store: cues.Store) -> None:
+def test_backward_gives_the_message_below_the_index_and_moves_there(store: cues.Store) -> None:
     queue = filled(store, 300)
     tailer = queue.tailer()
     assert tailer.direction == "forward"
@@ -184,7 +184,7 @@ def test_metadata_of_a_first_queue(store: cues.Store, monkeypatch: pytest.Monkey
 # --- names ----------------------------------------------------------------------------------------
 
 
-def test_a_named_tailer_goes_on_where_it_was(tmp_path: Path) -> None:
+def test_a_named_tailer_continues_where_it_was(tmp_path: Path) -> None:
     path = tmp_path / "store"
     with cues.open(path) as store:
         queue = filled(store, 10)
@@ -289,7 +289,7 @@ def damage(queue: cues.Queue, index: int) -> tuple[int, int]:
 @pytest.mark.damages_stores
 @pytest.mark.parametrize("name", [None, "named"])
 def test_a_damaged_batch_raises_and_its_neighbours_are_read(store: cues.Store, name: str | None) -> None:
-    """What lies before it is handed out first, also by a read of many; then the error, which moves nothing."""
+    """The messages before it are returned first, also by a read of many; then comes the error, which moves nothing."""
     queue = filled(store, 2000)
     first, last = damage(queue, 700)
     tailer = queue.tailer(name)
@@ -611,7 +611,7 @@ class StoreModel(RuleBasedStateMachine):
         at = self.positions[id(tailer)]
         low, high = self.first[name], self.next(name)
         expected = self.expected(name, at, n, direction)
-        # One of a name that another moved goes on from there, which it finds out when it commits.
+        # One of a name that another moved continues from there, which it finds out when it commits.
         if tailer.name and expected and self.named.get(key, at) != at:
             at = self.named[key]
             expected = self.expected(name, at, n, direction)

@@ -82,7 +82,7 @@ def judged_naively(expected: list[int], found: list[int]) -> dict[str, Counter[i
 
 
 def is_inside(some: Sequence[int], series: Iterable[int]) -> bool:
-    """Whether ``some`` are in ``series``, in that order."""
+    """Return True if ``some`` are in ``series``, in that order."""
     rest = iter(series)
     return all(message in rest for message in some)
 

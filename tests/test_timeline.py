@@ -47,7 +47,7 @@ def send(path: Path, *numbers: int) -> None:
 
 
 def hashes(path: Path) -> dict[int, str]:
-    """What an idempotent target is given: the hash of each message, by index, of everything that is there."""
+    """The input of an idempotent target: the hash of each message, by index."""
     found: dict[int, str] = {}
     graph = cues.Graph("g", store=path)
 
@@ -212,7 +212,7 @@ def test_a_target_that_has_messages_which_a_store_lost_refuses_new_ones(
 
 
 @pytest.mark.parametrize("make", [sqlite_target, sqlalchemy_target])
-def test_a_store_that_was_copied_and_lost_nothing_goes_on_at_its_target(
+def test_a_store_that_was_copied_and_lost_nothing_continues_at_its_target(
     tmp_path: Path, make: Callable[[Path], Any]
 ) -> None:
     path, database = tmp_path / "s", tmp_path / "t.db"
@@ -227,7 +227,7 @@ def test_a_store_that_was_copied_and_lost_nothing_goes_on_at_its_target(
 
 
 @pytest.mark.parametrize("make", [sqlite_target, sqlalchemy_target])
-def test_a_table_of_an_older_version_goes_on(tmp_path: Path, make: Callable[[Path], Any]) -> None:
+def test_a_table_of_an_older_version_continues(tmp_path: Path, make: Callable[[Path], Any]) -> None:
     path, database = tmp_path / "s", tmp_path / "t.db"
     send(path, 1, 2, 3)
     run_exact(path, make(database))

@@ -39,7 +39,7 @@ def same(message: Message) -> Message:
 
 
 def graph(tmp_path: Path, *processors: Any, queues: tuple[str, ...] = ("out",), id: str = "g", **options: Any) -> Graph:
-    """A graph whose home is ``home``, and whose ``queues`` lie in ``other``."""
+    """A graph whose home is ``home``, and whose ``queues`` are in ``other``."""
     elsewhere = {queue: QueueOptions(path=tmp_path / "other") for queue in queues}
     return Graph(id, processors, store=tmp_path / id, queues={**elsewhere, **options.pop("more", {})}, **options)
 
@@ -289,14 +289,14 @@ def marked(store: cues.Store, queue: str) -> list[str]:
 
 
 def reader_of(tmp_path: Path, fn: Callable[[Message], None] = lambda m: None) -> Graph:
-    """A sink of a queue in another store, which keeps what somebody has not read."""
+    """A sink of a queue in another store, which keeps messages that a reader has not read."""
     return graph(
         tmp_path, Sink(fn, "out", id="s"), more={"out": QueueOptions(path=tmp_path / "other", retention="read")}
     )
 
 
 def test_a_seek_back_keeps_what_was_sought_in_the_other_store(tmp_path: Path) -> None:
-    """Though another reader goes on and retention by reading is at work, before the graph runs again."""
+    """Although another reader continues and retention by reading is active, before the graph runs again."""
     seen: list[int] = []
     made = reader_of(tmp_path, lambda m: seen.append(m["n"]))
     fast = graph(tmp_path, Sink(lambda m: None, "out", id="f"), id="fast")
@@ -319,7 +319,7 @@ def test_a_seek_back_keeps_what_was_sought_in_the_other_store(tmp_path: Path) ->
 
 
 def test_a_seek_back_does_not_raise_a_mark_that_lags(tmp_path: Path) -> None:
-    """A mark says what is durable at home; sought to a place behind it, it stays where it is."""
+    """A mark shows the durable position at home. A seek to a later place does not move it."""
     made = reader_of(tmp_path)
     feed(tmp_path / "other", "out", numbers(10))
     testing.run_until_idle(made)
@@ -350,7 +350,7 @@ def test_a_home_store_that_was_put_back_can_still_hold_what_it_reads(tmp_path: P
 
 
 def test_a_graph_that_was_closed_holds_nothing_back(tmp_path: Path) -> None:
-    """Closed right behind a commit, before an idle look at the queue."""
+    """Closed directly after a commit, before an idle look at the queue."""
     made = graph(
         tmp_path, Sink(lambda m: None, "out", id="s"), more={"out": QueueOptions(path=tmp_path / "other", retention=2)}
     )
@@ -429,7 +429,7 @@ def test_seek_moves_a_position_on_a_queue_of_another_store(tmp_path: Path) -> No
         ownership.seek(home, "g.same", {"g.same.out": 1})
 
 
-def test_a_purge_abroad_is_counted_and_the_rest_goes_on(tmp_path: Path) -> None:
+def test_a_purge_abroad_is_counted_and_the_rest_is_read(tmp_path: Path) -> None:
     feed(tmp_path / "other", "out", numbers(10))
     made = graph(tmp_path, Stream(same, "out", "x", batch_size=3))
     testing.run_until_idle(made, steps_max=1)
@@ -561,7 +561,7 @@ def test_another_store_from_an_older_backup_is_refused(tmp_path: Path) -> None:
         testing.run_until_idle(made)
 
 
-def test_a_copy_of_the_home_store_is_no_other_store(tmp_path: Path) -> None:
+def test_a_copy_of_the_home_store_is_not_another_store(tmp_path: Path) -> None:
     """``cp -r`` keeps the id; taken for the home store, messages would go to the wrong one without a word."""
     made = graph(tmp_path, Stream(same, "in", "out"), queues=())
     testing.run_until_idle(made)
@@ -664,7 +664,7 @@ def test_a_look_beside_a_forwarder_that_trims_is_not_mistaken(tmp_path: Path, mo
 def test_a_forwarder_that_is_overtaken_between_its_look_and_its_commit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, control: bool
 ) -> None:
-    """Stopped with steps in hand, it goes on when another has forwarded them: it must find another row."""
+    """It is stopped with steps to forward, and continues when another has forwarded them: it must find another row."""
     made = graph(tmp_path, Stream(same, "in", "out", batch_size=2))
     feed(tmp_path / "g", "in", numbers(6))
     with cues.open(tmp_path / "g") as home, cues.open(tmp_path / "other") as other:
@@ -713,7 +713,7 @@ def test_two_forwarders_of_the_same_queue_do_no_harm(tmp_path: Path) -> None:
         assembly.close()
 
 
-def test_a_forwarder_that_cannot_write_stops_and_says_so_and_nothing_is_lost(
+def test_a_forwarder_that_cannot_write_stops_with_an_error_and_nothing_is_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with cues.open(tmp_path / "other", map_size=1 << 20):

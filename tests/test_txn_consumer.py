@@ -60,7 +60,7 @@ class Noted:
 
 
 class Clock:
-    """Time that stands still until it is moved."""
+    """A clock that is moved by hand only."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -123,7 +123,9 @@ class Running:
 # --- what a transaction is ------------------------------------------------------------------------
 
 
-def test_what_is_there_is_one_transaction_and_a_drained_consumer_goes_on(store: Store, checkpoint: Any) -> None:
+def test_the_available_messages_are_one_transaction_and_a_drained_consumer_continues(
+    store: Store, checkpoint: Any
+) -> None:
     """A plain queue is a source as well: its messages have no identity, and an index each."""
     queue = store.queue("q")
     app = Noted()
@@ -139,7 +141,7 @@ def test_what_is_there_is_one_transaction_and_a_drained_consumer_goes_on(store: 
     assert checkpoint.state == {"written": [1, 2, 3, 4]}
 
 
-def test_a_successor_goes_on_where_the_checkpoint_stands(store: Store, checkpoint: Any) -> None:
+def test_a_successor_continues_at_the_checkpoint(store: Store, checkpoint: Any) -> None:
     queue = store.queue("q")
     write(queue, 1, 2)
     with Consumer(Noted(), [queue], checkpoint) as consumer:
@@ -166,10 +168,10 @@ def test_pending_messages_begin_no_transaction_and_come_with_their_acknowledgeme
         assert app.transactions == [[1, 2]]
 
 
-def test_an_acknowledgement_alone_is_no_transaction_of_the_application_and_is_committed(
+def test_an_acknowledgement_alone_is_not_a_transaction_of_the_application_and_is_committed(
     store: Store, checkpoint: Any
 ) -> None:
-    """It comes alone where the messages in front of it filled a transaction; nobody is asked to finalize nothing."""
+    """It comes alone if the messages before it filled a transaction. An empty transaction is not finalized."""
     queue = store.queue("q")
     clock = Clock()
     app = Noted(clock.tick)
@@ -183,7 +185,7 @@ def test_an_acknowledgement_alone_is_no_transaction_of_the_application_and_is_co
     assert checkpoint.restore().offsets == {f"{store.id.hex()}/q": 4}
 
 
-def test_acknowledgements_are_told_to_who_asks(store: Store, checkpoint: Any) -> None:
+def test_acknowledgements_are_reported_on_request(store: Store, checkpoint: Any) -> None:
     queue = store.queue("q")
 
     class Asking(Noted):
@@ -201,7 +203,7 @@ def test_acknowledgements_are_told_to_who_asks(store: Store, checkpoint: Any) ->
 def test_a_transaction_that_is_as_old_as_it_may_be_ends_in_the_middle_of_an_acknowledged_set(
     store: Store, checkpoint: Any
 ) -> None:
-    """And a successor goes on in that middle, without what was consumed."""
+    """And a successor continues in the middle, without the consumed messages."""
     queue = store.queue("q")
     with Publisher() as publisher:
         publish(publisher, queue, *range(10))
@@ -221,7 +223,7 @@ def test_a_transaction_that_is_as_old_as_it_may_be_ends_in_the_middle_of_an_ackn
 
 
 def test_a_young_transaction_waits_for_more(store: Store, checkpoint: Any) -> None:
-    """Time stands still, so it takes what comes one after another; then it is old enough, and is committed."""
+    """The clock is stopped, so it takes one message after another; then it is old enough, and is committed."""
     queue = store.queue("q")
     clock, came = Clock(), threading.Semaphore(0)
     app = Noted(lambda n: came.release())
@@ -345,7 +347,7 @@ def test_a_commit_under_way_lets_the_next_transaction_be_read_and_not_finalized(
 def test_what_the_application_publishes_waits_for_a_slow_commit_and_not_the_application(
     store: Store, checkpoint: Any
 ) -> None:
-    """Only a transaction as old as it may be holds back what is ready; here time stands still."""
+    """Only a transaction as old as it may be holds back ready messages; here the clock is stopped."""
     queue, out = store.queue("q"), store.queue("out")
     let, begun, came = threading.Event(), threading.Event(), threading.Semaphore(0)
 
@@ -514,9 +516,7 @@ def test_a_consumer_that_sleeps_is_stopped(store: Store, checkpoint: Any) -> Non
     Running(Consumer(Noted(), [store.queue("q")], checkpoint)).stop()
 
 
-def test_a_consumer_that_was_stopped_goes_on_and_says_when_it_did_not_come_to_the_end(
-    store: Store, checkpoint: Any
-) -> None:
+def test_a_stopped_consumer_continues_and_reports_that_it_did_not_reach_the_end(store: Store, checkpoint: Any) -> None:
     """One stop ends one run or drain, also the next one where none is under way."""
     queue = store.queue("q")
     write(queue, *range(6))
@@ -584,7 +584,7 @@ def test_purged_messages_that_were_not_consumed_are_a_gap(store: Store, checkpoi
 
 
 def test_what_an_open_transaction_needs_is_not_to_be_purged(store: Store, tmp_path: Path) -> None:
-    """A successor reads it again when it is acknowledged; what is before it nobody does."""
+    """A successor reads it again when it is acknowledged. No reader needs the messages before it."""
     queue = store.queue("q")
     journal = f"{store.id.hex()}/q"
     for number, purged in enumerate(("needed_from", "read_through")):
@@ -654,7 +654,7 @@ def test_a_transaction_is_not_lost_where_the_store_of_its_output_is_away_at_the_
         assert committed(other.queue("out")) == [1, 2]
 
 
-def test_who_gives_up_a_store_that_is_away_says_so(
+def test_a_lost_store_is_skipped_on_request_with_a_warning(
     tmp_path: Path, store: Store, checkpoint: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     queue, elsewhere = store.queue("q"), tmp_path / "elsewhere"
@@ -668,7 +668,7 @@ def test_who_gives_up_a_store_that_is_away_says_so(
     assert app.told == [2] and "its readers never see" in caplog.text and "out" in caplog.text
 
 
-def test_an_acknowledgement_for_a_queue_that_was_removed_is_said_and_stops_nobody(
+def test_an_acknowledgement_for_a_removed_queue_is_reported_and_stops_no_consumer(
     tmp_path: Path, store: Store, checkpoint: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     queue, elsewhere = store.queue("q"), tmp_path / "elsewhere"
@@ -714,10 +714,10 @@ def test_what_hands_out_nothing_moves_the_checkpoint_and_may_be_purged(
     again = Noted()
     Consumer(again, [queue], JSONFileCheckpoint(checkpoint.path)).drain()
     assert again.told == [4] and app.told == ([1] if what == "rolled back" else [1, 2])
-    assert app.begun == len(app.transactions) == len(app.finished)  # nobody is asked to finalize nothing
+    assert app.begun == len(app.transactions) == len(app.finished)  # an empty transaction is not finalized
 
 
-def test_a_gap_is_gone_over_by_who_says_so_and_then_it_is_no_gap_any_more(
+def test_a_gap_is_skipped_on_request_and_is_not_a_gap_afterwards(
     store: Store, checkpoint: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Also where nothing is left after it, and where the purged messages are of an open transaction."""

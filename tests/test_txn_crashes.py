@@ -117,7 +117,7 @@ def die_at_each(lab: Lab, sites: list[Site]) -> None:
 
 @pytest.mark.slow
 def test_death_again_while_the_dead_is_mended(lab: Lab) -> None:
-    """Die behind the commit, then at each point of the recovery and of the next transaction."""
+    """Die after the commit, then at each point of the recovery and of the next transaction."""
     for again in ("checkpoint.restored", "consumer.restored", "stamped.inside", "consumer.repeated", "consumer.before"):
         place, life = lab.place()
         for site in (("consumer.committed", 2), (again, 1)):
@@ -191,7 +191,7 @@ def test_a_zombie_that_wakes_up_in_front_of_its_commit_is_refused(hit: int, rule
     assert (ended.value, found == WANTED) == (("finished", False) if rule else ("Fenced", True))
 
 
-def test_a_zombie_behind_its_commit_only_repeats_its_acknowledgements(lab: Lab) -> None:
+def test_a_zombie_after_its_commit_only_repeats_its_acknowledgements(lab: Lab) -> None:
     """Its successor has acknowledged for it; that it does so too changes nothing, and then it is refused."""
     place, life = lab.place()
     pid = lab.forks.start("consumers:zombie", place, lab.url, life, "", "consumer.committed", 2)

@@ -146,7 +146,7 @@ def test_csv_records() -> None:
             CSV.encode(wrong)  # type: ignore[arg-type]
 
 
-def test_csv_records_that_are_wrong_are_told_and_passed() -> None:
+def test_invalid_csv_records_are_reported_and_passed() -> None:
     one = f"{ID},a\n".encode()
     found = reader(one + f"{ID},a,b\n".encode() + b"not a uuid,b\n" + f'{ID},"x"y\n'.encode() + b"\xff\n" + one)
     assert CSV.decode(found) == [ID, "a"]

@@ -191,7 +191,7 @@ def test_fnv1a() -> None:
     assert [fnv1a32(text) for text in (b"", b"a", b"foobar")] == [0x811C9DC5, 0xE40C292C, 0xBF9CF968]
 
 
-def test_a_random_mapping_reaches_every_partition_and_an_empty_list_is_told() -> None:
+def test_a_random_mapping_reaches_every_partition_and_refuses_an_empty_list() -> None:
     names: list[str] = []
     for mapping in (
         random_mapping(lambda: names),

@@ -1,8 +1,8 @@
-"""A Ctrl-C at every function entry of a publisher and of a consumer, and then the program goes on as the docs say.
+"""A Ctrl-C at every function entry of a publisher and of a consumer, and then the program continues as the docs say.
 
-A publisher: what the checkpoint holds is acknowledged, the rest is aborted, and the transaction published again, by the
-same publisher. A consumer: it has ended, and another one goes on with the same queues and the same checkpoint object.
-The invariant: readers of what is committed see every message once and in order, and nothing waits for ever.
+A publisher: the intents of the checkpoint are acknowledged, the rest is aborted, and the same publisher publishes the
+transaction again. A consumer: it has ended, and another one continues with the same queues and the same checkpoint.
+The invariant: readers of committed messages see every message once and in order, and nothing waits for ever.
 
 By default some points are tried, another choice each time; the slow and the long tests try all.
 """
@@ -127,7 +127,7 @@ def test_an_abort_that_is_interrupted_is_repeated(thorough: bool, transfers: Any
 
 @pytest.mark.parametrize("thorough", THOROUGH)
 def test_after_an_interruption_a_flush_says_what_was_published_committed(thorough: bool, transfers: Any) -> None:
-    """What was taken is in the queue then, and what was not is nowhere."""
+    """The messages that were taken are in the queue then; the others are nowhere."""
 
     def act(world: Transfers) -> None:
         for n in range(EACH, EACH + 3):

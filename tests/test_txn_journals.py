@@ -146,7 +146,7 @@ def test_every_type_comes_back_from_msgpack_and_json_says_what_it_cannot_hold(st
     assert exported(payloads, Form(FIXED)) == data
 
 
-def test_a_damaged_journal_is_told_with_its_place_and_what_is_before_is_in_the_queue(store: Any) -> None:
+def test_a_damaged_journal_is_reported_with_its_place_and_earlier_messages_are_in_the_queue(store: Any) -> None:
     queue = store.queue("q", max_message_bytes=1000)
     form = Form(JSON_LINES)
     good = lines(1500)

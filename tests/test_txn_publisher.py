@@ -49,7 +49,7 @@ def to(queue: Queue) -> Any:
 
 
 def written(queue: Queue) -> list[tuple[int, bytes, int, int, dict[str, Any]]]:
-    """What lies on a queue: index, producer, clock, flags, message."""
+    """The content of a queue: index, producer, clock, flags, message."""
     found = []
     with queue.store._view() as txn:
         row = queue._log.row(txn)
@@ -126,7 +126,7 @@ def test_the_next_transaction_waits_for_the_acknowledgement_queue_by_queue(tmp_p
         ]  # fmt: skip
 
 
-def test_an_acknowledgement_that_nobody_appends_is_told_to_who_needs_it(tmp_path: Path) -> None:
+def test_an_acknowledgement_that_is_not_appended_is_reported_to_the_waiting_call(tmp_path: Path) -> None:
     """Without a timeout of the call's own, after the publisher's: the program would wait for itself."""
     with (
         cues.open(tmp_path / "s", durability="process") as store,
@@ -139,7 +139,7 @@ def test_an_acknowledgement_that_nobody_appends_is_told_to_who_needs_it(tmp_path
         for late in (held.wait, publisher.flush, publisher.build_ack_intents):
             with pytest.raises(WaitTimeout, match=r"Waited 0\.05 s for the acknowledgement .* append_ack_intents"):
                 late()
-    assert held.done  # a publisher that is closed waits for nobody
+    assert held.done  # a publisher that is closed waits for no acknowledgement
     with pytest.raises(cues.CuesError, match="dropped the transaction"):
         held.wait()
 
@@ -171,7 +171,7 @@ def test_what_waits_for_an_acknowledgement_is_bounded_in_memory(tmp_path: Path, 
         assert [e.message["n"] for e in ReadCommitted(queue) if not e.acknowledgement] == [0, 1, 2, 3]
 
 
-def test_a_transaction_that_is_aborted_is_never_seen_and_the_publisher_goes_on(tmp_path: Path) -> None:
+def test_a_transaction_that_is_aborted_is_never_seen_and_the_publisher_continues(tmp_path: Path) -> None:
     """Whatever of it is in its queues, waits for an acknowledgement, or could not be appended."""
     with cues.open(tmp_path / "s", durability="process") as store, Publisher() as publisher:
         queue, other = store.queue("q"), store.queue("other")
@@ -247,7 +247,7 @@ def test_what_cannot_be_published_leaves_no_trace_and_no_intent(tmp_path: Path) 
         assert not any("q/uuid" in message for message in seen)
 
 
-def test_arguments_of_another_type_are_told_and_nothing_is_written(tmp_path: Path) -> None:
+def test_arguments_of_another_type_are_refused_and_nothing_is_written(tmp_path: Path) -> None:
     wrong: Any
     for wrong in (5, "now"):
         with pytest.raises(InvalidArgument, match="not a Clock"):
@@ -363,7 +363,7 @@ def test_threads_publish_to_queues_of_two_stores_without_losing_or_disordering(t
         assert all(by_key[thread, k] == list(range(k, 400, 7)) for thread, k in by_key)
 
 
-def test_an_append_that_fails_is_told_by_wait_and_flush_and_stops_the_transaction(tmp_path: Path) -> None:
+def test_an_append_that_fails_is_reported_by_wait_and_flush_and_stops_the_transaction(tmp_path: Path) -> None:
     with cues.open(tmp_path / "s", durability="process") as store, Publisher() as publisher:
         queue = store.queue("q")
 
@@ -514,7 +514,7 @@ def test_an_appender_takes_the_uuid_of_a_message_into_the_header(tmp_path: Path)
         assert len(queue) == 5
 
 
-def test_clocks_that_are_no_ticks_apart_are_kept_one_by_one(tmp_path: Path) -> None:
+def test_clocks_that_do_not_differ_by_one_tick_are_kept_one_by_one(tmp_path: Path) -> None:
     rng = random.Random(1)
     clocks, clock = [], 10
     for _ in range(3000):

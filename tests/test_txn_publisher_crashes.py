@@ -20,7 +20,7 @@ EXACT = list(range(COUNT))
 def every_death(
     forks: Forks, tmp_path: Path, rules: dict[str, bool], points: tuple[str, ...] = tuple(faults.PUBLISHER_POINTS)
 ) -> list[tuple[str, dict[str, list[Any]]]]:
-    """What is seen in the end, for each place where the first run was killed."""
+    """The messages that are visible at the end, for each place where the first run was killed."""
     sites = forks.run("txn_transfers:transfer_and_count", str(tmp_path / "whole")).value
     assert {point for point, _ in sites} >= set(faults.PUBLISHER_POINTS)
     found = []
@@ -61,7 +61,7 @@ def test_without_the_rule_messages_are_repeated_or_lost(
 
 
 def test_a_checkpoint_that_was_lost_repeats_messages_and_loses_none(forks: Forks, tmp_path: Path) -> None:
-    """An older copy of the checkpoint stands in for one that was lost: what was committed since is seen again.
+    """An older copy of the checkpoint replaces a lost one: messages that were committed since are seen again.
 
     Not fewer times than once: that is why a checkpoint has to be durable before its acknowledgements.
     """

@@ -148,7 +148,7 @@ def test_everything_is_read_uncommitted_with_its_place_and_identity(queue: Queue
     assert list(reader) == expected
     assert list(reader) == []
     queue.appender().write({"n": 9})
-    assert [one.message for one in reader] == [{"n": 9}]  # it goes on
+    assert [one.message for one in reader] == [{"n": 9}]  # it continues
     assert list(ReadUncommitted(queue, 3, 6)) == expected[2:5]
     assert list(ReadUncommitted(queue, 8, 8)) == []
     assert [one.message for one in ReadUncommitted(queue, 1, 3, message_type=None)] == [{"n": 1}, {"n": 2}]
@@ -158,7 +158,7 @@ def test_everything_is_read_uncommitted_with_its_place_and_identity(queue: Queue
             ReadUncommitted(queue, wrong)  # type: ignore[arg-type]
 
 
-def test_messages_are_read_as_the_type_that_they_are_told_to_be(queue: Queue) -> None:
+def test_messages_are_read_as_the_requested_type(queue: Queue) -> None:
     class Order:
         def __init__(self, n: int = 0) -> None:
             self.n, self.uuid = n, uuid.UUID(int=0)
@@ -237,7 +237,7 @@ def test_a_purge_in_the_middle_of_a_replay_is_a_gap_each_time_it_is_asked_for(qu
     assert found == list(range(1, len(found) + 1)) and 1 <= len(found) < 6
 
 
-def test_a_checkpoint_of_a_reader_is_where_the_next_goes_on(queue: Queue) -> None:
+def test_a_checkpoint_of_a_reader_is_the_start_of_the_next_one(queue: Queue) -> None:
     write(queue, *STORY)
     reader = ReadCommitted(queue)
     found = [next(reader).begin, next(reader).begin]
@@ -286,7 +286,7 @@ def test_random_logs_on_a_queue_are_delivered_alike_with_every_ring_and_restart(
 
 
 def large_transaction(tmp_path: Path, count: int) -> None:
-    """One producer writes for a long time, others write to the same queue meanwhile, and nobody waits for it."""
+    """One producer writes for a long time. Others write to the same queue meanwhile, and do not wait for it."""
     with cues.open(tmp_path / "s", durability="process") as store, Publisher() as publisher, Publisher() as others:
         queue = store.queue("q")
         tailer = queue.tailer(isolation="committed")
@@ -295,7 +295,7 @@ def large_transaction(tmp_path: Path, count: int) -> None:
             if n % (count // 20) == 0:
                 others.publish_committed(lambda message: queue, {"other": n}).wait()
                 queue.appender().write({"plain": n})
-                # What others write is seen at once, and nothing of the transaction.
+                # The messages of others are seen at once, and nothing of the transaction.
                 assert tailer.read_many(count) == [{"other": n}, {"plain": n}]
         assert tailer.read_many(count) == []
         intents = publisher.build_ack_intents()

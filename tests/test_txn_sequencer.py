@@ -127,7 +127,7 @@ def test_one_producer_in_two_journals_is_two() -> None:
     assert not reader.sequencer.has_pending()  # it looks at what began since the checkpoint
 
 
-def test_a_checkpoint_in_the_middle_of_a_commit_goes_on_in_the_middle() -> None:
+def test_a_checkpoint_in_the_middle_of_a_commit_continues_in_the_middle() -> None:
     j = Journal()
     a1, a2, a3 = j.add(A, 1, CONTINUE), j.add(A, 2, CONTINUE), j.add(A, 3, ACK)
     for ring in (1, 2, 16):
@@ -181,7 +181,7 @@ def test_calls_out_of_turn_are_refused_and_change_nothing() -> None:
     assert delivered == [a1, a2, ack] and sequencer.step() is None
 
 
-def test_a_replay_of_something_else_is_refused_and_another_one_goes_on() -> None:
+def test_a_replay_of_something_else_is_refused_and_another_one_continues() -> None:
     j = Journal()
     a1, a2, ack = j.add(A, 1, CONTINUE), j.add(A, 2, CONTINUE), j.add(A, 3, ACK)
 
@@ -226,7 +226,7 @@ def test_the_application_may_write_into_what_it_is_given() -> None:
     assert [state.last_ack for state in sequencer.checkpoint().producers] == [2]
 
 
-def test_old_producers_are_forgotten_behind_the_horizon_and_open_spans_if_asked_kept() -> None:
+def test_old_producers_are_forgotten_after_the_horizon_and_open_spans_are_kept_on_request() -> None:
     second = 10_000_000 << 4  # of a clock
 
     def read() -> Sequencer:

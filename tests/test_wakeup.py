@@ -139,7 +139,7 @@ def test_alts_over_two_stores_is_woken_by_either(tmp_path: Path, monkeypatch: py
 
 
 def test_a_lost_ring_costs_a_tenth_of_a_second_and_no_message(tmp_path: Path) -> None:
-    """A writer that is killed between its commit and the ring wakes nobody."""
+    """A writer that is killed between its commit and the ring wakes no reader."""
     with cues.open(tmp_path / "store", durability="process") as store:
         tailer = store.queue("q").tailer()
         found: list[Any] = []

@@ -73,7 +73,7 @@ class Run:
         return [] if record is None else [worker.pid for worker in record.workers.values()]
 
     def merged(self) -> int:
-        """How much has come through to the end."""
+        """The number of messages on the last queue."""
         if not Path(self.store, "data.mdb").exists():
             return 0
         with contextlib.suppress(cues.CuesError), cues.open(self.store, readonly=True) as store:
@@ -191,7 +191,7 @@ def test_negative_control_positions_in_a_transaction_of_their_own(tmp_path: Path
 
 
 def _wrong(root: Path, made: int) -> bool:
-    """Whether some queue is not the beginning of what it must be in the end."""
+    """Return True if some queue is not the beginning of its expected content."""
     expected, _ = kill_stages.expected(made + MARGIN)
     with cues.open(layout(root).stores["first"], readonly=True) as store:
         for queue in ("numbers", "even", "odd"):

@@ -548,7 +548,7 @@ def test_a_file_that_was_changed_is_refused_by_the_worker_that_starts_again(writ
         assert "start again if the file was changed" in str(told.until("builds another one").error.__cause__)  # type: ignore[attr-defined]
 
 
-def test_a_worker_that_is_stopped_past_its_lease_is_replaced_and_fenced_when_it_goes_on(
+def test_a_worker_that_is_stopped_past_its_lease_is_replaced_and_fenced_when_it_continues(
     write: Write, tmp_path: Path, checked: Any
 ) -> None:
     """SIGSTOP in the middle of its work; the other that takes its units over does the work; SIGCONT; exact."""
@@ -620,7 +620,7 @@ def leases(store: Path) -> list[float]:
 
 
 def test_two_supervisors_of_one_graph_do_no_harm(write: Write, tmp_path: Path, checked: Any) -> None:
-    """One is stopped with its workers past the lease, another takes the graph, the first goes on: it is fenced."""
+    """One is stopped with its workers past the lease, another takes the graph, the first continues: it is fenced."""
     write(LIVE)
     store = tmp_path / "data" / "live"
     with Command("run", tmp_path / "graph.py", "--workers", 2) as first:
@@ -647,7 +647,7 @@ def test_two_supervisors_of_one_graph_do_no_harm(write: Write, tmp_path: Path, c
     checked(store)
 
 
-def test_a_worker_stopped_inside_a_transaction_is_named_and_the_others_go_on_when_it_does(
+def test_a_worker_stopped_inside_a_transaction_is_named_and_the_others_continue_when_it_does(
     write: Write, checked: Any, tmp_path: Path
 ) -> None:
     graph = write(
@@ -721,7 +721,7 @@ def shared(graph: cues.Graph, workers: int | Literal["auto"]) -> dict[str, tuple
 
 
 def cuts(graph: cues.Graph, found: dict[str, tuple[str, ...]]) -> int:
-    """How many queues lead from one worker to another."""
+    """The number of queues between two workers."""
     carrier = {unit.partition(".")[2]: worker for worker, units in found.items() for unit in units}
     return sum(carrier[a] != carrier[b] for a, _, b in graph.topology().edges)
 
@@ -742,7 +742,7 @@ def test_short_chains_stay_whole_and_long_ones_are_cut_for_the_balance() -> None
 
 
 @pytest.mark.parametrize("round", range(20))
-def test_every_unit_is_carried_once_and_nobody_carries_much_more_than_a_fair_share(round: int) -> None:
+def test_every_unit_is_assigned_once_and_no_worker_has_much_more_than_a_fair_share(round: int) -> None:
     seed = seeds.new()
     chance = random.Random(seed)
     lengths = [chance.randint(2, 9) for _ in range(chance.randint(1, 8))]
@@ -771,7 +771,7 @@ def test_logging_of_a_worker_goes_to_the_handlers_of_the_program(
     assert ("mine", logging.ERROR, "worker-1: seen") in caplog.record_tuples
 
 
-def test_a_fenced_worker_is_told_as_such(write: Write) -> None:
+def test_a_fenced_worker_is_reported_as_such(write: Write) -> None:
     """Another process took the graph: the supervisor does not start it again, and says so."""
     graph = write(FED)
     running = graph.start(workers=1)
@@ -840,7 +840,7 @@ def test_workers_take_new_partitions_in(write: Write, checked: Any) -> None:
 
 @pytest.mark.slow
 def test_a_call_that_hangs_ends_with_its_worker(write: Write) -> None:
-    """Its message has failed by then; the process in which it hangs is gone, and the next worker goes on."""
+    """Its message has failed by then; the process in which it hangs is gone, and the next worker continues."""
     graph = write(
         """
         graph = cues.Graph("hung", store=HERE + "/store", durability="process", errors="errors")
@@ -870,8 +870,8 @@ def test_a_call_that_hangs_ends_with_its_worker(write: Write) -> None:
 
 
 @pytest.mark.slow
-def test_a_worker_waits_for_room_in_its_store_and_goes_on(write: Write) -> None:
-    """A full map stops no unit for good: it tries again, ends when it is told to, and goes on where there is room."""
+def test_a_worker_waits_for_room_in_its_store_and_continues(write: Write) -> None:
+    """A full map stops no unit for good: it tries again, ends when it is told to, and continues when there is room."""
     graph = write(
         """
         graph = cues.Graph("full", store=HERE + "/store", durability="process", errors="errors")

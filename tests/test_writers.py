@@ -1,4 +1,4 @@
-"""The writers' turn: one at a time, whoever dies or stops in the middle, and who is in the way is named."""
+"""The writers' turn: one at a time, also if a writer dies or stops in the middle. Errors name the writer in the way."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def shared(store: cues.Store) -> int:
 
 
 def stopped(child: children.Child) -> None:
-    """Until it stands still."""
+    """Wait until it is stopped."""
     deadline = time.monotonic() + 30
     while locks.process_state(child.pid) != "stopped":
         assert time.monotonic() < deadline
@@ -69,7 +69,7 @@ def test_a_lone_writer_takes_no_lock_and_two_take_turns(tmp_path: Path) -> None:
         assert len(store.queue("q")) == 40
 
 
-@pytest.mark.parametrize("got", [False, True], ids=["before the lock", "behind the lock"])
+@pytest.mark.parametrize("got", [False, True], ids=["before the lock", "after the lock"])
 def test_an_interrupt_in_the_moment_of_the_lock_leaves_nothing_locked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, got: bool
 ) -> None:
@@ -143,8 +143,8 @@ def test_processes_with_threads_that_come_and_go(tmp_path: Path, durability: str
 @pytest.mark.parametrize("first", ["alone", "shared"])
 @pytest.mark.parametrize("durability", DURABILITIES)
 def test_a_writer_stopped_inside_a_transaction_is_named(tmp_path: Path, durability: str, first: str) -> None:
-    """SIGSTOP in the middle of an append: others wait until their deadline, hear whose it is and how it is,
-    readers go on, and when it continues everybody does."""
+    """SIGSTOP in the middle of an append: others wait until their deadline, and their error names the
+    process and its state. Readers continue. When the process continues, all others do."""
     path = tmp_path / "store"
     with cues.open(path, durability=durability) as store:
         store.queue("q").appender().write({"n": 1})
@@ -204,13 +204,13 @@ print(app.run(["send", sys.argv[1] + "#q", '{"n": 3}']))
     ("kind", "point"), [("stream", "commit.inside"), ("sink", "snapshot.inside"), ("sink", "claim.inside")]
 )
 @pytest.mark.parametrize("durability", DURABILITIES)
-def test_a_process_stopped_inside_a_commit_of_its_graph_is_named_to_all_who_wait(
+def test_a_process_stopped_inside_a_commit_of_its_graph_is_named_to_all_waiting_calls(
     tmp_path: Path, durability: str, kind: str, point: str
 ) -> None:
     """SIGSTOP in a step's commit, a sink's snapshot or a start's claim of one process.
 
     An appender, a processor of another graph, ``cues send`` and whoever makes a queue hear its pid
-    and state; what they were about to write is not written, and is when the process goes on.
+    and state; what they were about to write is not written, and is when the process continues.
     """
     path = tmp_path / "store"
     begun, go_on = threading.Event(), threading.Event()
@@ -262,7 +262,7 @@ def test_a_process_stopped_inside_a_commit_of_its_graph_is_named_to_all_who_wait
 
 
 def test_a_graph_that_waits_for_a_stuck_writer_can_be_closed(tmp_path: Path) -> None:
-    """What it was about to commit is dropped, and taken again by the next start."""
+    """Its open step is dropped, and taken again by the next start."""
     path = tmp_path / "store"
     waiting = threading.Event()
 
@@ -314,7 +314,7 @@ def test_a_named_tailer_loses_nothing_to_a_stuck_writer(tmp_path: Path, durabili
 
 
 @pytest.mark.parametrize("durability", DURABILITIES)
-def test_a_writer_killed_inside_a_transaction_holds_nobody_up(tmp_path: Path, durability: str) -> None:
+def test_a_writer_killed_inside_a_transaction_holds_up_no_other(tmp_path: Path, durability: str) -> None:
     """Its locks die with it, whether it was alone or not; what it had written is undone."""
     path = tmp_path / "store"
     with cues.open(path, durability=durability) as store:
@@ -342,7 +342,7 @@ def test_a_writer_killed_inside_a_transaction_holds_nobody_up(tmp_path: Path, du
         assert [m["n"] for m in store.queue("q").tailer()] == [1, 3, 4]
 
 
-def test_a_writer_that_dies_while_it_registers_holds_nobody_up(tmp_path: Path) -> None:
+def test_a_writer_that_dies_while_it_registers_holds_up_no_other(tmp_path: Path) -> None:
     path = tmp_path / "store"
     cues.open(path).close()
     code = """
@@ -369,7 +369,7 @@ with cues.open(sys.argv[1]) as store:
 
 
 @pytest.mark.parametrize("durability", DURABILITIES)
-def test_who_only_reads_is_a_guest(tmp_path: Path, durability: str) -> None:
+def test_a_process_that_only_reads_is_a_guest(tmp_path: Path, durability: str) -> None:
     """Opening a queue takes a write transaction. It makes a writer queue up for that moment and no longer,
     and the writer's clean close is its own, whoever read meanwhile."""
     with cues.open(tmp_path / "store", durability=durability) as store:
@@ -399,8 +399,8 @@ def test_who_only_reads_is_a_guest(tmp_path: Path, durability: str) -> None:
     assert not (tmp_path / "store" / "open").exists()
 
 
-def test_who_has_it_open_for_writing_is_known_before_it_writes(tmp_path: Path) -> None:
-    """Deleting or replacing a store under somebody who has not written yet would lose what they write later."""
+def test_a_process_with_the_store_open_for_writing_is_known_before_it_writes(tmp_path: Path) -> None:
+    """Deleting or replacing a store that a process has open would lose its later messages."""
     path = tmp_path / "store"
     with cues.open(path) as store:
         store.queue("q")
@@ -416,7 +416,7 @@ def test_who_has_it_open_for_writing_is_known_before_it_writes(tmp_path: Path) -
     fresh._refuse_running(path)
 
 
-def test_a_guest_that_dies_or_stops_holds_nobody_up_for_ever(tmp_path: Path) -> None:
+def test_a_guest_that_dies_or_stops_holds_up_no_writer_for_ever(tmp_path: Path) -> None:
     path = tmp_path / "store"
     code = """
 import sys, os, signal, cues
@@ -447,7 +447,7 @@ cues.open(sys.argv[1]).queue("q")
         assert shared(store) == 0, "found out by the writer"
 
 
-def test_the_last_to_leave_marks_the_store_clean_and_nobody_who_comes_loses_the_mark(tmp_path: Path) -> None:
+def test_the_last_process_to_leave_marks_the_store_clean_and_a_new_one_does_not_lose_the_mark(tmp_path: Path) -> None:
     """One that joins between another's look around and its leaving would lose the mark that it just made."""
     path = tmp_path / "store"
     store = cues.open(path, durability="process")

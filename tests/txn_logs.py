@@ -2,7 +2,7 @@
 
 A log is a list of envelopes. In a well-formed one a producer's clocks only rise, a transaction ends before the
 producer's next begins, and what is written twice (an append that was retried) is written twice before
-the producer goes on.
+the producer continues.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The three stages of kill_stages.py as one graph, for runs in worker processes; every call prints something.
 
-A print must not fail when nobody reads it any more, which is so in the moment between the death of a
+A print must not fail when no process reads it any more, as in the moment between the death of a
 supervisor and that of its workers: a message whose function failed would be on the error queue.
 """
 

@@ -40,7 +40,7 @@ from cues.graphs.processor import Node
 from cues.queues.queue import Queue
 from cues.records.batch import Page
 from cues.spark import staging
-from cues.spark.chunk import NO_HASH, ChunkTask, CommitRun
+from cues.spark.chunk import NO_HASH, CommitRun, run_stretch
 from cues.spark.driver import SparkEngine
 from cues.spark.remote import SparkRunner, take_whole
 from cues.spark.staging import Staged, StagingArea
@@ -134,7 +134,8 @@ class BackfillStepper(Stepper):
                 faults.point("take.after")
             began = time.monotonic()
             edges = _edges(taken.count, self._size, runner.parallelism)
-            results = runner.gather(ChunkTask(runner.packed_job(), stage), runner.cut(taken, edges))
+            call = functools.partial(run_stretch, runner.packed_job(), stage)
+            results = runner.gather(call, runner.cut(taken, edges))
             self._pace(time.monotonic() - began)
             if results is None or not self._commit_runs(taken, [run for result in results for run in result.runs]):
                 self._step_dropped()
@@ -303,14 +304,13 @@ class Rounds:
             self._changed.notify_all()
 
     def leave(self, who: str) -> None:
-        """Take ``who`` out of the order."""
         with self._changed:
             self._order = [unit for unit in self._order if unit != who]
             self._changed.notify_all()
 
     @property
     def over(self) -> bool:
-        """Whether a whole round found nothing to do."""
+        """True if a whole round found nothing to do."""
         return set(self._order) <= self._idle
 
 

@@ -56,8 +56,6 @@ class Offset(NamedTuple):
 
 
 class OffsetRecord(NamedTuple):
-    """One offset record."""
-
     offsets: tuple[str, ...]
     """One JSON text for each source; ``"-"`` for a source without an offset."""
     checksum: bytes

@@ -19,8 +19,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
-from pyspark import TaskContext
-
 from cues import codec
 from cues.queues.options import QueueOptions
 from cues.queues.placement import Placer
@@ -66,61 +64,54 @@ class ChunkResult(PartReport):
     runs: list[CommitRun] = field(default_factory=list)
 
 
-class ChunkTask:
-    """The function of a task, which processes a stretch. Spark pickles it."""
+def run_stretch(packed: bytes, stage: StagingArea, part: StepPart) -> ChunkResult:
+    """Process a stretch, in a task."""
+    job: StepJob = unpack_job(packed)
+    report = result = ChunkResult()
+    with reporting(report):
+        inputs = inputs_of(part)
+        runner = remote_runner(job, part)
+        with contextlib.closing(runner), reporting(report):
+            result = _through(stage, job, part, inputs, runner)
+        result.retries = runner._counters.retries
+    return result
 
-    def __init__(self, packed: bytes, stage: StagingArea) -> None:
-        self.packed = packed
-        self.stage = stage
 
-    def __call__(self, part: StepPart) -> ChunkResult:
-        job: StepJob = unpack_job(self.packed)
-        report = result = ChunkResult()
-        with reporting(report):
-            inputs = inputs_of(part)
-            runner, counters = remote_runner(job, part)
-            with contextlib.closing(runner), reporting(report):
-                result = self._through(job, part, inputs, runner)
-            result.retries = counters.retries
-        return result
-
-    def _through(self, job: StepJob, part: StepPart, inputs: list[Input], runner: Runner) -> ChunkResult:
-        """Process chunk after chunk, up to the end or to a failure that stops the processor."""
-        made = ChunkResult()
-        batch = bool(job.node.options.batch)
-        size = job.node.options.batch_size if batch else FIRST_CHUNK_MESSAGES
-        context = TaskContext.get()
-        task = context.partitionId() if context is not None else 0
-        room = staging.INLINE_BYTES_MAX
-        failed = done = values = 0
-        while done < part.messages:
-            wanted = min(size, part.messages - done)
-            count = min(wanted, *(input.fill(wanted) for input in inputs))
-            if not count or any(input.index != piece.start + done for input, piece in zip(inputs, part.pieces)):
-                return ChunkResult(declined="purged")
-            taken = Taken([input.take(count) for input in inputs], count)
-            results = runner.run(taken)
-            for cut in results.cuts(job.node, count):
-                failure = None if cut.failure is None else travelling(cut.failure)
-                run = CommitRun(part.offset + done + cut.start, part.offset + done + cut.stop, failure=failure)
-                made.runs.append(run)
-                pages = _pages(results, taken, cut, job.options, batch) if failure is None else {}
-                for binding, some in pages.items():
-                    run.outputs[binding] = staged = self.stage.collect(some, True, task, room)
-                    room = max(0, room - staged.inline_bytes)
-                    values += staged.values
-                if failure is None:
-                    continue
-                failed += cut.stop - cut.start
-                if job.node.errors is None:
-                    return made
-                if failed > max(FAILURES_MAX, size if batch else 0):
-                    return ChunkResult(declined="failures")
-            done += count
-            if not batch:
-                size = min(2 * size, CHUNK_MESSAGES) if values <= CHUNK_VALUES else max(1, size // 2)
-            values = 0
-        return made
+def _through(stage: StagingArea, job: StepJob, part: StepPart, inputs: list[Input], runner: Runner) -> ChunkResult:
+    """Process chunk after chunk, up to the end or to a failure that stops the processor."""
+    answer = ChunkResult()
+    batch = bool(job.node.options.batch)
+    size = job.node.options.batch_size if batch else FIRST_CHUNK_MESSAGES
+    room = staging.INLINE_BYTES_MAX
+    failed = done = values = 0
+    while done < part.messages:
+        wanted = min(size, part.messages - done)
+        count = min(wanted, *(input.fill(wanted) for input in inputs))
+        if not count or any(input.index != piece.start + done for input, piece in zip(inputs, part.pieces)):
+            return ChunkResult(declined="purged")
+        taken = Taken([input.take(count) for input in inputs], count)
+        results = runner.run(taken)
+        for cut in results.cuts(job.node, count):
+            failure = None if cut.failure is None else travelling(cut.failure)
+            run = CommitRun(part.offset + done + cut.start, part.offset + done + cut.stop, failure=failure)
+            answer.runs.append(run)
+            pages = _pages(results, taken, cut, job.options, batch) if failure is None else {}
+            for binding, some in pages.items():
+                run.outputs[binding] = staged = stage.collect(some, True, room)
+                room = max(0, room - staged.inline_bytes)
+                values += staged.values
+            if failure is None:
+                continue
+            failed += cut.stop - cut.start
+            if job.node.errors is None:
+                return answer
+            if failed > max(FAILURES_MAX, size if batch else 0):
+                return ChunkResult(declined="failures")
+        done += count
+        if not batch:
+            size = min(2 * size, CHUNK_MESSAGES) if values <= CHUNK_VALUES else max(1, size // 2)
+        values = 0
+    return answer
 
 
 def _pages(
@@ -148,8 +139,7 @@ def _pages(
 def _placed(items: list[bytes], came: Provenance | None, options: QueueOptions) -> Iterator[PlacedPage]:
     """The pages of an output, each with its partition."""
     if options.partitions == 1:
-        for page in outgoing.build(items, options._strips, NO_HASH, came):
-            yield 0, page
+        yield from ((0, page) for page in outgoing.build(items, options._strips, NO_HASH, came))
         return
     shares = outgoing.placed(items)
     if shares is None:
@@ -159,5 +149,4 @@ def _placed(items: list[bytes], came: Provenance | None, options: QueueOptions) 
     for partition, offsets in shares.items():
         chosen = [items[offset] for offset in offsets]
         selected = None if came is None else came.select(offsets)
-        for page in outgoing.build(chosen, options._strips, NO_HASH, selected):
-            yield partition, page
+        yield from ((partition, page) for page in outgoing.build(chosen, options._strips, NO_HASH, selected))

@@ -36,7 +36,7 @@ import pyarrow as pa
 from pyspark.sql import types as T
 from pyspark.sql.pandas.types import to_arrow_type
 
-from cues.errors import CodecError, InvalidArgument, Unsupported
+from cues.errors import CodecError, InvalidArgument, ReturnError, Unsupported
 
 
 class Misfit(Exception):
@@ -54,11 +54,8 @@ _NONE: Final = type(None)
 _RANGES: Final[dict[type[T.DataType], int]] = {T.ByteType: 8, T.ShortType: 16, T.IntegerType: 32, T.LongType: 64}
 # Types that Arrow converts without loss or guess. A column with only these types is converted as a whole.
 _PLAIN: Final[dict[type[T.DataType], set[type]]] = {
+    **{kind: {int, _NONE} for kind in _RANGES},
     T.StringType: {str, _NONE},
-    T.LongType: {int, _NONE},
-    T.IntegerType: {int, _NONE},
-    T.ShortType: {int, _NONE},
-    T.ByteType: {int, _NONE},
     T.DoubleType: {float, _NONE},
     T.BooleanType: {bool, _NONE},
     T.BinaryType: {bytes, _NONE},
@@ -108,12 +105,12 @@ class Column:
                 out.append(None)
         return out
 
-    def _fail(self, index: int, path: str, found: str, expected: str) -> NoReturn:
+    def _fail(self, index: int, path: str, shown: str, expected: str) -> NoReturn:
         raise CodecError(
-            f"Message {index}, field {path}: found {found}, expected {expected}.",
+            f"Message {index}, field {path}: found {shown}, expected {expected}.",
             "declare another type in the schema, or read with mode=permissive, which gives NULL.",
             path=path,
-            type_name=found,
+            type_name=shown,
         )
 
 
@@ -160,9 +157,7 @@ def _bare(value: Any) -> Any:
 
 
 def _string(value: Any) -> str:
-    if isinstance(value, str):
-        return str(value)
-    if isinstance(value, UUID):
+    if isinstance(value, (str, UUID)):
         return str(value)
     raise Misfit("", value, "a str")
 
@@ -328,6 +323,15 @@ class Encoder:
         return messages
 
 
+def frame_encoder(processor: str, result: Any) -> Encoder:
+    """The encoder for the result of a frame. Raises :class:`ReturnError` if this is not a DataFrame."""
+    if not hasattr(result, "mapInArrow"):
+        raise ReturnError(
+            f"{processor} returned {type(result).__name__}; a frame returns a DataFrame.", "return the DataFrame."
+        )
+    return Encoder(result.schema)
+
+
 def _restorer(kind: T.DataType) -> Convert | None:
     """The conversion of a value of Arrow to that of a message; None if it needs no conversion."""
     if isinstance(kind, T.TimestampType):
@@ -336,8 +340,7 @@ def _restorer(kind: T.DataType) -> Convert | None:
         element = _restorer(kind.elementType)
         if element is None:
             return None
-        convert = element
-        return lambda value: [None if inner is None else convert(inner) for inner in value]
+        return lambda value: [None if inner is None else element(inner) for inner in value]
     if isinstance(kind, T.MapType):
         key, item = _restorer(kind.keyType) or _same, _restorer(kind.valueType) or _same
         return lambda value: {key(k): None if v is None else item(v) for k, v in value}

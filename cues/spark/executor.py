@@ -111,11 +111,8 @@ class JobGroup:
 
 def pack_job(job: Job) -> bytes:
     """Pickle a job for executors. Raises :class:`GraphError`, with its name, if an object cannot be pickled."""
-    from pyspark import cloudpickle
-
-    dumps: Callable[[Any], bytes] = cloudpickle.dumps
     try:
-        return dumps(job)
+        return _dumps(job)
     except Exception:
         require_travel(job.node, job.system)
         raise
@@ -123,12 +120,9 @@ def pack_job(job: Job) -> bytes:
 
 def require_travel(node: Node, system: Any) -> None:
     """Raise :class:`GraphError` if an object of a processor cannot be sent to executors."""
-    from pyspark import cloudpickle
-
-    dumps: Callable[[Any], bytes] = cloudpickle.dumps
     for what, value in (("function", node.fn), ("opts", node.options.opts), ("system", system)):
         try:
-            dumps(value)
+            _dumps(value)
         except Exception as error:
             raise GraphError(
                 f"The {what} of {node.id} cannot be sent to Spark's executors"
@@ -136,6 +130,12 @@ def require_travel(node: Node, system: Any) -> None:
                 "open connections and files inside the function, not beside it.",
                 processor=node.name,
             ) from error
+
+
+def _dumps(value: Any) -> bytes:
+    from pyspark import cloudpickle
+
+    return cloudpickle.dumps(value)  # type: ignore[no-any-return, no-untyped-call]
 
 
 # --- in an executor -----------------------------------------------------------------------------
@@ -162,17 +162,16 @@ def runner_of(
     layer: Layer | None = None,
     process_type: type[Process] = Process,
     runner_type: type[Runner] = Runner,
-) -> tuple[Runner, events.Counters]:
-    """The runner that calls the job's function, and its counters.
+) -> Runner:
+    """The runner that calls the job's function.
 
     ``layer`` is the view of the state that the function gets from ``process``.
     """
-    counters = events.Counters()
     imperative = Imperative(job.node.id, {}, {})
     hasher = Hasher(job.node.id, generation)
     process = process_type(job.node, job.system, hasher, job.epoch, job.store_id, layer, lambda: False, imperative)
-    runner = runner_type(job.node, process, state, _pause, lambda event: None, counters, options_of, imperative)
-    return runner, counters
+    counters = events.Counters()
+    return runner_type(job.node, process, state, _pause, lambda event: None, counters, options_of, imperative)
 
 
 def _pause(seconds: float) -> bool:

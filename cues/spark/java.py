@@ -107,15 +107,15 @@ def ask(command: Path) -> tuple[int, Path]:
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise ValueError(f"{command} does not run ({error})") from None
-    told = ran.stderr + ran.stdout
-    match = _VERSION.search(told)
+    printed = ran.stderr + ran.stdout
+    match = _VERSION.search(printed)
     if ran.returncode != 0 or match is None:
-        first = next((line.strip() for line in told.splitlines() if line.strip()), "nothing")
+        first = next((line.strip() for line in printed.splitlines() if line.strip()), "nothing")
         raise ValueError(f"{command} does not run (it ended with {ran.returncode} and said: {first})")
     major, minor = int(match[1]), int(match[2] or 0)
     version = minor if major == 1 else major  # Java 8 calls itself 1.8
     # The command may be a shim that chooses a Java. The home is that of the chosen one.
-    home = _HOME.search(told)
+    home = _HOME.search(printed)
     place = Path(home[1].strip()) if home else command.resolve().parent.parent
     return version, place if (place / "bin" / "java").is_file() else command.parent.parent
 

@@ -44,12 +44,10 @@ class QueueAddress:
 
 @dataclass(frozen=True)
 class ReadOptions:
-    """The options of a reader."""
-
     place: QueueAddress
     mode: Mode
     row_columns: bool
-    """Whether index, time, hash and value are names of columns of the row, and not of fields of the message."""
+    """True if index, time, hash and value are names of columns of the row, and not of fields of the message."""
     partitions: int | None
     fail_on_data_loss: bool
     start: Position
@@ -77,8 +75,6 @@ class ReadOptions:
 
 @dataclass(frozen=True)
 class WriteOptions:
-    """The options of a writer."""
-
     place: QueueAddress
     id: str | None
     encode: Encode
@@ -86,7 +82,7 @@ class WriteOptions:
     """The part of its source that a batch write covers: start and end (exclusive)."""
     checkpoint: str | None
     adopt: bool
-    """Whether the writer begins in the middle of a query that ran without it before."""
+    """True if the writer begins in the middle of a query that ran without it before."""
 
     @staticmethod
     def of_batch(options: Mapping[str, str]) -> WriteOptions:
@@ -181,12 +177,12 @@ def _encode(options: Mapping[str, str]) -> Encode:
 
 def _choice(options: Mapping[str, str], name: str, *choices: str) -> str:
     """One of ``choices``; the first one if the option is missing."""
-    found = options.get(name)
-    if found is None:
+    text = options.get(name)
+    if text is None:
         return choices[0]
-    if found.lower() not in choices:
-        raise InvalidArgument(f"{name}={found!r}.", f"set it to {' or '.join(choices)}.")
-    return found.lower()
+    if text.lower() not in choices:
+        raise InvalidArgument(f"{name}={text!r}.", f"set it to {' or '.join(choices)}.")
+    return text.lower()
 
 
 def _flag(options: Mapping[str, str], name: str, default: bool) -> bool:
@@ -194,29 +190,29 @@ def _flag(options: Mapping[str, str], name: str, default: bool) -> bool:
 
 
 def _count(options: Mapping[str, str], name: str, least: int = 1) -> int | None:
-    found = options.get(name)
-    if found is None:
+    text = options.get(name)
+    if text is None:
         return None
     try:
-        count = int(found)
+        count = int(text)
     except ValueError:
         count = least - 1
     if count < least:
-        raise InvalidArgument(f"{name}={found!r}.", f"set it to an integer from {least} on.")
+        raise InvalidArgument(f"{name}={text!r}.", f"set it to an integer from {least} on.")
     return count
 
 
 def _position(options: Mapping[str, str], name: str, default: Literal["earliest", "latest"]) -> Position:
-    found = options.get(name, default)
-    if found == "earliest" or found == "latest":
-        return found  # type: ignore[return-value]
-    if found.isdigit() and int(found) >= 1:
-        return int(found)
+    text = options.get(name, default)
+    if text == "earliest" or text == "latest":
+        return text  # type: ignore[return-value]
+    if text.isdigit() and int(text) >= 1:
+        return int(text)
     try:
-        when = datetime.fromisoformat(found)
+        when = datetime.fromisoformat(text)
     except ValueError:
         raise InvalidArgument(
-            f"{name}={found!r}.",
+            f"{name}={text!r}.",
             "use earliest, latest, an index from 1 on, or a time such as 2026-01-31T12:00:00+00:00.",
         ) from None
     clock.to_ns(when)  # a naive time names no instant

@@ -46,7 +46,6 @@ class Site:
         return Site(store.directory, store.id, socket.gethostname(), this_machine())
 
     def open(self) -> Store:
-        """Open the store, read-only, in any process."""
         if this_machine() != self.machine:
             raise self._unseen(
                 "it is on another machine, or in a container with process ids of its own, and a store is shared"
@@ -86,12 +85,17 @@ class Pinned:
     identity: bytes
     """The identity of the queue, or of its partition. A new queue under the same name has another one."""
     spread: bool = False
-    """Whether the place has several partitions."""
+    """True if the place has several partitions."""
 
     @contextmanager
     def opened(self) -> Iterator[Queue]:
         """Open the queue, read-only, in any process. Refuse other machines and other queues."""
-        self.require_host("read")
+        if this_machine() != self.machine:
+            raise Unsupported(
+                f"An executor on {socket.gethostname()} cannot read the store {self.place.store} on {self.host}, the"
+                " driver's machine: a store is shared memory, and works on one machine only.",
+                _HINT,
+            )
         with Store(self.place.store, readonly=True) as store:
             queue = store.queue(self.place.queue)
             identity = _identity(queue)
@@ -100,22 +104,8 @@ class Pinned:
                     f"The queue {self.place.queue!r} of {self.place.store} has identity {identity.hex()}; the read was"
                     f" planned for {self.identity.hex()}, which was deleted or is in another store.",
                     "use a new checkpoint, if this queue is meant.",
-                    processor="",
                 )
             yield queue
-
-    def require_host(self, verb: str) -> None:
-        """Raise :class:`Unsupported` if this is not the driver's machine."""
-        if not self.here():
-            raise Unsupported(
-                f"An executor on {socket.gethostname()} cannot {verb} the store {self.place.store} on {self.host}, the"
-                " driver's machine: a store is shared memory, and works on one machine only.",
-                _HINT,
-            )
-
-    def here(self) -> bool:
-        """Return True on the driver's machine."""
-        return this_machine() == self.machine
 
 
 def this_machine() -> str:
@@ -127,13 +117,13 @@ def this_machine() -> str:
     return f"{clock.boot_id()} {processes}"
 
 
-def pin(place: QueueAddress) -> tuple[Pinned, Indices, Indices]:
-    """Find a queue, on the driver. Also return the first and the next index of each partition, at one moment."""
+def pin(place: QueueAddress) -> tuple[Pinned, Indices]:
+    """Find a queue, on the driver. Also return the next index of each partition, at one moment."""
     with Store(place.store, readonly=True) as store:
         queue = store.queue(place.queue)
         rows, identity = queue._rows(), _identity(queue)
     pinned = Pinned(place, socket.gethostname(), this_machine(), identity, len(rows) > 1)
-    return pinned, tuple(row.first for row in rows), tuple(row.next for row in rows)
+    return pinned, tuple(row.next for row in rows)
 
 
 def is_spread(place: QueueAddress) -> bool:

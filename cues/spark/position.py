@@ -102,7 +102,7 @@ class Queues:
     """The checksum of Spark's offset record. It distinguishes batches without new messages, which may still have
     rows (windows that a watermark closed)."""
     first: bool
-    """Whether it is the first batch of its checkpoint."""
+    """True if it is the first batch of its checkpoint."""
 
     def decide(self, kept: Position | None) -> Verdict:
         if kept is None:

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import chain, pairwise
@@ -45,7 +46,7 @@ from cues.spark.slices import BatchSlice, cut, edges, merged
 
 if TYPE_CHECKING:
     from cues.queues.log import Log
-    from cues.queues.queue import Queue
+    from cues.storage.transaction import StoreTransaction
 
 ROW: Final = T.StructType(
     [
@@ -167,8 +168,7 @@ class _Reading:
 
     def __init__(self, schema: T.StructType, options: ReadOptions, parallelism: int) -> None:
         self.options = options
-        self.pinned, first, next = pin(options.place)
-        self._first, self._next = first, next
+        self.pinned, self._next = pin(options.place)
         self._parallelism = parallelism
         self._schema = schema
         Columns(schema, options, self.pinned.spread)  # columns that cannot be read are refused here, not in a task
@@ -180,28 +180,31 @@ class _Reading:
         slices = max(1, min(wanted, count))
         if slices == 1:
             return [ReadSlice(start, stop)]
-        with self.pinned.opened() as queue:
-            logs = [view._log for view in queue._views]
-            with queue.store._view() as txn:
-                return [ReadSlice(low, high) for low, high in pairwise(edges(txn, logs, start, stop, slices))]
+        with self._logs() as (logs, txn):
+            return [ReadSlice(low, high) for low, high in pairwise(edges(txn, logs, start, stop, slices))]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """On the executor: read the slice of one task."""
         assert isinstance(partition, ReadSlice)
         columns = Columns(self._schema, self.options, self.pinned.spread)
         with self.pinned.opened() as queue:
-            logs = self._logs(queue, len(partition.stop))
+            logs = [view._log for view in queue._views]
+            count = len(partition.stop)
+            if len(logs) < count:
+                raise self._behind(f"The queue {queue.id} has {len(logs)} partitions, and {count} were planned.")
+            logs = logs[:count]
             size = max(_READ_BYTES // len(logs), _READ_BYTES_MIN)
             ranges = zip(logs, partition.start, partition.stop)
             for pieces in _some(merged([self._pieces(log, start, stop, size) for log, start, stop in ranges])):
                 yield columns.arrow(pieces)
 
-    def _logs(self, queue: Queue, partitions: int) -> list[Log]:
-        """The logs of the first ``partitions`` partitions. Raises :class:`Diverged` if the queue has fewer."""
-        logs = [view._log for view in queue._views]
-        if len(logs) < partitions:
-            raise self._behind(f"The queue {queue.id} has {len(logs)} partitions, and {partitions} were planned.")
-        return logs[:partitions]
+    @contextmanager
+    def _logs(self) -> Iterator[tuple[list[Log], StoreTransaction]]:
+        """The logs of the partitions, in a read transaction."""
+        with self.pinned.opened() as queue:
+            logs = [view._log for view in queue._views]
+            with queue.store._view() as txn:
+                yield logs, txn
 
     def _pieces(self, log: Log, start: int, stop: int, size: int) -> Iterator[BatchSlice]:
         """The messages of the range on one partition, in order, read ``size`` bytes at a time."""
@@ -226,11 +229,7 @@ class _Reading:
                 at = batch.next
 
     def _behind(self, text: str) -> Diverged:
-        return Diverged(
-            text,
-            f"run cues check {self.options.place.store}: an older copy of it may have been put back.",
-            processor="",
-        )
+        return Diverged(text, f"run cues check {self.options.place.store}: an older copy of it may have been put back.")
 
     def lost(self, start: int, first: int, partition: int) -> int:
         """Handle that the messages from ``start`` to ``first`` (exclusive) are purged. Return the next index."""
@@ -250,17 +249,15 @@ class _Reading:
 
     def place_of(self, position: Position, name: str) -> Indices:
         """The place that a position means at this moment."""
-        with self.pinned.opened() as queue:
-            logs = [view._log for view in queue._views]
-            with queue.store._view() as txn:
-                rows = [log.row(txn) for log in logs]
-                if position == "earliest":
-                    return tuple(row.first for row in rows)
-                if position == "latest":
-                    return tuple(row.next for row in rows)
-                if isinstance(position, datetime):
-                    when = clock.to_ns(position)
-                    return tuple(log.index_at(txn, row, when) for log, row in zip(logs, rows))
+        with self._logs() as (logs, txn):
+            rows = [log.row(txn) for log in logs]
+            if position == "earliest":
+                return tuple(row.first for row in rows)
+            if position == "latest":
+                return tuple(row.next for row in rows)
+            if isinstance(position, datetime):
+                when = clock.to_ns(position)
+                return tuple(log.index_at(txn, row, when) for log, row in zip(logs, rows))
         if len(rows) > 1:
             place = self.options.place
             raise InvalidArgument(
@@ -332,7 +329,6 @@ class QueueStream(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow)
                 f"The checkpoint has offsets of {len(at)} partitions of {place.queue!r}, which has {len(end)}.",
                 f"read the whole queue, if this is one of its partitions; or run cues check {place.store}: an older"
                 " copy of it may have been put back.",
-                processor="",
             )
         at = widened(at, len(end))
         committed = self._committed()
@@ -342,7 +338,8 @@ class QueueStream(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow)
             end = tuple(map(min, end, committed))
         end = tuple(map(max, at, end))
         if isinstance(limit, ReadMaxRows) and sum(end) - sum(at) > limit.max_rows:
-            end = self._cut(at, end, limit.max_rows)
+            with self._logs() as (logs, txn):
+                end = cut(txn, logs, at, end, limit.max_rows)
         return start if end == at else Offset(self.pinned.identity, at, end).to_dict()
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
@@ -355,37 +352,23 @@ class QueueStream(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow)
             raise Diverged(
                 f"Spark asks for the messages after {before}, but the offset that it asks for begins later: {asked}.",
                 "use a new checkpoint.",
-                processor="",
             )
         # The recorded start counts: initialOffset may return another one now.
         return self.split(asked.start, asked.end) if asked.end != asked.start else []
-
-    def commit(self, end: dict[str, Any]) -> None:
-        pass
-
-    def stop(self) -> None:
-        pass
 
     def _last(self) -> Indices:
         with self.pinned.opened() as queue:
             return tuple(row.next for row in queue._rows())
 
-    def _cut(self, start: Indices, end: Indices, count: int) -> Indices:
-        with self.pinned.opened() as queue:
-            logs = [view._log for view in queue._views]
-            with queue.store._view() as txn:
-                return cut(txn, logs, start, end, count)
-
     def _mine(self, offset: dict[str, Any]) -> Offset:
-        found = Offset.of(offset)
-        if found is None or found.identity != self.pinned.identity:
+        ours = Offset.of(offset)
+        if ours is None or ours.identity != self.pinned.identity:
             raise Diverged(
                 f"The checkpoint belongs to another source ({offset}) than the queue {self.options.place.queue!r} of"
                 f" {self.options.place.store}, whose identity is {self.pinned.identity.hex()}.",
                 "use a new checkpoint to read this queue.",
-                processor="",
             )
-        return found
+        return ours
 
     def _committed(self) -> Indices | None:
         """The position on this queue of the writer of ``resumeFrom``; None before its first commit."""

@@ -26,7 +26,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 from cues import faults
 from cues.base import clock, events
-from cues.errors import Diverged, ReturnError, Unsupported
+from cues.errors import Diverged, Unsupported
 from cues.graphs.processor import BATCH_SIZE, FRAME, Node
 from cues.queues.options import QueueOptions
 from cues.queues.store import Store
@@ -117,29 +117,22 @@ _stores: dict[tuple[int, Site, tuple[int, int]], Store] = {}
 
 def run_part(packed: bytes, part: StepPart) -> PartResult:
     """Call the function over a part."""
-    result = PartResult()
-    with reporting(result):
-        result = _run(unpack_job(packed), part)
-    return result
+    answer = PartResult()
+    with reporting(answer):
+        job: StepJob = unpack_job(packed)
+        taken = _take(part)
+        if taken is None:
+            return PartResult(declined="purged")
+        runner = remote_runner(job, part)
+        with contextlib.closing(runner):
+            results = runner.run(taken)
+        answer.retries, answer.outputs, answer.ran = runner._counters.retries, results.outputs, results.ran
+        answer.failures = {offset: travelling(failure) for offset, failure in results.failures.items()}
+    return answer
 
 
-def _run(job: StepJob, part: StepPart) -> PartResult:
-    taken = _take(part)
-    if taken is None:
-        return PartResult(declined="purged")
-    runner, counters = remote_runner(job, part)
-    with contextlib.closing(runner):
-        results = runner.run(taken)
-    return PartResult(
-        retries=counters.retries,
-        outputs=results.outputs,
-        failures={offset: travelling(failure) for offset, failure in results.failures.items()},
-        ran=results.ran,
-    )
-
-
-def remote_runner(job: StepJob, part: StepPart) -> tuple[Runner, events.Counters]:
-    """The runner that calls the job's function without state, and its counters."""
+def remote_runner(job: StepJob, part: StepPart) -> Runner:
+    """The runner that calls the job's function without state."""
     state = StateTable(_store(part.pieces[0].site), job.node.id)  # never read
     return runner_of(job, job.generation, state, job.options.__getitem__, process_type=_RemoteProcess)
 
@@ -246,7 +239,7 @@ class SparkRunner(Runner):
         """Call a frame with a DataFrame of the step's range. The rows of the DataFrame that it returns are messages."""
         if self._node.options.batch != FRAME:
             return super()._call_batch(taken, process)
-        from cues.spark.columns import Encoder
+        from cues.spark.columns import frame_encoder
 
         (piece,) = taken.slices
         queue = piece.one.queue
@@ -257,12 +250,7 @@ class SparkRunner(Runner):
         given = reader.load(f"{os.path.abspath(queue.store.path)}#{queue.id}")
         faults.point("function.before")
         result = self._invoke(taken, [given], self._process)
-        if not hasattr(result, "toArrow"):
-            raise ReturnError(
-                f"{self._node.id} returned {type(result).__name__}; a frame returns a DataFrame.",
-                "return the DataFrame.",
-            )
-        encoder = Encoder(result.schema)
+        encoder = frame_encoder(self._node.id, result)
         messages = [message for rows in result.toArrow().to_batches() for message in encoder.messages(rows)]
         faults.point("function.after")
         return messages
@@ -276,7 +264,7 @@ class SparkRunner(Runner):
 
     @property
     def on_executors(self) -> bool:
-        """Whether executors call the function, each over a part of the messages."""
+        """True if executors call the function, each over a part of the messages."""
         return not self._local and self._node.options.batch != FRAME
 
     @property

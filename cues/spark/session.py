@@ -124,8 +124,7 @@ def start(master: str | None = None, name: str = "cues", conf: Mapping[str, str]
     with contextlib.ExitStack() as during:
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
         if not submitted:
-            found = java.find()
-            during.enter_context(_environment("JAVA_HOME", str(found.home)))
+            during.enter_context(_environment("JAVA_HOME", str(java.find().home)))
             if stays_here(master or ""):
                 during.enter_context(_environment("SPARK_LOCAL_IP", os.environ.get("SPARK_LOCAL_IP", "127.0.0.1")))
             options = during.enter_context(_log_settings())
@@ -162,8 +161,8 @@ def in_short(error: Exception) -> str:
     if python:
         line = next((line for line in trace.splitlines() if line and not line[0].isspace()), "")
     else:
-        told = re.search(r"most recent failure: (?:Lost task .*?\): )?(.*)", text) or re.search(r"^: (.*)", text, re.M)
-        line = told[1] if told else text.partition("\n")[0]
+        cause = re.search(r"most recent failure: (?:Lost task .*?\): )?(.*)", text) or re.search(r"^: (.*)", text, re.M)
+        line = cause[1] if cause else text.partition("\n")[0]
         line = re.sub(r"^(?:[a-z]\w*\.)+[A-Z]\w*: ", "", line).partition(". Consider setting ")[0]
     return line.strip().rstrip(".") or type(error).__name__
 
@@ -244,9 +243,9 @@ def _require_pyspark() -> None:
         try:
             import pyspark
 
-            found = f"pyspark {pyspark.__version__} is installed"
+            installed = f"pyspark {pyspark.__version__} is installed"
         except ImportError:
-            found = "pyspark is not installed"
+            installed = "pyspark is not installed"
         raise NotInstalled(
-            f"Spark needs pyspark 4.2 or newer; {found}.", "run pip install 'cues-streams[spark]'."
+            f"Spark needs pyspark 4.2 or newer; {installed}.", "run pip install 'cues-streams[spark]'."
         ) from None

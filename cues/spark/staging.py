@@ -26,6 +26,7 @@ from typing import Any, Final
 
 import msgpack
 import xxhash
+from pyspark import TaskContext
 from pyspark.sql.datasource import WriterCommitMessage
 
 from cues.base import clock
@@ -81,9 +82,7 @@ class StagingArea:
         """``owner`` is the process that will commit the pages. After its end they are worthless."""
         self._folder = Path(store) / FOLDER / f"{this_boot()}-{owner}-{secrets.token_hex(8)}"
 
-    def collect(
-        self, pages: Iterable[PlacedPage], local: bool, task: int, inline_bytes: int = INLINE_BYTES_MAX
-    ) -> Staged:
+    def collect(self, pages: Iterable[PlacedPage], local: bool, inline_bytes: int = INLINE_BYTES_MAX) -> Staged:
         """On the executor: keep ``pages`` until they are committed. ``local``: this is the driver's machine."""
         staged = Staged()
         size = 0
@@ -97,6 +96,8 @@ class StagingArea:
                     size += len(raw)
                     if file is None and size > inline_bytes and local:
                         self._folder.mkdir(parents=True, exist_ok=True)
+                        context = TaskContext.get()
+                        task = context.partitionId() if context is not None else 0
                         staged.path = str(self._folder / f"{task}-{secrets.token_hex(8)}")
                         file = opened.enter_context(open(staged.path, "xb"))
                         file.writelines(staged.inline)
@@ -115,16 +116,13 @@ class StagingArea:
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
-def sweep(store: str) -> int:
-    """Delete the files of writers that are gone. Return the number of deleted folders."""
-    swept = 0
+def sweep(store: str) -> None:
+    """Delete the files of writers that are gone."""
     for folder in Path(store, FOLDER).glob("*-*-*"):
         boot, _, rest = folder.name.partition("-")
         pid = rest.partition("-")[0]
         if boot != this_boot() or not pid.isdigit() or locks.process_state(int(pid)) == "gone":
             shutil.rmtree(folder, ignore_errors=True)
-            swept += 1
-    return swept
 
 
 def this_boot() -> str:
@@ -135,7 +133,7 @@ def this_boot() -> str:
 def _some(raws: Iterable[list[Any]]) -> Iterator[tuple[int, list[Page]]]:
     left = iter(raws)
     while some := list(itertools.islice(left, _READ_PAGES)):
-        found: dict[int, list[Page]] = {}
+        by_partition: dict[int, list[Page]] = {}
         for partition, flags, count, tail, pieces in some:
-            found.setdefault(partition, []).append(Page(flags, count, tail, tuple(pieces)))
-        yield from found.items()
+            by_partition.setdefault(partition, []).append(Page(flags, count, tail, tuple(pieces)))
+        yield from by_partition.items()

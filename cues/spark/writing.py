@@ -28,7 +28,6 @@ from typing import Any, Final, NoReturn
 
 import msgpack
 import pyarrow as pa
-from pyspark import TaskContext
 from pyspark.sql import types as T
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
@@ -82,9 +81,7 @@ class _Writing:
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """On the executor: do all work that does not need the store."""
-        context = TaskContext.get()
-        task = context.partitionId() if context is not None else 0
-        return self._stage.collect(self._pages(iterator), self._boot == staging.this_boot(), task)
+        return self._stage.collect(self._pages(iterator), self._boot == staging.this_boot())
 
     def _pages(self, rows: Iterable[pa.RecordBatch]) -> Iterator[PlacedPage]:
         encoder = None if self._as_values else Encoder(self._schema)
@@ -120,6 +117,9 @@ class _Writing:
         if messages is None:
             messages = [_message(value) for value in values]  # the broken one raises
         return messages, None if _RESERVED in body else encoded
+
+    def abort(self, messages: list[WriterCommitMessage | None], *batch: int) -> None:
+        _drop(messages)
 
     def append(self, staged: list[Staged], part: SourcePart | None) -> None:
         """On the driver: make the one commit. Raises :class:`PositionMismatch`; then nothing was written."""
@@ -164,10 +164,10 @@ class _Writing:
 
     def _require_partitions(self, txn: StoreTransaction, queue: Queue) -> None:
         """Refuse rows that were placed on fewer partitions than there are now: a key would be on two partitions."""
-        there, placed = queue._follow_options(txn, queue._log.row(txn)).partitions, self._queue_options.partitions
-        if queue.is_partitioned and there != placed:
+        now, placed = queue._follow_options(txn, queue._log.row(txn)).partitions, self._queue_options.partitions
+        if queue.is_partitioned and now != placed:
             raise QueueOptionsError(
-                f"The queue {queue.id!r} has {there} partitions by now, and the rows were placed on {placed}; nothing"
+                f"The queue {queue.id!r} has {now} partitions by now, and the rows were placed on {placed}; nothing"
                 " was written.",
                 "write again, or start the query again: rows are placed on the partitions that exist then.",
                 queue=queue.id,
@@ -204,20 +204,13 @@ class BatchWriter(_Writing, DataSourceArrowWriter):
         span = self.options.range
         self.append(_whole(messages), None if span is None else Range(*span))
 
-    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        _drop(messages)
-
 
 class StreamWriter(_Writing, DataSourceStreamArrowWriter):
     """A stream's batches, one transaction each."""
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        checkpoint = self.options.checkpoint
-        known = self.options.id is not None and checkpoint is not None
-        self.append(_whole(messages), part_of(checkpoint, batchId) if known and checkpoint else None)
-
-    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        _drop(messages)
+        id, checkpoint = self.options.id, self.options.checkpoint
+        self.append(_whole(messages), part_of(checkpoint, batchId) if id is not None and checkpoint else None)
 
 
 def _check_placing(queue: str, options: QueueOptions) -> None:

@@ -67,7 +67,7 @@ class DataFile:
 
     @property
     def merged(self) -> bool:
-        """Whether it was merged from several files."""
+        """True if it was merged from several files."""
         return self.name.split("-", 2)[2].startswith(_MERGED)
 
 
@@ -91,9 +91,12 @@ def written_by(name: str, graph: str) -> bool:
 
 
 def data_file(name: str, size: int, modified_ms: int) -> DataFile:
-    """A data file by its name."""
     first, count, _ = name.split("-", 2)
     return DataFile(name, int(first), int(count), size, modified_ms)
+
+
+def _damaged(text: str) -> Diverged:
+    return Diverged(text, "restore the directory from a copy.")
 
 
 class QueueDirectory:
@@ -119,19 +122,14 @@ class QueueDirectory:
         self.load()
 
     def _identity(self, expected: bytes | None) -> bytes:
-        name = f"{self.folder}/_cues/queue.json"
-        text = self.files.read(name)
-        if text is None:
-            drawn = expected or secrets.token_bytes(8)
-            self.files.put(name, json.dumps({"identity": drawn.hex(), "queue": self.queue}))
-            text = self.files.read(name)
-        identity = bytes.fromhex(json.loads(text or "{}")["identity"])
+        draft = {"identity": (expected or secrets.token_bytes(8)).hex(), "queue": self.queue}
+        text = self.files.ensure(f"{self.folder}/_cues/queue.json", json.dumps(draft))
+        identity = bytes.fromhex(json.loads(text)["identity"])
         if expected is not None and identity != expected:
             raise Diverged(
                 f"The directory {self.files.url}/{self.folder} continues the queue {self.queue!r} with identity"
                 f" {identity.hex()}, and the one in this machine's store has {expected.hex()}: it is another queue.",
                 "use the store that the directory was fed from, or start over with another --queues DIR.",
-                processor="",
             )
         return identity
 
@@ -148,16 +146,10 @@ class QueueDirectory:
         return self.live[-1].next if self.live else 1
 
     def load(self) -> None:
-        """Read the log."""
-
         def read(name: str) -> str:
             text = self.files.read(f"{self.folder}/{LOG}/{name}")
             if text is None:
-                raise Diverged(
-                    f"Entry {name} of the log of {self.files.url}/{self.folder} is missing.",
-                    "restore the directory from a copy.",
-                    processor="",
-                )
+                raise _damaged(f"Entry {name} of the log of {self.files.url}/{self.folder} is missing.")
             return text
 
         with self.lock:
@@ -166,7 +158,6 @@ class QueueDirectory:
             self.live = live_files(entries, read)
 
     def _entries(self) -> dict[int, str]:
-        """The names of the entries by their numbers."""
         return entries_of(self.files.names(f"{self.folder}/{LOG}"))
 
     def forward(self, name: str) -> None:
@@ -190,7 +181,6 @@ class QueueDirectory:
                     f"The queue {self.queue!r} in {self.files.url} ends with message {self.next - 1}, and {file.name}"
                     " was committed with other messages for the same indices.",
                     "let one graph write to the queue, and restore the directory from a copy.",
-                    processor="",
                 )
             else:
                 self._put([*self.live, file], [file])  # if another driver wrote this entry, the loop looks again
@@ -202,22 +192,22 @@ class QueueDirectory:
         holder = next((live for live in self.live if live.first <= file.first < live.next), None)
         return holder is not None and (holder.name == file.name or holder.merged)
 
-    def replace(self, gone: set[str], came: list[DataFile]) -> bool:
-        """Replace the files named ``gone`` by ``came``. Return False if the log has got another entry meanwhile.
+    def replace(self, gone: set[str], new: list[DataFile]) -> bool:
+        """Replace the files named ``gone`` by ``new``. Return False if the log has got another entry meanwhile.
 
         The caller holds the lock, and deletes the files later.
         """
-        live = sorted([*(file for file in self.live if file.name not in gone), *came], key=_first)
+        live = sorted([*(file for file in self.live if file.name not in gone), *new], key=_first)
         while (self._entry + 2) % COMPACT_EVERY:
             if not self._put(list(self.live), []):
                 return False
-        return self._put(live, came)
+        return self._put(live, new)
 
-    def _put(self, live: list[DataFile], came: list[DataFile]) -> bool:
+    def _put(self, live: list[DataFile], new: list[DataFile]) -> bool:
         """Write the next entry. If its number is taken, read the log again and return False."""
         number = self._entry + 1
         compact = (number + 1) % COMPACT_EVERY == 0
-        lines = [self._line(file) for file in (live if compact else came)]
+        lines = [self._line(file) for file in (live if compact else new)]
         name = f"{number}.compact" if compact else str(number)
         put = self.files.put(f"{self.folder}/{LOG}/{name}", "\n".join([_VERSION, *lines]))
         if not put or max(self._entries()) > number:  # taken; or taken once, and deleted after many later entries
@@ -258,12 +248,8 @@ class QueueDirectory:
         """A file of the directory. Raises :class:`Diverged` if it is gone."""
         status = self.files.status(f"{self.folder}/{name}")
         if status is None:
-            raise Diverged(
-                f"{self.files.url}/{self.folder}/{name}, which a step has committed, is gone.",
-                "restore the directory from a copy.",
-                processor="",
-            )
-        return data_file(name, status.size, status.modified_ms)
+            raise _damaged(f"{self.files.url}/{self.folder}/{name}, which a step has committed, is gone.")
+        return data_file(name, *status)
 
     def within(self, start: int, stop: int) -> list[DataFile]:
         """The files that hold the messages [start, stop)."""
@@ -332,7 +318,6 @@ def parse_entry(text: str) -> list[DataFile]:
         raise Diverged(
             f"A queue's log has the format {version!r}; this version reads {_VERSION!r}.",
             "install a newer Cues, or a pyspark between 4.2 and 4.3.",
-            processor="",
         )
     entries: list[dict[str, Any]] = [json.loads(line) for line in lines if line]
     return [

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from cues import faults
 from cues.base import events
 from cues.errors import Diverged
 from cues.spark.cluster.files import folder_of
@@ -24,8 +25,6 @@ if TYPE_CHECKING:
 
 
 class Driver:
-    """The driver of one graph."""
-
     def __init__(
         self,
         session: Any,
@@ -44,19 +43,13 @@ class Driver:
         self.pause = pause
         self.owner = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(6)}"
         self.work = f"_cues/work/{folder_of(graph)}/{folder_of(self.owner)}"
-        self.store_id = self._store_id()
+        self.store_id = str(json.loads(files.ensure("_cues/id.json", json.dumps({"id": secrets.token_hex(8)})))["id"])
         self.queues: dict[str, QueueDirectory] = {}
         self.closed = False
         self.bell = threading.Condition()
         """Rung for each change: messages on a queue, or a processor that is idle now or has stopped."""
         self.rings = 0
         self._names = itertools.count()
-
-    def _store_id(self) -> str:
-        name = "_cues/id.json"
-        if self.files.read(name) is None:
-            self.files.put(name, json.dumps({"id": secrets.token_hex(8)}))
-        return str(json.loads(self.files.read(name) or "")["id"])
 
     def scratch(self) -> str:
         """The name of a folder for one job."""
@@ -71,15 +64,12 @@ class Driver:
         self.files.delete(folder)
 
     def claim(
-        self,
-        ledger: Ledger,
-        positions: Callable[[LedgerRecord | None], dict[str, tuple[str, int]]],
-        forwarded: Callable[[], None] = lambda: None,
+        self, ledger: Ledger, positions: Callable[[LedgerRecord | None], dict[str, tuple[str, int]]]
     ) -> LedgerRecord | None:
         """Own a processor after its last record, and return that record.
 
-        First the files that the last record committed are added to the logs of their queues, with a call of
-        ``forwarded`` after each. ``positions`` returns the positions of the claim.
+        First the files that the last record committed are added to the logs of their queues. ``positions`` returns the
+        positions of the claim.
         """
         while True:
             last = ledger.read()
@@ -92,7 +82,7 @@ class Driver:
                         processor=ledger.processor,
                     )
                 self.queues[queue].forward(name)
-                forwarded()
+                faults.point("spark.forwarded")
             if ledger.claim(last, positions(last)):
                 return last
 

@@ -29,14 +29,15 @@ from cues.engine.local import EmbeddedEngine, join
 from cues.engine.status import QueueProgress, Shared, UnitStatus, sources_ended
 from cues.engine.threads import Loop
 from cues.errors import Closed, CuesError, GraphError, InvalidArgument, Unsupported
-from cues.graphs.declaration import Source
+from cues.graphs.declaration import Processor, Source
 from cues.graphs.graph import Graph
 from cues.graphs.plan import build
-from cues.graphs.processor import Node
+from cues.graphs.processor import FRAME, Node
 from cues.spark.cluster.directory import SCHEMA, QueueDirectory
 from cues.spark.cluster.driver import Driver
 from cues.spark.cluster.feeder import Feeder
 from cues.spark.cluster.files import RENAME_COPIES, Files
+from cues.spark.cluster.frames import FrameStage
 from cues.spark.cluster.ingest import StreamIngest
 from cues.spark.cluster.lease import DriverLease
 from cues.spark.cluster.maintenance import Maintenance, keepers_group, sweep
@@ -98,8 +99,6 @@ class _Turns(Loop):
 
 
 class _StageThread(_Turns):
-    """The thread of a stage."""
-
     def __init__(self, host: Host, driver: Driver, stage: Stage) -> None:
         super().__init__(host, driver, stage.node.id)
         self.stage = stage
@@ -136,8 +135,6 @@ class _InletThread(_Turns):
 
 
 class _FeederThread(_Turns):
-    """The thread of a feeder."""
-
     def __init__(self, host: Host, driver: Driver, feeder: Feeder) -> None:
         super().__init__(host, driver, feeder.ledger.processor)
         self.feeder = feeder
@@ -296,7 +293,8 @@ class ClusterEngine:
         """Open the queues, claim every processor, sweep, and start the threads."""
         driver, plan, host = self.driver, self.plan, self._host
         home, written = at_home(plan), written_on_spark(plan)
-        fed = [name for name in self.queues if name in home or name in _source_errors(plan)]
+        errors = {node.errors for node in plan.running if _runs_here(node)}
+        fed = [name for name in self.queues if name in home or name in errors]
         for name in fed:
             _require_one_log(name, self.queues[name].partitions)  # the store decides, and not the graph
         for name, options in plan.queues.items():
@@ -305,7 +303,11 @@ class ClusterEngine:
             driver.queues[name] = QueueDirectory(driver.files, name, options, identity)
         feeders = [Feeder(driver, self.queues[name], driver.queues[name], name not in written) for name in fed]
         inlets = [StreamIngest(driver, node) for node in plan.running if isinstance(node.fn, Stream)]
-        stages = [Stage(driver, node) for node in plan.running if node.kind != "source"]
+        stages = [
+            (FrameStage if node.options.batch == FRAME else Stage)(driver, node)
+            for node in plan.running
+            if node.kind != "source"
+        ]
         for feeder in feeders:
             feeder.claim()
         for stage in stages:
@@ -423,7 +425,7 @@ class ClusterEngine:
                 self._lease.beat()
 
     def _grown(self) -> bool:
-        """Whether a queue that is copied from the store has got partitions, which no feeder reads."""
+        """Return True if a queue that is copied from the store has got partitions, which no feeder reads."""
         return any(loop.feeder.queue.partitions > 1 for loop in self._copiers)
 
     def _look_for_growth(self) -> None:
@@ -454,13 +456,12 @@ def written_on_spark(plan: Plan) -> set[str]:
 
 def at_home(plan: Plan) -> set[str]:
     """The queues that are in the store of the driver's machine, and are copied from there."""
-    sources = [node for node in plan.nodes if node.kind == "source" and not isinstance(node.fn, Stream)]
-    return {port.queue for node in sources for port in node.outputs} | set(plan.fed)
+    return {port.queue for node in plan.nodes if _runs_here(node) for port in node.outputs} | set(plan.fed)
 
 
-def _source_errors(plan: Plan) -> set[str]:
-    sources = [node for node in plan.running if node.kind == "source" and not isinstance(node.fn, Stream)]
-    return {node.errors for node in sources if node.errors}
+def _runs_here(processor: Node | Processor) -> bool:
+    """Return True for a source that runs in the driver."""
+    return processor.kind == "source" and not isinstance(processor.fn, Stream)
 
 
 def check(plan: Plan) -> None:
@@ -483,7 +484,6 @@ def check(plan: Plan) -> None:
                 f"The queue {name!r} has path={options.path!r}, a store on one machine, but must be in the"
                 " shared directory.",
                 "remove path= from the queue.",
-                processor="",
             )
 
 
@@ -493,7 +493,6 @@ def _require_one_log(queue: str, partitions: int) -> None:
             f"The queue {queue!r} has {partitions} partitions; queues in a shared directory have one, over which the"
             " executors divide each step.",
             "set partitions=1 (in a new store, if this one has the queue already), or run Spark without queues=.",
-            processor="",
         )
 
 
@@ -517,7 +516,7 @@ def place(node: Node) -> str:
         return "on an executor, one task a step, which is never repeated"
     if node.kind == "sink" or node.side_effects:
         return "on an executor, one task a step: its effects happen in order"
-    if node.options.batch == "frame":
+    if node.options.batch == FRAME:
         return "its plan, on all executors"
     if node.options.key is not None:
         if node.options.batch or node.mode == "join":
@@ -546,11 +545,7 @@ _NOTHING: Final[dict[str, Any]] = {
 
 def source_graph(graph: Graph, plan: Plan) -> Graph:
     """The part of a graph that runs in the driver: its sources, and the queues that are fed by ``send``."""
-    sources = [
-        processor
-        for processor in graph.processors.values()
-        if processor.kind == "source" and not isinstance(processor.fn, Stream)
-    ]
+    sources = [processor for processor in graph.processors.values() if _runs_here(processor)]
     declared = {processor.id for processor in sources}
     sources += [Source(name) for name in plan.fed if name not in declared]
     part = _SourceGraph(

@@ -9,20 +9,21 @@ An error queue of sources is copied too. Its messages follow those of other writ
 
 from __future__ import annotations
 
+import functools
 import logging
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
-from cues import faults
 from cues.base import events
 from cues.errors import Diverged, Unsupported
 from cues.queues.tailer import Tailer
 from cues.records import provenance
 from cues.records.batch import Batch
-from cues.spark.cluster.directory import DataFile, file_name
+from cues.spark.cluster.directory import file_name
 from cues.spark.cluster.ledger import Ledger, LedgerRecord
+from cues.spark.cluster.publish import Written, publish
 
 if TYPE_CHECKING:
     from cues.queues.queue import Queue
@@ -92,20 +93,9 @@ class Feeder:
         if first > self.position:
             text = f"{first - self.position:,} messages of {self.queue.id} were purged before they were copied"
             self.driver.emit(events.Event(self.ledger.processor, text, logging.WARNING))
-        with self.directory.lock:
-            self.directory.settle()
-            start = first if self.same else self.directory.next
-            count = len(columns["index"])
-            columns["index"] = list(range(start, start + count))
-            file = self._write(columns, start, count)
-            faults.point("spark.written")
-            identity = self.ledger.now.positions[self.queue.id][0]
-            self.ledger.commit(
-                "step", positions={self.queue.id: (identity, next)}, files={self.directory.queue: file.name}
-            )
-            self.directory.owed.append(file)
-            faults.point("spark.recorded")
-            self.directory.settle()
+        identity = self.ledger.now.positions[self.queue.id][0]
+        write = functools.partial(self._write, columns, first)
+        publish(self.ledger, [self.directory], write, positions={self.queue.id: (identity, next)})
         self._reader.to_index(next)
         self.driver.ring()
         return True
@@ -134,11 +124,14 @@ class Feeder:
             columns["meta"] += _metas(batch)[low - batch.first : high - batch.first]
         return columns, first, columns["index"][-1] + 1 if columns["index"] else first
 
-    def _write(self, columns: dict[str, list[Any]], start: int, count: int) -> DataFile:
+    def _write(self, columns: dict[str, list[Any]], first: int) -> Written:
+        start = first if self.same else self.directory.next
+        count = len(columns["index"])
+        columns["index"] = list(range(start, start + count))
         rows = pa.Table.from_arrays([pa.array(columns[f.name], f.type) for f in ROWS], schema=ROWS)
         name = file_name(start, count, self.ledger.processor, self.ledger.now.number + 1)
         self.driver.write_file(self.driver.session.createDataFrame(rows).coalesce(1), f"{self.directory.folder}/{name}")
-        return self.directory.stored(name)
+        return [(self.directory, self.directory.stored(name))]
 
 
 def _values(batch: Batch) -> list[bytes]:
@@ -147,7 +140,6 @@ def _values(batch: Batch) -> list[bytes]:
 
 
 def _metas(batch: Batch) -> list[bytes | None]:
-    """The provenance of each message."""
     count = batch.head.count
     if batch.head.provenance is None:
         return [None] * count

@@ -20,7 +20,7 @@ import contextlib
 import os
 import secrets
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, cast
 from urllib.parse import quote
 
 from cues.errors import Unsupported
@@ -33,13 +33,6 @@ RENAME_COPIES: Final = ("s3a", "s3", "s3n", "gs", "wasb", "wasbs", "oss", "cosn"
 """Schemes whose rename does not decide between two drivers."""
 
 
-class Status(NamedTuple):
-    """The status of a file on the filesystem."""
-
-    size: int
-    modified_ms: int
-
-
 class Files:
     """A directory; names are relative to it. Used by many threads."""
 
@@ -48,9 +41,9 @@ class Files:
         place = os.fspath(place)
         if "://" not in place and not place.startswith("file:"):
             place = "file://" + quote(os.path.abspath(os.path.expanduser(place)))
-        self._jvm: Any = _any(session._jvm)
+        self._jvm = cast(Any, session._jvm)
         self._hadoop: Any = self._jvm.org.apache.hadoop
-        conf = _any(session._jsc).hadoopConfiguration()
+        conf = cast(Any, session._jsc).hadoopConfiguration()
         try:
             root = self._hadoop.fs.Path(self._jvm.java.net.URI(place))
             # An own instance, because Spark's cached one must continue to write checksums.
@@ -81,17 +74,17 @@ class Files:
 
     def names(self, folder: str) -> list[str]:
         """The names in a folder, sorted; none if the folder does not exist."""
-        found = _unless_missing(self._fs.listStatus, self.path(folder))
-        return sorted(str(status.getPath().getName()) for status in found or ())
+        statuses = _unless_missing(self._fs.listStatus, self.path(folder))
+        return sorted(str(status.getPath().getName()) for status in statuses or ())
 
     def parts(self, folder: str) -> list[str]:
         """The files that a job of Spark has written into a folder."""
         return [name for name in self.names(folder) if name.startswith("part-")]
 
-    def status(self, name: str) -> Status | None:
-        """The size and the time of a file; None if it does not exist."""
-        found = _unless_missing(self._fs.getFileStatus, self.path(name))
-        return None if found is None else Status(int(found.getLen()), int(found.getModificationTime()))
+    def status(self, name: str) -> tuple[int, int] | None:
+        """The size and the time of a file, in bytes and ms; None if it does not exist."""
+        status = _unless_missing(self._fs.getFileStatus, self.path(name))
+        return None if status is None else (int(status.getLen()), int(status.getModificationTime()))
 
     def read(self, name: str) -> str | None:
         """The text of a small file; None if it does not exist."""
@@ -124,6 +117,14 @@ class Files:
             raise
         finally:
             self._fs.delete(self.path(draft), False)
+
+    def ensure(self, name: str, text: str) -> str:
+        """Return the text of a small file. If it does not exist, write ``text``, or read that of another writer."""
+        kept = self.read(name)
+        if kept is None:
+            self.put(name, text)
+            kept = self.read(name)
+        return kept or ""
 
     def _link(self, draft: str, name: str) -> bool:
         try:
@@ -170,10 +171,6 @@ class Files:
         """Close the client, if its Java still runs."""
         with contextlib.suppress(Exception):
             self._fs.close()
-
-
-def _any(value: Any) -> Any:
-    return value
 
 
 def folder_of(name: str) -> str:

@@ -22,9 +22,9 @@ from cues.errors import CuesError, Fenced, PositionMismatch, ProcessorStopped
 from cues.graphs.processor import Node
 from cues.spark.checkpoint import part_of
 from cues.spark.cluster.files import folder_of
-from cues.spark.cluster.frames import Encode
+from cues.spark.cluster.frames import encode
 from cues.spark.cluster.ledger import Ledger
-from cues.spark.cluster.publish import Landing
+from cues.spark.cluster.publish import publish_results
 from cues.spark.cluster.tasks import OUT
 from cues.spark.columns import Encoder
 from cues.spark.session import in_short
@@ -102,7 +102,6 @@ class StreamIngest:
         return not status["isTriggerActive"] and not status["isDataAvailable"] and status["message"] in _WAITING
 
     def _batch(self, rows: Any, number: int) -> None:
-        """Handle a batch of the stream."""
         try:
             self._commit(rows, number)
         except BaseException as error:
@@ -130,13 +129,18 @@ class StreamIngest:
         raw = set(rows.columns) <= _RAW and dict(rows.dtypes).get("value") == "binary"
         if not raw:
             Encoder(rows.schema)  # rows that cannot be messages are refused here, not in a task
-        encode = Encode(rows.schema, self.directory.options, 0, digest.hex(), None, raw)
+        encoding = rows.schema, self.directory.options, 0, digest.hex(), None, raw
         folder = self.driver.scratch()
         place = self.driver.files.url_of(folder)
-        rows.mapInArrow(lambda given: encode(given), OUT).write.parquet(place)
+        rows.mapInArrow(lambda given: encode(*encoding, given), OUT).write.parquet(place)
         count = self.driver.session.read.schema(OUT).parquet(place).count()
-        targets = {0: self.directory} if count else {}
-        Landing(self.driver, self.ledger, folder, targets, {0: count}, 1).land(
+        targets = {0: (self.directory, count)} if count else {}
+        publish_results(
+            self.driver,
+            self.ledger,
+            folder,
+            targets,
+            1,
             hash=digest.hex(),
             source=codec.pack(position).hex(),
             counts={"written": count},

@@ -21,8 +21,6 @@ from cues.spark.cluster.files import folder_of
 
 @dataclass(frozen=True)
 class InspectedMessage:
-    """A message of a queue."""
-
     index: int
     time: Any
     """An aware datetime."""

@@ -27,8 +27,6 @@ _mine: set[str] = set()
 
 
 class DriverLease:
-    """The lease of one driver."""
-
     def __init__(self, files: Files, graph: str, owner: str) -> None:
         self._files = files
         self._name = f"_cues/{folder_of(graph)}.driver.json"

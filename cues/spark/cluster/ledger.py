@@ -17,7 +17,7 @@ that has put a record also looks for later ones. The last records always stay.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from cues.base import clock
@@ -68,21 +68,10 @@ class LedgerRecord:
     """The function asks for the processor's state, so one task makes all calls, one after another."""
 
     def to_json(self) -> str:
-        data = {
-            "format": FORMAT,
-            "kind": self.kind,
-            "owner": self.owner,
-            "epoch": self.epoch,
-            "time": clock.to_datetime(clock.now_ns()).isoformat(),
-            "positions": self.positions,
-            "taking": self.taking and {"ranges": self.taking.ranges, "size": self.taking.size},
-            "hash": self.hash,
-            "files": self.files,
-            "state": self.state,
-            "counts": self.counts,
-            "source": self.source,
-            "whole": self.whole,
-        }
+        time = clock.to_datetime(clock.now_ns()).isoformat()
+        data = {"format": FORMAT, "kind": self.kind, "owner": self.owner, "epoch": self.epoch, "time": time}
+        data |= asdict(self)
+        del data["number"]  # the name of the file
         return json.dumps({name: value for name, value in data.items() if value not in (None, {}, (), False)})
 
     @staticmethod
@@ -92,7 +81,6 @@ class LedgerRecord:
             raise Diverged(
                 f"A processor's record has format {data['format']}; this version reads {FORMAT}.",
                 "install a newer version of Cues.",
-                processor="",
             )
         taking = data.get("taking")
         return LedgerRecord(
@@ -159,13 +147,12 @@ class Ledger:
             record = replace(record, taking=before.taking, state=before.state, source=before.source, whole=before.whole)
         return self._put(record)
 
-    def commit(self, kind: Kind, **changes: Any) -> LedgerRecord:
+    def commit(self, kind: Kind, **changes: Any) -> None:
         """Put the next record, with ``changes`` to the last one. Raises :class:`Fenced`; then nothing is committed."""
         fresh: dict[str, Any] = {"taking": None, "hash": None, "files": {}, "counts": {}}
         record = replace(self.now, **{**fresh, **changes, "kind": kind, "number": self.now.number + 1})
         if not self._put(record):
             raise self._fenced()
-        return record
 
     def check(self) -> None:
         """Raise :class:`Fenced` if another driver has put the next record."""

@@ -45,7 +45,7 @@ class Maintenance:
         self.stages = stages
         self.merge_files = int(driver.session.conf.get("spark.cues.mergeFiles", str(MERGE_FILES)) or 0)
         self._leaving: list[tuple[float, QueueDirectory, str]] = []
-        self._said: set[tuple[str, str]] = set()
+        self._warned: set[tuple[str, str]] = set()
 
     def step(self) -> None:
         """Look once at every queue."""
@@ -57,11 +57,11 @@ class Maintenance:
 
     # --- merge ---
 
-    def merge(self, directory: QueueDirectory) -> bool:
+    def merge(self, directory: QueueDirectory) -> None:
         """Replace many small files by one large file, if there are enough."""
         files = _run_of_small(directory.live, self.merge_files) if self.merge_files else []
         if not files:
-            return False
+            return
         first, count = files[0].first, files[-1].next - files[0].first
         driver = self.driver
         directory.hold(files)
@@ -74,7 +74,6 @@ class Maintenance:
             self._exchange(directory, files, [replace(directory.stored(name), modified_ms=modified_ms)])
         finally:
             directory.release(files)
-        return True
 
     # --- retain ---
 
@@ -86,7 +85,7 @@ class Maintenance:
             if low is not None:
                 goal = min(goal, low)
             elif stage.positions[directory.queue] < goal:
-                self._say(directory, stage)
+                self._warn(directory, stage)
         gone = [file for file in directory.live[:-1] if file.next <= goal]
         if gone:
             self._exchange(directory, gone, [])
@@ -94,21 +93,21 @@ class Maintenance:
     def _readers(self, directory: QueueDirectory) -> list[Stage]:
         return [stage for stage in self.stages if directory in stage.inputs.values()]
 
-    def _say(self, directory: QueueDirectory, stage: Stage) -> None:
-        said = (directory.queue, stage.node.id)
-        if said not in self._said:
-            self._said.add(said)
+    def _warn(self, directory: QueueDirectory, stage: Stage) -> None:
+        pair = (directory.queue, stage.node.id)
+        if pair not in self._warned:
+            self._warned.add(pair)
             text = f"retention of {directory.queue} lets go of messages that {stage.node.id} has not read"
             self.driver.emit(events.Event(stage.node.id, text, logging.WARNING))
 
     # --- files that leave ---
 
-    def _exchange(self, directory: QueueDirectory, gone: list[DataFile], came: list[DataFile]) -> None:
+    def _exchange(self, directory: QueueDirectory, gone: list[DataFile], new: list[DataFile]) -> None:
         """Replace files in the log. Do nothing if another driver has removed some of them meanwhile."""
         names = {file.name for file in gone}
         with directory.lock:
             while names <= {file.name for file in directory.live}:
-                if directory.replace(names, came):
+                if directory.replace(names, new):
                     break
             else:
                 return

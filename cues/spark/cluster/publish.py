@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 from cues import faults
@@ -16,56 +15,60 @@ if TYPE_CHECKING:
     from cues.spark.cluster.driver import Driver
     from cues.spark.cluster.ledger import Ledger
 
+Written = list[tuple[QueueDirectory, DataFile]]
+"""Data files in the folders of their queues, and in no log yet."""
 
-@dataclass(frozen=True)
-class Landing:
-    """The results of a step of one processor."""
 
-    driver: Driver
-    ledger: Ledger
-    folder: str
-    """The folder of the results."""
-    targets: Mapping[int, QueueDirectory]
-    """The queues that get messages, by number."""
-    written: Mapping[int, int]
-    """The number of messages of each queue."""
-    below: int
-    """The offset of the first message of the step that does not count."""
+def publish(
+    ledger: Ledger, directories: Collection[QueueDirectory], write: Callable[[], Written], **record: Any
+) -> None:
+    """Append to queues. The next record of the processor, with the fields ``record``, is the commit.
 
-    def land(self, **record: Any) -> None:
-        """Put the messages onto their queues. The processor's next record, with the fields ``record``, is the commit.
+    ``write`` writes the messages for the ``directories``, whose locks are held. Raises :class:`Fenced`; then no queue
+    has changed.
+    """
+    with contextlib.ExitStack() as locked:
+        for directory in sorted(directories, key=lambda directory: directory.queue):
+            locked.enter_context(directory.lock)
+            directory.settle()
+        # 4. Write.
+        files = write() if directories else []
+        faults.point("spark.written")
+        # 5. Commit.
+        ledger.commit("step", files={directory.queue: file.name for directory, file in files}, **record)
+        for directory, file in files:
+            directory.owed.append(file)
+        faults.point("spark.recorded")
+        # 6. Forward.
+        for directory in directories:
+            directory.settle()
+            faults.point("spark.forwarded")
 
-        Raises :class:`Fenced`; then no queue has changed.
-        """
-        targets = self.targets
-        with contextlib.ExitStack() as locked:
-            for directory in sorted(targets.values(), key=lambda directory: directory.queue):
-                locked.enter_context(directory.lock)
-                directory.settle()
-            # 4. Write.
-            files = self._write() if targets else {}
-            faults.point("spark.written")
-            # 5. Commit.
-            by_queue = {targets[number].queue: file.name for number, file in files.items()}
-            self.ledger.commit("step", files=by_queue, **record)
-            for number, file in files.items():
-                targets[number].owed.append(file)
-            faults.point("spark.recorded")
-            # 6. Forward.
-            for directory in targets.values():
-                directory.settle()
-                faults.point("spark.forwarded")
 
-    def _write(self) -> dict[int, DataFile]:
+def publish_results(
+    driver: Driver,
+    ledger: Ledger,
+    folder: str,
+    targets: Mapping[int, tuple[QueueDirectory, int]],
+    below: int,
+    **record: Any,
+) -> None:
+    """Append the messages of the results in ``folder``, as :func:`publish` does.
+
+    ``targets`` are the queues that get messages, by number, each with the number of its messages. Results from the
+    offset ``below`` on do not count.
+    """
+
+    def write() -> Written:
         """Number the messages, and put a file of them into the folder of each queue."""
         from pyspark.sql import Window
         from pyspark.sql import functions as F
 
-        driver, ledger, files = self.driver, self.ledger, self.driver.files
-        rows = driver.session.read.schema(tasks.OUT).parquet(files.url_of(self.folder))
-        rows = rows.where(f"kind = {tasks.MESSAGE} AND offset < {self.below}")
+        files = driver.files
+        rows = driver.session.read.schema(tasks.OUT).parquet(files.url_of(folder))
+        rows = rows.where(f"kind = {tasks.MESSAGE} AND offset < {below}")
         base: Any = F.lit(0).cast("bigint")
-        for number, directory in self.targets.items():
+        for number, (directory, _) in targets.items():
             base = F.when(F.col("target") == number, F.lit(directory.next - 1).cast("bigint")).otherwise(base)
         order = Window.partitionBy("target").orderBy("offset", "ordinal")
         numbered = rows.select(
@@ -78,10 +81,12 @@ class Landing:
         )
         place = driver.scratch()
         numbered.write.partitionBy("target").option("maxRecordsPerFile", 0).parquet(files.url_of(place))
-        made = {}
-        for number, directory in self.targets.items():
+        written = []
+        for number, (directory, count) in targets.items():
             (part,) = files.parts(f"{place}/target={number}")
-            name = file_name(directory.next, self.written[number], ledger.processor, ledger.now.number + 1)
-            made[number] = directory.adopt(f"{place}/target={number}/{part}", name)
+            name = file_name(directory.next, count, ledger.processor, ledger.now.number + 1)
+            written.append((directory, directory.adopt(f"{place}/target={number}/{part}", name)))
         files.delete(place)
-        return made
+        return written
+
+    publish(ledger, [directory for directory, _ in targets.values()], write, **record)

@@ -22,6 +22,7 @@ Not guaranteed: that the queues of one step change at the same moment (6 adds to
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import pickle
 from collections import Counter
@@ -34,12 +35,11 @@ from cues.errors import Diverged, ProcessorStopped, TopologyChanged
 from cues.graphs.processor import BATCH_SIZE, FRAME, Node
 from cues.spark.cluster import tasks
 from cues.spark.cluster.directory import SCHEMA, QueueDirectory
-from cues.spark.cluster.frames import run_frame
 from cues.spark.cluster.ledger import Ledger, LedgerRecord, StepRange
-from cues.spark.cluster.publish import Landing
+from cues.spark.cluster.publish import publish_results
 from cues.spark.cluster.rows import Entrance
 from cues.spark.cluster.state_files import StateFiles
-from cues.spark.cluster.tasks import OutputQueue, StepResult, TaskJob, TaskResult
+from cues.spark.cluster.tasks import StepResult, TaskJob, TaskResult
 from cues.spark.executor import JobGroup, pack_job
 from cues.steps.failure import failed_event, stopped_at, words
 from cues.steps.hashes import Hasher
@@ -72,10 +72,9 @@ class Stage:
         self._served = 0
         self._hasher = Hasher(node.id, 0)
         self._jobs = JobGroup(driver.context, node.id, f"cues {node.id} {driver.owner}")
-        self._job: tuple[int, bytes] | None = None
         self._stop: ProcessorStopped | None = None
         self._under_way: StepRange | None = None
-        self._told: dict[str, int] = {}
+        self._warned: dict[str, int] = {}
         """By tailer id: the index up to which a warning about purged messages was sent."""
 
     # --- start ---
@@ -86,22 +85,18 @@ class Stage:
         Raises :class:`Diverged` if records and queues do not belong together, and :class:`TopologyChanged`
         if it has other inputs than in its records, unless ``accept_topology``.
         """
-
-        def positions(last: LedgerRecord | None) -> dict[str, tuple[str, int]]:
-            if last is not None and last.files:
-                self.driver.ring()
-            if last is not None:
-                self._check_inputs(last, accept_topology)
-            self._check_newest(last)
-            return self._positions(last)
-
-        last = self.driver.claim(self.ledger, positions, lambda: faults.point("spark.forwarded"))
+        last = self.driver.claim(self.ledger, functools.partial(self._positions, accept_topology))
         where = ", ".join(f"{tailer} {next}" for tailer, (_, next) in self.ledger.now.positions.items())
         what = "rewind" if self.ledger.now.taking else "resume" if last else "fresh"
         self.driver.emit(events.Recovered(self.node.id, f"{what}: from {where}", logging.INFO, decision=what))
 
-    def _positions(self, last: LedgerRecord | None) -> dict[str, tuple[str, int]]:
-        """The positions of the processor. Raises :class:`Diverged` if a queue has another identity."""
+    def _positions(self, accept_topology: bool, last: LedgerRecord | None) -> dict[str, tuple[str, int]]:
+        """The positions of the processor, whose last files are in the logs of their queues."""
+        if last is not None:
+            if last.files:
+                self.driver.ring()
+            self._check_inputs(last, accept_topology)
+        self._check_newest(last)
         positions = {}
         for tailer, directory in self.inputs.items():
             identity = directory.identity.hex()
@@ -134,10 +129,10 @@ class Stage:
         number = last.number if last else -1
         for directory in self.targets:
             for file in directory.live:
-                made = file.record_of(self.node.id)
-                if made is not None and made > number:
+                record = file.record_of(self.node.id)
+                if record is not None and record > number:
                     raise Diverged(
-                        f"The queue {directory.queue!r} holds messages of record {made} of {self.node.id}, and its"
+                        f"The queue {directory.queue!r} holds messages of record {record} of {self.node.id}, and its"
                         f" records in {directory.files.url} " + (f"end at {number}." if last else "are gone."),
                         "use the records that belong to the queues, or start over with another --queues DIR.",
                         processor=self.node.id,
@@ -148,7 +143,7 @@ class Stage:
     def ready(self) -> bool:
         """Return True if there are messages to take."""
         some = any if self.node.mode == "alts" else all
-        return self.ledger.now.taking is not None or some(low < end for low, end in self._there().values())
+        return self.ledger.now.taking is not None or some(low < end for low, end in self._available().values())
 
     @property
     def positions(self) -> dict[str, int]:
@@ -162,7 +157,7 @@ class Stage:
         ranges = taking.ranges if taking else {}
         return next((low for t, (low, _) in ranges.items() if self.inputs[t].queue == queue), None)
 
-    def _there(self) -> dict[str, tuple[int, int]]:
+    def _available(self) -> dict[str, tuple[int, int]]:
         """The range of messages available on each input, by tailer id."""
         positions = self.ledger.now.positions
         return {tailer: directory.ready(positions[tailer][1]) for tailer, directory in self.inputs.items()}
@@ -224,7 +219,7 @@ class Stage:
         pending = self.ledger.now.taking
         if pending is not None and all(self.inputs[t].first <= low for t, (low, _) in pending.ranges.items()):
             return pending
-        ready = self._there()
+        ready = self._available()
         self._tell_purged(ready)
         size = self._size()
         if self.node.mode == "alts":
@@ -246,9 +241,9 @@ class Stage:
     def _tell_purged(self, ready: dict[str, tuple[int, int]]) -> None:
         """Warn once of messages that were purged before this processor took them."""
         for tailer, (low, _) in ready.items():
-            lost = low - max(self.ledger.now.positions[tailer][1], self._told.get(tailer, 0))
+            lost = low - max(self.ledger.now.positions[tailer][1], self._warned.get(tailer, 0))
             if lost > 0:
-                self._told[tailer] = low
+                self._warned[tailer] = low
                 text = f"{lost:,} messages of {self.inputs[tailer].queue} were purged before it took them"
                 self.driver.emit(events.Event(self.node.id, text, logging.WARNING))
 
@@ -279,21 +274,17 @@ class Stage:
         options = self.node.options
         if options.batch:
             return min(count, options.batch_size)
-        return count if self._single else -(-count // min(count, self._parallelism))
-
-    @property
-    def _parallelism(self) -> int:
-        return int(self.driver.context.defaultParallelism)
+        return count if self._single else -(-count // min(count, int(self.driver.context.defaultParallelism)))
 
     @property
     def _single(self) -> bool:
-        """Whether one task runs the step, one call after another."""
+        """True if one task runs the step, one call after another."""
         keyed = self.node.options.key is not None
         return self.ordered or self.ledger.now.whole or (keyed and not self._by_key)
 
     @property
     def _by_key(self) -> bool:
-        """Whether parts are divided by key."""
+        """True if parts are divided by key."""
         return (
             self.node.options.key is not None
             and self.node.mode != "join"
@@ -326,12 +317,10 @@ class Stage:
     def _run(self, taking: StepRange) -> StepResult:
         from pyspark.sql import functions as F
 
-        if self.node.options.batch == FRAME:
-            return run_frame(self, taking)
         rows = self._rows(taking)
         count = next(high - low for low, high in taking.ranges.values())
         parts = -(-count // taking.size)
-        sees = "nothing"
+        packed, sees, once = self._packed, "nothing", self.node.at_most_once
         kept: Any = None
         if self._single:
             sees = "all"
@@ -341,8 +330,7 @@ class Stage:
             shared = rows.coalesce(1)
         elif self._by_key:
             sees = "keys"
-            keyed = tasks.KeyTask(self._packed(), parts)
-            rows = rows.mapInArrow(lambda given: keyed(given), tasks.IN)
+            rows = rows.mapInArrow(lambda given: tasks.add_keys(packed, parts, given), tasks.IN)
             state = self.state.rows()
             if state is not None:
                 rows = kept = rows.persist()  # used twice: for the keys, and for the calls
@@ -351,21 +339,21 @@ class Stage:
             shared = rows.repartitionById(parts, F.col("part"))
         else:
             shared = rows.repartitionById(parts, F.col("part")) if parts > 1 else rows.coalesce(1)
-        task = tasks.Task(self._packed(), sees, self.node.at_most_once)
         ran = StepResult(self.driver.scratch())
         place = self.driver.files.url_of(ran.folder)
         try:
             shared = shared.sortWithinPartitions("part", "input", "offset")
-            shared.mapInArrow(lambda given: task(given), tasks.OUT).write.parquet(place)
+            calls = shared.mapInArrow(lambda given: tasks.run_parts(packed, sees, once, given), tasks.OUT)
+            calls.write.parquet(place)
         finally:
             if kept is not None:
                 kept.unpersist()
         ran.answers = self.answers(place)
         if not any(answer.declined or answer.fatal or answer.stop for answer in ran.answers):
-            there = sum(answer.count for answer in ran.answers)
-            if there != count:
+            held = sum(answer.count for answer in ran.answers)
+            if held != count:
                 raise Diverged(
-                    f"{self.node.id} took {_shown(taking)}, {count} messages, and {there} of them were in the files.",
+                    f"{self.node.id} took {_shown(taking)}, {count} messages, and {held} of them were in the files.",
                     "set spark.sql.files.ignoreMissingFiles=false, and restore the directory from a copy.",
                     processor=self.node.id,
                 )
@@ -409,22 +397,21 @@ class Stage:
             for tailer, queue in self.inputs.items()
         )
 
+    @functools.cached_property
     def _packed(self) -> bytes:
-        epoch = self.ledger.now.epoch
-        if self._job is None or self._job[0] != epoch:
-            places = {target.queue: number for number, target in enumerate(self.targets)}
-            job = TaskJob(
-                self.node,
-                self.driver.system,
-                epoch,
-                self.driver.store_id,
-                self.entrances(),
-                tuple(OutputQueue(target.queue, target.options) for target in self.targets),
-                {port.binding: places[port.queue] for port in self.node.outputs},
-                places[self.node.errors] if self.node.errors else None,
-            )
-            self._job = epoch, pack_job(job)
-        return self._job[1]
+        """The job of the tasks, packed after the claim, which gives the epoch."""
+        places = {target.queue: number for number, target in enumerate(self.targets)}
+        job = TaskJob(
+            self.node,
+            self.driver.system,
+            self.ledger.now.epoch,
+            self.driver.store_id,
+            self.entrances(),
+            tuple(target.options for target in self.targets),
+            {port.binding: places[port.queue] for port in self.node.outputs},
+            places[self.node.errors] if self.node.errors else None,
+        )
+        return pack_job(job)
 
     # 4 to 6.
 
@@ -445,8 +432,13 @@ class Stage:
         )
         failed = sum(answer.failed for answer in ran.answers)
         before = self.ledger.now
-        targets = {target: self.targets[target] for target in written}
-        Landing(self.driver, self.ledger, ran.folder, targets, written, whole).land(
+        targets = {target: (self.targets[target], count) for target, count in written.items()}
+        publish_results(
+            self.driver,
+            self.ledger,
+            ran.folder,
+            targets,
+            whole,
             positions=before.positions if self.node.at_most_once else self._moved(taking, whole),
             hash=digest.hex(),
             state=self.state.changed(ran.folder) if ran.changed else before.state,

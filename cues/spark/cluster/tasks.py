@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import itertools
 import pickle
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
@@ -27,7 +27,7 @@ import pyarrow as pa
 import xxhash
 
 from cues import codec
-from cues.base import events, names
+from cues.base import names
 from cues.errors import Diverged
 from cues.graphs.processor import Node
 from cues.queues.options import QueueOptions
@@ -38,8 +38,7 @@ from cues.spark.executor import Job, NeedsState, PartReport, reporting, runner_o
 from cues.steps.failure import Failure, error_message
 from cues.steps.hashes import Hasher
 from cues.steps.outgoing import Packed, Packer
-from cues.steps.process import Process
-from cues.steps.process import key_of as message_key
+from cues.steps.process import Process, key_of
 from cues.steps.results import Cut, Output, Results
 from cues.steps.runner import Runner
 from cues.steps.state import Changes, StateTable, key_part
@@ -76,19 +75,12 @@ Sees = str
 
 
 @dataclass(frozen=True)
-class OutputQueue:
-    """A queue that a step may write to."""
-
-    queue: str
-    options: QueueOptions
-
-
-@dataclass(frozen=True)
 class TaskJob(Job):
     """The job of a processor over files."""
 
     entrances: tuple[Entrance, ...]
-    targets: tuple[OutputQueue, ...]
+    targets: tuple[QueueOptions, ...]
+    """The options of the queues that a step may write to."""
     outputs: dict[str, int]
     """The number of the target, by output binding."""
     errors: int | None
@@ -128,7 +120,7 @@ class StepResult:
 
     @property
     def changed(self) -> bool:
-        """Whether the state changed."""
+        """True if the state changed."""
         return any(answer.changed for answer in self.answers)
 
 
@@ -151,10 +143,6 @@ class CarriedState(StateTable):
         self._check(prefix)
         rows = {row: True for row in self._rows if row.startswith(prefix)}
         return rows | {row: packed is not None for row, packed in self._step.items() if row.startswith(prefix)}
-
-    def forget(self) -> None:
-        self.call.discard()
-        self._step.clear()
 
     def committed(self) -> None:
         """End a part. The next part sees its changes."""
@@ -194,29 +182,24 @@ class _TaskProcess(Process):
         return metadata if hash is None else {**metadata, names.HASH: hash}
 
 
-class Task:
-    """The function of ``mapInArrow``, which calls the user's function for each part."""
+def run_parts(packed: bytes, sees: Sees, once: bool, given: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Call the user's function for each part, in ``mapInArrow``.
 
-    def __init__(self, packed: bytes, sees: Sees, once: bool) -> None:
-        """``packed`` is the job. ``once``: a task that Spark repeats is declined."""
-        self.packed = packed
-        self.sees = sees
-        self.once = once
-
-    def __call__(self, given: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        out = _Rows()
-        work: _Work | None = None
-        for part, rows in _parts(given):
-            if self.once and _is_repeated():
-                out.answer(TaskResult(part, 0, declined="again"))
-                continue
-            if work is None:
-                work = _Work(unpack_job(self.packed), self.sees)
-            work.part(part, rows, out)
-            yield from out.full()
-        if work is not None:
-            work.close(out)
-        yield from out.rest()
+    ``packed`` is the job. ``once``: a task that Spark repeats is declined.
+    """
+    out = _Rows()
+    work: _Work | None = None
+    for part, rows in _parts(given):
+        if once and _is_repeated():
+            out.answer(TaskResult(part, 0, declined="again"))
+            continue
+        if work is None:
+            work = _Work(unpack_job(packed), sees, rows)
+        work.part(part, rows, out)
+        yield from out.full()
+    if work is not None:
+        work.close(out)
+    yield from out.rest()
 
 
 class _RowPacker(Packer):
@@ -236,13 +219,22 @@ class _RowRunner(Runner):
 class _Work:
     """One task: its runner, its state, and part after part."""
 
-    def __init__(self, job: TaskJob, sees: Sees) -> None:
+    def __init__(self, job: TaskJob, sees: Sees, rows: dict[int, list[Any]]) -> None:
+        """``rows`` are those of the first part, which has the state."""
         self.job = job
         self.sees = sees
         self.hasher = Hasher(job.node.id, 0)
-        self.counters = events.Counters()
-        self.state: CarriedState | None = None
-        self.runner: Runner | None = None
+        carried = {meta: value for *_, value, meta in rows.pop(STATE_INPUT, ())}
+        self.state = CarriedState(job.node.id, carried, sees, set())
+        self.runner = runner_of(
+            job,
+            0,
+            self.state,
+            lambda binding: job.targets[job.outputs[binding]],
+            self.state.call,
+            _TaskProcess,
+            _RowRunner,
+        )
         self.ended = False
 
     def part(self, number: int, rows: dict[int, list[Any]], out: _Rows) -> None:
@@ -251,147 +243,98 @@ class _Work:
             return  # the processor stops before a message of an earlier part
         answer = TaskResult(number, 0)
         with reporting(answer):
-            if self.state is None:
-                self._begin(rows)
-            rows.pop(STATE_INPUT, None)
             if rows:
                 self._run(answer, rows, out)
-        self.ended = self.ended or answer.declined != "" or answer.fatal is not None
+        self.ended = bool(answer.stop or answer.declined or answer.fatal)
         out.answer(answer)
 
-    def _begin(self, rows: dict[int, list[Any]]) -> None:
-        job = self.job
-        carried = {meta: value for *_, value, meta in rows.get(STATE_INPUT, ())}
-        self.state = CarriedState(job.node.id, carried, self.sees, set())
-        self.runner, self.counters = runner_of(
-            job,
-            0,
-            self.state,
-            lambda binding: job.targets[job.outputs[binding]].options,
-            self.state.call,
-            _TaskProcess,
-            _RowRunner,
-        )
-
     def _run(self, answer: TaskResult, rows: dict[int, list[Any]], out: _Rows) -> None:
-        assert self.runner is not None and self.state is not None
-        taken = self._taken(rows)
+        pieces = self._pieces(rows)
+        taken = Taken(list(pieces), len(pieces[0].rows))
         answer.count = taken.count
-        retries = self.counters.retries
+        counters = self.runner._counters
+        retries = counters.retries
         if self.sees == "keys":
-            self.state._keys |= {self._key_of(message) for message in taken.slices[0].messages} - {b""}
+            self.state._keys |= {_key_of(self.job.node, message) for message in pieces[0].messages} - {b""}
         results = self.runner.run(taken)
-        answer.retries = self.counters.retries - retries
-        made = _Made(self.job, self.hasher, taken, results, self.sees == "keys")
-        made.put(answer, out)
+        answer.retries = counters.retries - retries
+        self._put(pieces, taken, results, answer, out)
         self.state.committed()
-        self.ended = answer.stop is not None
 
-    def _taken(self, rows: dict[int, list[Any]]) -> Taken:
-        slices = []
+    def _pieces(self, rows: dict[int, list[Any]]) -> list[RowSlice]:
+        """The messages of a part, by input. Raises :class:`Diverged` if some are missing."""
+        pieces = []
         for number, columns in sorted(rows.items()):
             piece = RowSlice(self.job.entrances[number], [TakenRow(*row) for row in columns])
-            slices.append(piece)
+            pieces.append(piece)
             last = piece.rows[-1].index
             if self.sees != "keys" and last - piece.start + 1 != len(columns):
-                raise Diverged(
+                raise self._diverged(
                     f"The messages {piece.start} to {last} of {piece.entrance.queue!r} were taken, and"
-                    f" {len(columns)} of them are there.",
-                    "restore the directory from a copy.",
-                    processor=self.job.node.id,
+                    f" {len(columns)} of them are there."
                 )
-        counts = {len(piece.rows) for piece in slices}
+        counts = {len(piece.rows) for piece in pieces}
         if len(counts) > 1:
-            raise Diverged(
-                f"A step of {self.job.node.id} found different numbers of messages of its inputs: {counts}.",
-                "restore the directory from a copy.",
-                processor=self.job.node.id,
+            raise self._diverged(
+                f"A step of {self.job.node.id} found different numbers of messages of its inputs: {counts}."
             )
-        return Taken(list(slices), counts.pop())
+        return pieces
 
-    def _key_of(self, message: dict[str, Any]) -> bytes:
-        try:
-            return key_of(self.job.node, message)
-        except Exception:
-            return b""  # the call reports the error
+    def _diverged(self, text: str) -> Diverged:
+        return Diverged(text, "restore the directory from a copy.", processor=self.job.node.id)
 
-    def close(self, out: _Rows) -> None:
-        if self.runner is not None:
-            self.runner.close()
-        if self.state is not None and self.state.changes:
-            for row, packed in self.state.changes.items():
-                out.add(STATE, 0, 0, key_bytes(row), None, packed, row)
-            out.answer(TaskResult(-1, 0, changed=len(self.state.changes)))
-
-
-class _Made:
-    """The results of a part, to be written as rows."""
-
-    def __init__(self, job: TaskJob, hasher: Hasher, taken: Taken, results: Results, apart: bool) -> None:
-        self.job = job
-        self.hasher = hasher
-        self.taken = taken
-        self.results = results
-        self.apart = apart
-        """The messages of the part are not consecutive."""
-        self.slices: list[RowSlice] = taken.slices  # type: ignore[assignment]
-
-    def put(self, answer: TaskResult, out: _Rows) -> None:
+    def _put(self, pieces: list[RowSlice], taken: Taken, results: Results, answer: TaskResult, out: _Rows) -> None:
         """Add the rows of the messages and of the failures, and complete the answer."""
-        node, batch = self.job.node, bool(self.job.node.options.batch)
-        failures = self.results.failures
-        stop = self.results.stop(node)
+        node, batch, count = self.job.node, bool(self.job.node.options.batch), taken.count
+        stop = results.stop(node)
         if stop is not None:
-            self.results = self.results.before(stop)
-        rows = [row for binding, output in self.results.outputs.items() for row in self._rows(binding, output)]
-        if stop is not None:
-            answer.stop = self.slices[0].rows[stop].offset, travelling(failures[stop])
-        for offset, failure in sorted(self.results.failures.items()):
-            rows.append(self._error(offset, failure, batch))
-            answer.failed += self.taken.count if batch else 1
+            answer.stop = pieces[0].rows[stop].offset, travelling(results.failures[stop])
+            results, count = results.before(stop), stop
+        rows = [row for binding, output in results.outputs.items() for row in self._rows(binding, output, pieces)]
+        for offset, failure in sorted(results.failures.items()):
+            assert self.job.errors is not None
+            span = range(count) if batch else (offset,)
+            messages = {piece.binding: [piece.pristine(at) for at in span] for piece in pieces}
+            record = codec.pack(error_message(node, messages, failure))
+            came = merge([piece.provenance_of(span[-1]) for piece in pieces])
+            rows.append((self.job.errors, offset, record, came.encode() if came else None))
+            answer.failed += len(span)
             answer.first = answer.first or travelling(failure)
-        self._hash(rows, stop)
-        for ordinal, (target, offset, value, meta, hash) in enumerate(rows):
+        if self.sees == "keys" and not batch:  # the messages are not consecutive
+            cuts: Iterable[Cut] = (Cut(offset, offset + 1, None) for offset in range(count))
+        else:
+            cuts = results.cuts(node, count)
+        hashes: list[str] = []
+        for cut in cuts:
+            hashes += [self.hasher.digest(taken.ranges(cut.start, cut.stop)).hex()] * (cut.stop - cut.start)
+        for ordinal, (target, offset, value, meta) in enumerate(rows):
             answer.written[target] = answer.written.get(target, 0) + 1
-            out.add(MESSAGE, target, self.slices[0].rows[offset].offset, ordinal, hash, value, meta)
+            out.add(MESSAGE, target, pieces[0].rows[offset].offset, ordinal, hashes[offset], value, meta)
 
-    def _rows(self, binding: str, output: Output) -> Iterator[list[Any]]:
+    def _rows(
+        self, binding: str, output: Output, pieces: list[RowSlice]
+    ) -> Iterator[tuple[int, int, bytes, bytes | None]]:
+        """The messages of an output: target, offset, value, meta."""
         target = self.job.outputs[binding]
-        options = self.job.targets[target].options
-        traced = not options._strips and any(piece.traced for piece in self.slices)
+        strips = self.job.targets[target]._strips
+        traced = not strips and any(piece.traced for piece in pieces)
         origins = range(len(output.items)) if output.origins is None else output.origins
         last_offset, came = -1, _NOWHERE
         for offset, packed in zip(origins, output.items):
             if traced and offset != last_offset:
-                last_offset, came = offset, merge([piece.provenance_of(offset) for piece in self.slices])
+                last_offset, came = offset, merge([piece.provenance_of(offset) for piece in pieces])
             meta = came
             if type(packed) is Packed and packed.marked:
                 message, meta = batches.split_meta(codec.unpack_known(packed), came)
                 packed = codec.pack(message)
-            yield [target, offset, packed, meta.encode() if meta and not options._strips else None, None]
+            yield target, offset, packed, meta.encode() if meta and not strips else None
 
-    def _error(self, offset: int, failure: Failure, batch: bool) -> list[Any]:
-        assert self.job.errors is not None
-        span = range(self.taken.count) if batch else (offset,)
-        messages = {piece.binding: [piece.pristine(at) for at in span] for piece in self.slices}
-        record = error_message(self.job.node, messages, failure)
-        came = merge([piece.provenance_of(span[-1]) for piece in self.slices])
-        return [self.job.errors, offset, codec.pack(record), came.encode() if came else None, None]
-
-    def _hash(self, rows: list[list[Any]], stop: int | None) -> None:
-        """Give each row the delivery hash of its source messages."""
-        count = self.taken.count if stop is None else stop
-        if self.apart and not self.job.node.options.batch:
-            cuts = [Cut(offset, offset + 1, None) for offset in range(count)]
-        else:
-            cuts = list(self.results.cuts(self.job.node, count))
-        digests = [
-            digest
-            for cut in cuts
-            for digest in [self.hasher.digest(self.taken.ranges(cut.start, cut.stop)).hex()] * (cut.stop - cut.start)
-        ]
-        for row in rows:
-            row[4] = digests[row[1]]
+    def close(self, out: _Rows) -> None:
+        self.runner.close()
+        if self.state.changes:
+            for row, packed in self.state.changes.items():
+                out.add(STATE, 0, 0, key_bytes(row), None, packed, row)
+            out.answer(TaskResult(-1, 0, changed=len(self.state.changes)))
 
 
 _NOWHERE: Final = Provenance(1, {})
@@ -437,31 +380,23 @@ def _parts(given: Iterator[pa.RecordBatch]) -> Iterator[tuple[int, dict[int, lis
         yield part, rows
 
 
-class KeyTask:
-    """The function of ``mapInArrow`` that computes the part of each message from its key."""
-
-    def __init__(self, packed: bytes, parts: int) -> None:
-        self.packed = packed
-        self.parts = parts
-
-    def __call__(self, given: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for rows in given:
-            node = unpack_job(self.packed).node
-            keys = []
-            for value in rows.column("value").to_pylist():
-                try:
-                    keys.append(key_of(node, codec.unpack(value)))
-                except Exception:
-                    keys.append(b"")  # the call reports the error
-            parts = pa.array([xxhash.xxh3_64_intdigest(key) % self.parts for key in keys], pa.int32())
-            at = rows.schema.get_field_index
-            rows = rows.set_column(at("part"), "part", parts)
-            yield rows.set_column(at("key"), "key", pa.array(keys, pa.binary()))
+def add_keys(packed: bytes, parts: int, given: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Compute the part of each message, one of ``parts``, from its key, in ``mapInArrow``."""
+    node = unpack_job(packed).node
+    for rows in given:
+        keys = [_key_of(node, codec.unpack(value)) for value in rows.column("value").to_pylist()]
+        numbers = pa.array([xxhash.xxh3_64_intdigest(key) % parts for key in keys], pa.int32())
+        at = rows.schema.get_field_index
+        rows = rows.set_column(at("part"), "part", numbers)
+        yield rows.set_column(at("key"), "key", pa.array(keys, pa.binary()))
 
 
-def key_of(node: Node, message: dict[str, Any]) -> bytes:
-    """The packed key of a message. The rows of its state begin with it."""
-    return key_part(message_key(node, message))
+def _key_of(node: Node, message: dict[str, Any]) -> bytes:
+    """The packed key of a message. The rows of its state begin with it. Empty if the message has no key."""
+    try:
+        return key_part(key_of(node, message))
+    except Exception:
+        return b""  # the call reports the error
 
 
 def key_bytes(row: bytes) -> int:
