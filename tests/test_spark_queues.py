@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import shutil
 import signal
 import sqlite3
@@ -676,3 +677,32 @@ def test_the_command_line_says_what_becomes_of_each_processor(tmp_path: Path) ->
     for command, arguments in ((run_command, []), (show, []), (run_command, ["--engine", "spark", "--fresh"])):
         refused = runner.invoke(command, [str(file), "--queues", str(tmp_path / "q"), *arguments])
         assert refused.exit_code == 2 and str(tmp_path / "q") in refused.output and not (tmp_path / "q").exists()
+
+
+@pytest.mark.parametrize("cluster", [False, True])
+def test_a_frame_whose_worker_is_killed_stops_and_no_message_fails(
+    cluster: bool, spark: SparkSession, tmp_path: Path
+) -> None:
+    """Spark failed, and not the plan: an error queue is for messages."""
+    flag = str(tmp_path / "flag")
+
+    def killed_once(frames: Any) -> Any:
+        for frame in frames:
+            if not os.path.exists(flag):
+                open(flag, "w").close()
+                os.kill(os.getpid(), signal.SIGKILL)
+            yield frame[["k"]]
+
+    made = Graph("g", errors="errors", store=tmp_path / "store", durability="process")
+    made.source("in")
+    made.frame("in", "out", id="plan", fields="k bigint")(lambda rows: rows.mapInPandas(killed_once, "k bigint"))
+    place: dict[str, Any] = {"queues": tmp_path / "queues"} if cluster else {}
+    with pytest.raises(ProcessorStopped, match="Spark could not do"):  # noqa: SIM117
+        with made.start(engine="spark", spark=spark, **place) as running:
+            for n in range(10):
+                running.send("in", {"k": n})
+            running.wait_idle(120)
+    with made.start(engine="spark", spark=spark, **place) as running:
+        assert running.wait_idle(120)
+        assert [message["k"] for message in running.messages("out")] == list(range(10))
+        assert running.messages("errors") == []

@@ -35,6 +35,7 @@ from cues.spark.executor import (
     JobGroup,
     NeedsState,
     PartReport,
+    is_of_spark,
     pack_job,
     reporting,
     runner_of,
@@ -246,8 +247,6 @@ class SparkRunner(Runner):
         """Call a frame with a DataFrame of the step's range. The rows of the DataFrame that it returns are messages."""
         if self._node.options.batch != FRAME:
             return super()._call_batch(taken, process)
-        from cues.spark.columns import Encoder
-
         (piece,) = taken.slices
         queue = piece.one.queue
         reader = self._session.read.format("cues")
@@ -256,16 +255,27 @@ class SparkRunner(Runner):
             reader = reader.option("fields", self._node.options.fields)
         given = reader.load(f"{os.path.abspath(queue.store.path)}#{queue.id}")
         faults.point("function.before")
-        result = self._invoke(taken, [given], self._process)
+        try:
+            result = self._invoke(taken, [given], self._process)
+            messages = self._messages_of(result)
+        except Exception as error:
+            if is_of_spark(error):  # no message failed
+                raise self._jobs.failed(error, f"of {taken.count} messages") from None
+            raise
+        faults.point("function.after")
+        return messages
+
+    def _messages_of(self, result: Any) -> list[dict[str, Any]]:
+        """The messages of the DataFrame that a frame returned."""
+        from cues.spark.columns import Encoder
+
         if not hasattr(result, "toArrow"):
             raise ReturnError(
                 f"{self._node.id} returned {type(result).__name__}; a frame returns a DataFrame.",
                 "return the DataFrame.",
             )
         encoder = Encoder(result.schema)
-        messages = [message for rows in result.toArrow().to_batches() for message in encoder.messages(rows)]
-        faults.point("function.after")
-        return messages
+        return [message for rows in result.toArrow().to_batches() for message in encoder.messages(rows)]
 
     def _on_executors(self, taken: Taken) -> Results | None:
         """The results of the step; None if the driver has to run it."""

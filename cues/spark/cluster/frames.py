@@ -16,6 +16,7 @@ from cues.spark.cluster.ledger import StepRange
 from cues.spark.cluster.rows import RowSlice, TakenRow
 from cues.spark.cluster.tasks import MESSAGE, OUT, OUT_ARROW, StepResult, TaskResult
 from cues.spark.columns import Column, Encoder
+from cues.spark.executor import is_of_spark
 from cues.steps.failure import Failure, error_message, retry_event
 from cues.steps.hashes import Hasher
 from cues.steps.imperative import Imperative
@@ -147,6 +148,8 @@ def run_frame(stage: FrameStage, taking: StepRange) -> StepResult:
             if driver.closed:
                 raise Interrupted from error
             driver.files.delete(ran.folder)
+            if is_of_spark(error):
+                raise  # no message failed
             if attempt < retry.attempts and isinstance(error, retry.on):
                 wait_s = retry.wait_s(attempt)
                 driver.emit(retry_event(node.id, attempt, retry.attempts, error, wait_s))

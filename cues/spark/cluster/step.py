@@ -335,7 +335,9 @@ class Stage:
         kept: Any = None
         if self._single:
             sees = "all"
-            state = self.state.rows()
+            # At-most-once, the state is folded before: a stage that reads a shuffle and is repeated begins to count
+            # its attempts again, so a task could not know that its messages were delivered.
+            state = self.state.folded(self.driver.scratch()) if self.node.at_most_once else self.state.rows()
             if state is not None:
                 rows = rows.unionByName(_state_rows(state, F.lit(0)))
             shared = rows.coalesce(1)
