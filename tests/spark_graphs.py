@@ -95,6 +95,10 @@ def counted(message: Message, process: Any) -> Message:
     return {"n": message["n"], "count": process.state["count"]}
 
 
+def counted_by_key(message: Message, process: Any) -> Message:
+    return {"n": message["n"], "count": counted(message, process)["count"]}
+
+
 def outside(message: Message) -> None:
     pass
 

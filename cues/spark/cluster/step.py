@@ -92,7 +92,6 @@ class Stage:
                 self.driver.ring()
             if last is not None:
                 self._check_inputs(last, accept_topology)
-            self._check_newest(last)
             return self._positions(last)
 
         last = self.driver.claim(self.ledger, positions, lambda: faults.point("spark.forwarded"))
@@ -128,20 +127,6 @@ class Stage:
                 " their queue; or start over with another --queues DIR.",
                 processor=self.node.id,
             )
-
-    def _check_newest(self, last: LedgerRecord | None) -> None:
-        """Raise :class:`Diverged` if its queues hold files of later records: records are missing, or an old copy."""
-        number = last.number if last else -1
-        for directory in self.targets:
-            for file in directory.live:
-                made = file.record_of(self.node.id)
-                if made is not None and made > number:
-                    raise Diverged(
-                        f"The queue {directory.queue!r} holds messages of record {made} of {self.node.id}, and its"
-                        f" records in {directory.files.url} " + (f"end at {number}." if last else "are gone."),
-                        "use the records that belong to the queues, or start over with another --queues DIR.",
-                        processor=self.node.id,
-                    )
 
     # --- for other threads ---
 
