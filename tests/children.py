@@ -41,9 +41,9 @@ class Child:
         self._process.stdin.write(text + "\n")
         self._process.stdin.flush()
 
-    def end(self) -> str:
+    def end(self, timeout_s: float = LINE_TIMEOUT_S * 2) -> str:
         """Wait until it ends well; returns the rest of what it printed."""
-        out, errors = self._process.communicate(timeout=LINE_TIMEOUT_S * 2)
+        out, errors = self._process.communicate(timeout=timeout_s)
         assert self._process.returncode == 0, f"the child ended with {self._process.returncode}:\n{errors}"
         return out.strip()
 

@@ -95,6 +95,10 @@ def counted(message: Message, process: Any) -> Message:
     return {"n": message["n"], "count": process.state["count"]}
 
 
+def counted_by_key(message: Message, process: Any) -> Message:
+    return {"n": message["n"], "count": counted(message, process)["count"]}
+
+
 def outside(message: Message) -> None:
     pass
 
@@ -135,6 +139,22 @@ def held(message: Message, process: Any) -> Message:
         else:
             raise TimeoutError("held for a minute, and neither killed nor let go")
     return message
+
+
+def pays(message: Message, process: Any) -> None:
+    """Has a state, and writes its calls down. At one message, the first time, it kills its executor.
+
+    ``opts`` is the folder of these notes.
+    """
+    process.state["count"] = process.state.get("count", 0) + 1
+    folder = Path(process.opts)
+    with open(folder / "calls", "a") as calls:
+        calls.write(f"{message['n']}\n")
+    if message["n"] == 250 and not (folder / "killed").exists():
+        (folder / "killed").touch()
+        stat = Path(f"/proc/{os.getppid()}/stat").read_text()  # of the daemon that forks Python workers
+        os.kill(int(stat.rpartition(")")[2].split()[1]), signal.SIGKILL)
+        time.sleep(60)
 
 
 def graph(*processors: Any, **options: Any) -> Callable[[], Graph]:

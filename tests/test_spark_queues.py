@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import shutil
 import signal
 import sqlite3
@@ -449,7 +450,7 @@ def test_records_that_are_gone_or_old_are_refused_and_control_without_the_check_
             shutil.copytree(copy, steps)
         with pytest.raises(Diverged, match=r"holds messages of record 1 of g\.plain"):
             owner(tmp_path, spark)
-    monkeypatch.setattr(Stage, "_check_newest", lambda stage, last: None)
+    monkeypatch.setattr(Driver, "_compare", lambda driver, processor, last: None)
     owner(tmp_path, spark).step()
     assert numbers(tmp_path, spark) == [2 * n for n in range(20)] * 2
 
@@ -676,3 +677,97 @@ def test_the_command_line_says_what_becomes_of_each_processor(tmp_path: Path) ->
     for command, arguments in ((run_command, []), (show, []), (run_command, ["--engine", "spark", "--fresh"])):
         refused = runner.invoke(command, [str(file), "--queues", str(tmp_path / "q"), *arguments])
         assert refused.exit_code == 2 and str(tmp_path / "q") in refused.output and not (tmp_path / "q").exists()
+
+
+@pytest.mark.parametrize("cluster", [False, True])
+def test_a_frame_whose_worker_is_killed_stops_and_no_message_fails(
+    cluster: bool, spark: SparkSession, tmp_path: Path
+) -> None:
+    """Spark failed, and not the plan: an error queue is for messages."""
+    flag = str(tmp_path / "flag")
+
+    def killed_once(frames: Any) -> Any:
+        for frame in frames:
+            if not os.path.exists(flag):
+                open(flag, "w").close()
+                os.kill(os.getpid(), signal.SIGKILL)
+            yield frame[["k"]]
+
+    made = Graph("g", errors="errors", store=tmp_path / "store", durability="process")
+    made.source("in")
+    made.frame("in", "out", id="plan", fields="k bigint")(lambda rows: rows.mapInPandas(killed_once, "k bigint"))
+    place: dict[str, Any] = {"queues": tmp_path / "queues"} if cluster else {}
+    with pytest.raises(ProcessorStopped, match="Spark could not do"):  # noqa: SIM117
+        with made.start(engine="spark", spark=spark, **place) as running:
+            for n in range(10):
+                running.send("in", {"k": n})
+            running.wait_idle(120)
+    with made.start(engine="spark", spark=spark, **place) as running:
+        assert running.wait_idle(120)
+        assert [message["k"] for message in running.messages("out")] == list(range(10))
+        assert running.messages("errors") == []
+
+
+def test_two_graphs_cannot_write_one_queue_of_a_directory(spark: SparkSession, tmp_path: Path) -> None:
+    """The second is refused at its start, before it has written anything; the first continues."""
+    made = {}
+    for id in ("first", "second"):
+        made[id] = Graph(id, store=tmp_path / id, durability="process")
+        made[id].source(f"in-{id}")
+        made[id].stream(f"in-{id}", "shared", id="copy")(spark_graphs.mended)
+    with made["first"].start(engine="spark", spark=spark, queues=tmp_path / "queues") as running:
+        running.send("in-first", {"n": 1})
+        assert running.wait_idle(120)
+        with pytest.raises(GraphError, match=r"'shared' in .* is written by the graph 'first', and 'second' writes"):
+            made["second"].start(engine="spark", spark=spark, queues=tmp_path / "queues")
+        running.send("in-first", {"n": 2})
+        assert running.wait_idle(120)
+        assert [message["n"] for message in running.messages("shared")] == [1, 2]
+
+
+DAMAGES = {
+    "log deleted": "out/_spark_metadata",
+    "log put back": "out/_spark_metadata",
+    "entry deleted": "out/_spark_metadata/[0-9]*",
+    "file deleted": "out/*.parquet",
+    "state deleted": "_cues/state/g.count/*.parquet",
+    "records deleted": "_cues/steps/g.count",
+    "input's log deleted": "in/_spark_metadata",
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_directory_is_refused_and_no_committed_file_is_swept(
+    damage: str, spark: SparkSession, tmp_path: Path
+) -> None:
+    """A part that is gone or old, as after a careless copy. When it is back, the graph continues."""
+    made = Graph("g", store=tmp_path / "store", durability="process")
+    made.source("in")
+    made.stream("in", "out", id="count", key="k")(spark_graphs.counted_by_key)
+    queues = tmp_path / "queues"
+    old = tmp_path / "old"
+
+    def run(first: int, stop: int) -> list[Any]:
+        with made.start(engine="spark", spark=spark, queues=queues) as running:
+            for n in range(first, stop):
+                running.send("in", {"n": n, "k": n % 3})
+            assert running.wait_idle(120)
+            return running.messages("out")
+
+    run(0, 5)
+    shutil.copytree(queues, old)
+    run(5, 10)
+    run(10, 15)
+    whole = tmp_path / "whole"
+    shutil.copytree(queues, whole)
+    target = min(queues.glob(DAMAGES[damage]))
+    shutil.rmtree(target) if target.is_dir() else target.unlink()
+    if damage == "log put back":
+        shutil.copytree(old / "out" / "_spark_metadata", target)
+    files = set(queues.rglob("*.parquet"))
+    with pytest.raises(Diverged):
+        run(15, 20)
+    assert files - set(queues.rglob("*.parquet")) == set()
+    shutil.rmtree(queues)
+    shutil.copytree(whole, queues)
+    assert run(15, 20) == [{"n": n, "count": n // 3 + 1} for n in range(20)]

@@ -38,7 +38,7 @@ DRIVER = """
 import sys
 from pathlib import Path
 import cues.spark, spark_graphs, test_flights
-from cues import Stream
+from cues import Sink, Stream
 
 master, place = sys.argv[1], Path(sys.argv[2])
 with cues.spark.session(master) as spark:
@@ -48,7 +48,11 @@ with cues.spark.session(master) as spark:
     print("flights", flush=True)
     for line in sys.stdin:
         folder = Path(line.strip())
-        made = spark_graphs.graph(Stream(spark_graphs.held, "in", "out", opts=str(folder)))()
+        if folder.name == "paid":
+            last = Sink(spark_graphs.pays, "in", opts=str(folder), strategy="at-most-once", batch_size=100)
+        else:
+            last = Stream(spark_graphs.held, "in", "out", opts=str(folder))
+        made = spark_graphs.graph(last)()
         made.run(engine="spark", spark=spark, store=folder / "store", queues=folder / "queues")
         print("done", flush=True)
 """
@@ -81,6 +85,12 @@ def test_january_and_kills_on_a_cluster(cluster: Cluster, tmp_path: Path) -> Non
         assert [m["n"] for m in messages(folder, "out")] == list(range(spark_graphs.COUNT))
         calls = Counter(map(int, (folder / "calls").read_text().split()))
         assert calls[250] > 1 and len(calls) == spark_graphs.COUNT
+        folder = tmp_path / "paid"  # at-most-once with state, and the executor dies in the third step
+        folder.mkdir()
+        child.say(str(folder))
+        assert child.line() == "done"
+        paid = list(map(int, (folder / "calls").read_text().split()))
+        assert (folder / "killed").exists() and paid == sorted(set(paid)) and paid[-1] == spark_graphs.COUNT - 1
         child.end()
 
 

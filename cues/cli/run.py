@@ -44,7 +44,11 @@ ABORT_WAIT_S: Final = 2.0
 @option("--idle-exit", type=click.FloatRange(min=0), metavar="SECONDS", help="End after this idle time.")
 @option("--fresh", is_flag=True, help="Delete the store first, and start over.")
 @option("--accept-topology", is_flag=True, help="Accept new inputs; they begin at the start of their queue.")
-@option("--take-over", is_flag=True, help="Take the graph from a process that no longer answers.")
+@option(
+    "--take-over",
+    is_flag=True,
+    help="Take the graph from a process that no longer answers; with --queues, from another driver at once.",
+)
 @option("--durability", type=click.Choice(("disk", "process")), help="Durability of a new store; the default is disk.")
 @option(
     "--engine",

@@ -292,7 +292,10 @@ START_TEXTS: Final = {
     "accept_topology": OptionText(
         False, "True: accept changed inputs and renamed processors; new inputs begin at the start of their queue."
     ),
-    "take_over": OptionText(False, "True: take the graph from a process that no longer answers."),
+    "take_over": OptionText(
+        False,
+        "True: take the graph from a process that no longer answers; with `queues=`, from another driver at once.",
+    ),
     "listeners": OptionText((), "Functions that are called with each `cues.base.events.Event`."),
     "target": OptionText(
         None, 'With `workers`, for a graph that a function returns: how a worker gets it, as `"graph.py:make(3)"`.'

@@ -39,7 +39,9 @@ class CuesSource(DataSource):
     def schema(self) -> str:
         """The columns of the row, followed by the columns of the option ``fields``."""
         columns = row_of(is_spread(place(self.options)))
-        own = ", ".join(f"`{field.name}` {field.dataType.simpleString()}" for field in columns.fields)
+        # In a session with spark.sql.timestampType=TIMESTAMP_NTZ, "timestamp" means a time without a zone.
+        types = (field.dataType.simpleString().replace("timestamp", "timestamp_ltz") for field in columns.fields)
+        own = ", ".join(f"`{name}` {type}" for name, type in zip(columns.names, types))
         fields = self.options.get("fields")
         return f"{own}, {fields}" if fields else own
 
@@ -57,9 +59,16 @@ class CuesSource(DataSource):
 
 
 def source_for(spark: SparkSession) -> type[CuesSource]:
-    """The data source for one session, with the number of tasks that run there at once."""
+    """The data source for one session, with the number of tasks that run there at once.
+
+    A session of Spark Connect does not tell that number; the processors of the server's machine are counted instead.
+    """
+    context = getattr(spark, "sparkContext", None)
+    if context is None:
+        return CuesSource
+    cores = int(context.defaultParallelism)
 
     class Registered(CuesSource):  # a class in a function is pickled by value, with this number
-        parallelism = spark.sparkContext.defaultParallelism
+        parallelism = cores
 
     return Registered

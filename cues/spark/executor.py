@@ -94,19 +94,33 @@ class JobGroup:
         except (CuesError, Interrupted):
             raise
         except Exception as error:
-            if self.cancelled:
-                raise Interrupted from error
-            raise ProcessorStopped(
-                f"{self._processor} stopped: Spark could not do its step {extent}: {in_short(error)}.",
-                "start again when the cause is gone; it continues after its last commit.",
-                processor=self._processor,
-            ) from None
+            raise self.failed(error, extent) from None
+
+    def failed(self, error: Exception, extent: str) -> Exception:
+        """The error of a step that Spark could not do."""
+        if self.cancelled:
+            return Interrupted()
+        return ProcessorStopped(
+            f"{self._processor} stopped: Spark could not do its step {extent}: {in_short(error)}.",
+            "start again when the cause is gone; it continues after its last commit.",
+            processor=self._processor,
+        )
 
     def cancel(self) -> None:
         """Cancel the jobs that run. Executors end the calls."""
         self.cancelled = True
         with contextlib.suppress(Exception):  # the session was stopped, and its jobs with it
             self._context.cancelJobGroup(self._name)
+
+
+def is_of_spark(error: Exception) -> bool:
+    """True if Spark failed, and not the user's function or plan: a worker was killed, an executor lost, Java ended.
+
+    pyspark has a class of its own for each error of functions and plans. It leaves the others as py4j raises them.
+    """
+    from py4j.protocol import Py4JError
+
+    return isinstance(error, Py4JError)
 
 
 def pack_job(job: Job) -> bytes:

@@ -21,6 +21,7 @@ from cues.base import clock, names
 from cues.errors import InvalidArgument
 
 _PLACE: Final = ("path", "store", "queue")
+_NO_OPTIONS: Final = " Spark does not pass the options of a table (CREATE TABLE … USING cues) to its format."
 _READ: Final = (*_PLACE, "fields", "mode", "rowColumns", "partitions", "failOnDataLoss", "startingPosition")
 READ: Final = (*_READ, "endingPosition")
 READ_STREAM: Final = (*_READ, "maxMessagesPerTrigger", "resumeFrom")
@@ -142,8 +143,9 @@ def place(options: Mapping[str, str]) -> QueueAddress:
     if path is not None or store is None or queue is None:
         raise InvalidArgument(
             "The options name no queue: expected a path such as 'data/flights#enriched', or the options store and"
-            " queue.",
-            "call load('data/flights#enriched').",
+            " queue." + _NO_OPTIONS * (not options),
+            "call load('data/flights#enriched'); or in SQL CREATE TEMPORARY VIEW … USING cues OPTIONS (path"
+            " 'data/flights#enriched').",
         )
     return QueueAddress(os.path.abspath(_local(store)), queue)
 

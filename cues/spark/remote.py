@@ -35,6 +35,7 @@ from cues.spark.executor import (
     JobGroup,
     NeedsState,
     PartReport,
+    is_of_spark,
     pack_job,
     reporting,
     runner_of,
@@ -249,9 +250,14 @@ class SparkRunner(Runner):
             reader = reader.option("fields", self._node.options.fields)
         given = reader.load(f"{os.path.abspath(queue.store.path)}#{queue.id}")
         faults.point("function.before")
-        result = self._invoke(taken, [given], self._process)
-        encoder = frame_encoder(self._node.id, result)
-        messages = [message for rows in result.toArrow().to_batches() for message in encoder.messages(rows)]
+        try:
+            result = self._invoke(taken, [given], self._process)
+            encoder = frame_encoder(self._node.id, result)
+            messages = [message for rows in result.toArrow().to_batches() for message in encoder.messages(rows)]
+        except Exception as error:
+            if is_of_spark(error):  # no message failed
+                raise self._jobs.failed(error, f"of {taken.count} messages") from None
+            raise
         faults.point("function.after")
         return messages
 

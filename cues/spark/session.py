@@ -18,12 +18,14 @@ import logging
 import os
 import re
 import signal
+import socket
 import sys
 import tempfile
 import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
+from urllib.parse import urlsplit
 
 from cues.errors import NotInstalled, Unsupported
 from cues.spark import java
@@ -31,6 +33,9 @@ from cues.spark import java
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+CONNECT: Final = "sc://"
+"""The scheme of Spark Connect servers."""
+_CONNECT_PORT: Final = 15002
 _JAVA_OPTIONS: Final = "spark.driver.extraJavaOptions"
 _LOG_SETTINGS: Final = """\
 # Made by Cues: errors only, on the standard error.
@@ -113,10 +118,8 @@ def start(master: str | None = None, name: str = "cues", conf: Mapping[str, str]
     submitted = _submitted()
     if master is None and not submitted:
         master = "local[*]"
-    if master is not None and master.startswith("sc://"):
-        raise Unsupported(
-            f"Spark Connect ({master}) is not supported.", "use a master such as local[*] or spark://host:7077."
-        )
+    if master is not None and master.startswith(CONNECT):
+        return _connect(master, name)
     builder = SparkSession.builder.appName(name)
     if master is not None:
         builder = builder.master(master)
@@ -144,6 +147,25 @@ def start(master: str | None = None, name: str = "cues", conf: Mapping[str, str]
                 f"Spark did not start with the master {master or 'of spark-submit'}: {why}.",
                 "use the address that the master's log and web page show, spark://host:7077.",
             ) from None
+
+
+def _connect(url: str, name: str) -> SparkSession:
+    """A session on a Spark Connect server. This machine needs no Java for it."""
+    from pyspark.sql import SparkSession
+
+    server = urlsplit(url)
+    try:  # pyspark itself tries for ten minutes
+        socket.create_connection((server.hostname or "", server.port or _CONNECT_PORT), 10.0).close()
+    except OSError as error:
+        raise Unsupported(
+            f"No Spark Connect server answers at {url} ({error}).", "check the address, and that the server runs."
+        ) from None
+    try:
+        return SparkSession.builder.remote(url).appName(name).getOrCreate()
+    except ImportError as error:
+        raise NotInstalled(
+            f"Spark Connect needs more packages ({in_short(error)}).", "run pip install 'pyspark[connect]'."
+        ) from None
 
 
 def _submitted() -> bool:

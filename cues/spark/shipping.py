@@ -15,8 +15,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
+from cues.errors import Unsupported
 from cues.graphs.processor import FRAME, Node
 from cues.spark.executor import require_travel
+from cues.spark.session import CONNECT
 from cues.spark.session import session as session_of
 
 if TYPE_CHECKING:
@@ -38,6 +40,12 @@ def open_session(
 
     ``opened`` ends the session, if it was made here. Raises :class:`GraphError` if a function cannot be sent.
     """
+    if (master or "").startswith(CONNECT) or (spark is not None and not hasattr(spark, "sparkContext")):
+        raise Unsupported(
+            "A graph runs on a driver of its own, and a session of Spark Connect has only a client here.",
+            "use a master such as local[*] or spark://host:7077; or read and write queues through Spark Connect, with"
+            " the format cues.",
+        )
     session = opened.enter_context(session_of(master, f"cues {graph.id}", spark=spark))
     ship(session, graph, plan)
     for node in remote:

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from cues import faults
 from cues.base import clock, events
-from cues.errors import CallTimedOut, Diverged, Fenced
+from cues.errors import CallTimedOut, Diverged, Fenced, ProcessorStopped
 from cues.graphs.processor import (
     FRAME,
     Filter,
@@ -64,8 +64,9 @@ class Interrupted(Exception):
 Pause = Callable[[float], bool]
 """Sleeps for a number of seconds; returns True when the graph was aborted meanwhile."""
 
-_STOPS: Final = (Fenced, Diverged, Interrupted, concurrency.Closed)
-"""Exceptions that abort the step: a target has another owner, or the graph is aborted. No message failed."""
+_STOPS: Final = (Fenced, Diverged, ProcessorStopped, Interrupted, concurrency.Closed)
+"""Exceptions that abort the step: a target has another owner, Spark failed, or the graph is aborted. No message
+failed."""
 
 
 def _passes(filter: Filter | None, message: dict[str, Any]) -> bool:

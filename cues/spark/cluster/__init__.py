@@ -16,6 +16,7 @@
     DIR/_cues/work/<graph>/<owner>/             files of steps that are not committed
     DIR/_cues/state/<processor id>/             keyed state
     DIR/<queue>/_cues/queue.json                the queue's identity
+    DIR/<queue>/_cues/writer.json               the graph that writes the queue
     DIR/<queue>/_spark_metadata/<n>             the queue's log, as Spark's own file sink writes it
     DIR/<queue>/<first>-<count>-….parquet       messages
 

@@ -1,6 +1,7 @@
 """A queue on a shared filesystem: a directory of Parquet files, and a log that names the files that count.
 
     DIR/<queue>/_cues/queue.json               {"identity": 16 hex digits}, drawn when the directory is made
+    DIR/<queue>/_cues/writer.json              {"graph": id} of the graph that writes the queue
     DIR/<queue>/_spark_metadata/0 … 8          an entry for each step: its new file
     DIR/<queue>/_spark_metadata/9.compact      every tenth entry lists all files
     DIR/<queue>/<first>-<count>-by-<processor>-<record>-<token>.parquet
@@ -30,15 +31,18 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote, urlparse
 
-from cues.errors import Diverged
+from cues.errors import Diverged, GraphError
 from cues.spark.cluster.files import folder_of
 
 if TYPE_CHECKING:
     from cues.queues.options import QueueOptions
     from cues.spark.cluster.files import Files
 
-SCHEMA: Final = "index BIGINT, time TIMESTAMP, hash STRING, value BINARY, meta BINARY"
-"""The columns of a data file. ``meta`` is the provenance of the message (provenance.py); NULL if it has none."""
+SCHEMA: Final = "index BIGINT, time TIMESTAMP_LTZ, hash STRING, value BINARY, meta BINARY"
+"""The columns of a data file. ``meta`` is the provenance of the message (provenance.py); NULL if it has none.
+
+In a session with ``spark.sql.timestampType=TIMESTAMP_NTZ``, TIMESTAMP is a time without a zone.
+"""
 LOG: Final = "_spark_metadata"
 COMPACT_EVERY: Final = 10
 """Spark's ``spark.sql.streaming.fileSink.log.compactInterval``. Spark finds it out from the names of the entries."""
@@ -133,6 +137,21 @@ class QueueDirectory:
             )
         return identity
 
+    def own(self, graph: str) -> None:
+        """Note that this graph writes the queue. Raises :class:`GraphError` if another graph does.
+
+        Each driver gives the indices of its messages itself, so two would give one index to two messages.
+        """
+        name = f"{self.folder}/_cues/writer.json"
+        self.files.put(name, json.dumps({"graph": graph}))
+        writer = json.loads(self.files.read(name) or "{}").get("graph")
+        if writer != graph:
+            raise GraphError(
+                f"The queue {self.queue!r} in {self.files.url} is written by the graph {writer!r}, and {graph!r} writes"
+                " it too.",
+                "give the queue another name in one of the graphs, or use another --queues DIR.",
+            )
+
     # --- the log ---
 
     @property
@@ -187,10 +206,13 @@ class QueueDirectory:
 
     def _has(self, file: DataFile) -> bool:
         """Return True if a file's messages are in the log, or were in it."""
+        return self.covers(file) or any(live.name == file.name for live in self.live)
+
+    def covers(self, file: DataFile) -> bool:
+        """Return True if a file is not needed: its messages were purged, or are in a merged file."""
         if file.next <= self.first and self.live:
-            return True  # purged
-        holder = next((live for live in self.live if live.first <= file.first < live.next), None)
-        return holder is not None and (holder.name == file.name or holder.merged)
+            return True
+        return any(live.merged and live.first <= file.first < live.next for live in self.live)
 
     def replace(self, gone: set[str], new: list[DataFile]) -> bool:
         """Replace the files named ``gone`` by ``new``. Return False if the log has got another entry meanwhile.

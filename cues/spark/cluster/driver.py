@@ -69,10 +69,11 @@ class Driver:
         """Own a processor after its last record, and return that record.
 
         First the files that the last record committed are added to the logs of their queues. ``positions`` returns the
-        positions of the claim.
+        positions of the claim. Raises :class:`Diverged` if records and queues do not belong together.
         """
         while True:
             last = ledger.read()
+            self._compare(ledger.processor, last)
             for queue, name in last.files.items() if last is not None else ():
                 if queue not in self.queues:
                     raise Diverged(
@@ -85,6 +86,28 @@ class Driver:
                 faults.point("spark.forwarded")
             if ledger.claim(last, positions(last)):
                 return last
+
+    def _compare(self, processor: str, last: LedgerRecord | None) -> None:
+        """Raise :class:`Diverged` if the queues lack messages of the processor's records, or the records are older."""
+        number = last.number if last is not None else -1
+        for directory in self.queues.values():
+            end = last.ends.get(directory.queue, 1) if last is not None else 1
+            if directory.next < end:
+                raise Diverged(
+                    f"{processor} has written messages up to {end - 1} of the queue {directory.queue!r}, whose log in"
+                    f" {self.files.url} ends with message {directory.next - 1}.",
+                    "restore the directory from a copy; or start over with another --queues DIR.",
+                    processor=processor,
+                )
+            made = (file.record_of(processor) for file in directory.live)
+            newest = max((record for record in made if record is not None), default=-1)
+            if newest > number:
+                raise Diverged(
+                    f"The queue {directory.queue!r} holds messages of record {newest} of {processor}, and its"
+                    f" records in {self.files.url} " + (f"end at {number}." if last else "are gone."),
+                    "use the records that belong to the queues, or start over with another --queues DIR.",
+                    processor=processor,
+                )
 
     def ring(self) -> None:
         """Wake the threads that wait for a change."""

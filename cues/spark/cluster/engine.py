@@ -301,6 +301,7 @@ class ClusterEngine:
             same = name in fed and name not in written
             identity = self.queues[name]._row().identity if same else None
             driver.queues[name] = QueueDirectory(driver.files, name, options, identity)
+            driver.queues[name].own(plan.id)
         feeders = [Feeder(driver, self.queues[name], driver.queues[name], name not in written) for name in fed]
         inlets = [StreamIngest(driver, node) for node in plan.running if isinstance(node.fn, Stream)]
         stages = [
@@ -317,7 +318,7 @@ class ClusterEngine:
         for directory in driver.queues.values():
             directory.load()  # from here on only this driver changes it
         faults.point("spark.claimed")
-        sweep(driver, stages)
+        sweep(driver, stages, [*(feeder.ledger for feeder in feeders), *(inlet.ledger for inlet in inlets)])
         self.shared = _SharedQueues(driver, stages, home)
         self._stages = [_StageThread(host, driver, stage) for stage in stages]
         self._inlets = [_InletThread(host, driver, inlet) for inlet in inlets]

@@ -137,11 +137,7 @@ class Files:
                 " can commit.",
                 "name a directory on a filesystem that has them, or a Hadoop URL such as hdfs://….",
             ) from error
-        handle = os.open(os.path.dirname(self._local(name)), os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
+        _sync(os.path.dirname(self._local(name)))
         return True
 
     def _local(self, name: str) -> str:
@@ -157,11 +153,15 @@ class Files:
             stream.close()
 
     def move(self, name: str, to: str) -> None:
-        """Rename a file. No other writer may use the new name."""
+        """Rename a file, and sync it on a plain mount. No other writer may use the new name."""
         target = self.path(to)
         self._fs.mkdirs(target.getParent())
+        if self.scheme == "file":
+            _sync(self._local(name))
         if not self._fs.rename(self.path(name), target):
             raise OSError(f"{self.url_of(name)} cannot be renamed to {target}")
+        if self.scheme == "file":
+            _sync(os.path.dirname(self._local(to)))
 
     def delete(self, name: str) -> None:
         """Delete a file, or a folder with its content, if it exists."""
@@ -171,6 +171,15 @@ class Files:
         """Close the client, if its Java still runs."""
         with contextlib.suppress(Exception):
             self._fs.close()
+
+
+def _sync(path: str) -> None:
+    """Sync a file or a folder: after a power cut, a record must not name files that are not there."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def folder_of(name: str) -> str:

@@ -16,6 +16,7 @@ from cues.spark.cluster.rows import RowSlice, TakenRow
 from cues.spark.cluster.step import Stage
 from cues.spark.cluster.tasks import MESSAGE, OUT, OUT_ARROW, StepResult, TaskResult
 from cues.spark.columns import Column, Encoder, frame_encoder
+from cues.spark.executor import is_of_spark
 from cues.steps.failure import Failure, error_message, retry_event
 from cues.steps.imperative import Imperative
 from cues.steps.process import Process
@@ -116,6 +117,8 @@ class FrameStage(Stage):
                 if driver.closed:
                     raise Interrupted from error
                 driver.files.delete(ran.folder)
+                if is_of_spark(error):
+                    raise  # no message failed
                 if attempt == retry.attempts or not isinstance(error, retry.on):
                     return self._failed(taking, Failure(error, attempt), digest.hex(), came.encode() if came else None)
                 wait_s = retry.wait_s(attempt)

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from cues.base import clock
 from cues.errors import Diverged, Fenced
+from cues.spark.cluster.directory import data_file
 from cues.spark.cluster.files import folder_of
 
 if TYPE_CHECKING:
@@ -58,6 +59,8 @@ class LedgerRecord:
     """The delivery hash of the step."""
     files: dict[str, str] = field(default_factory=dict)
     """The data file that the step wrote, by queue."""
+    ends: dict[str, int] = field(default_factory=dict)
+    """By queue: the index after the messages that earlier records wrote. A queue that ends before it lacks messages."""
     state: tuple[str, ...] = ()
     """The files of the processor's state, oldest first."""
     counts: dict[str, int] = field(default_factory=dict)
@@ -66,6 +69,10 @@ class LedgerRecord:
     """The position of a source that is a stream, after this record; msgpack in hex."""
     whole: bool = False
     """The function asks for the processor's state, so one task makes all calls, one after another."""
+
+    def ends_after(self) -> dict[str, int]:
+        """The ends for the next record."""
+        return self.ends | {queue: data_file(name, 0, 0).next for queue, name in self.files.items()}
 
     def to_json(self) -> str:
         time = clock.to_datetime(clock.now_ns()).isoformat()
@@ -92,6 +99,7 @@ class LedgerRecord:
             taking and StepRange({t: (start, stop) for t, (start, stop) in taking["ranges"].items()}, taking["size"]),
             data.get("hash"),
             data.get("files", {}),
+            data.get("ends", {}),
             tuple(data.get("state", ())),
             data.get("counts", {}),
             data.get("source"),
@@ -144,15 +152,21 @@ class Ledger:
             before.number + 1 if before else 0, "claim", self.owner, before.epoch + 1 if before else 1, positions
         )
         if before is not None:
-            record = replace(record, taking=before.taking, state=before.state, source=before.source, whole=before.whole)
+            record = replace(record, taking=before.taking, ends=before.ends_after(), state=before.state)
+            record = replace(record, source=before.source, whole=before.whole)
         return self._put(record)
 
     def commit(self, kind: Kind, **changes: Any) -> None:
         """Put the next record, with ``changes`` to the last one. Raises :class:`Fenced`; then nothing is committed."""
-        fresh: dict[str, Any] = {"taking": None, "hash": None, "files": {}, "counts": {}}
+        fresh: dict[str, Any] = {"taking": None, "hash": None, "files": {}, "counts": {}, "ends": self.now.ends_after()}
         record = replace(self.now, **{**fresh, **changes, "kind": kind, "number": self.now.number + 1})
         if not self._put(record):
             raise self._fenced()
+
+    def names(self, number: int) -> set[str] | None:
+        """The data files of a record; None if the record was deleted."""
+        text = self._files.read(self._name(number))
+        return None if text is None else set(LedgerRecord.of(number, text).files.values())
 
     def check(self) -> None:
         """Raise :class:`Fenced` if another driver has put the next record."""

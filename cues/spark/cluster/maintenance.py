@@ -21,12 +21,15 @@ from typing import TYPE_CHECKING, Any, Final
 
 from cues import faults
 from cues.base import clock, events
-from cues.spark.cluster.directory import SCHEMA, DataFile, QueueDirectory, merged_name, written_by
+from cues.errors import Diverged
+from cues.spark.cluster.directory import SCHEMA, DataFile, QueueDirectory, data_file, merged_name, written_by
 from cues.spark.cluster.files import folder_of
 
 if TYPE_CHECKING:
     from cues.queues.options import Retention
     from cues.spark.cluster.driver import Driver
+    from cues.spark.cluster.files import Files
+    from cues.spark.cluster.ledger import Ledger
     from cues.spark.cluster.step import Stage
 
 MERGE_FILES: Final = 64
@@ -134,26 +137,65 @@ def keepers_group(driver: Driver) -> str:
     return f"cues keeper {driver.owner}"
 
 
-def sweep(driver: Driver, stages: Sequence[Stage]) -> int:
+def sweep(driver: Driver, stages: Sequence[Stage], others: Sequence[Ledger] = ()) -> int:
     """Delete the files that earlier drivers left. Return the number of deleted files and folders.
 
     Call it when every processor is claimed and nothing runs. A file that no log and no record names then is not used.
+    ``others`` are the records of feeders and streams. Raises :class:`Diverged`, before it deletes anything, if a file
+    is missing that a log or a record names, or if a log does not name a file of a record.
     """
     files = driver.files
+    ledgers = [*(stage.ledger for stage in stages), *others]
     work = driver.work.rpartition("/")[0]
     orphans = [path for name in files.names(work) if (path := f"{work}/{name}") != driver.work]
     for directory in driver.queues.values():
         known = {file.name for file in directory.live}
-        for name in files.names(directory.folder):
-            if name.endswith(".parquet") and name not in known and written_by(name, driver.graph):
+        stored = set(files.names(directory.folder))
+        _require_all(files, directory.folder, known - stored)
+        for name in sorted(stored - known):
+            if name.endswith(".parquet") and written_by(name, driver.graph) and _is_orphan(directory, name, ledgers):
                 orphans.append(f"{directory.folder}/{name}")
     for stage in stages:
         folder = f"_cues/state/{folder_of(stage.node.id)}"
-        state = stage.ledger.now.state
-        orphans += [path for name in files.names(folder) if (path := f"{folder}/{name}") not in state]
+        state = {name.rpartition("/")[2] for name in stage.ledger.now.state}
+        stored = set(files.names(folder))
+        _require_all(files, folder, state - stored)
+        orphans += [f"{folder}/{name}" for name in sorted(stored - state)]
     for orphan in orphans:
         files.delete(orphan)
     return len(orphans)
+
+
+def _require_all(files: Files, folder: str, missing: set[str]) -> None:
+    """Raise :class:`Diverged` if files are missing that a log or a record names."""
+    if missing:
+        raise Diverged(
+            f"{files.url}/{folder} lacks {len(missing)} files that are committed, {min(missing)} first.",
+            "restore the directory from a copy.",
+        )
+
+
+def _is_orphan(directory: QueueDirectory, name: str, ledgers: Sequence[Ledger]) -> bool:
+    """Return True if a file that the log does not name is not needed.
+
+    Raises :class:`Diverged` if a record names it, and its messages are in no other file.
+    """
+    file = data_file(name, 0, 0)
+    if file.merged or directory.covers(file):
+        return True
+    for ledger in ledgers:
+        number = file.record_of(ledger.processor)
+        if number is not None:
+            named = ledger.names(number) if number <= ledger.now.number else set()
+            if named and name in named:
+                raise Diverged(
+                    f"Record {number} of {ledger.processor} has committed {name} in {directory.files.url}/"
+                    f"{directory.folder}, and the log of the queue does not have its messages.",
+                    "restore the directory from a copy.",
+                    processor=ledger.processor,
+                )
+            return named is not None
+    return False  # of a processor that the graph no longer has
 
 
 def _run_of_small(live: Sequence[DataFile], most: int) -> list[DataFile]:

@@ -96,7 +96,6 @@ class Stage:
             if last.files:
                 self.driver.ring()
             self._check_inputs(last, accept_topology)
-        self._check_newest(last)
         positions = {}
         for tailer, directory in self.inputs.items():
             identity = directory.identity.hex()
@@ -123,20 +122,6 @@ class Stage:
                 " their queue; or start over with another --queues DIR.",
                 processor=self.node.id,
             )
-
-    def _check_newest(self, last: LedgerRecord | None) -> None:
-        """Raise :class:`Diverged` if its queues hold files of later records: records are missing, or an old copy."""
-        number = last.number if last else -1
-        for directory in self.targets:
-            for file in directory.live:
-                record = file.record_of(self.node.id)
-                if record is not None and record > number:
-                    raise Diverged(
-                        f"The queue {directory.queue!r} holds messages of record {record} of {self.node.id}, and its"
-                        f" records in {directory.files.url} " + (f"end at {number}." if last else "are gone."),
-                        "use the records that belong to the queues, or start over with another --queues DIR.",
-                        processor=self.node.id,
-                    )
 
     # --- for other threads ---
 
@@ -324,7 +309,9 @@ class Stage:
         kept: Any = None
         if self._single:
             sees = "all"
-            state = self.state.rows()
+            # At-most-once, the state is folded before: a stage that reads a shuffle and is repeated begins to count
+            # its attempts again, so a task could not know that its messages were delivered.
+            state = self.state.folded(self.driver.scratch()) if self.node.at_most_once else self.state.rows()
             if state is not None:
                 rows = rows.unionByName(_state_rows(state, F.lit(0)))
             shared = rows.coalesce(1)

@@ -1,0 +1,115 @@
+"""The format cues through Spark Connect: the client has no Java, and the server is another process."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from children import Child
+
+import cues
+import cues.spark
+
+pytest.importorskip("pyspark", reason="pyspark is not installed (pip install 'cues-streams[test]')")
+pytest.importorskip("grpc", reason="Spark Connect is not installed (pip install 'cues-streams[test]')")
+
+from spark_cluster import until
+
+from cues.errors import Unsupported
+from cues.spark import java
+
+pytestmark = pytest.mark.timeout(300)
+
+CLIENT = """
+import json, sys
+import cues, cues.spark
+from cues.errors import Unsupported
+
+url, folder = sys.argv[1:]
+place = f"{folder}/store#orders"
+with cues.spark.session(url) as spark:
+    orders = spark.read.format("cues").option("fields", "k bigint").load(place)
+    facts = {"sum": orders.groupBy().sum("k").first()[0], "tasks": orders.select("index").count()}
+    for _ in range(2):  # exactly once by id, start and end
+        chosen = orders.where("index < 5").select("k").write.format("cues").mode("append")
+        chosen.options(id="copy", start="0", end="4").save(f"{folder}/store#batch")
+    copied = spark.readStream.format("cues").load(place).writeStream.format("cues").option("id", "stream")
+    query = copied.option("checkpointLocation", f"{folder}/checkpoint").trigger(availableNow=True)
+    query.start(f"{folder}/store#streamed").awaitTermination()
+    graph = cues.Graph("g", store=f"{folder}/graph")
+    graph.source("orders")
+    try:
+        graph.start(engine="spark", spark=spark)
+    except Unsupported as error:
+        facts["refused"] = str(error)
+print(json.dumps(facts))
+"""
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[str]:
+    """A Spark Connect server on the loopback interface, ended by its process id."""
+    port = free_port()
+    options = {"spark.connect.grpc.binding.port": port, "spark.ui.enabled": "false", "spark.driver.host": "127.0.0.1"}
+    settings = [f"--conf={name}={value}" for name, value in options.items()]
+    main = "--class=org.apache.spark.sql.connect.service.SparkConnectServer"
+    environment = {
+        **os.environ,
+        "JAVA_HOME": str(java.find().home),
+        "PYSPARK_PYTHON": sys.executable,
+        "SPARK_LOCAL_IP": "127.0.0.1",
+    }
+    command = [sys.executable, "-m", "pyspark.find_spark_home"]
+    home = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    process = subprocess.Popen(
+        [f"{home}/bin/spark-submit", main, "--master=local[2]", *settings, "spark-internal"],
+        env=environment,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        until(lambda: answers(port) or process.poll() is not None, 120)
+        assert process.poll() is None, "the server ended"
+        yield f"sc://127.0.0.1:{port}"
+    finally:
+        process.kill()
+        process.wait()
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
+def answers(port: int) -> bool:
+    with socket.socket() as client:
+        return client.connect_ex(("127.0.0.1", port)) == 0
+
+
+def test_queues_through_spark_connect(server: str, tmp_path: Path) -> None:
+    """A batch read, a batch write that is repeated, and a stream. A graph needs a driver of its own, and says so."""
+    store = tmp_path / "store"
+    with cues.open(store, durability="process") as opened:
+        opened.queue("orders").appender().write_many([{"k": n} for n in range(10)])
+        for name in ("batch", "streamed"):
+            opened.queue(name)
+    child = Child(CLIENT, server, tmp_path, JAVA_HOME="/nowhere")
+    facts = json.loads(child.end(180))
+    assert (facts["sum"], facts["tasks"]) == (45, 10)
+    assert "Spark Connect" in facts["refused"] and "Try: use a master" in facts["refused"]
+    with cues.open(store, readonly=True) as opened:
+        assert [message["k"] for message in opened.queue("batch").tailer()] == [0, 1, 2, 3]
+        assert list(opened.queue("streamed").tailer()) == list(opened.queue("orders").tailer())
+
+
+def test_a_server_that_does_not_answer_is_named() -> None:
+    url = f"sc://127.0.0.1:{free_port()}"
+    with pytest.raises(Unsupported, match=f"No Spark Connect server answers at {url}"), cues.spark.session(url):
+        pass
