@@ -206,11 +206,11 @@ class BackfillStepper(Stepper):
             if part is None:
                 return False
             parts.append(part)
-        row = self._moved([Span(s.one, s.start + begin, s.start + end) for s in taken.slices])
+        row = self._moved([Span(s.input, s.start + begin, s.start + end) for s in taken.slices])
         self._commit_parts(parts, row)
         self.counters.taken += (end - begin) * len(taken.slices)
         for piece in taken.slices:
-            piece.one.go(piece.start + end)
+            piece.input.go(piece.start + end)
         for run in runs:
             for staged in run.outputs.values():
                 staged.drop()
@@ -237,8 +237,8 @@ class BackfillStepper(Stepper):
         count = run.stop - run.start
         slices = []
         for piece in taken.slices:
-            input = Input(piece.binding, piece.tailer, piece.one.queue)
-            input.identity = piece.one.identity
+            input = Input(piece.binding, piece.tailer, piece.input.queue)
+            input.identity = piece.input.identity
             input.go(piece.start + run.start)
             whole = take_whole(input, piece.start + run.start, count)
             if whole is None:

@@ -243,7 +243,7 @@ class SparkRunner(Runner):
         from cues.spark.columns import frame_encoder
 
         (piece,) = taken.slices
-        queue = piece.one.queue
+        queue = piece.input.queue
         reader = self._session.read.format("cues")
         reader = reader.option("startingPosition", piece.start).option("endingPosition", piece.stop)
         if self._node.options.fields:
@@ -309,9 +309,9 @@ class SparkRunner(Runner):
                     InputRange(
                         piece.binding,
                         piece.tailer,
-                        self._site(piece.one.queue.store),
-                        piece.one.queue.id,
-                        piece.one.identity,
+                        self._site(piece.input.queue.store),
+                        piece.input.queue.id,
+                        piece.input.identity,
                         piece.start + low,
                     )
                     for piece in taken.slices

@@ -59,8 +59,8 @@ class Committer(PartBuilder):
             self._commit_parts(parts, row)
             self.counters.taken += taken.count * len(taken.slices)
             for piece in taken.slices:
-                if piece.one.index != piece.stop:  # the step was closed: the next one takes the rest
-                    piece.one.go(piece.stop)
+                if piece.input.index != piece.stop:  # the step was closed: the next one takes the rest
+                    piece.input.go(piece.stop)
         if stop is not None:
             self._stop = stop
             raise stopped_at(self.node, stop)
@@ -133,7 +133,7 @@ class Committer(PartBuilder):
         row = self._row
         positions = list(row.positions)
         for piece in slices:
-            positions[self._place[piece.one.tailer]] = Position(piece.one.identity, piece.stop, piece.seal())
+            positions[self._place[piece.input.tailer]] = Position(piece.input.identity, piece.stop, piece.seal())
         if self.node.imperative:
             for tailer, position in self.imperative.moved().items():
                 positions[self._place[tailer]] = position

@@ -152,10 +152,10 @@ class PartBuilder(StepperBase):
     def _taking(self, taken: Taken, start: int, stop: int) -> tries.Taking:
         slices = taken.slices
         return tries.Taking(
-            tuple([s.one.tailer for s in slices]),
+            tuple([s.input.tailer for s in slices]),
             tuple([s.start + start for s in slices]),
             tuple([s.start + stop for s in slices]),
-            slices[0].one.tailer if self.node.mode == "alts" else None,
+            slices[0].input.tailer if self.node.mode == "alts" else None,
         )
 
 

@@ -190,4 +190,4 @@ class Stepper(Recovery):
         return Results({}, {0: verdict.failure()})
 
     def _input_of(self, taken: Taken) -> int:
-        return self.inputs.index(taken.slices[0].one)
+        return self.inputs.index(taken.slices[0].input)

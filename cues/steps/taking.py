@@ -33,10 +33,10 @@ PROVENANCE_COLUMN_BYTES: Final = 32
 class Slice:
     """The messages that a step took from one input: [start, stop) of its queue."""
 
-    __slots__ = ("batches", "messages", "one", "start", "stop")
+    __slots__ = ("batches", "input", "messages", "start", "stop")
 
-    def __init__(self, one: Input, start: int, messages: list[dict[str, Any]], batches: list[Batch]) -> None:
-        self.one = one
+    def __init__(self, input: Input, start: int, messages: list[dict[str, Any]], batches: list[Batch]) -> None:
+        self.input = input
         self.start = start
         self.stop = start + len(messages)
         self.messages = messages
@@ -44,20 +44,20 @@ class Slice:
 
     @property
     def binding(self) -> str:
-        return self.one.binding
+        return self.input.binding
 
     @property
     def tailer(self) -> str:
-        return self.one.tailer
+        return self.input.tailer
 
     def range(self, start: int, stop: int) -> Range:
         """The range of the step's messages ``start`` to ``stop`` on this queue."""
-        one = self.one
-        return one.tailer, one.identity_at(self.start + stop - 1), self.start + start, self.start + stop
+        input = self.input
+        return input.tailer, input.identity_at(self.start + stop - 1), self.start + start, self.start + stop
 
     def seal_before(self, index: int) -> str | None:
         """The seal of the queue before ``index``, in hex; empty if it is not known, None beyond the end."""
-        return self.one.seal_before(index)
+        return self.input.seal_before(index)
 
     def pristine(self, offset: int) -> dict[str, Any]:
         """The message as it is on the queue, also if a function has changed the taken one."""
@@ -73,7 +73,7 @@ class Slice:
 
     def provenance(self) -> Provenance:
         """The provenance of all messages, with their places on this queue."""
-        queue, kept = self.one.log.id, self.one.kept
+        queue, kept = self.input.log.id, self.input.kept
         if len(self.batches) == 1:
             low = self.start - self.batches[0].first
             return self.batches[0].provenance(queue, kept, low, low + len(self.messages))
@@ -86,7 +86,7 @@ class Slice:
     def before(self, offset: int) -> Slice:
         """The messages before the one at ``offset``."""
         batches = [batch for batch in self.batches if batch.first < self.start + offset]
-        return Slice(self.one, self.start, self.messages[:offset], batches)
+        return Slice(self.input, self.start, self.messages[:offset], batches)
 
 
 @dataclass(slots=True)
@@ -124,7 +124,7 @@ class Taken:
     def traced(self) -> bool:
         """True if the messages have any provenance to pass on."""
         for piece in self.slices:
-            if piece.one.kept:
+            if piece.input.kept:
                 return True
             for batch in piece.batches:
                 if batch.head.provenance:
