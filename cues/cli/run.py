@@ -99,21 +99,21 @@ def run(
 ) -> int:
     """Run a graph until every source has ended and every queue is drained.
 
-    The run continues while a source is live, or while the graph is fed by `cues send`. Ctrl-C drains and stops
-    it; a second Ctrl-C does not wait. A run may be killed at any instant: the next run continues after the last
-    commit. Nothing is lost, and no message is delivered twice. A plain sink may do its
-    last step again (see checkpoint=).
+    A graph with a source that does not end, or that is fed by `cues send`, runs until Ctrl-C. Ctrl-C lets the
+    processors finish the messages that have arrived; a second Ctrl-C stops them after their current steps. A run
+    may be killed at any instant: the next run continues after the last commit. Nothing is lost, and nothing is
+    committed twice. A sink without checkpoint= may repeat its last call.
 
     \b
       cues run graph.py                    the only graph of the file
       cues run graph.py:orders             the one of that name
       cues run 'graph.py:make("x")'        the one that a function returns
       cues run graph.py --idle-exit 5      a graph fed by send, until it was idle for 5 s
-      cues run graph.py --fresh --yes      from the beginning
+      cues run graph.py --fresh --yes      delete the store, and start over
       cues run graph.py --workers auto     in worker processes, started again when they die
-      cues run graph.py --engine spark     its functions on Spark's executors; queues and positions stay in the store
+      cues run graph.py --engine spark     Spark's executors call the functions; queues and positions stay in the store
       cues run graph.py --engine spark --backfill
-      cues run graph.py --engine spark --queues hdfs:///flights    with queues and positions in this directory
+      cues run graph.py --engine spark --queues hdfs:///flights    queues and positions are in this directory
 
     Progress is printed on stderr: a table on a terminal, one JSON object a second in a pipe. The summary is
     printed on stdout. The exit code is 1 if an error stopped a processor, and 130 after Ctrl-C. With
