@@ -47,10 +47,11 @@ EPILOG: Final = """\
   cues tail -f data/example#priced       the results
 
 The target of a command is a graph file (graph.py, graph.py:name, graph.py:factory()), a store (a
-directory), or either with #queue. Without a target it is the store that CUES_STORE names.
+directory), or either of them with #queue or #processor.
+Without a target the command takes the store that CUES_STORE names.
 
 Results are printed on stdout (a table on a terminal, one JSON object a line in a pipe), everything
-else on stderr. Exit codes: 0, 1 failed, 2 wrong usage (or a missing package), 130 interrupted.
+else on stderr. Exit codes: 0 success, 1 failure, 2 wrong usage (or a missing package), 130 interrupted.
 """
 
 

@@ -43,7 +43,11 @@ ABORT_WAIT_S: Final = 2.0
 @store_option
 @option("--idle-exit", type=click.FloatRange(min=0), metavar="SECONDS", help="End after this idle time.")
 @option("--fresh", is_flag=True, help="Delete the store first, and start over.")
-@option("--accept-topology", is_flag=True, help="Accept new inputs; they begin at the start of their queue.")
+@option(
+    "--accept-topology",
+    is_flag=True,
+    help="Accept changed inputs and renamed processors; new inputs begin at the start of their queue.",
+)
 @option(
     "--take-over",
     is_flag=True,
@@ -57,7 +61,11 @@ ABORT_WAIT_S: Final = 2.0
     show_default=True,
     help="The engine that calls the functions: this process, or Spark's executors.",
 )
-@option("--workers", metavar="N|auto", help="Processes that run the processors; a supervisor starts them again.")
+@option(
+    "--workers",
+    metavar="N|auto",
+    help="The number of processes that run the processors; one that dies is started again.",
+)
 @option("--master", metavar="URL", help="Spark's cluster.  [default: local[*]]")
 @option(
     "--backfill",
@@ -67,12 +75,12 @@ ABORT_WAIT_S: Final = 2.0
 @option(
     "--queues",
     metavar="DIR",
-    help="A directory for the queues that all executors see: a path, or a URL that Hadoop knows.",
+    help="A directory that all executors see, for queues and positions: a path, or a URL that Hadoop knows.",
 )
 @option(
     "--fail-on-errors",
     is_flag=True,
-    help="Exit code 1 if messages failed in this run, or failed messages of earlier runs are unresolved.",
+    help="Exit code 1 if messages failed in this run, or if failed messages of earlier runs are unresolved.",
 )
 @option("--quiet", "-q", is_flag=True, help="Print warnings and errors only, no progress.")
 @option("--verbose", "-v", is_flag=True, help="Also print where each processor starts, and why.")

@@ -43,8 +43,8 @@ def status(target: targets.StoreTarget, output: CommandOutput) -> None:
 
     A position is the index that is taken next. The lag is the number of messages that are not taken yet. Rates
     are over the last ten seconds. FAILED counts the processor's failed messages that are on error queues now.
-    Calls are shown for a slow function: calls done and in flight since the start of its graph, and the mean
-    time of one (about two seconds old).
+    If a call of the function takes 10 ms or more, its calls are shown: those done since the start of the graph, those
+    in flight, and the mean time of one (up to two seconds old).
 
     \b
       cues status graph.py

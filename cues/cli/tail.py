@@ -54,12 +54,16 @@ FILE_CHECK_S: Final = 1.0
     "-n",
     "count",
     type=Count(),
-    help="The number of last messages; with --from, of the first ones.  [default: 10]",
+    help="Print this number of last messages; with --from, of first messages.  [default: 10]",
 )
 @option("--from", "start", metavar="PLACE", help=f"Begin at {place.HELP}.")
-@option("--where", metavar="EXPRESSION", help="Only messages for which it is true: 'x > 3 and name == \"a\"'.")
-@option("--json", "as_json", is_flag=True, help="One JSON object a line, as without it: messages have no other form.")
-@option("--meta", is_flag=True, help="Add q/meta: index, time, hash and provenance of the message.")
+@option("--where", metavar="EXPRESSION", help="Print only messages for which this is true: 'x > 3 and name == \"a\"'.")
+@option("--json", "as_json", is_flag=True, help="Changes nothing: messages are always one JSON object a line.")
+@option(
+    "--meta",
+    is_flag=True,
+    help="Add q/meta: index, time and hash of the message, and its metadata from earlier queues.",
+)
 def tail(
     target: targets.StoreTarget,
     follow: bool,
@@ -79,16 +83,16 @@ def tail(
       cues tail data/shop#priced --from 1h --where 'total > 100 and country in ("DE", "FR")'
       cues tail data/shop#errors --meta | jq .
       cues tail data/shop#orders/3                   one partition of a queue that has several
-      cues tail /mnt/flights#enriched                a queue in files (cues run --queues)
+      cues tail /mnt/flights#enriched                a queue in a directory of cues run --queues
 
-    Several partitions are printed as one queue, in the order of append times; an index after --from needs one
+    Several partitions are printed as one queue, in the order of append times. If --from is an index, name one
     partition.
 
     In --where a name is a field of the message (a missing one is None), a.b a field of a field. It may use
     comparisons, in, and, or, not, arithmetic, get("q/type"), has("x"), len, match(text, pattern) and similar
     functions. Dates are printed as ISO 8601 text, bytes as {"$bytes": base64}.
 
-    A damaged record batch is named, and reading continues after it; the exit code is then 1.
+    The command names a damaged record batch and continues after it; the exit code is then 1.
     """
     condition = Where(where) if where else None
     begin = place.parse(start, "--from") if start else None
