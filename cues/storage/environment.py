@@ -1,7 +1,7 @@
 """The environment of a store: everything that the handles of one store share within a process.
 
     data/flights/
-      data.mdb  lock.mdb     LMDB's files; data.mdb is sparse: `ls` shows the map, `du` the bytes used
+      data.mdb  lock.mdb     LMDB's files; "process": data.mdb is sparse, `ls` shows the map, `du` the bytes used
       locks                  POSIX locks (locks.py)
       wake  bells/           shared words and doorbells (wakeup.py)
       open                   the boot under which a "process" store is written (open_mark.py)
