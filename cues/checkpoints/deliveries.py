@@ -105,7 +105,7 @@ def admit(processor: str, row: Row | None, delivery: Delivery) -> dict[str, int]
             reason="takeover",
         )
     _compare(processor, row, delivery)
-    # A range that ends at or before the row is skipped, one that straddles it is cut, and a later
+    # A range that ends at or before the row is skipped, one that begins before it and ends after it is cut, and a later
     # start is accepted: messages that failed, or that a filter left out, make gaps.
     fresh = {
         tailer: min(max(start, row.ends.get(tailer, 0)), delivery.end[tailer])

@@ -130,7 +130,7 @@ class Summary:
         for node in self._running.plan.running:
             prefix = names.tailer_id(node.id, queue)
             mine = [(tailer, at) for tailer, at in self._positions.items() if tailer.partition("/")[0] == prefix]
-            taken.append(sum(at - since.get(tailer, 1) for tailer, at in mine))  # it begins at 1
+            taken.append(sum(at - since.get(tailer, 1) for tailer, at in mine))  # a new tailer begins at 1
         return max(taken)
 
     @property

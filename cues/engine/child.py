@@ -115,7 +115,7 @@ class Child:
         self.send(wire.More(tuple(units)))
 
     def read(self, fd: int) -> Iterator[Any]:
-        """Yield the input of a descriptor: messages of :mod:`wire`, and pairs (whether from stderr, line)."""
+        """Yield the input of a descriptor: messages of :mod:`wire`, or pairs (True for stderr, line)."""
         while fd in self._open:
             try:
                 raw = os.read(fd, _READ_BYTES)

@@ -1,6 +1,6 @@
 """The options of processors and of a start: names, types, defaults and texts.
 
-    Options            what a processor has been given: a frozen dataclass with the defaults
+    Options            the options of one processor: a frozen dataclass with the defaults
     SourceOptions, StreamOptions, SinkOptions, FrameOptions, BroadcastOptions
                        the keyword arguments of a declaration, for type checkers and editors
     GraphOptions       the keyword arguments of a graph, as ``Graph.from_dict`` takes them

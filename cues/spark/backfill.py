@@ -91,7 +91,7 @@ class Staging:
 
     def __init__(self, digest: bytes, staged: list[tuple[Queue, Staged]]) -> None:
         self.digest = digest
-        # Views are opened here. Inside the transaction, the opening of a log would wait for the end of it.
+        # Views are opened here. Opened inside the transaction, a log would wait for the end of that transaction.
         self.staged = [(queue._views, output) for queue, output in staged]
 
     def __iter__(self) -> Iterator[tuple[Queue, list[Page]]]:

@@ -502,7 +502,8 @@ def _refuse_speculation(session: Any, plan: Plan) -> None:
     ordered = [node.id for node in plan.running if node.kind != "source" and (node.side_effects or node.at_most_once)]
     if ordered and session.conf.get("spark.speculation", "false") == "true":
         raise Unsupported(
-            f"spark.speculation runs a task twice at once, and with it the effects of {', '.join(ordered)}.",
+            f"spark.speculation may run a task twice at once, and then the functions of {', '.join(ordered)}"
+            " have their effects twice.",
             "set spark.speculation=false.",
         )
 

@@ -133,8 +133,8 @@ class Files:
             return False
         except PermissionError as error:
             raise Unsupported(
-                f"{self.url} makes no hard links ({error.strerror}), which Cues needs so that of two drivers only one"
-                " can commit.",
+                f"{self.url} makes no hard links ({error.strerror}). Cues needs them, so that only one of two"
+                " drivers can commit.",
                 "name a directory on a filesystem that has them, or a Hadoop URL such as hdfs://….",
             ) from error
         _sync(os.path.dirname(self._local(name)))

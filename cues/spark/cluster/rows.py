@@ -30,7 +30,7 @@ class Entrance(NamedTuple):
     """The fields that the queue adds to the metadata of its messages."""
 
     def identity_at(self, index: int) -> bytes:
-        """A directory of Parquet files has one timeline."""
+        """The identity of the queue. It is the same for every index: a directory of Parquet files has one timeline."""
         return self.identity
 
 

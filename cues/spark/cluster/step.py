@@ -91,7 +91,7 @@ class Stage:
         self.driver.emit(events.Recovered(self.node.id, f"{what}: from {where}", logging.INFO, decision=what))
 
     def _positions(self, accept_topology: bool, last: LedgerRecord | None) -> dict[str, tuple[str, int]]:
-        """The positions of the processor, whose last files are in the logs of their queues."""
+        """The positions of the processor, checked. The files of its last step are in the logs of their queues."""
         if last is not None:
             if last.files:
                 self.driver.ring()
@@ -340,7 +340,7 @@ class Stage:
             held = sum(answer.count for answer in ran.answers)
             if held != count:
                 raise Diverged(
-                    f"{self.node.id} took {_shown(taking)}, {count} messages, and {held} of them were in the files.",
+                    f"{self.node.id} took {_shown(taking)}, {count} messages, but the files had {held}.",
                     "set spark.sql.files.ignoreMissingFiles=false, and restore the directory from a copy.",
                     processor=self.node.id,
                 )
