@@ -168,7 +168,7 @@ class Transaction(Generic[C]):
             return list(messages)
         if all(end - start == self.known for start, end in zip(delivery.start.values(), delivery.end.values())):
             return []
-        # The range straddles the row, so this is a batch, whose messages are not all of the range
+        # The range begins before the row and ends after it, so this is a batch, whose messages are not all of the range
         # when there are filters. A join's lists are at the same offsets of their ranges.
         indices = self._process.indices
         lists = list(indices.values()) if isinstance(indices, dict) else [indices]

@@ -63,7 +63,7 @@ def _cpus() -> int:
 
 
 def _chains(names: Sequence[str], topology: Topology) -> list[list[str]]:
-    """All ``names`` in the order of the graph, as chains. The next of a chain reads only from those placed before."""
+    """All ``names`` in the order of the graph, as chains. Each reads only from names that come before it."""
     wanted = set(names)
     edges = [(a, b) for a, _, b in sorted(topology.edges) if a in wanted and b in wanted and a != b]
     before = {name: {a for a, b in edges if b == name} for name in names}

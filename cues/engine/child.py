@@ -161,7 +161,7 @@ class Child:
 
 
 class _Lines:
-    """Bytes in, whole lines out. No bytes are the end, which gives the rest."""
+    """Cuts bytes into whole lines. No bytes mean the end, and give the rest as a line."""
 
     def __init__(self) -> None:
         self._rest = b""

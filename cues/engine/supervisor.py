@@ -174,7 +174,7 @@ class Supervisor:
         self.call(end)
 
     def look(self, number: int) -> None:
-        """Ask every worker whether it is idle; ``slots`` have the answers by that number."""
+        """Ask every worker whether it is idle. The answers, with the same ``number``, are in :attr:`slots`."""
         self.call(lambda: self._tell_all(wire.StatusRequest(number)))
 
     def standings(self) -> dict[str, UnitStatus]:

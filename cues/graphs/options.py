@@ -164,7 +164,7 @@ class SourceOptions(_Common, total=False):
 
 
 class BroadcastOptions(_Taking, total=False):
-    """The keyword arguments of :meth:`Graph.broadcast`, which names ``id`` by itself."""
+    """The keyword arguments of :meth:`Graph.broadcast` besides ``id``."""
 
     appenders: Queues | None
     across: Literal["forwarded", "pending"]

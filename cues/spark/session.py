@@ -111,7 +111,7 @@ def active() -> SparkSession | None:
 
 
 def start(master: str | None = None, name: str = "cues", conf: Mapping[str, str] | None = None) -> SparkSession:
-    """Make a quiet session; the caller stops it. Errors as of :func:`session`."""
+    """Make a quiet session; the caller stops it. Raises the errors of :func:`session`."""
     _require_pyspark()
     from pyspark.sql import SparkSession
 

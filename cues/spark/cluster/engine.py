@@ -362,7 +362,7 @@ class ClusterEngine:
         return idle and not self._grown() and before == self._progress()
 
     def _progress(self) -> list[Any]:
-        """Changes with each step that begins or ends."""
+        """Values that change with each step that begins or ends."""
         steps = [unit.counters.steps for unit in self.standings()]
         return [self.driver.rings, steps, [loop.busy for loop in (*self._copiers, *self._stages)]]
 
@@ -509,7 +509,7 @@ def _refuse_speculation(session: Any, plan: Plan) -> None:
 
 
 def place(node: Node) -> str:
-    """The form that a processor takes, for ``cues show --engine spark --queues DIR``."""
+    """The place and the manner in which a processor runs, for ``cues show --engine spark --queues DIR``."""
     if isinstance(node.fn, Stream):
         return "a streaming query, into the directory"
     if node.kind == "source":

@@ -46,7 +46,7 @@ class Files:
         conf = cast(Any, session._jsc).hadoopConfiguration()
         try:
             root = self._hadoop.fs.Path(self._jvm.java.net.URI(place))
-            # An own instance, because Spark's cached one must continue to write checksums.
+            # A separate instance, because Spark's cached one must continue to write checksums.
             self._fs: Any = self._hadoop.fs.FileSystem.newInstance(root.toUri(), conf)
             self._fs.setWriteChecksum(False)
             self._root = self._fs.makeQualified(root)

@@ -67,7 +67,7 @@ class RowSlice(Slice):
         return entrance.tailer, entrance.identity, self.rows[start].index, self.rows[stop - 1].index + 1
 
     def seal_before(self, index: int) -> str | None:
-        """A directory of Parquet files has no seals."""
+        """An empty seal, because a directory of Parquet files has none."""
         return ""
 
     def pristine(self, offset: int) -> dict[str, Any]:

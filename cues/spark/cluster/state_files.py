@@ -1,4 +1,4 @@
-"""Keyed state as files: each step adds a file with its changes, and many files are merged into one.
+"""Keyed state as files: each step adds a file with its changes, and many files are folded into one.
 
     key BINARY, row BINARY, value BINARY, step BIGINT
 

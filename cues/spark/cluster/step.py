@@ -309,7 +309,7 @@ class Stage:
         kept: Any = None
         if self._single:
             sees = "all"
-            # At-most-once, the state is folded before: a stage that reads a shuffle and is repeated begins to count
+            # Under at-most-once the state is folded first: a stage that reads a shuffle and is repeated begins to count
             # its attempts again, so a task could not know that its messages were delivered.
             state = self.state.folded(self.driver.scratch()) if self.node.at_most_once else self.state.rows()
             if state is not None:
