@@ -457,7 +457,7 @@ class Supervisor:
         for node in self._grown():
             count = {slot.name: sum(processor_of(unit) == node.processor for unit in slot.units) for slot in self.slots}
             carriers = [slot for slot in self.slots if count[slot.name]]
-            # Without carriers all of its units are stopped.
+            # Without carriers, all units of the processor have been stopped.
             slot = min(carriers, key=lambda slot: count[slot.name]) if carriers else self._own_slot([])
             slot.units.append(node.id)
             given.setdefault(slot.name, []).append(node.id)
