@@ -101,7 +101,7 @@ def run(
 
     The run continues while a source is live, or while the graph is fed by `cues send`. Ctrl-C drains and stops
     it; a second Ctrl-C does not wait. A run may be killed at any instant: the next run continues after the last
-    commit. Nothing is lost, and no message is delivered twice. A plain sink may do its
+    commit. Every message has its effect on queues and state exactly once. Only a plain sink may do its
     last step again (see checkpoint=).
 
     \b

@@ -36,7 +36,7 @@ memory.
 Messages that were rolled back or repeated are not handed out, but they move the checkpoint too.
 
 Not guaranteed: effects of the application other than ``work`` and messages of the given publisher; its memory after a
-transaction has failed (make the application anew from the checkpoint); an order between sources.
+transaction has failed (make a new application from the checkpoint); an order between sources.
 """
 
 from __future__ import annotations
