@@ -210,7 +210,7 @@ def write_once(
     """Run the block in a transaction of the database, with the messages of the delivery that are new to it.
 
     The block gets ``transaction(connection, process, fresh)``, as :class:`Transaction` takes them. Leaving the block
-    commits its writes with the processor's row; an exception rolls both back. Raises what :func:`admit` raises
+    commits its writes with the processor's row; an exception rolls both back. Raises the errors of :func:`admit`
     before the block runs, and :class:`cues.CuesError` when the block ended the transaction itself.
     """
     processor, delivery = process.id, process.delivery

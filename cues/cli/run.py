@@ -99,7 +99,7 @@ def run(
 ) -> int:
     """Run a graph until every source has ended and every queue is drained.
 
-    The run continues while a source is live, or while the graph is fed by `cues send`. Ctrl-C drains and stops
+    The run continues while a source has not ended, or while the graph is fed by `cues send`. Ctrl-C drains and stops
     it; a second Ctrl-C does not wait. A run may be killed at any instant: the next run continues after the last
     commit. Every message has its effect on queues and state exactly once. Only a plain sink may do its
     last step again (see checkpoint=).

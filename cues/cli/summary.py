@@ -125,7 +125,7 @@ class Summary:
         return inputs
 
     def _taken(self, queue: str, since: Mapping[str, int]) -> int:
-        """The messages, of all partitions, that the processor that is furthest on a queue has taken since then."""
+        """The number of messages that the first of the readers of a queue has taken since then, on all partitions."""
         taken = [0]
         for node in self._running.plan.running:
             prefix = names.tailer_id(node.id, queue)
