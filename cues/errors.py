@@ -314,7 +314,7 @@ class UnexpectedEOF(FramingError):
 class Desynchronised(FramingError):
     """Raised when the bytes where a frame should begin are not a frame.
 
-    ``junk`` are the bytes that were skipped; the next call reads the next frame, if the window has one.
+    ``junk`` are the bytes that were skipped. The next call reads the frame after them, or skips more bytes in this way.
     """
 
     junk: bytes

@@ -229,7 +229,7 @@ def _resume(file: IO[bytes], path: Path, position: Position) -> None:
     file.seek(position[1] - 1)
     before = file.read(1)
     if before == b"\n" or (before and not file.read(1)):
-        return  # the second case: the last line of the file, without a line end
+        return  # the second case: the file ends here, and its last line has no line end
     raise FileChanged(
         f"{path} has changed: its line {position[2]} does not end at byte {position[1]:,},"
         f" where the last run stopped reading{'' if before else '; it is shorter now'}.",

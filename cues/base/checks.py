@@ -1,4 +1,4 @@
-"""Checks of arguments that many modules have in common."""
+"""Checks of arguments, for many modules."""
 
 from __future__ import annotations
 

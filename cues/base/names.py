@@ -7,7 +7,7 @@
     flights.enrich.priced/3             the same on partition 3 (partition 0 has no suffix)
     flights.enrich.fork.9f6c…           fork queue: messages of the processor for another store
 
-Names do not contain ``.`` and ``/``, so that these ids can be split again. They do not contain ``#``,
+Names do not contain ``.`` or ``/``, so that these ids can be split again. They do not contain ``#``,
 which separates a store from a queue on the command line.
 """
 
@@ -188,7 +188,7 @@ def reader_key(queue: str, partition: int, name: str) -> bytes:
 
 
 def store_key(store: bytes) -> bytes:
-    """Key of the row about another store that this one's graphs use: its directory."""
+    """Key of the row with the path of another store, which graphs of this store use."""
     return b"\0store\0" + store.hex().encode()
 
 

@@ -7,14 +7,14 @@
     checkpoint.restore()             raise the fence, return the last checkpoint or None
     checkpoint.commit(c, work)       the user's writes and the checkpoint, in one transaction
 
-Duties of a checkpoint: ``restore`` refuses every object that restored before. If one of them is in the middle of a
-commit, ``restore`` either sees that commit or makes it fail. ``commit`` raises :class:`cues.Fenced`, and writes
-nothing, after another object restored. A commit that has returned is as durable as the database, file or store.
+Duties of a checkpoint: after ``restore`` of one object, ``commit`` of every object that restored before raises
+:class:`cues.Fenced` and writes nothing. If such a commit is under way at that moment, ``restore`` either sees its
+result or makes it fail. A commit that has returned is as durable as the database, file or store.
 
 Names load on their first use, so only users of :class:`SQLCheckpoint` need SQLAlchemy.
 
 Sinks use ``cues_positions`` instead (``deliveries.py``): :class:`PositionTable`, :func:`write_once`, :func:`held`,
-:func:`admit`, :class:`Row`, :class:`Transaction`; :func:`enter_wal` opens SQLite files.
+:func:`admit`, :class:`Row`, :class:`Transaction`; :func:`enter_wal` puts a SQLite file into WAL mode.
 """
 
 from __future__ import annotations

@@ -105,7 +105,7 @@ def admit(processor: str, row: Row | None, delivery: Delivery) -> dict[str, int]
             reason="takeover",
         )
     _compare(processor, row, delivery)
-    # A range that ends at or before the row is skipped, one that straddles it is cut, and a later
+    # A range that ends at or before the row is skipped, one that begins before it and ends after it is cut, and a later
     # start is accepted: messages that failed, or that a filter left out, make gaps.
     fresh = {
         tailer: min(max(start, row.ends.get(tailer, 0)), delivery.end[tailer])
@@ -168,7 +168,7 @@ class Transaction(Generic[C]):
             return list(messages)
         if all(end - start == self.known for start, end in zip(delivery.start.values(), delivery.end.values())):
             return []
-        # The range straddles the row, so this is a batch, whose messages are not all of the range
+        # The range begins before the row and ends after it, so this is a batch, whose messages are not all of the range
         # when there are filters. A join's lists are at the same offsets of their ranges.
         indices = self._process.indices
         lists = list(indices.values()) if isinstance(indices, dict) else [indices]
@@ -210,7 +210,7 @@ def write_once(
     """Run the block in a transaction of the database, with the messages of the delivery that are new to it.
 
     The block gets ``transaction(connection, process, fresh)``, as :class:`Transaction` takes them. Leaving the block
-    commits its writes with the processor's row; an exception rolls both back. Raises what :func:`admit` raises
+    commits its writes with the processor's row; an exception rolls both back. Raises the errors of :func:`admit`
     before the block runs, and :class:`cues.CuesError` when the block ended the transaction itself.
     """
     processor, delivery = process.id, process.delivery

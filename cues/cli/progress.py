@@ -75,7 +75,7 @@ class Progress:
         with self._guard:
             repeats, self._repeats = self._repeats, {}
             self._repeats_at = time.monotonic()
-            # An event that repeated is counted further; any other is printed at once when it occurs again.
+            # Continue to count an event that was repeated. Forget the others: their next occurrence is printed at once.
             self._repeats = {key: (event, 0) for key, (event, count) in repeats.items() if count}
         for event, count in repeats.values():
             if count:

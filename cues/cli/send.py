@@ -124,7 +124,7 @@ def _open(target: targets.StoreTarget, create: bool) -> Store:
 
 
 def _refuse_lost(target: targets.StoreTarget, create: bool) -> None:
-    """Refuse to make a missing store anew if the graph has used it."""
+    """Refuse to make a new store at the path of a missing one that the graph has used."""
     assert target.file is not None
     home = targets.store_of(target.file, None)
     if create or target.exists or home == target.path or not (home / "data.mdb").exists():

@@ -125,12 +125,12 @@ class Summary:
         return inputs
 
     def _taken(self, queue: str, since: Mapping[str, int]) -> int:
-        """The messages, of all partitions, that the processor that is furthest on a queue has taken since then."""
+        """The number of messages that the first of the readers of a queue has taken since then, on all partitions."""
         taken = [0]
         for node in self._running.plan.running:
             prefix = names.tailer_id(node.id, queue)
             mine = [(tailer, at) for tailer, at in self._positions.items() if tailer.partition("/")[0] == prefix]
-            taken.append(sum(at - since.get(tailer, 1) for tailer, at in mine))  # it begins at 1
+            taken.append(sum(at - since.get(tailer, 1) for tailer, at in mine))  # a new tailer begins at 1
         return max(taken)
 
     @property

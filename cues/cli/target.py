@@ -86,7 +86,7 @@ class StoreTarget:
 
 
 def tail_of(text: str, store: str | None) -> str:
-    """The command that prints a queue of a graph file or store: a format with the name of the queue."""
+    """The command ``cues tail`` for a graph file or store; ``{}`` in it is the place for the name of the queue."""
     return f"cues tail {text}#{{}}" + (f" --store {store}" if store else "")
 
 

@@ -91,7 +91,7 @@ class Assembly:
             delivery.close()
         try:
             for forwarder in self.forwarders:
-                with contextlib.suppress(CuesError):  # the next close tidies the rest
+                with contextlib.suppress(CuesError):  # the next close does the rest
                     forwarder.tidy()
         finally:
             self.ownership.release()

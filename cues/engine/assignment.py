@@ -6,10 +6,10 @@
 
 1. The processors are put in a row in the order of the graph, each chain without a gap.
 2. The row is cut into as many pieces as there are workers. No piece is longer than a fair share by more than a
-   quarter. Of all such cuts, the one with the fewest queues across it is taken, then the most even one. So
-   short chains stay whole, and a long chain is cut only if the balance needs it.
-3. Several instances of one processor are not in the row. Each goes to the worker with the fewest units, and two
-   instances of one processor go to two workers if there are enough.
+   quarter. Of all such cuts, the one that separates the fewest writers from their readers is taken, then the most
+   even one. So short chains stay whole, and a long chain is cut only if the balance needs it.
+3. Several instances of one processor are not in the row. Each is given to the worker with the fewest units, and two
+   instances of one processor to two workers if there are enough.
 
 The work of a function is not known before a run, so every instance counts as one. A user who knows more sets the
 number of workers, or ``instances=``.
@@ -63,7 +63,7 @@ def _cpus() -> int:
 
 
 def _chains(names: Sequence[str], topology: Topology) -> list[list[str]]:
-    """All ``names`` in the order of the graph, as chains. The next of a chain reads only from those placed before."""
+    """All ``names`` in the order of the graph, as chains. Each reads only from names that come before it."""
     wanted = set(names)
     edges = [(a, b) for a, _, b in sorted(topology.edges) if a in wanted and b in wanted and a != b]
     before = {name: {a for a, b in edges if b == name} for name in names}

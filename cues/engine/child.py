@@ -115,7 +115,7 @@ class Child:
         self.send(wire.More(tuple(units)))
 
     def read(self, fd: int) -> Iterator[Any]:
-        """Yield the input of a descriptor: messages of :mod:`wire`, and pairs (whether from stderr, line)."""
+        """Yield the input of a descriptor: messages of :mod:`wire`, or pairs (True for stderr, line)."""
         while fd in self._open:
             try:
                 raw = os.read(fd, _READ_BYTES)
@@ -161,7 +161,7 @@ class Child:
 
 
 class _Lines:
-    """Bytes in, whole lines out. No bytes are the end, which gives the rest."""
+    """Cuts bytes into whole lines. No bytes mean the end, and give the rest as a line."""
 
     def __init__(self) -> None:
         self._rest = b""

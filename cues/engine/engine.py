@@ -1,4 +1,4 @@
-"""The seam between a running graph and the engine that runs it.
+"""The interface between a running graph and the engine that runs it.
 
     Running ──▶ Engine    start, ask for the work that is left, end the sources, halt, join, close
     Engine  ──▶ Host      is the graph draining or halted; send an event; wake those who wait
@@ -108,7 +108,8 @@ class Engine(Protocol):
     def done(self) -> bool:
         """Return whether nothing is left to wait for.
 
-        Either every source has ended and every queue is drained, or a stop keeps the graph from coming so far.
+        Either every source has ended and every queue is drained, or a processor has stopped and the rest cannot be
+        done.
         """
 
     @property

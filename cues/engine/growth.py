@@ -1,7 +1,7 @@
 """The units of a graph, one for each partition that a processor reads, and the growth of their number.
 
 divide            the units of the partitions that there are
-Growth            the units that are missing when queues have grown; inputs of one processor grow one after another
+Growth            the units that are missing after queues have grown, one queue after another
 tell_of_growth    the warning at a start
 """
 

@@ -75,7 +75,7 @@ class EmbeddedEngine:
         self._failures: list[BaseException] = []
         """Errors that keep the graph from continuing, and belong to no processor."""
         self._look = threading.Event()
-        """Set: the keeper looks at once."""
+        """When it is set, the keeper looks at once."""
         self._recording = threading.Lock()
 
     # --- starting ---
@@ -163,7 +163,7 @@ class EmbeddedEngine:
         return not self._grown()  # last: a partition that is not there now was not there at that moment either
 
     def _progress(self) -> list[tuple[bool, int]]:
-        """Changes with each step that begins or ends."""
+        """Values that change with each step that begins or ends."""
         return [(worker.busy, worker.delivery.counters.steps) for worker in self.workers]
 
     def resting(self) -> bool:

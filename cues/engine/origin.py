@@ -4,7 +4,7 @@
     Origin.load  import it, in a worker
     digests      of each processor and of the rest: equal if two processes built the same graph
 
-No part of a graph is sent to another process. Functions, `system` and connections are made anew by importing
+No part of a graph is sent to another process. Functions, `system` and connections are made again by importing
 the file. So a graph must be a global of a file or module, or be returned by a function that can be called with
 literal arguments (``graph.py:make(3)``). A graph that was made in a REPL or inside a function has no origin.
 

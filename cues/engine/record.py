@@ -49,7 +49,7 @@ class WorkerRecord:
 class WorkersRecord:
     graph: str
     supervisor: int
-    """Its pid."""
+    """The pid of the supervisor."""
     workers: dict[str, WorkerRecord] = field(default_factory=dict)
     stopped: dict[str, RecordedFailure] = field(default_factory=dict)
     """Processors that were stopped alone, and the reasons."""

@@ -63,4 +63,4 @@ class Shared(Protocol):
         """All messages of a queue; None if a store of this machine has the queue."""
 
     def check_send(self, queue: str) -> None:
-        """Raise :class:`InvalidArgument` if processors of the graph write the queue, and no store of this machine."""
+        """Raise :class:`InvalidArgument` if no store of this machine has the queue: only processors write it."""

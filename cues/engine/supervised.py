@@ -246,7 +246,7 @@ class SupervisedEngine:
         self._stores.close()
 
     def keep_stop(self, event: events.Stopped) -> None:
-        """The supervisor does it."""
+        """Do nothing: the supervisor does it."""
 
 
 def _steps(answers: list[wire.StatusReply]) -> list[tuple[str, int]]:

@@ -3,11 +3,11 @@
     start     spawn all workers; when all have loaded the graph, let each own its units; then let all run
     death     start the worker again, with its units, after a wait that doubles while no unit makes progress
     a unit that kills its worker
-              1. count the deaths at which the unit was in a step, and its positions were those of the last death
+              1. count the deaths in a row in which the unit was in the same step (its positions did not move)
               2. up to the end of that step the unit takes one message at a time: the messages before the one that
                  kills are committed, and the next death shows which message it is
-              3. after DEATHS_MAX deaths in the call of one message that message has failed: it is sent to the error
-                 queue, or the unit stops
+              3. after DEATHS_MAX deaths in the call of one message, that message has failed: it is sent to the
+                 error queue, or the unit stops
               4. if several units of the worker were in a step, first give each a worker of its own; a unit that
                  kills its worker outside of any call is stopped alone, and the others continue
     a worker that is stopped (SIGSTOP) for longer than its lease
@@ -174,7 +174,7 @@ class Supervisor:
         self.call(end)
 
     def look(self, number: int) -> None:
-        """Ask every worker whether it is idle; ``slots`` have the answers by that number."""
+        """Ask every worker whether it is idle. The answers, with the same ``number``, are in :attr:`slots`."""
         self.call(lambda: self._tell_all(wire.StatusRequest(number)))
 
     def standings(self) -> dict[str, UnitStatus]:
@@ -457,7 +457,7 @@ class Supervisor:
         for node in self._grown():
             count = {slot.name: sum(processor_of(unit) == node.processor for unit in slot.units) for slot in self.slots}
             carriers = [slot for slot in self.slots if count[slot.name]]
-            # Without carriers all of its units are stopped.
+            # Without carriers, all units of the processor have been stopped.
             slot = min(carriers, key=lambda slot: count[slot.name]) if carriers else self._own_slot([])
             slot.units.append(node.id)
             given.setdefault(slot.name, []).append(node.id)

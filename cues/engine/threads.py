@@ -50,7 +50,7 @@ class Worker:
         self.delivery = delivery
         self.id = delivery.node.id
         self.busy = False
-        """In a step: from a search for messages until a search finds none."""
+        """True from the start of a search for messages until a search finds none."""
         self.stopped: BaseException | None = None
         self.finished = False
         self._refused = 0

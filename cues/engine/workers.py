@@ -109,10 +109,10 @@ class WorkerEngine(EmbeddedEngine):
         return _Watched(self.host, stepper, self._process.marks, self._marked[unit])
 
     def keep_stop(self, event: events.Stopped) -> None:
-        """The supervisor does it, which gets the event."""
+        """Do nothing: the supervisor gets the event, and keeps the stop."""
 
     def _forget_stops(self) -> None:
-        """The supervisor did it."""
+        """Do nothing: the supervisor has done it."""
 
     def join_units(self, units: tuple[str, ...]) -> None:
         """Own and run more units. If that fails, these units stop and the others continue."""

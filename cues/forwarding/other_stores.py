@@ -114,7 +114,7 @@ class ProducerRow(NamedTuple):
 
     @staticmethod
     def unpack(raw: bytes) -> ProducerRow:
-        """Raises :class:`StoreDamaged`."""
+        """Decode the row. Raises :class:`StoreDamaged`."""
         body = sealed.unseal(raw, "row of the last step that a processor of another store forwarded")
         at, hash, seal = _PRODUCER.unpack_from(body)
         return ProducerRow(at, hash, seal, codec.unpack(body[_PRODUCER.size :]))

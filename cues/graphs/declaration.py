@@ -509,7 +509,7 @@ def _check_frame(processor: Processor) -> None:
     here = f"The frame {processor.id!r}"
     if not isinstance(processor.inputs, str) or not isinstance(processor.outputs, str):
         raise processor._wrong(
-            f"{here} goes from {processor.inputs!r} to {processor.outputs!r}.",
+            f"{here} reads {processor.inputs!r} and writes {processor.outputs!r}.",
             "give one queue as input and one as output.",
         )
     for name in ("types", "topics", "where", "key", "tailers", "appenders", "side_effects"):
@@ -531,14 +531,17 @@ def _check_checkpoint(processor: Processor, fn: Function) -> None:
             "give cues.checkpoints.SQLCheckpoint(…), or cues.processors.sql.SQLite(…).",
         )
     if inspect.iscoroutinefunction(fn):
-        raise processor._wrong(f"{here} and is `async def`; the transaction is not.", "declare it with def.")
+        raise processor._wrong(
+            f"{here} and is `async def`; a transaction needs a plain function.", "declare it with def."
+        )
     if options.concurrency > 1:
         raise processor._wrong(
-            f"{here} and concurrency={options.concurrency}: a message that is written early would hide earlier ones.",
+            f"{here} and concurrency={options.concurrency}: a message that is written first makes"
+            " earlier ones count as written.",
             "set concurrency=1, and batch=True.",
         )
     if options.strategy == "at-most-once":
-        raise processor._wrong(f"{here} and is at-most-once, which repeats nothing.", "set strategy='exactly-once'.")
+        raise processor._wrong(f"{here} and is at-most-once: no message is repeated.", "set strategy='exactly-once'.")
     if options.tailers:
         raise processor._wrong(
             f"{here} and tailers=: messages that the function reads by itself are not in a delivery.",

@@ -7,8 +7,8 @@
       stream  enrich   rows as flight | weather → enriched
                        exactly-once · state by place
 
-Both show for every processor its queues, its manner of running, and its guarantee. For the graph they show the
-queues that are fed from outside, the queues that no processor reads, and the cycles.
+For every processor, both show its queues, its guarantee, and the options that change how it is called. For the graph,
+they show the queues that are fed from outside, the queues that no processor reads, and the cycles.
 """
 
 from __future__ import annotations

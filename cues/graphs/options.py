@@ -1,6 +1,6 @@
 """The options of processors and of a start: names, types, defaults and texts.
 
-    Options            what a processor has been given: a frozen dataclass with the defaults
+    Options            the options of one processor: a frozen dataclass with the defaults
     SourceOptions, StreamOptions, SinkOptions, FrameOptions, BroadcastOptions
                        the keyword arguments of a declaration, for type checkers and editors
     GraphOptions       the keyword arguments of a graph, as ``Graph.from_dict`` takes them
@@ -164,7 +164,7 @@ class SourceOptions(_Common, total=False):
 
 
 class BroadcastOptions(_Taking, total=False):
-    """The keyword arguments of :meth:`Graph.broadcast`, which names ``id`` by itself."""
+    """The keyword arguments of :meth:`Graph.broadcast` besides ``id``."""
 
     appenders: Queues | None
     across: Literal["forwarded", "pending"]

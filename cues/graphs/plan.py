@@ -107,9 +107,9 @@ def build(
     for name in queues:
         if name not in named and name != REST:
             raise GraphError(
-                f"The graph {id!r} has options for the queue {name!r}, which no processor names; there are"
-                f" {', '.join(named) or 'none'}.",
-                "give options for one of those, or for '*', which means all.",
+                f"The graph {id!r} has options for the queue {name!r}, which no processor names; its queues"
+                f" are {', '.join(named) or 'none'}.",
+                "give options for one of its queues, or for '*', which means all.",
             )
     sources = [node.outputs[0].queue for node in nodes if node.kind == "source"]
     if source is not None and source not in named:

@@ -106,7 +106,7 @@ class Topology:
     def _reach(self, node: str, arrows: Iterable[tuple[str, str]]) -> frozenset[str]:
         if node not in self.nodes:
             nodes = ", ".join(sorted(self.nodes))
-            raise InvalidArgument(f"There is no node {node!r}; there are {nodes}.", "use one of those.")
+            raise InvalidArgument(f"There is no node {node!r}; the nodes are {nodes}.", "use one of those.")
         forward: dict[str, set[str]] = {}
         for a, b in arrows:
             forward.setdefault(a, set()).add(b)

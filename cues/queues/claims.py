@@ -1,4 +1,4 @@
-"""Claims of a consumer group on a log: its reader, the reader's position, and its assignee.
+"""Claims of a consumer group on a log: the member that reads it, the position, and the member that is to read it.
 
     \\0claim\\0<log>\\0<group>    queue identity, owner, epoch, next index, seal, paused, assignee, checkpoint, checksum
 
@@ -59,7 +59,7 @@ class Claim(NamedTuple):
 
     @staticmethod
     def unpack(raw: bytes, log: str, group: str) -> Claim:
-        """Raises :class:`StoreDamaged`, which names the group and the log."""
+        """Decode a claim. Raises :class:`StoreDamaged`, which names the group and the log."""
         body = sealed.unseal(raw, f"claim of the group {group!r} on {log}")
         identity, owner, epoch, next, seal, paused, length = _HEAD.unpack_from(body)
         rest = body[_HEAD.size :]

@@ -29,7 +29,7 @@ class Mark(NamedTuple):
 
     @staticmethod
     def unpack(raw: bytes) -> Mark:
-        """Raises :class:`StoreDamaged`."""
+        """Decode the row. Raises :class:`StoreDamaged`."""
         epoch, next, pending = _LOW.unpack(sealed.unseal(raw, "low-water mark of a reader in another store"))
         return Mark(epoch, next, bool(pending))
 

@@ -50,7 +50,7 @@ class ProcessorRow(NamedTuple):
 
     @staticmethod
     def unpack(raw: bytes, processor: str = "(unnamed)") -> ProcessorRow:
-        """Raises :class:`StoreDamaged`, which names the processor."""
+        """Decode the row. Raises :class:`StoreDamaged`, which names the processor."""
         body = sealed.unseal(raw, f"row of the processor {processor}")
         owner, epoch, generation, pid, boot, pending, count = _HEAD.unpack_from(body)
         end = _HEAD.size + count * POSITION.size
@@ -78,7 +78,7 @@ class ProcessorInputs:
 
     @staticmethod
     def unpack(raw: bytes, processor: str = "(unnamed)") -> ProcessorInputs:
-        """Raises :class:`StoreDamaged`, which names the processor; the record has no checksum."""
+        """Decode the record, which has no checksum. Raises :class:`StoreDamaged`, which names the processor."""
         try:
             record = codec.unpack(raw)
             queues = tuple(record["queues"])

@@ -48,7 +48,7 @@ class Written(NamedTuple):
 
     @staticmethod
     def unpack(raw: bytes, what: str = "row of a producer") -> Written:
-        """Raises :class:`StoreDamaged`; ``what`` is the name of the row in its text."""
+        """Decode the row. Raises :class:`StoreDamaged`; ``what`` is the name of the row in its text."""
         return Written._make(_ROW.unpack(sealed.unseal(raw, what)))
 
     def repeats(self, clock: int, flags: int, before: int | None) -> bool:

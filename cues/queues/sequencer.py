@@ -300,7 +300,10 @@ class Sequencer:
     # --- 2. replay ----------------------------------------------------------------------------
 
     def replay_range(self) -> tuple[str, int, int]:
-        """Return log, begin and end of the messages to read again. :class:`SequenceError` if none are handed out."""
+        """Return log, begin and end of the messages to read again.
+
+        Raises :class:`SequenceError` if no messages are being handed out.
+        """
         partial = self._committing("replay_range()")
         return partial.journal, partial.begin, partial.span[0][1].begin
 

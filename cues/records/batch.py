@@ -298,7 +298,7 @@ def seal_plain(body: bytes, index: int, time_ns: int) -> bytes:
 
 
 def pack_one(message: dict[str, Any], limit_bytes: int, strips: bool) -> bytes | dict[str, Any]:
-    """Check and encode one message for ``build(encoded=...)``; raises what :func:`build` would.
+    """Check and encode one message for ``build(encoded=...)``. Raises the errors of :func:`build`.
 
     A message with ``q/meta`` or ``q/uuid`` is returned as it is, because these are not part of its body.
     """

@@ -1,7 +1,8 @@
 """The provenance of a run of messages: for each queue that they were on, a column of indices and times.
 
 The metadata of a message is a map, but to write one for each message costs three times as much as the
-message. Messages of one batch are made from neighbours on their input, so a run of n messages keeps columns:
+message. The messages of one batch are made from consecutive messages of the input.
+So a run of n messages is stored as columns:
 
     t       range            message j was made from index t[j]; stored as one integer
             list             the same when functions drop or multiply messages; stored as small deltas

@@ -91,7 +91,7 @@ class Staging:
 
     def __init__(self, digest: bytes, staged: list[tuple[Queue, Staged]]) -> None:
         self.digest = digest
-        # Views are opened here. Inside the transaction, the opening of a log would wait for the end of it.
+        # Views are opened here. Opened inside the transaction, a log would wait for the end of that transaction.
         self.staged = [(queue._views, output) for queue, output in staged]
 
     def __iter__(self) -> Iterator[tuple[Queue, list[Page]]]:
@@ -220,7 +220,7 @@ class BackfillStepper(Stepper):
         """Runs that commit as one step."""
         start, stop = runs[0].start, runs[-1].stop
         digest = self._digest(taken, start, stop)
-        # One queue after another, so that each gets its messages in order with any bindings.
+        # One queue after another: each gets its messages in order, whatever the bindings are.
         staged = [
             (queue, run.outputs[binding])
             for binding, queue in self.outputs.items()
@@ -351,7 +351,7 @@ class Turns(Worker):
         return some(delivery.left(read, self.engine.ends.get(read.log.id)) > 0 for read in delivery.inputs)
 
     def _pull(self) -> None:
-        """Sources do not run."""
+        """Do nothing: sources do not run."""
 
 
 class BackfillEngine(SparkEngine):
@@ -408,7 +408,7 @@ class BackfillEngine(SparkEngine):
                 return
 
     def resting(self) -> bool:
-        return False  # it ends by itself, and not after a quiet time
+        return False  # a backfill ends by itself, and not after a quiet time
 
     def done(self) -> bool:
         return bool(self.stopped) or (all(worker.finished for worker in self.workers) and self.idle())

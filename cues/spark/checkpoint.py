@@ -1,6 +1,6 @@
 """The offsets of a batch in Spark's checkpoint: the start and the end of each source.
 
-    <checkpoint>/metadata            {"id": …}, drawn when the checkpoint is made
+    <checkpoint>/metadata            {"id": …}, a random id, made with the checkpoint
     <checkpoint>/offsets/<batch>     written before the batch begins, and never changed
 
     v1

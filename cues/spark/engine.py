@@ -49,7 +49,8 @@ def start(
         check(graph.plan())
         if backfill:
             raise InvalidArgument(
-                "backfill=True works off the queues of a store, and queues= are not in one.", "pass one of the two."
+                "backfill=True processes queues of a store, and the queues of queues= are not in a store.",
+                "pass backfill=True or queues=, but not both.",
             )
         engine = ClusterEngine(graph, queues, spark, master, **options)
     elif backfill:

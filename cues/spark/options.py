@@ -92,7 +92,7 @@ class WriteOptions:
         start, end = _count(options, "start", least=0), _count(options, "end", least=0)
         if (id is None) != (start is None) or (start is None) != (end is None):
             raise InvalidArgument(
-                "A batch write is exactly-once by id, start and end together (which part of its source this is);"
+                "A batch write is exactly-once only with id, start and end, which name the part of its source;"
                 f" found {', '.join(k for k in ('id', 'start', 'end') if options.get(k) is not None)}.",
                 "set all three, or none of them for a plain append.",
             )

@@ -133,7 +133,7 @@ class Checkpoint:
     """A part of a stream that reads another source, by the records of its checkpoint."""
 
     id: str
-    """The id of the checkpoint, which Spark draws when it makes one."""
+    """The id of the checkpoint: a random one, which Spark makes with it."""
     batch: int
     record: bytes
     start: tuple[str, ...] | None

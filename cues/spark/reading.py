@@ -6,10 +6,11 @@
                 array of messages into values without decoding it, and gives Arrow the bytes without a change
 
 A stream's offsets are parts of the queue (:class:`cues.spark.checkpoint.Offset`). Admission control is
-``maxMessagesPerTrigger``. Of several partitions it takes the oldest messages first. Otherwise one partition could pass
-a watermark that the messages of the others are still before. With ``resumeFrom`` the stream starts at the position of
-that writer in its store. No batch contains this position, except at its edge. So after a deleted or an old checkpoint,
-whole batches that were written are skipped. New partitions of a queue are read from their start.
+``maxMessagesPerTrigger``. Of several partitions it takes the oldest messages first. Otherwise the messages of one
+partition could move the watermark past messages of the others, and Spark would drop those. With ``resumeFrom`` the
+stream starts at the position of that writer in its store. With an old checkpoint it starts before that position, and
+one batch ends exactly there. So batches that were written are skipped as a whole. New partitions of a queue are read
+from their start.
 
 Not guaranteed: that retention waits for a query. Messages that were purged before they were read are an error, or
 with ``failOnDataLoss=false`` are skipped.
@@ -333,7 +334,7 @@ class QueueStream(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow)
         at = widened(at, len(end))
         committed = self._committed()
         if committed is not None and any(map(int.__lt__, at, committed)):
-            # Messages that are written already get batches of their own, which are skipped.
+            # Messages that were written already get batches of their own, and these batches are skipped.
             committed = widened(committed, len(end))
             end = tuple(map(min, end, committed))
         end = tuple(map(max, at, end))

@@ -197,7 +197,7 @@ def _look(sites: Sequence[Site]) -> Unsupported | None:
 
 
 class SparkRunner(Runner):
-    """Calls a function on the executors of a SparkSession, if only the place of the calls changes by that."""
+    """Calls a function on the executors of a SparkSession, if this changes only the place of the calls."""
 
     def __init__(self, session: Any, system: Any, *arguments: Any, **keywords: Any) -> None:
         super().__init__(*arguments, **keywords)

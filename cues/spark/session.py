@@ -5,8 +5,8 @@
 
 Quiet means: no progress bars and no warnings of Spark's start. Errors are shown. Local sessions use
 only the loopback interface, show Spark's web page there on a free port, and run Python workers with
-this interpreter, not with the ``python3`` of the PATH. On a cluster Spark chooses web pages and ports. Only the driver
-of a master on the loopback interface stays on that interface too.
+this interpreter, not with the ``python3`` of the PATH. On a cluster Spark chooses web pages and ports. If the
+master is on the loopback interface, so is the driver.
 
 Not guaranteed: silence. Java itself prints a line about incubator modules before Spark starts.
 """
@@ -111,7 +111,7 @@ def active() -> SparkSession | None:
 
 
 def start(master: str | None = None, name: str = "cues", conf: Mapping[str, str] | None = None) -> SparkSession:
-    """Make a quiet session; the caller stops it. Errors as of :func:`session`."""
+    """Make a quiet session; the caller stops it. Raises the errors of :func:`session`."""
     _require_pyspark()
     from pyspark.sql import SparkSession
 
@@ -174,9 +174,9 @@ def _submitted() -> bool:
 
 
 def in_short(error: Exception) -> str:
-    """The one line that explains a failure inside Spark, from Python's traceback if there is one, else from Java's.
+    """The one line that explains a failure inside Spark, without a full stop at its end.
 
-    It has no stop at its end.
+    It is taken from Python's traceback if there is one, else from Java's.
     """
     text = str(error)
     _, python, trace = text.rpartition("Traceback (most recent call last):\n")

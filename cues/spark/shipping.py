@@ -42,7 +42,7 @@ def open_session(
     """
     if (master or "").startswith(CONNECT) or (spark is not None and not hasattr(spark, "sparkContext")):
         raise Unsupported(
-            "A graph runs on a driver of its own, and a session of Spark Connect has only a client here.",
+            "A graph needs the driver of Spark in this process, and a session of Spark Connect has only a client here.",
             "use a master such as local[*] or spark://host:7077; or read and write queues through Spark Connect, with"
             " the format cues.",
         )

@@ -7,8 +7,8 @@ batches of a stream, are consecutive stretches of time, each with about the numb
     partition 0    1 2 3 | 4 . . |
     partition 1    1 . . | 2 3 4 |        cut after four messages, and after eight: (4, 2), (5, 5)
 
-An append time belongs to a record batch, and never decreases on a partition. So the end of all messages of a
-time is found by bisection of time, with about 40 reads of each partition, even if it is long.
+An append time belongs to a record batch, and never decreases on a partition. So a bisection over time
+finds the place of a cut, with about 40 reads of each partition, even in a long queue.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ _READ_PAGES: Final = 512
 """Number of pages that are in memory at a time during a commit."""
 
 PlacedPage = tuple[int, Page]
-"""The partition that a page goes to, and the page."""
+"""The partition of a page, and the page."""
 
 
 @dataclass

@@ -126,7 +126,7 @@ class _Writing:
         place = self.options.place
         with Store(place.store) as store:
             queue = store.queue(place.queue)
-            views = queue._views  # opened here: inside the transaction, opening a log would wait for the end of it
+            views = queue._views  # opened inside the transaction, a log would wait for its end
             values = sum(output.values for output in staged)
             faults.point("append.before")
             written = store._commit(self._append, queue, views, staged, part, pages=values + values // 64)

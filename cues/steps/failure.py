@@ -3,8 +3,8 @@
     {"q/type": "q.type.err/processor", "err.proc/config": …, "err.proc/messages": {binding: [message]},
      "err/cause": [{"type", "message", "trace"}], "err/context": …}
 
-An error message is always plain data that can be encoded, also when the user's exception raises in ``str()`` or has
-other objects.
+An error message is always plain data that can be encoded, even if the user's exception raises in ``str()`` or holds
+objects that cannot be encoded.
 """
 
 from __future__ import annotations

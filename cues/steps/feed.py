@@ -1,6 +1,6 @@
 """Sources: a thread pulls the user's generator, and steps commit the messages that it yields.
 
-The generator runs in its own thread (:meth:`Feed.run`), because the next ``yield`` may be at once or in an hour. The
+The generator runs in its own thread (:meth:`Feed.run`), because the next ``yield`` may come at once or in an hour. The
 thread of the processor commits yielded messages as soon as it can: many at a time from a fast generator, one at a time
 from a slow one. A fast generator waits when :data:`AHEAD_MAX` messages are not committed. An async generator runs on
 its own event loop, which continues between its yields.

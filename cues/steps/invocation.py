@@ -1,7 +1,7 @@
 """One call of a user's function: its arguments, and the transaction of ``checkpoint=`` around it.
 
 :func:`invocation` returns a function of three arguments: the step's messages, the columns or messages to give to
-the user's function, and the process. It knows the kind of the user's function, so it is decided only once:
+the user's function, and the process. It is made for one of these cases, so the case is found only once:
 
     one input                 fn(message)             or fn(message, process=process)
     a join                    fn(a=message, ...)      or fn(a=message, ..., process=process)

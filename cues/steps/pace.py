@@ -16,7 +16,7 @@ from cues.base import clock
 STRIDE_MAX: Final = 128
 """Largest number of calls between two checks of the clock, for fast calls."""
 FEW: Final = 8
-"""The largest ``batch_size`` that is taken from the first step on: so small a value is the user's own bound."""
+"""The largest ``batch_size`` that the first step already takes: the user has set such a small value as a bound."""
 _USUAL_NS: Final = 250_000_000
 _LOOKS: Final = 16
 """Approximate number of checks of the clock in one step, if calls are fast."""

@@ -396,6 +396,6 @@ def _producer(owner: bytes, processor: str) -> int:
 
 
 def _clocked(page: Page, first: int) -> Page:
-    """A copy of a page with clocks from 0, with clocks from ``first`` on; they are after the hash."""
+    """A copy of a page whose clocks begin at 0, with clocks from ``first`` on. Clocks are stored after the hash."""
     tail = page.tail[:_HASH_BYTES] + stamping.restamped(page.tail[_HASH_BYTES:], first)
     return Page(page.flags, page.count, tail, page.pieces)

@@ -144,7 +144,7 @@ def _attempt(
 class _Form:
     """Snapshot and attempt as msgpack with holes for the numbers and the hash.
 
-    Only these change from step to step, and to pack the maps anew costs more than the message of a small
+    Only these change from step to step, and to pack the maps again costs more than the message of a small
     step. Numbers are filled in at a fixed width (msgpack's unsigned 64 bits).
     """
 

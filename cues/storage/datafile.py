@@ -107,7 +107,7 @@ def unknown(path: Path, damaged: str, foreign: str) -> StoreDamaged | StoreForei
 def carry_on(copy: BinaryIO, txnid: int) -> None:
     """Give a compacted copy the numbers of its original: ``txnid`` in one meta page, ``txnid`` - 1 in the other.
 
-    LMDB numbers a copy anew, with an empty tree in the first meta page. A process that has opened the data
+    LMDB gives a copy new numbers, with an empty tree in the first meta page. A process that has opened the data
     file, but not yet LMDB's table of readers, may write the original's number into that table. A transaction
     that begins from this number must find the whole store, whichever page the number selects.
     """

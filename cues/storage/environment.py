@@ -320,7 +320,7 @@ def _keep_timeline(shared: Environment, is_new: bool, suspect: bool) -> None:
 
 
 def _logs(txn: StoreTransaction) -> Iterator[tuple[str, LogRow]]:
-    """Iterate over the logs of a store and their rows, without damaged ones, which nothing reads."""
+    """Iterate over the logs of a store and their rows. Leave out a log with a damaged row: nothing reads it."""
     prefix = names.row_key("", 0)
     for key, raw in rows(txn, prefix):
         log = key[len(prefix) :].decode()

@@ -2,11 +2,11 @@
 
     with alone(path, Store) as store: …     no other process and no other handle has the store open
 
-1. The register (locks.REGISTER) is held, and no process in it has the store open for writing.
-2. The byte of LMDB's lock file that every environment holds shared is held exclusively. This also finds the readers
-   that have no transaction under way.
+1. Lock the register (locks.REGISTER), and check that no process in it has the store open for writing.
+2. Every open environment holds a shared lock on one byte of LMDB's lock file. Lock this byte exclusively. This also
+   finds readers that have no transaction under way.
 
-LMDB does not lock here: the two locks replace its own.
+LMDB itself does not lock here: these two locks replace its own.
 """
 
 from __future__ import annotations

@@ -29,14 +29,14 @@ next transaction is not finalized before it is done. The messages that the next 
 before 8, no reader sees anything of its transaction. If it dies after 8, its successor completes the transaction in 2.
 
 A transaction begins with its first message. It ends when no message is left to read (after ``min_s``); or after
-``max_s``, also in the middle of an acknowledged set; or when ``consume`` raises :class:`Defer`. Messages that are ready
-wait for the commit of the last transaction only if the present one is ``max_s`` old or was ended by ``Defer``, and for
-memory if more than 32 MiB of published messages wait.
+``max_s``, also in the middle of an acknowledged set; or when ``consume`` raises :class:`Defer`. After that, messages
+that are ready wait for the commit of the last transaction. They also wait while 32 MiB of published messages are in
+memory.
 
 Messages that were rolled back or repeated are not handed out, but they move the checkpoint too.
 
 Not guaranteed: effects of the application other than ``work`` and messages of the given publisher; its memory after a
-transaction has failed (make the application anew from the checkpoint); an order between sources.
+transaction has failed (make a new application from the checkpoint); an order between sources.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A queue on a shared filesystem: a directory of Parquet files, and a log that names the files that count.
 
-    DIR/<queue>/_cues/queue.json               {"identity": 16 hex digits}, drawn when the directory is made
+    DIR/<queue>/_cues/queue.json               {"identity": 16 hex digits}, made with the directory
     DIR/<queue>/_cues/writer.json              {"graph": id} of the graph that writes the queue
     DIR/<queue>/_spark_metadata/0 … 8          an entry for each step: its new file
     DIR/<queue>/_spark_metadata/9.compact      every tenth entry lists all files
@@ -13,11 +13,11 @@ The log has the format of Spark's own file sink, byte for byte. So every ``spark
 was not committed, no file that is half written, no file twice.
 
 An entry is put if absent (files.py), so the log has one order, even with several writers. Each entry names its files,
-and the name of a file contains its messages and the step that wrote it. So an entry that is about to be written again
-after a crash is found, and is not written twice.
+and the name of a file contains its messages and the step that wrote it. So after a crash
+a driver finds an entry that was written already, and does not write it again.
 
-Files leave the log before they leave the disk (maintenance.py). They leave it in a tenth entry. The entries up to it
-are filled with empty ones, which Spark ignores.
+Files leave the log before they leave the disk (maintenance.py). Only a compact entry can leave files out. To reach its
+number, empty entries are written, which Spark ignores.
 """
 
 from __future__ import annotations

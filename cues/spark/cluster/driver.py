@@ -79,7 +79,7 @@ class Driver:
                     raise Diverged(
                         f"The last step of {ledger.processor} wrote to the queue {queue!r}, which the graph does not"
                         " have.",
-                        "run the graph once as it was.",
+                        "run the graph once as it was, with this queue, and change it after that.",
                         processor=ledger.processor,
                     )
                 self.queues[queue].forward(name)

@@ -362,7 +362,7 @@ class ClusterEngine:
         return idle and not self._grown() and before == self._progress()
 
     def _progress(self) -> list[Any]:
-        """Changes with each step that begins or ends."""
+        """Values that change with each step that begins or ends."""
         steps = [unit.counters.steps for unit in self.standings()]
         return [self.driver.rings, steps, [loop.busy for loop in (*self._copiers, *self._stages)]]
 
@@ -502,13 +502,14 @@ def _refuse_speculation(session: Any, plan: Plan) -> None:
     ordered = [node.id for node in plan.running if node.kind != "source" and (node.side_effects or node.at_most_once)]
     if ordered and session.conf.get("spark.speculation", "false") == "true":
         raise Unsupported(
-            f"spark.speculation runs a task twice at once, and with it the effects of {', '.join(ordered)}.",
+            f"spark.speculation may run a task twice at once, and then the functions of {', '.join(ordered)}"
+            " have their effects twice.",
             "set spark.speculation=false.",
         )
 
 
 def place(node: Node) -> str:
-    """The form that a processor takes, for ``cues show --engine spark --queues DIR``."""
+    """The place and the manner in which a processor runs, for ``cues show --engine spark --queues DIR``."""
     if isinstance(node.fn, Stream):
         return "a streaming query, into the directory"
     if node.kind == "source":

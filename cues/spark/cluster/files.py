@@ -46,7 +46,7 @@ class Files:
         conf = cast(Any, session._jsc).hadoopConfiguration()
         try:
             root = self._hadoop.fs.Path(self._jvm.java.net.URI(place))
-            # An own instance, because Spark's cached one must continue to write checksums.
+            # A separate instance, because Spark's cached one must continue to write checksums.
             self._fs: Any = self._hadoop.fs.FileSystem.newInstance(root.toUri(), conf)
             self._fs.setWriteChecksum(False)
             self._root = self._fs.makeQualified(root)
@@ -133,8 +133,8 @@ class Files:
             return False
         except PermissionError as error:
             raise Unsupported(
-                f"{self.url} makes no hard links ({error.strerror}), which Cues needs so that of two drivers only one"
-                " can commit.",
+                f"{self.url} makes no hard links ({error.strerror}). Cues needs them, so that only one of two"
+                " drivers can commit.",
                 "name a directory on a filesystem that has them, or a Hadoop URL such as hdfs://….",
             ) from error
         _sync(os.path.dirname(self._local(name)))

@@ -48,9 +48,9 @@ class DriverLease:
             if now and now != text:
                 other = _parsed(now)
                 raise AlreadyRunning(
-                    f"The graph {self._graph!r} is run on {self._files.url} by the driver"
-                    f" {other.get('pid')} on {other.get('host')}.",
-                    "stop that one, or start with take_over=True (cues run --take-over), after which it commits"
+                    f"The driver {other.get('pid')} on {other.get('host')} runs the graph {self._graph!r} on"
+                    f" {self._files.url}.",
+                    "stop that driver, or start with take_over=True (cues run --take-over); that driver then commits"
                     " nothing more.",
                     pid=other.get("pid") or 0,
                 )

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 FORMAT: Final = 1
 KEEP_RECORDS: Final = 256
-"""A try log keeps as many steps."""
+"""Number of records that are kept. A try log keeps about as many steps."""
 _TRIM_EVERY: Final = 64
 Kind = Literal["claim", "taking", "step"]
 
@@ -68,7 +68,7 @@ class LedgerRecord:
     source: str | None = None
     """The position of a source that is a stream, after this record; msgpack in hex."""
     whole: bool = False
-    """The function asks for the processor's state, so one task makes all calls, one after another."""
+    """True if the function asks for the processor's state. Then one task makes all calls, one after another."""
 
     def ends_after(self) -> dict[str, int]:
         """The ends for the next record."""

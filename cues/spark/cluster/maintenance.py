@@ -140,7 +140,7 @@ def keepers_group(driver: Driver) -> str:
 def sweep(driver: Driver, stages: Sequence[Stage], others: Sequence[Ledger] = ()) -> int:
     """Delete the files that earlier drivers left. Return the number of deleted files and folders.
 
-    Call it when every processor is claimed and nothing runs. A file that no log and no record names then is not used.
+    Call it when every processor is claimed and nothing runs. Then a file is used only if a log or a record names it.
     ``others`` are the records of feeders and streams. Raises :class:`Diverged`, before it deletes anything, if a file
     is missing that a log or a record names, or if a log does not name a file of a record.
     """
@@ -170,7 +170,7 @@ def _require_all(files: Files, folder: str, missing: set[str]) -> None:
     """Raise :class:`Diverged` if files are missing that a log or a record names."""
     if missing:
         raise Diverged(
-            f"{files.url}/{folder} lacks {len(missing)} files that are committed, {min(missing)} first.",
+            f"Committed files are missing in {files.url}/{folder}: {len(missing)}, the first is {min(missing)}.",
             "restore the directory from a copy.",
         )
 

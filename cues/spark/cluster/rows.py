@@ -30,7 +30,7 @@ class Entrance(NamedTuple):
     """The fields that the queue adds to the metadata of its messages."""
 
     def identity_at(self, index: int) -> bytes:
-        """A directory of Parquet files has one timeline."""
+        """The identity of the queue. It is the same for every index: a directory of Parquet files has one timeline."""
         return self.identity
 
 
@@ -67,7 +67,7 @@ class RowSlice(Slice):
         return entrance.tailer, entrance.identity, self.rows[start].index, self.rows[stop - 1].index + 1
 
     def seal_before(self, index: int) -> str | None:
-        """A directory of Parquet files has no seals."""
+        """An empty seal, because a directory of Parquet files has none."""
         return ""
 
     def pristine(self, offset: int) -> dict[str, Any]:

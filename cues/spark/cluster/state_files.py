@@ -1,4 +1,4 @@
-"""Keyed state as files: one more file with the changes of each step; many files are folded into one.
+"""Keyed state as files: each step adds a file with its changes, and many files are folded into one.
 
     key BINARY, row BINARY, value BINARY, step BIGINT
 

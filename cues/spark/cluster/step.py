@@ -91,7 +91,7 @@ class Stage:
         self.driver.emit(events.Recovered(self.node.id, f"{what}: from {where}", logging.INFO, decision=what))
 
     def _positions(self, accept_topology: bool, last: LedgerRecord | None) -> dict[str, tuple[str, int]]:
-        """The positions of the processor, whose last files are in the logs of their queues."""
+        """The positions of the processor, checked. The files of its last step are in the logs of their queues."""
         if last is not None:
             if last.files:
                 self.driver.ring()
@@ -309,7 +309,7 @@ class Stage:
         kept: Any = None
         if self._single:
             sees = "all"
-            # At-most-once, the state is folded before: a stage that reads a shuffle and is repeated begins to count
+            # Under at-most-once the state is folded first: a stage that reads a shuffle and is repeated begins to count
             # its attempts again, so a task could not know that its messages were delivered.
             state = self.state.folded(self.driver.scratch()) if self.node.at_most_once else self.state.rows()
             if state is not None:
@@ -340,7 +340,7 @@ class Stage:
             held = sum(answer.count for answer in ran.answers)
             if held != count:
                 raise Diverged(
-                    f"{self.node.id} took {_shown(taking)}, {count} messages, and {held} of them were in the files.",
+                    f"{self.node.id} took {_shown(taking)}, {count} messages, but the files had {held}.",
                     "set spark.sql.files.ignoreMissingFiles=false, and restore the directory from a copy.",
                     processor=self.node.id,
                 )

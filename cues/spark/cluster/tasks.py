@@ -270,13 +270,13 @@ class _Work:
             last = piece.rows[-1].index
             if self.sees != "keys" and last - piece.start + 1 != len(columns):
                 raise self._diverged(
-                    f"The messages {piece.start} to {last} of {piece.entrance.queue!r} were taken, and"
-                    f" {len(columns)} of them are there."
+                    f"The messages {piece.start} to {last} of {piece.entrance.queue!r} were taken, but"
+                    f" the files have only {len(columns)} of them."
                 )
         counts = {len(piece.rows) for piece in pieces}
         if len(counts) > 1:
             raise self._diverged(
-                f"A step of {self.job.node.id} found different numbers of messages of its inputs: {counts}."
+                f"The inputs of a step of {self.job.node.id} do not have the same number of messages: {counts}."
             )
         return pieces
 
