@@ -129,7 +129,7 @@ def test_a_table_has_the_partition_beside_the_index_only_where_there_are_several
     fill(tmp_path / "s", 0, 100)
     for queue, several in (("in", True), ("in/1", False)):
         schema = CuesSource({"path": f"{tmp_path / 's'}#{queue}", "fields": "n long"}).schema()
-        assert schema.split(", ")[:2] == ["`index` bigint", "`partition` int" if several else "`time` timestamp"]
+        assert schema.split(", ")[:2] == ["`index` bigint", "`partition` int" if several else "`time` timestamp_ltz"]
     with pytest.raises(InvalidArgument, match=r"'partition' is declared string; in a row .* it is int.*rowColumns"):
         QueueReader(T.StructType([T.StructField("partition", T.StringType())]), options(tmp_path / "s"), 1)
     # Of one partition it is a field of the message, as ever.
