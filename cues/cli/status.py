@@ -6,32 +6,32 @@ from typing import Any
 
 from cues.cli import target as targets
 from cues.cli.options import command
-from cues.cli.output import Column, CommandOutput, ago, calling, count, output_options, plain, size
+from cues.cli.output import CommandOutput, TableColumn, ago, calling, count, output_options, plain, size
 from cues.engine.status import processor_of
 from cues.graphs import draw
 from cues.tools import metrics
 from cues.tools.metrics import ForwardMetrics, GroupMetrics, ProcessorMetrics, StoreMetrics, SupervisorMetrics
 
 _COLUMNS = (
-    Column("processor", "processor"),
-    Column("kind", "kind"),
-    Column("reads", "queue", optional=True),
-    Column("at", "position", right=True, optional=True),
-    Column("lag", "lag", right=True, optional=True),
-    Column("per second", "rate", right=True),
-    Column("failed", "errors", right=True, optional=True),
-    Column("calls", "calling", optional=True),
-    Column("last step", "stepped"),
-    Column("owner", "owner", optional=True),
+    TableColumn("processor", "processor"),
+    TableColumn("kind", "kind"),
+    TableColumn("reads", "queue", optional=True),
+    TableColumn("at", "position", right=True, optional=True),
+    TableColumn("lag", "lag", right=True, optional=True),
+    TableColumn("per second", "rate", right=True),
+    TableColumn("failed", "errors", right=True, optional=True),
+    TableColumn("calls", "calling", optional=True),
+    TableColumn("last step", "stepped"),
+    TableColumn("owner", "owner", optional=True),
 )
 
 _GROUP_COLUMNS = (
-    Column("group", "group"),
-    Column("member", "member"),
-    Column("process", "process", optional=True),
-    Column("partitions", "partitions", right=True),
-    Column("to come", "coming", right=True, optional=True),
-    Column("lag", "lag", right=True),
+    TableColumn("group", "group"),
+    TableColumn("member", "member"),
+    TableColumn("process", "process", optional=True),
+    TableColumn("partitions", "partitions", right=True),
+    TableColumn("to come", "coming", right=True, optional=True),
+    TableColumn("lag", "lag", right=True),
 )
 
 
