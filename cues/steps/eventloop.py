@@ -36,7 +36,7 @@ class EventLoop:
         self._closed = False
 
     def run(self, waiting: Awaitable[T]) -> T:
-        """Await it on the loop; return its result. Raises its error, or :class:`RunnerClosed` if the loop was closed."""
+        """Await it on the loop; return its result or raise its error; :class:`RunnerClosed` after a close."""
         outcome = _outcome(waiting)
         with self._lock:
             if self._closed:
