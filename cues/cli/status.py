@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from cues.cli import shared
 from cues.cli import target as targets
 from cues.cli.options import command
 from cues.cli.output import CommandOutput, TableColumn, ago, calling, count, output_options, plain, size
@@ -49,12 +50,15 @@ def status(target: targets.StoreTarget, output: CommandOutput) -> None:
     \b
       cues status graph.py
       cues status data/flights
+      cues status shared/flights           a directory of cues run --queues
       cues status data/flights --json | jq 'select(.lag > 0)'
 
     The store is opened read-only, whether its graph runs or not. A processor over partitions is one line, the
     sum of its units. In JSON the first line is the store; each other line is a processor, or one unit of it
     (its id has the partition: flights.enrich/3), or a consumer group.
     """
+    if target.is_shared:
+        return shared.status(target, output)
     with target.open() as opened:
         seen = metrics.of_store(opened)
     processors = list(seen.processors)
