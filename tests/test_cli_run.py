@@ -318,6 +318,17 @@ def test_a_users_warnings_are_lines_of_their_own_and_ours_appear_once(graph) -> 
     assert all(line.startswith("counting.square: ") for line in failures)
 
 
+def test_a_dry_run_starts_nothing_and_says_where_spark_calls_the_functions(graph) -> None:  # type: ignore[no-untyped-def]
+    path = graph(COUNTING)
+    drawn = cues("run", path, "--dry-run", cwd=path.parent)
+    assert drawn.code == 0 and "square" in drawn.out and "On Spark" not in drawn.out
+    spark = cues("run", path, "--engine", "spark", "--dry-run", cwd=path.parent)
+    assert spark.code == 0 and "  square: on all executors" in spark.out, spark.out
+    shared = cues("run", path, "--engine", "spark", "--queues", "shared", "--dry-run", cwd=path.parent)
+    assert "  numbers: in the driver, into its machine's store" in shared.out
+    assert sorted(file.name for file in path.parent.iterdir() if file.name != "__pycache__") == [path.name]
+
+
 def test_a_durability_is_taken_for_a_new_store_and_refused_for_another(graph) -> None:  # type: ignore[no-untyped-def]
     path = graph(COUNTING.replace(', durability="process"', ""))
     assert cues("run", path, "--durability", "process").code == 0

@@ -22,8 +22,8 @@ from cues import AnyOf, Graph, Retry, Sink, Source, Store, Stream, testing
 from cues.base.events import Retrying
 from cues.errors import Diverged, Fenced, GraphError, ProcessorStopped
 from cues.graphs import draw
-from cues.steps.concurrency import Closed, Schedule, Threads
-from cues.steps.eventloop import Loop
+from cues.steps.concurrency import RunnerClosed, Schedule, Threads
+from cues.steps.eventloop import EventLoop
 from cues.steps.runner import Interrupted
 
 Message = dict[str, Any]
@@ -625,7 +625,7 @@ def test_threads_go_when_the_graph_closes(store: Store) -> None:
 
 
 def test_a_loop_that_is_closed_refuses_calls_and_ends_waiting_ones() -> None:
-    loop = Loop("loop")
+    loop = EventLoop("loop")
     assert loop.run(asyncio.sleep(0, 7)) == 7
     begun = threading.Event()
     caught: list[BaseException] = []
@@ -637,7 +637,7 @@ def test_a_loop_that_is_closed_refuses_calls_and_ends_waiting_ones() -> None:
     def wait() -> None:
         try:
             loop.run(never())
-        except Closed as error:
+        except RunnerClosed as error:
             caught.append(error)
 
     thread = threading.Thread(target=wait)
@@ -647,7 +647,7 @@ def test_a_loop_that_is_closed_refuses_calls_and_ends_waiting_ones() -> None:
     thread.join(MEET_S)
     assert len(caught) == 1
     loop.close()
-    with pytest.raises(Closed):
+    with pytest.raises(RunnerClosed):
         loop.run(asyncio.Event().wait())
 
 
@@ -768,7 +768,7 @@ def test_threads_are_made_as_they_are_needed_and_no_more() -> None:
     with pytest.raises(ZeroDivisionError):
         threads.submit(lambda: 1 // 0).result()
     threads.close()
-    with pytest.raises(Closed):
+    with pytest.raises(RunnerClosed):
         threads.submit(lambda: 3)
 
 

@@ -15,7 +15,7 @@ from cues.forwarding.external_writers import SourceRow
 
 pytest.importorskip("pyspark", reason="pyspark is not installed (pip install 'cues-streams[test]')")
 
-from cues.spark.position import Checkpoint, Queues, QueueSpan, Range, SourcePart, read_place
+from cues.spark.position import CheckpointPart, Queues, QueueSpan, Range, SourcePart, read_place
 
 A, B = b"identity", b"another!"
 R1, R2 = b"record-1", b"record-2"
@@ -29,8 +29,8 @@ def queues(*spans: tuple[bytes, Place, Place], record: bytes = R1, first: bool =
     return Queues(tuple(QueueSpan(of, read_place(a), read_place(b)) for of, a, b in spans), record, first)
 
 
-def checkpoint(batch: int, start: str | None, end: str, id: str = "q", record: bytes = R1) -> Checkpoint:
-    return Checkpoint(id, batch, record, None if start is None else (start,), (end,))
+def checkpoint(batch: int, start: str | None, end: str, id: str = "q", record: bytes = R1) -> CheckpointPart:
+    return CheckpointPart(id, batch, record, None if start is None else (start,), (end,))
 
 
 @pytest.mark.parametrize(

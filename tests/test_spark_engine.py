@@ -170,6 +170,15 @@ def test_the_engines_take_turns_on_one_store(spark: SparkSession, tmp_path: Path
         assert testing.messages(store, "out") == [{"n": n, "count": r} for r in range(1, 5) for n in range(10)]
 
 
+def test_each_processor_has_a_pool_of_the_fair_scheduler(spark: SparkSession, tmp_path: Path) -> None:
+    """Jobs of one processor do not hold up those of another, if both have tasks that wait."""
+    run(GRAPHS["fork"](), tmp_path / "store", engine="spark", spark=spark)
+    context: Any = spark.sparkContext._jsc
+    pools = context.sc().getAllPools()
+    names = {pools.apply(number).name() for number in range(pools.size())}
+    assert {f"g.{spark_graphs.parity.__name__}"} <= names, names
+
+
 def test_a_session_of_the_users_continues(spark: SparkSession, tmp_path: Path) -> None:
     run(GRAPHS["plain"](), tmp_path / "store", engine="spark", spark=spark)
     assert spark.range(3).count() == 3

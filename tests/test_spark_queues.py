@@ -40,6 +40,7 @@ pytest.importorskip("pyspark", reason="pyspark is not installed (pip install 'cu
 
 import pyarrow as pa
 import spark_graphs
+import terminal
 import test_flights
 from children import Child
 from spark_cluster import until
@@ -755,6 +756,7 @@ def test_a_damaged_directory_is_refused_and_no_committed_file_is_swept(
             return running.messages("out")
 
     run(0, 5)
+    assert terminal.cues("check", queues).code == 0
     shutil.copytree(queues, old)
     run(5, 10)
     run(10, 15)
@@ -765,9 +767,27 @@ def test_a_damaged_directory_is_refused_and_no_committed_file_is_swept(
     if damage == "log put back":
         shutil.copytree(old / "out" / "_spark_metadata", target)
     files = set(queues.rglob("*.parquet"))
+    assert terminal.cues("check", queues).code == (damage != "records deleted")
     with pytest.raises(Diverged):
         run(15, 20)
     assert files - set(queues.rglob("*.parquet")) == set()
     shutil.rmtree(queues)
     shutil.copytree(whole, queues)
     assert run(15, 20) == [{"n": n, "count": n // 3 + 1} for n in range(20)]
+
+
+def test_status_of_a_directory_without_spark(spark: SparkSession, tmp_path: Path) -> None:
+    made = Graph("g", store=tmp_path / "store", durability="process")
+    made.source("in")
+    made.stream("in", "out", id="count", key="k")(spark_graphs.counted_by_key)
+    with made.start(engine="spark", spark=spark, queues=tmp_path / "queues") as running:
+        for n in range(7):
+            running.send("in", {"n": n, "k": n % 3})
+        assert running.wait_idle(120)
+    table = terminal.cues("status", tmp_path / "queues", "--table").out
+    assert "2 queues in files, 14 messages" in table, table
+    lines = terminal.cues("status", tmp_path / "queues").out.splitlines()
+    rows = {row.get("processor", row["queue"]): row for row in map(json.loads, lines)}
+    assert (rows["out"]["messages"], rows["out"]["last"]) == (7, 7)
+    assert (rows["g.count"]["queue"], rows["g.count"]["position"], rows["g.count"]["lag"]) == ("in", 8, 0)
+    assert rows["g.in.feed"]["position"] == 8

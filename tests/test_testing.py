@@ -214,7 +214,7 @@ def test_attempts_that_do_not_hold_are_found(tmp_path: Path) -> None:
         testing.run_until_idle(Graph("g", [Stream(lambda m: m, "a", "out", id="s")]), store)
         assert testing.check_attempts(store) == []
         log = store.queue("g.s")._log
-        pages = tries.Writer("g.s").step(tries.Taking(("g.s.a",), (4,), (5,)), b"x" * 16, {"out": 1}, False)
+        pages = tries.TryRecords("g.s").step(tries.Taking(("g.s.a",), (4,), (5,)), b"x" * 16, {"out": 1}, False)
         store._commit(lambda txn: log.append(txn, pages))
         assert len(testing.check_attempts(store)) == 2
         assert store.check()

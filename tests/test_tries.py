@@ -22,7 +22,7 @@ def read(pages: list[batch.Page]) -> list[dict[str, object]]:
 @pytest.mark.parametrize("chosen", [None, "g.p.a"])
 def test_a_step_is_written_as_its_maps(indices: dict[str, int], failed: bool, chosen: str | None) -> None:
     """Every number at its place, twice from one form, and the hash in the record's header."""
-    writer = tries.Writer("g.p")
+    writer = tries.TryRecords("g.p")
     for low in (1, 300, 2**33):
         tailers = ("g.p.a",) if chosen else ("g.p.a", "g.p.b")
         starts, ends = (low, low + 1)[: len(tailers)], (low + 10, low + 11)[: len(tailers)]
@@ -43,7 +43,7 @@ def test_a_step_is_written_as_its_maps(indices: dict[str, int], failed: bool, ch
 
 def test_a_source_step_holds_both_positions_whatever_they_are() -> None:
     before, after = None, {"file": "x" * 5000, "at": (1, 2)}
-    pages = tries.Writer("g.s").step(tries.Taking((), (), (), source=(before, after)), HASH, {"s": 1}, False)
+    pages = tries.TryRecords("g.s").step(tries.Taking((), (), (), source=(before, after)), HASH, {"s": 1}, False)
     body = b"".join([pages[0].tail[16 + 4 :], *pages[0].pieces]) if pages[0].pieces else pages[0].tail[16:]
     assert pages[0].count == 1 or len(codec.unpack(body)) == 2
     assert sum(page.count for page in pages) == 2
@@ -53,5 +53,5 @@ def test_names_of_any_length_fit() -> None:
     """Ids so long that the form fits no page take the general way."""
     tailers = tuple(f"g.p.{n}{'q' * 120}" for n in range(40))
     numbers = tuple(range(1, 41))
-    pages = tries.Writer("g.p").step(tries.Taking(tailers, numbers, numbers), HASH, {"out": 1}, False)
+    pages = tries.TryRecords("g.p").step(tries.Taking(tailers, numbers, numbers), HASH, {"out": 1}, False)
     assert sum(page.count for page in pages) == 2

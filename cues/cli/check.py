@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cues.cli import options
+from cues.cli import options, shared
 from cues.cli import target as targets
 from cues.cli.live import slowly
 from cues.cli.options import command
@@ -23,7 +23,10 @@ def check(target: targets.StoreTarget, output: CommandOutput) -> int:
     \b
       cues check graph.py
       cues check data/flights
+      cues check shared/flights            a directory of cues run --queues
     """
+    if target.is_shared:
+        return shared.check(target, output)
     target.require()
     with slowly() as say:
         problems = checks.walk(

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from cues.cli.options import Failed, confirm
+from cues.cli.options import CommandFailed, confirm
 from cues.cli.output import count, size
 from cues.cli.target import shown
 from cues.engine import record
@@ -55,14 +55,14 @@ def clear(
     ``is_open``: this process itself has it open (``Graph(store=cues.open(…))``), so it must stay.
     """
     if is_open:
-        raise Failed(
+        raise CommandFailed(
             f"The graph file opens its store {shown(path)} itself, so --fresh cannot delete it.",
             "give the graph a path, Graph(store='…'), or delete the directory.",
         )
     if targets:
         shown_targets = " and ".join(f"{where} (by {', '.join(ids)})" for where, ids in targets.items())
         ids = ", ".join(f"'{id}'" for held in targets.values() for id in held)
-        raise Failed(
+        raise CommandFailed(
             f"{shown_targets} was filled from the store {shown(path)} and refuses a new one; nothing was deleted.",
             f"remove {' and '.join(targets)}, or the data of these sinks and their rows (delete from"
             f" cues_positions where processor in ({ids})); then use --fresh again.",
@@ -84,7 +84,7 @@ def clear(
     try:
         register = locks.open_locks(path / "locks")
     except OSError as error:
-        raise Failed(
+        raise CommandFailed(
             f"{shown(path)} cannot be locked ({error.strerror}).", "check the permissions of the directory."
         ) from error
     try:

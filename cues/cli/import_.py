@@ -11,7 +11,7 @@ import click
 from cues.base.names import UUID
 from cues.cli import target as targets
 from cues.cli.live import slowly
-from cues.cli.options import Failed, WrongUsage, command, option
+from cues.cli.options import CommandFailed, WrongUsage, command, option
 from cues.cli.output import CommandOutput, count, output_options
 from cues.cli.send import opened_queue
 from cues.errors import CuesError
@@ -118,7 +118,7 @@ def _import(queue: Queue, path: Path, form: journals.Form, unstamped: bool, seen
                 seen,
             )
         except CuesError as error:
-            raise Failed(
+            raise CommandFailed(
                 f"{path}: {error.message} Earlier messages are imported ({count(len(queue) - before, 'new message')}).",
                 error.hint,
             ) from None

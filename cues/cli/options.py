@@ -32,7 +32,7 @@ class WrongUsage(click.UsageError):
         self.hint = hint
 
 
-class Failed(CuesError):
+class CommandFailed(CuesError):
     """A command that cannot continue, for a reason without an error of the library; exit code 1."""
 
 
@@ -72,7 +72,7 @@ def confirm(what: str, question: str, yes: bool) -> None:
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         raise WrongUsage("There is no terminal to ask on.", "add --yes to confirm.")
     if not click.confirm(question, default=False, err=True):
-        raise Failed("Nothing was changed.")
+        raise CommandFailed("Nothing was changed.")
 
 
 def colour(file: Any = None) -> bool:

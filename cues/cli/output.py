@@ -36,7 +36,7 @@ _SLOW_CALL_S = 0.01
 
 
 @dataclass(frozen=True)
-class Column:
+class TableColumn:
     """A column of a table: its title, and the field of a row that it shows."""
 
     title: str
@@ -54,7 +54,7 @@ class CommandOutput:
         self.form = form
         self.json = form == "json" or (form is None and not sys.stdout.isatty())
 
-    def rows(self, rows: Sequence[Mapping[str, Any]], columns: Sequence[Column]) -> None:
+    def rows(self, rows: Sequence[Mapping[str, Any]], columns: Sequence[TableColumn]) -> None:
         """Print ``rows`` as one JSON object each, or as a table."""
         for line in map(to_json, rows) if self.json else table(rows, columns):
             print(line)
@@ -78,7 +78,9 @@ def output_options(fn: F) -> F:
     return option("--json", "output", flag_value="json", default=None, help=in_json, **shared)(call)  # type: ignore[return-value]
 
 
-def table(rows: Sequence[Mapping[str, Any]], columns: Sequence[Column], *, colours: bool | None = None) -> list[str]:
+def table(
+    rows: Sequence[Mapping[str, Any]], columns: Sequence[TableColumn], *, colours: bool | None = None
+) -> list[str]:
     """The lines of a table; the last column is cut at the edge of the terminal."""
     shown = [[_cell(row.get(column.field)) for column in columns] for row in rows]
     kept = [place for place, column in enumerate(columns) if not column.optional or any(row[place] for row in shown)]

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from cues.base import events
 from cues.cli.live import Live
-from cues.cli.output import Column, calling, duration, table
+from cues.cli.output import TableColumn, calling, duration, table
 from cues.engine.running import Running
 from cues.engine.status import UnitStatus
 from cues.tools import metrics
@@ -24,14 +24,14 @@ _REPEAT_S: Final = 10.0
 """The shortest time between two prints of the count of a repeated event."""
 
 _COLUMNS: Final = (
-    Column("processor", "processor"),
-    Column("in", "taken", right=True),
-    Column("out", "written", right=True),
-    Column("failed", "failed", right=True, optional=True),
-    Column("waiting", "lag", right=True, optional=True),
-    Column("per second", "rate", right=True),
-    Column("calls", "calling", optional=True),
-    Column("", "state"),
+    TableColumn("processor", "processor"),
+    TableColumn("in", "taken", right=True),
+    TableColumn("out", "written", right=True),
+    TableColumn("failed", "failed", right=True, optional=True),
+    TableColumn("waiting", "lag", right=True, optional=True),
+    TableColumn("per second", "rate", right=True),
+    TableColumn("calls", "calling", optional=True),
+    TableColumn("", "state"),
 )
 
 

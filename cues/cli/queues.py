@@ -8,21 +8,21 @@ from typing import Any, Final
 
 from cues.cli import target as targets
 from cues.cli.options import command, option
-from cues.cli.output import Column, CommandOutput, ago, duration, output_options, size
+from cues.cli.output import CommandOutput, TableColumn, ago, duration, output_options, size
 from cues.graphs.graph import Graph
 from cues.queues.store import Store
 from cues.tools import metrics
 from cues.tools.metrics import QueueMetrics
 
 _COLUMNS = (
-    Column("queue", "queue"),
-    Column("messages", "messages", right=True),
-    Column("first", "first", right=True),
-    Column("last", "last", right=True),
-    Column("size", "size", right=True),
-    Column("per second", "rate", right=True),
-    Column("last append", "appended"),
-    Column("options", "options", optional=True),
+    TableColumn("queue", "queue"),
+    TableColumn("messages", "messages", right=True),
+    TableColumn("first", "first", right=True),
+    TableColumn("last", "last", right=True),
+    TableColumn("size", "size", right=True),
+    TableColumn("per second", "rate", right=True),
+    TableColumn("last append", "appended"),
+    TableColumn("options", "options", optional=True),
 )
 
 

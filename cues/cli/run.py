@@ -27,6 +27,7 @@ from cues.cli import fresh as fresh_start
 from cues.cli.options import command, option, store_option, yes_option
 from cues.cli.output import CommandOutput, output_options
 from cues.cli.progress import Progress, progress_for
+from cues.cli.show import draw_plan
 from cues.cli.summary import Before, Ending, Summary
 from cues.engine.running import Running
 from cues.errors import CuesError, Fenced, ProcessorStopped
@@ -82,6 +83,7 @@ ABORT_WAIT_S: Final = 2.0
     is_flag=True,
     help="Exit code 1 if messages failed in this run, or if failed messages of earlier runs are unresolved.",
 )
+@option("--dry-run", is_flag=True, help="Check the graph, print what would run where, and start nothing.")
 @option("--quiet", "-q", is_flag=True, help="Print warnings and errors only, no progress.")
 @option("--verbose", "-v", is_flag=True, help="Also print where each processor starts, and why.")
 @yes_option
@@ -100,6 +102,7 @@ def run(
     backfill: bool,
     queues: str | None,
     fail_on_errors: bool,
+    dry_run: bool,
     quiet: bool,
     verbose: bool,
     yes: bool,
@@ -122,6 +125,7 @@ def run(
       cues run graph.py --engine spark     Spark's executors call the functions; queues and positions stay in the store
       cues run graph.py --engine spark --backfill
       cues run graph.py --engine spark --queues hdfs:///flights    queues and positions are in this directory
+      cues run graph.py --engine spark --dry-run    which functions run on executors, and which in the driver
 
     Progress is printed on stderr: a table on a terminal, one JSON object a second in a pipe. The summary is
     printed on stdout. The exit code is 1 if an error stopped a processor, and 130 after Ctrl-C. With
@@ -147,6 +151,9 @@ def run(
         if refused:
             raise options.WrongUsage(message, hint)
     file = graphfile.load(graph)
+    if dry_run:
+        draw_plan(file.graph.plan(), engine, queues is not None, "text", output)
+        return 0
     if engine == "spark":
         from cues.spark.session import require
 

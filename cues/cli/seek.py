@@ -9,7 +9,7 @@ from datetime import datetime
 from cues.base import names
 from cues.cli import place as places
 from cues.cli import target as targets
-from cues.cli.options import Failed, WrongUsage, command, confirm, option, yes_option
+from cues.cli.options import CommandFailed, WrongUsage, command, confirm, option, yes_option
 from cues.cli.output import CommandOutput, output_options
 from cues.errors import StoreNotFound
 from cues.queues.log import Log
@@ -91,7 +91,9 @@ def _units(target: targets.StoreTarget, known: list[str], where: places.Place) -
 def _move(opened: Store, unit: str, only: str | None, where: places.Place) -> _Move:
     standing = {tailer.tailer: tailer for tailer in metrics.tailers(opened, unit)}
     if not standing:
-        raise Failed(f"{unit} is a source, which keeps its own position.", "start it over with: cues run --fresh.")
+        raise CommandFailed(
+            f"{unit} is a source, which keeps its own position.", "start it over with: cues run --fresh."
+        )
     chosen = _chosen(unit, only, list(standing), where)
     positions = {id: _index(opened, standing[id], where) for id in chosen}
     words = ", ".join(

@@ -15,7 +15,7 @@ import click
 from cues.base import names
 from cues.cli import options
 from cues.cli import target as targets
-from cues.cli.options import Failed, WrongUsage, command, option
+from cues.cli.options import CommandFailed, WrongUsage, command, option
 from cues.cli.output import CommandOutput, count, from_json, output_options
 from cues.errors import CuesError, QueueNotFound, StoreNotFound
 from cues.forwarding import other_stores
@@ -188,7 +188,7 @@ class _Sender:
                 raise
             self._wrote(self._appender.write_many(messages[:offset]))
             number = lines[offset] if lines else offset + 1
-            raise Failed(
+            raise CommandFailed(
                 f"{noun.capitalize()} {number} and the following ones cannot be sent: {error.message}", error.hint
             ) from None
 
@@ -231,7 +231,7 @@ def _send_stdin(sender: _Sender) -> None:
                 messages.append(_message(line))
             except ValueError as error:
                 sender.send(messages, "line", lines=numbers)
-                raise Failed(
+                raise CommandFailed(
                     f"Line {number} is not a JSON object ({error}); {count(sender.sent, 'message')} before it"
                     f" {'is' if sender.sent == 1 else 'are'} sent; this line and the following lines are not.",
                     f"correct the line and send the rest: tail -n +{number} FILE | cues send …",

@@ -43,7 +43,15 @@ def show(graph: str, format: str, engine: str, queues: str | None, output: Comma
     plan = graphfile.load(graph).graph.plan()
     if queues is not None and engine != "spark":
         raise WrongUsage(f"--queues {queues} is an option of Spark.", "add --engine spark.")
-    places = _places(plan, queues is not None) if engine == "spark" else {}
+    draw_plan(plan, engine, queues is not None, format, output)
+
+
+def draw_plan(plan: Plan, engine: str, shared: bool, format: str, output: CommandOutput) -> None:
+    """Print a plan, and the place of each processor on Spark. ``shared``: with the queues in a shared directory.
+
+    Raises :class:`GraphError` if the engine cannot run the plan.
+    """
+    places = _places(plan, shared) if engine == "spark" else {}
     if output.form == "json":
         rows = draw.describe(plan)
         for row in rows:

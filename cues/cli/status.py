@@ -4,34 +4,35 @@ from __future__ import annotations
 
 from typing import Any
 
+from cues.cli import shared
 from cues.cli import target as targets
 from cues.cli.options import command
-from cues.cli.output import Column, CommandOutput, ago, calling, count, output_options, plain, size
+from cues.cli.output import CommandOutput, TableColumn, ago, calling, count, output_options, plain, size
 from cues.engine.status import processor_of
 from cues.graphs import draw
 from cues.tools import metrics
 from cues.tools.metrics import ForwardMetrics, GroupMetrics, ProcessorMetrics, StoreMetrics, SupervisorMetrics
 
 _COLUMNS = (
-    Column("processor", "processor"),
-    Column("kind", "kind"),
-    Column("reads", "queue", optional=True),
-    Column("at", "position", right=True, optional=True),
-    Column("lag", "lag", right=True, optional=True),
-    Column("per second", "rate", right=True),
-    Column("failed", "errors", right=True, optional=True),
-    Column("calls", "calling", optional=True),
-    Column("last step", "stepped"),
-    Column("owner", "owner", optional=True),
+    TableColumn("processor", "processor"),
+    TableColumn("kind", "kind"),
+    TableColumn("reads", "queue", optional=True),
+    TableColumn("at", "position", right=True, optional=True),
+    TableColumn("lag", "lag", right=True, optional=True),
+    TableColumn("per second", "rate", right=True),
+    TableColumn("failed", "errors", right=True, optional=True),
+    TableColumn("calls", "calling", optional=True),
+    TableColumn("last step", "stepped"),
+    TableColumn("owner", "owner", optional=True),
 )
 
 _GROUP_COLUMNS = (
-    Column("group", "group"),
-    Column("member", "member"),
-    Column("process", "process", optional=True),
-    Column("partitions", "partitions", right=True),
-    Column("to come", "coming", right=True, optional=True),
-    Column("lag", "lag", right=True),
+    TableColumn("group", "group"),
+    TableColumn("member", "member"),
+    TableColumn("process", "process", optional=True),
+    TableColumn("partitions", "partitions", right=True),
+    TableColumn("to come", "coming", right=True, optional=True),
+    TableColumn("lag", "lag", right=True),
 )
 
 
@@ -49,12 +50,15 @@ def status(target: targets.StoreTarget, output: CommandOutput) -> None:
     \b
       cues status graph.py
       cues status data/flights
+      cues status shared/flights           a directory of cues run --queues
       cues status data/flights --json | jq 'select(.lag > 0)'
 
     The store is opened read-only, whether its graph runs or not. A processor over partitions is one line, the
     sum of its units. In JSON the first line is the store; each other line is a processor, or one unit of it
     (its id has the partition: flights.enrich/3), or a consumer group.
     """
+    if target.is_shared:
+        return shared.status(target, output)
     with target.open() as opened:
         seen = metrics.of_store(opened)
     processors = list(seen.processors)

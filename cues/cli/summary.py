@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from cues.base import names
 from cues.cli import fresh
-from cues.cli.output import Column, CommandOutput, count, duration
+from cues.cli.output import CommandOutput, TableColumn, count, duration
 from cues.cli.target import shown, tail_of
 from cues.engine.running import Running
 from cues.errors import CuesError
@@ -23,12 +23,12 @@ Ending = Literal["done", "idle", "drained", "aborted", "stopped"]
 """done: everything processed; idle: --idle-exit; drained, aborted: Ctrl-C once, twice; stopped: an error."""
 
 _COLUMNS = (
-    Column("processor", "processor"),
-    Column("in", "taken", right=True),
-    Column("out", "written", right=True),
-    Column("failed", "failed", right=True, optional=True),
-    Column("retried", "retries", right=True, optional=True),
-    Column("to", "outputs", optional=True),
+    TableColumn("processor", "processor"),
+    TableColumn("in", "taken", right=True),
+    TableColumn("out", "written", right=True),
+    TableColumn("failed", "failed", right=True, optional=True),
+    TableColumn("retried", "retries", right=True, optional=True),
+    TableColumn("to", "outputs", optional=True),
 )
 
 

@@ -96,7 +96,7 @@ def tail(
     """
     condition = Where(where) if where else None
     begin = place.parse(start, "--from") if start else None
-    if (target.path / "_cues" / "id.json").exists():  # of cues run --queues
+    if target.is_shared:
         if follow or start:
             raise WrongUsage(
                 f"--{'follow' if follow else 'from'} is for stores; the queues of {target.text} are in files.",

@@ -55,6 +55,11 @@ class StoreTarget:
         """True if the store exists."""
         return (self.path / "data.mdb").exists()
 
+    @property
+    def is_shared(self) -> bool:
+        """True if it is a directory of ``cues run --queues``, and not a store."""
+        return (self.path / "_cues" / "id.json").exists()
+
     def require(self) -> None:
         """Raise :class:`StoreNotFound` if the store does not exist. The error names what is there instead."""
         if not self.exists:

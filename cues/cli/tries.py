@@ -7,17 +7,17 @@ from typing import Any
 from cues.base import names
 from cues.cli import target as targets
 from cues.cli.options import command, option
-from cues.cli.output import Column, CommandOutput, iso, output_options
+from cues.cli.output import CommandOutput, TableColumn, iso, output_options
 from cues.cli.tail import LAST, Count
 from cues.queues.tailer import Tailer
 from cues.tools import metrics
 
 _COLUMNS = (
-    Column("time", "time"),
-    Column("hash", "hash"),
-    Column("took", "took"),
-    Column("outcome", "outcome"),
-    Column("wrote", "wrote"),
+    TableColumn("time", "time"),
+    TableColumn("hash", "hash"),
+    TableColumn("took", "took"),
+    TableColumn("outcome", "outcome"),
+    TableColumn("wrote", "wrote"),
 )
 _OUTCOMES = {names.ATTEMPT: "whole", names.NIL_ATTEMPT: "whole, nothing to write", names.ERROR_ATTEMPT: "error"}
 

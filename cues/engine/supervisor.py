@@ -328,7 +328,7 @@ class Supervisor:
             self._loaded(child)
         elif isinstance(report, wire.Ready):
             self._ready(child)
-        elif isinstance(report, wire.Refused):
+        elif isinstance(report, wire.StartRefused):
             self._refused(child, report.failure.whole())
         elif isinstance(report, wire.Departure):
             child.status = "left"

@@ -286,7 +286,7 @@ def _ready(delivery: Stepper) -> bool:
         return True
 
 
-class Loop:
+class WorkLoop:
     """A thread that takes turns until the graph halts or an error stops it. :meth:`turn` is one turn."""
 
     def __init__(self, running: Host, id: str) -> None:
@@ -318,7 +318,7 @@ class Loop:
         self.running.emit(stop_event(self.id, self.stopped))
 
 
-class ForwarderThread(Loop):
+class ForwarderThread(WorkLoop):
     def __init__(self, running: Host, forwarder: Forwarder) -> None:
         super().__init__(running, repr(forwarder))
         self.forwarder = forwarder

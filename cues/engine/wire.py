@@ -132,7 +132,7 @@ class Loaded:
 
 
 @dataclass(frozen=True)
-class Refused:
+class StartRefused:
     failure: ErrorReport
 
 

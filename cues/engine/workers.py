@@ -195,7 +195,7 @@ class _WorkerProcess:
             loaded = self._load()
             engine = None if loaded is None else self._own(loaded)
         except Exception as error:
-            self.channel.send(wire.Refused(wire.ErrorReport.of(error, graphfile.users_trace)))
+            self.channel.send(wire.StartRefused(wire.ErrorReport.of(error, graphfile.users_trace)))
             return 1
         if engine is not None and self._running is not None:
             self._report(self._running, engine)

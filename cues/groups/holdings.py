@@ -25,7 +25,7 @@ from cues.base.events import log
 from cues.errors import AlreadyRunning, Closed, Fenced
 from cues.groups.held import HeldPartition
 from cues.groups.sticky import Partition
-from cues.groups.table import GroupTable, MemberRow, Start, View, new_id
+from cues.groups.table import GroupTable, GroupView, MemberRow, Start, new_id
 from cues.queues import claims
 from cues.queues.claims import Claim
 from cues.queues.processor_rows import boot
@@ -306,7 +306,7 @@ class Holdings:
             for partition in given:
                 self.held.pop(partition, None)
 
-    def _claim(self, seen: View) -> bool:
+    def _claim(self, seen: GroupView) -> bool:
         """Claim the partitions that the plan assigns to this member and no other holds; False if any was claimed."""
         wanted = [p for p, claim in seen.claims.items() if claim.assignee == self.name and p not in self.held]
         self._waits = bool(wanted)

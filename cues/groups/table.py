@@ -84,7 +84,7 @@ class MemberRow:
         return MemberRow(id, pid, boot, lease_s, static, kept_ns, tuple(queues))
 
 
-class View(NamedTuple):
+class GroupView(NamedTuple):
     """The state of a group at one moment."""
 
     row: GroupRow
@@ -132,7 +132,7 @@ class GroupTable:
         raw = txn.get(names.member_key(self.group, name))
         return None if raw is None else MemberRow.unpack(raw, name)
 
-    def look(self, queues: Iterable[str] | None = None) -> View:
+    def look(self, queues: Iterable[str] | None = None) -> GroupView:
         """Read the group and its claims on ``queues``; None: on all queues that a member subscribes to."""
         with self.store._view() as txn:
             members = self.members(txn)
@@ -145,7 +145,7 @@ class GroupTable:
                     claim = claims.read(txn, names.log_id(queue, number), self.group)
                     if claim is not None:
                         held[queue, number] = claim
-            return View(self.row(txn), members, held, counts)
+            return GroupView(self.row(txn), members, held, counts)
 
     def counts(self, queues: Iterable[str]) -> dict[str, int]:
         """Return the number of partitions of each queue; 0 for a missing queue."""

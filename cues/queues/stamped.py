@@ -42,7 +42,7 @@ Body = bytes | dict[str, Any]
 
 
 @dataclass(slots=True)
-class _Bound:
+class _EncodedPairs:
     """Messages for one queue: UUIDs, bodies, and the largest clock of the same producer before each."""
 
     queue: BaseQueue
@@ -84,9 +84,9 @@ def append_all(
     return appended
 
 
-def _encode(queue: BaseQueue, messages: Iterable[Pair], seen: dict[int, int] | None) -> _Bound:
+def _encode(queue: BaseQueue, messages: Iterable[Pair], seen: dict[int, int] | None) -> _EncodedPairs:
     check_target(queue)
-    bound = _Bound(queue, [], [], [])
+    bound = _EncodedPairs(queue, [], [], [])
     for offset, (uuid, message) in enumerate(messages):
         try:
             identity = as_uuid(uuid)
@@ -160,7 +160,7 @@ def check_one_log(queue: BaseQueue) -> None:
 # 1. Read.
 
 
-def _read(store: BaseStore, encoded: Sequence[_Bound]) -> dict[tuple[str, int], Written | None]:
+def _read(store: BaseStore, encoded: Sequence[_EncodedPairs]) -> dict[tuple[str, int], Written | None]:
     """Return the summaries of the producers of these messages, by log and producer."""
     keys = {(bound.queue._log.id, uuid.int & (1 << 48) - 1) for bound in encoded for uuid in bound.uuids if uuid.int}
     with store._view() as txn:
@@ -171,7 +171,7 @@ def _read(store: BaseStore, encoded: Sequence[_Bound]) -> dict[tuple[str, int], 
 
 
 def _decide(
-    encoded: Sequence[_Bound], read: dict[tuple[str, int], Written | None]
+    encoded: Sequence[_EncodedPairs], read: dict[tuple[str, int], Written | None]
 ) -> tuple[list[tuple[BaseQueue, list[Page]]], int]:
     """Return the pages that are to be appended, by queue, and the number of their messages."""
     known = dict(read)

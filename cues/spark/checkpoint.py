@@ -31,7 +31,7 @@ from urllib.parse import unquote, urlparse
 import xxhash
 
 from cues.errors import Unsupported
-from cues.spark.position import Checkpoint, Indices, Queues, QueueSpan, SourcePart, read_place, widened, write_place
+from cues.spark.position import CheckpointPart, Indices, Queues, QueueSpan, SourcePart, read_place, widened, write_place
 
 _VERSION: Final = "v1"
 
@@ -80,7 +80,7 @@ def part_of(checkpoint: str, batch: int) -> SourcePart:
             spans.append(QueueSpan(offset.identity, start, offset.end))
         return Queues(tuple(spans), record.checksum, batch == 0)
     id = json.loads(_read(checkpoint, "metadata") or b"{}").get("id", "")
-    return Checkpoint(id, batch, record.checksum, before.offsets if before else None, record.offsets)
+    return CheckpointPart(id, batch, record.checksum, before.offsets if before else None, record.offsets)
 
 
 def read_record(checkpoint: str, batch: int) -> OffsetRecord | None:

@@ -89,6 +89,7 @@ class JobGroup:
         An exception of Spark is raised as :class:`ProcessorStopped`, or as :class:`Interrupted` after :meth:`cancel`.
         """
         self._context.setJobGroup(self._name, description, True)
+        self._context.setLocalProperty("spark.scheduler.pool", self._processor)
         try:
             yield
         except (CuesError, Interrupted):

@@ -129,7 +129,7 @@ class Queues:
 
 
 @dataclass(frozen=True)
-class Checkpoint:
+class CheckpointPart:
     """A part of a stream that reads another source, by the records of its checkpoint."""
 
     id: str

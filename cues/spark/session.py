@@ -205,6 +205,8 @@ def settings(master: str) -> dict[str, str]:
         "spark.ui.showConsoleProgress": "false",
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.execution.arrow.pyspark.enabled": "true",
+        # Processors share the executors: with FIFO, a processor with many tasks holds up the others.
+        "spark.scheduler.mode": "FAIR",
     }
     if stays_here(master):
         chosen |= {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"}

@@ -25,7 +25,7 @@ from typing import Any, Generic, TypeVar
 T = TypeVar("T")
 
 
-class Closed(Exception):
+class RunnerClosed(Exception):
     """The threads, or the loop, were closed before or during a wait for them."""
 
 
@@ -141,11 +141,11 @@ class Threads:
         self._lock = threading.Lock()
 
     def submit(self, call: Callable[[], T]) -> PooledCall[T]:
-        """Run ``call`` in a thread. Raises :class:`Closed`."""
+        """Run ``call`` in a thread. Raises :class:`RunnerClosed`."""
         job = PooledCall(call, self._ended)
         with self._lock:
             if self._closed:
-                raise Closed
+                raise RunnerClosed
             self._open += 1
             if self._open > len(self._threads) < self._size:
                 thread = threading.Thread(target=self._serve, name=f"{self._name} {len(self._threads)}", daemon=True)

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from typing import Any, Final, TypeVar
 
-from cues.steps.concurrency import Closed, Threads, TimedOut
+from cues.steps.concurrency import RunnerClosed, Threads, TimedOut
 
 T = TypeVar("T")
 
@@ -20,7 +20,7 @@ CLOSE_S: Final = 2.0
 """Seconds for which the close of a loop waits for cancelled calls; then it leaves them running."""
 
 
-class Loop:
+class EventLoop:
     """An event loop that runs as long as its processor, in a thread of its own.
 
     One loop serves all steps, and it also runs between them: objects that a function keeps (a client and its
@@ -36,19 +36,19 @@ class Loop:
         self._closed = False
 
     def run(self, waiting: Awaitable[T]) -> T:
-        """Await it on the loop; return its result or raise its error, or :class:`Closed` if the loop was closed."""
+        """Await it on the loop; return its result or raise its error; :class:`RunnerClosed` after a close."""
         outcome = _outcome(waiting)
         with self._lock:
             if self._closed:
                 outcome.close()
                 if asyncio.iscoroutine(waiting):
                     waiting.close()
-                raise Closed
+                raise RunnerClosed
             future = asyncio.run_coroutine_threadsafe(outcome, self._started())
         try:
             result, error = future.result()
         except concurrent.futures.CancelledError:
-            raise Closed from None
+            raise RunnerClosed from None
         except BaseException:  # a Ctrl-C in the waiting thread
             future.cancel()
             raise
@@ -110,7 +110,7 @@ class Loop:
                 raise TimedOut
         finally:
             task.cancel()
-        return await Loop.awaited(task)
+        return await EventLoop.awaited(task)
 
     @staticmethod
     async def all_of(coroutines: Iterable[Coroutine[Any, Any, None]], dropped: Callable[[], bool]) -> None:
@@ -145,7 +145,7 @@ class Loop:
 async def _outcome(waiting: Awaitable[T]) -> tuple[T | None, BaseException | None]:
     """Return its result and its error as values: some errors would end the event loop if they were raised."""
     try:
-        return await Loop.awaited(waiting), None
+        return await EventLoop.awaited(waiting), None
     except asyncio.CancelledError:
         raise
     except BaseException as error:

@@ -23,7 +23,7 @@ from cues.errors import CodecError, PositionRequired, ReturnError
 from cues.graphs.processor import position_count, wants_process
 from cues.records import batch as batches
 from cues.steps import outgoing, tries
-from cues.steps.concurrency import Closed
+from cues.steps.concurrency import RunnerClosed
 from cues.steps.failure import Failure, error_message, retry_event, stopped_at
 from cues.steps.outgoing import Packer
 from cues.steps.parts import Part, divided
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from cues.queues.processor_rows import ProcessorRow
     from cues.queues.queue import Queue
     from cues.records.batch import Page
-    from cues.steps.eventloop import Loop
+    from cues.steps.eventloop import EventLoop
 
 AHEAD_MAX: Final = 2_000
 """Number of messages that a generator may be ahead of the commits."""
@@ -50,7 +50,7 @@ class MessageCount(int):
     """The number of bare messages so far. It differs by its type from a position that is an integer."""
 
 
-class Refused(NamedTuple):
+class RefusedItem(NamedTuple):
     """A message, or a position, that cannot be written."""
 
     error: Exception
@@ -58,7 +58,7 @@ class Refused(NamedTuple):
     """The message's ``repr`` when it was yielded."""
 
 
-Item = tuple[bytes | int | MessageCount | Refused, bytes | Refused]
+Item = tuple[bytes | int | MessageCount | RefusedItem, bytes | RefusedItem]
 """A yielded message, packed at once, because the generator may change it later, after the position after it.
 
 The position is packed unless it is an integer; for bare messages it is the count so far.
@@ -74,7 +74,7 @@ class Feed:
         self._changed = threading.Condition()
         self._waiting = False
         self._iterator: Iterator[Item] | None = None
-        self._loop: Loop | None = None
+        self._loop: EventLoop | None = None
         self.ended = False
         self.error: BaseException | None = None
         self.closed = False
@@ -124,7 +124,7 @@ class Feed:
         before: Any = position if type(position) is int else codec.pack(position)
         output = source.output
         packer = Packer(lambda: output._options)
-        handed: bytes | Refused
+        handed: bytes | RefusedItem
         resume = source.node.options.resume
         fn = source.node.fn
         assert fn is not None
@@ -153,7 +153,7 @@ class Feed:
                 try:
                     packed = after if type(after) is int else codec.pack(after)
                 except CodecError as error:
-                    yield Refused(error, ""), b""
+                    yield RefusedItem(error, ""), b""
                     return
                 if packed == before:
                     raise ReturnError(
@@ -185,18 +185,18 @@ class Feed:
                     packer.renew()
                 handed = packer.pack(message)
             except Exception as error:  # CuesError, or an error of the key function
-                handed = Refused(error, repr(message).encode("utf-8", "replace").decode()[:REPR_CHARACTERS_MAX])
+                handed = RefusedItem(error, repr(message).encode("utf-8", "replace").decode()[:REPR_CHARACTERS_MAX])
             yield after, handed
 
     def _from_loop(self, yielded: AsyncIterable[Any]) -> Iterator[Any]:
-        from cues.steps.eventloop import Loop
+        from cues.steps.eventloop import EventLoop
 
-        self._loop = loop = Loop(f"cues {self._source.node.id} loop")
+        self._loop = loop = EventLoop(f"cues {self._source.node.id} loop")
         iterator = aiter(yielded)
         try:
             while True:
                 yield loop.run(anext(iterator))
-        except (StopAsyncIteration, Closed):
+        except (StopAsyncIteration, RunnerClosed):
             return
         finally:
             loop.close()
@@ -321,12 +321,12 @@ class SourceStepper(Stepper):
         position, count = self.position
         while items:
             first, message = items[0]
-            if isinstance(first, Refused):
+            if isinstance(first, RefusedItem):
                 return parts, self._at(position, count), Failure(first.error, 1)
             bare = type(first) is MessageCount
             before = count if bare else position
             failure = None
-            if isinstance(message, Refused):
+            if isinstance(message, RefusedItem):
                 failure = Failure(message.error, 1)
                 if self.errors is None:
                     return parts, self._at(position, count), failure
@@ -336,7 +336,7 @@ class SourceStepper(Stepper):
             last = items[stop - 1][0]
             after = int(last) if isinstance(last, int) else codec.unpack(cast(bytes, last))
             digest = self.hasher.digest([], ["source", before, after])
-            if isinstance(message, Refused):
+            if isinstance(message, RefusedItem):
                 appends = [self._refused(message, cast(Failure, failure), digest)]
             else:
                 appends = self._append(list(map(_MESSAGE, items[:stop])), digest)
@@ -365,7 +365,7 @@ class SourceStepper(Stepper):
             for log, items, _ in divided(queue, Output(messages), 0)
         ]
 
-    def _refused(self, refused: Refused, failure: Failure, digest: bytes) -> tuple[Queue, list[Page]]:
+    def _refused(self, refused: RefusedItem, failure: Failure, digest: bytes) -> tuple[Queue, list[Page]]:
         """The error message for a message that cannot be written, with its ``repr``."""
         assert self.errors is not None
         record = error_message(self.node, {self.node.name: [{"repr": refused.shown}]}, failure)
@@ -375,10 +375,10 @@ class SourceStepper(Stepper):
 def _run_length(items: list[Item], bare: bool) -> int:
     """The number of items from the first that can be in one step: none is refused, and all are bare or none is."""
     positions, messages = set(map(type, map(_AFTER, items))), set(map(type, map(_MESSAGE, items)))
-    if Refused not in positions | messages and (MessageCount not in positions or len(positions) == 1):
+    if RefusedItem not in positions | messages and (MessageCount not in positions or len(positions) == 1):
         return len(items)
     for at, item in enumerate(items):
         after, message = map(type, item)
-        if Refused in (after, message) or (after is MessageCount) is not bare:
+        if RefusedItem in (after, message) or (after is MessageCount) is not bare:
             return at
     raise AssertionError

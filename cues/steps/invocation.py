@@ -22,7 +22,7 @@ from cues.steps.process import Process
 from cues.steps.taking import Taken
 
 if TYPE_CHECKING:
-    from cues.steps.eventloop import Loop
+    from cues.steps.eventloop import EventLoop
 
 
 Invocation = Callable[[Taken, list[Any], Process], Any]
@@ -78,7 +78,7 @@ def _plainly(node: Node, fn: Function) -> Invocation:
     return lambda taken, given, process: fn(given[0])
 
 
-def waiting(fn: Function, loop: Loop, limit_s: float | None) -> Function:
+def waiting(fn: Function, loop: EventLoop, limit_s: float | None) -> Function:
     """Return a plain function that runs an `async def` on the loop and waits for it, at most ``limit_s``."""
     if limit_s is not None:
         return lambda *arguments, **keywords: loop.run(loop.within(fn(*arguments, **keywords), limit_s))

@@ -54,7 +54,7 @@ from cues.steps.state import Changes, Layer, StateTable
 from cues.steps.taking import Taken
 
 if TYPE_CHECKING:
-    from cues.steps.eventloop import Loop
+    from cues.steps.eventloop import EventLoop
 
 
 class Interrupted(Exception):
@@ -64,7 +64,7 @@ class Interrupted(Exception):
 Pause = Callable[[float], bool]
 """Sleeps for a number of seconds; returns True when the graph was aborted meanwhile."""
 
-_STOPS: Final = (Fenced, Diverged, ProcessorStopped, Interrupted, concurrency.Closed)
+_STOPS: Final = (Fenced, Diverged, ProcessorStopped, Interrupted, concurrency.RunnerClosed)
 """Exceptions that abort the step: a target has another owner, Spark failed, or the graph is aborted. No message
 failed."""
 
@@ -119,11 +119,11 @@ class Runner:
         self._stride = Stride(self.pace.bound_ns)
         self._threads = Threads(self._width, f"cues {node.id} call")
         self._limit_s = node.options.timeout_s
-        self._loop: Loop | None = None
+        self._loop: EventLoop | None = None
         if concurrency.is_async(node.fn):
-            from cues.steps.eventloop import Loop
+            from cues.steps.eventloop import EventLoop
 
-            self._loop = Loop(f"cues {node.id} loop")
+            self._loop = EventLoop(f"cues {node.id} loop")
             if self._width == 1 and (self._limit_s is None or node.options.batch):
                 self._fn = waiting(node.fn, self._loop, self._limit_s)
         self._limited: Limited | None = None
@@ -197,7 +197,7 @@ class Runner:
             return results
         except BaseException as error:
             self.forget()
-            if isinstance(error, concurrency.Closed):
+            if isinstance(error, concurrency.RunnerClosed):
                 raise Interrupted from None
             raise
         finally:
@@ -359,7 +359,7 @@ class Runner:
             calls.schedule.stop(error)
             raise
 
-    async def _on_loop(self, loop: Loop, calls: _Calls, callers: int) -> None:
+    async def _on_loop(self, loop: EventLoop, calls: _Calls, callers: int) -> None:
         await loop.all_of([self._caller(calls) for _ in range(callers)], lambda: calls.schedule.fatal is not None)
 
     async def _caller(self, calls: _Calls) -> None:

@@ -104,7 +104,7 @@ class StepperBase:
         others = {queue.store.id for queue in written} - {store.id}
         self.forks = {} if node.pending else {other: store.queue(names.fork_id(node.id, other)) for other in others}
         """The fork queues, by the id of their other store; empty if steps write to other stores directly."""
-        self._tries = tries.Writer(node.id)
+        self._tries = tries.TryRecords(node.id)
         self._tries_from = self.try_log.first_index
         self._served = 0
         self._together = [(0, self.inputs)] if node.mode != "alts" else None

@@ -73,7 +73,7 @@ class Taking(NamedTuple):
     """A source's position before and after."""
 
 
-class Writer:
+class TryRecords:
     """Makes the records of one processor's try log."""
 
     def __init__(self, processor: str) -> None:

@@ -1,6 +1,6 @@
 """A handle on a store: transactions, databases, rows, copies.
 
-    with store._view() as txn: …              a read transaction (:class:`View`)
+    with store._view() as txn: …              a read transaction (:class:`ReadView`)
     store._commit(work, *args)               runs work(txn, *args) in a write transaction
     store._database(name)                    the handle of a named database, for ``db=`` of the transaction's calls
 
@@ -139,9 +139,9 @@ class BaseStore(Closing):
 
     # --- transactions ---
 
-    def _view(self) -> View:
+    def _view(self) -> ReadView:
         """Return a read transaction as a context manager. Keep it short: it holds pages that are freed meanwhile."""
-        return View(self)
+        return ReadView(self)
 
     def _commit(self, work: Callable[..., R], *args: Any, pages: int = 0) -> R:
         """Run ``work(txn, …)`` in a write transaction and commit it with the durability of the store.
@@ -397,7 +397,7 @@ class BaseStore(Closing):
             raise Closed(f"The store {self.path} is closed.", "use it before close(), or inside its with block.")
 
 
-class View:
+class ReadView:
     """A read transaction; LMDB's errors leave it as Cues errors."""
 
     __slots__ = ("_store", "_txn")

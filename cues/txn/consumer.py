@@ -59,7 +59,7 @@ from cues.queues.reader import OnGap, ReadUncommitted
 from cues.queues.sequencer import RING, AckIntent, Checkpoint, Envelope, Outcome, Sequencer
 from cues.storage import wakeup
 from cues.txn.publisher import Missing, Publisher
-from cues.txn.sources import Source, Sources
+from cues.txn.sources import ConsumerSource, Sources
 
 MAX_S: Final = 1.0
 """The longest time for which a transaction takes messages."""
@@ -258,7 +258,9 @@ class Consumer(Closing):
         # 3. Read.
         self._sequencer = Sequencer(restored.producers, self._ring, restored.offsets)
         begins = [restored.offsets.get(journal_of(queue)) for queue in self._queues]
-        self._sources = Sources([Source(queue, begin, self._on_gap) for queue, begin in zip(self._queues, begins)])
+        self._sources = Sources(
+            [ConsumerSource(queue, begin, self._on_gap) for queue, begin in zip(self._queues, begins)]
+        )
         self._committed(restored)
 
     # --- a transaction ------------------------------------------------------------------------

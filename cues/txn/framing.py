@@ -38,7 +38,7 @@ _MAGIC: Final = b"\x66\x33\x93\x36"
 _HEADER_BYTES: Final = 8
 
 
-class Stream(Protocol):
+class ByteStream(Protocol):
     """The source of frames: any binary file."""
 
     def read(self, size: int = -1, /) -> bytes | None: ...
@@ -50,7 +50,7 @@ class FrameReader:
     :attr:`memory` is for the values that a framing keeps for its stream.
     """
 
-    def __init__(self, stream: Stream, buffer: int = BUFFER_BYTES) -> None:
+    def __init__(self, stream: ByteStream, buffer: int = BUFFER_BYTES) -> None:
         self._stream = stream
         self._capacity = max(16, buffer)
         self._buffer = b""

@@ -53,7 +53,7 @@ from cues.queues.store import Store
 from cues.records.identity import ZERO_UUID, Clock, Flags, ProducerID, assemble
 from cues.storage import environment
 from cues.storage.base_store import BaseStore
-from cues.txn.writer import CONTINUE, Append, Writer
+from cues.txn.writer import CONTINUE, Append, StoreWriter
 
 ACKNOWLEDGE_TIMEOUT_S: Final = 60.0
 """Seconds for which a call waits for an acknowledgement that it needs, before :class:`WaitTimeout`."""
@@ -101,7 +101,7 @@ class Publisher:
         self._closed = False
         self.guard = threading.Lock()
         """The lock of all attributes below, and of those of the writers."""
-        self._writers: dict[bytes, list[Writer]] = {}
+        self._writers: dict[bytes, list[StoreWriter]] = {}
         self._spans: dict[str, Queue] = {}
         """The queues with pending messages of the transaction under way, by journal, in the order of first use."""
         self.due: dict[str, uuids.UUID] = {}
@@ -186,16 +186,16 @@ class Publisher:
         for writer in self._all():
             writer.settle(deadline)
 
-    def _all(self) -> list[Writer]:
+    def _all(self) -> list[StoreWriter]:
         return [writer for writers in list(self._writers.values()) for writer in writers]
 
-    def _writer(self, store: BaseStore) -> Writer:
+    def _writer(self, store: BaseStore) -> StoreWriter:
         with self.guard:
             writers = self._writers.setdefault(store.id, [])
             for writer in writers:  # a copy of a store has the same id
                 if writer.store is store or (writer.store._same_as(store) and not writer.store.closed):
                     return writer
-            writers.append(Writer(self, store))
+            writers.append(StoreWriter(self, store))
             return writers[-1]
 
     def build_ack_intents(self, timeout: float | None = None) -> list[AckIntent]:

@@ -16,7 +16,7 @@ _LOOK_S: Final = 0.01
 """Seconds for which an empty source is not read while others have messages."""
 
 
-class Source:
+class ConsumerSource:
     """A queue that is read, and the position in it."""
 
     def __init__(self, queue: Queue, begin: int | None, on_gap: OnGap) -> None:
@@ -45,10 +45,10 @@ class Sources:
     queue. One read transaction serves all queues of a store.
     """
 
-    def __init__(self, sources: list[Source]) -> None:
+    def __init__(self, sources: list[ConsumerSource]) -> None:
         self.by_journal = {source.journal: source for source in sources}
         self.interests = [(source.queue.store._doorbells, source.queue._log.mask) for source in sources]
-        self._ready: deque[Source] = deque()
+        self._ready: deque[ConsumerSource] = deque()
         self._empty = sources
         self._looked = 0.0
 
@@ -72,7 +72,7 @@ class Sources:
     def _look(self) -> bool:
         """Find the empty queues that have messages now; False if no queue has any."""
         self._looked = time.monotonic()
-        waiting: dict[int, list[Source]] = {}
+        waiting: dict[int, list[ConsumerSource]] = {}
         for source in self._empty:
             source.queue._check()
             waiting.setdefault(id(source.queue.store), []).append(source)

@@ -68,7 +68,7 @@ class Append:
 
     __slots__ = ("_clock", "_done", "_error", "_flags", "_index", "_writer", "body", "journal", "queue", "size")
 
-    def __init__(self, writer: Writer, queue: Queue, flags: int, body: stamped.Body, journal: str) -> None:
+    def __init__(self, writer: StoreWriter, queue: Queue, flags: int, body: stamped.Body, journal: str) -> None:
         self.queue = queue
         self.journal = journal
         """The journal of a pending message, which waits for an acknowledgement that is due there; else empty."""
@@ -138,7 +138,7 @@ class _Run:
                 clock += TICK
 
 
-class Writer:
+class StoreWriter:
     """Appends the messages of a publisher to one store, in a thread that runs while there are messages."""
 
     def __init__(self, publisher: WriterOwner, store: BaseStore) -> None:

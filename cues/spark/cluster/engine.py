@@ -27,7 +27,7 @@ from cues.base import events, names
 from cues.engine.engine import Host
 from cues.engine.local import EmbeddedEngine, join
 from cues.engine.status import QueueProgress, Shared, UnitStatus, sources_ended
-from cues.engine.threads import Loop
+from cues.engine.threads import WorkLoop
 from cues.errors import Closed, CuesError, GraphError, InvalidArgument, Unsupported
 from cues.graphs.declaration import Processor, Source
 from cues.graphs.graph import Graph
@@ -68,7 +68,7 @@ _LOOK_S = 0.5
 """Time between two looks for source queues that have got partitions."""
 
 
-class _Turns(Loop):
+class _Turns(WorkLoop):
     """The thread of one part of the engine. It sleeps after a turn in which there was nothing to do."""
 
     def __init__(self, host: Host, driver: Driver, id: str) -> None:

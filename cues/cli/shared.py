@@ -1,0 +1,77 @@
+"""Commands on a shared directory (``cues run --engine spark --queues DIR``), without Spark."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from cues.cli import options
+from cues.cli.output import CommandOutput, TableColumn, ago, count, size
+
+if TYPE_CHECKING:
+    from cues.cli.target import StoreTarget
+
+_QUEUES = (
+    TableColumn("queue", "queue"),
+    TableColumn("messages", "messages", right=True),
+    TableColumn("first", "first", right=True),
+    TableColumn("last", "last", right=True),
+    TableColumn("files", "files", right=True),
+    TableColumn("size", "size", right=True),
+)
+_PROCESSORS = (
+    TableColumn("processor", "processor"),
+    TableColumn("reads", "queue", optional=True),
+    TableColumn("at", "position", right=True, optional=True),
+    TableColumn("lag", "lag", right=True, optional=True),
+    TableColumn("last commit", "when"),
+    TableColumn("epoch", "epoch", right=True),
+    TableColumn("driver", "owner"),
+)
+
+
+def status(target: StoreTarget, output: CommandOutput) -> None:
+    """Print the queues, and position, lag and last commit of each processor."""
+    from cues.spark.cluster import inspection
+
+    place = target.path
+    queues: dict[str, dict[str, Any]] = {}
+    for queue in inspection.queues_of(place):
+        files = inspection.read_queue(place, queue)
+        first, next = (files[0].first, files[-1].next) if files else (1, 1)
+        figures = {"messages": sum(file.count for file in files), "first": first, "last": next - 1}
+        queues[queue] = figures | {"files": len(files), "bytes": sum(file.size for file in files)}
+    rows: list[dict[str, Any]] = []
+    for last in inspection.processors_of(place):
+        about = {"processor": last.processor, "record": last.record.number, "committed": last.committed}
+        about |= {"epoch": last.record.epoch, "owner": last.record.owner, "when": ago(last.committed)}
+        if not last.positions:  # a source that is a stream
+            rows.append(about)
+        for queue, position in last.positions.items():
+            known = None if last.is_feeder else queues.get(queue)
+            lag = None if known is None else max(0, known["last"] + 1 - position)
+            rows.append(about | {"queue": queue, "position": position, "lag": lag})
+    if output.json:
+        output.rows([{"queue": queue} | figures for queue, figures in queues.items()], ())
+        output.rows([{name: value for name, value in row.items() if name != "when"} for row in rows], ())
+        return
+    messages = sum(figures["messages"] for figures in queues.values())
+    stored = size(sum(figures["bytes"] for figures in queues.values()))
+    print(f"{target.text}: {count(len(queues), 'queue')} in files, {count(messages, 'message')}, {stored}\n")
+    output.rows([{"queue": queue, "size": size(f["bytes"])} | f for queue, f in queues.items()], _QUEUES)
+    if rows:
+        print()
+        output.rows(rows, _PROCESSORS)
+
+
+def check(target: StoreTarget, output: CommandOutput) -> int:
+    """Print the damage of the directory; the exit code is 1 if there is any."""
+    from cues.spark.cluster import inspection
+
+    problems = inspection.problems_of(target.path)
+    for problem in problems:
+        output.say(problem, problem=problem)
+    if problems:
+        options.report(f"{count(len(problems), 'problem')} in {target.text}.", "restore the directory from a copy.")
+        return options.FAILED
+    output.say(f"{target.text}: no problem found", store=target.text, problems=0)
+    return 0
