@@ -791,3 +791,22 @@ def test_status_of_a_directory_without_spark(spark: SparkSession, tmp_path: Path
     assert (rows["out"]["messages"], rows["out"]["last"]) == (7, 7)
     assert (rows["g.count"]["queue"], rows["g.count"]["position"], rows["g.count"]["lag"]) == ("in", 8, 0)
     assert rows["g.in.feed"]["position"] == 8
+
+
+def test_failures_of_an_embedded_run_are_not_copied_into_a_directory(spark: SparkSession, tmp_path: Path) -> None:
+    """The streams begin again in the directory, so their messages fail there again; those of the source do not."""
+
+    def numbers(position: int | None) -> Any:
+        for n in range(position or 0, 10):
+            yield n + 1, {"n": n} if n % 5 else {"n": object()}
+
+    made = Graph("g", errors="errors", store=tmp_path / "store", durability="process")
+    made.source("in")(numbers)
+    made.stream("in", "out", id="refuses")(spark_graphs.refuses)
+    with made.start() as running:
+        running.wait_done()
+        assert len(running.messages("errors")) == 10
+    with made.start(engine="spark", spark=spark, queues=tmp_path / "queues") as running:
+        running.wait_done()
+        kinds = [record["err.proc/config"]["kind"] for record in running.messages("errors")]
+    assert sorted(kinds) == ["source"] * 2 + ["stream"] * 8

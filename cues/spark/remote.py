@@ -48,7 +48,7 @@ from cues.steps.failure import Failure
 from cues.steps.pace import Pace
 from cues.steps.process import Process
 from cues.steps.results import Output, Results
-from cues.steps.runner import Runner
+from cues.steps.runner import Runner, StepAborted
 from cues.steps.state import Layer, StateTable
 from cues.steps.taking import Input, Slice, Taken
 from cues.storage.base_store import BaseStore
@@ -256,7 +256,7 @@ class SparkRunner(Runner):
             messages = [message for rows in result.toArrow().to_batches() for message in encoder.messages(rows)]
         except Exception as error:
             if is_of_spark(error):  # no message failed
-                raise self._jobs.failed(error, f"of {taken.count} messages") from None
+                raise StepAborted(self._jobs.failed(error, f"of {taken.count} messages")) from None
             raise
         faults.point("function.after")
         return messages

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from cues import faults
 from cues.base import clock, events
-from cues.errors import CallTimedOut, Diverged, Fenced, ProcessorStopped
+from cues.errors import CallTimedOut, Diverged, Fenced
 from cues.graphs.processor import (
     FRAME,
     Filter,
@@ -61,10 +61,17 @@ class Interrupted(Exception):
     """Raised when the graph is aborted: the step is dropped."""
 
 
+class StepAborted(Exception):
+    """Raised in a call that the engine cannot make: the step is dropped, and ``error`` is raised."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+
 Pause = Callable[[float], bool]
 """Sleeps for a number of seconds; returns True when the graph was aborted meanwhile."""
 
-_STOPS: Final = (Fenced, Diverged, ProcessorStopped, Interrupted, concurrency.RunnerClosed)
+_STOPS: Final = (Fenced, Diverged, StepAborted, Interrupted, concurrency.RunnerClosed)
 """Exceptions that abort the step: a target has another owner, Spark failed, or the graph is aborted. No message
 failed."""
 
@@ -199,6 +206,8 @@ class Runner:
             self.forget()
             if isinstance(error, concurrency.RunnerClosed):
                 raise Interrupted from None
+            if isinstance(error, StepAborted):
+                raise error.error from None
             raise
         finally:
             self._counters.in_flight = 0

@@ -4,7 +4,8 @@ Sources run as they do on the embedded engine, and commit into the store of the 
 copies their messages, some thousand in a file. Each copy is a step of its own (ledger.py). So the
 first stages read the same messages under the same names as without Spark.
 
-An error queue of sources is copied too. Its messages follow those of other writers, and get new indices.
+An error queue of sources is copied too. Its messages follow those of other writers, and get new indices. Failures of
+other processors, from runs of another engine on the store, are not copied: here these processors begin again.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
-from cues.base import events
+from cues import codec
+from cues.base import events, names
 from cues.errors import Diverged, Unsupported
 from cues.queues.tailer import Tailer
 from cues.records import provenance
@@ -90,12 +92,15 @@ class Feeder:
         if not columns["index"]:
             self.ledger.check()
             return False
+        if not self.same:
+            columns = _of_sources(columns)
         if first > self.position:
             text = f"{first - self.position:,} messages of {self.queue.id} were purged before they were copied"
             self.driver.emit(events.Event(self.ledger.processor, text, logging.WARNING))
         identity = self.ledger.now.positions[self.queue.id][0]
         write = functools.partial(self._write, columns, first)
-        publish(self.ledger, [self.directory], write, positions={self.queue.id: (identity, next)})
+        directories = [self.directory] if columns["index"] else []
+        publish(self.ledger, directories, write, positions={self.queue.id: (identity, next)})
         self._reader.to_index(next)
         self.driver.ring()
         return True
@@ -132,6 +137,12 @@ class Feeder:
         name = file_name(start, count, self.ledger.processor, self.ledger.now.number + 1)
         self.driver.write_file(self.driver.session.createDataFrame(rows).coalesce(1), f"{self.directory.folder}/{name}")
         return [(self.directory, self.directory.stored(name))]
+
+
+def _of_sources(columns: dict[str, list[Any]]) -> dict[str, list[Any]]:
+    """The rows of an error queue without the failures of streams and sinks."""
+    kinds = [codec.unpack(value).get(names.ERR_CONFIG, {}).get("kind", "source") for value in columns["value"]]
+    return {name: [value for value, kind in zip(rows, kinds) if kind == "source"] for name, rows in columns.items()}
 
 
 def _values(batch: Batch) -> list[bytes]:
