@@ -27,6 +27,7 @@ pytestmark = pytest.mark.timeout(300)
 CLIENT = """
 import json, sys
 import cues, cues.spark
+from cues.errors import Unsupported
 
 url, folder = sys.argv[1:]
 place = f"{folder}/store#orders"
