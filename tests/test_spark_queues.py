@@ -373,15 +373,20 @@ def filled(place: Path, spark: SparkSession, count: int) -> None:
 
 def owner(place: Path, spark: SparkSession, **options: Any) -> Stage:
     """A driver that owns ``plain``, which reads ``in`` and writes to ``out``."""
+    stage = opened(place, spark, **options)
+    stage.claim()
+    return stage
+
+
+def opened(place: Path, spark: SparkSession, **options: Any) -> Stage:
+    """A driver that has read the logs of its queues, and owns nothing yet."""
     graph = Graph("g", [Stream(spark_graphs.plain, "in", "out", **options)])
     plan = graph.plan()
     ship(spark, graph, plan)
     driver = Driver(spark, Files(spark, place), "g", None, lambda event: None, lambda seconds: False)
     driver.queues = {queue: QueueDirectory(driver.files, queue, o) for queue, o in plan.queues.items()}
     (node,) = plan.running
-    stage = Stage(driver, node)
-    stage.claim()
-    return stage
+    return Stage(driver, node)
 
 
 def numbers(place: Path, spark: SparkSession) -> list[int]:
@@ -418,6 +423,21 @@ def test_an_overtaken_driver_is_fenced_at_its_commit(spark: SparkSession, tmp_pa
     last = owner(tmp_path, spark)
     assert sweep(last.driver, [last]) > 0  # its file lies with the queue, and in no log
     assert len(list((tmp_path / "out").glob("*.parquet"))) == 1
+
+
+def test_a_driver_takes_over_from_one_that_went_on_while_it_read_the_logs(spark: SparkSession, tmp_path: Path) -> None:
+    """What it has read is older than the records; that is not a damaged directory."""
+    filled(tmp_path, spark, 20)
+    first = owner(tmp_path, spark, batch_size=4, side_effects=True)
+    second = opened(tmp_path, spark, batch_size=4, side_effects=True)
+    for _ in range(3):
+        assert first.step()
+    second.claim()
+    with pytest.raises(Fenced):
+        first.step()
+    while second.step():
+        pass
+    assert numbers(tmp_path, spark) == [2 * n for n in range(20)]
 
 
 def test_control_without_put_if_absent_an_overtaken_driver_commits(

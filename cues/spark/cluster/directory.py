@@ -164,6 +164,12 @@ class QueueDirectory:
         """The index that the next message gets. The last file always stays, because it has this index."""
         return self.live[-1].next if self.live else 1
 
+    def reaches(self, index: int) -> bool:
+        """Return True if the log ends at ``index`` or after it; another driver may have written since it was read."""
+        if self.next < index:
+            self.load()
+        return self.next >= index
+
     def load(self) -> None:
         def read(name: str) -> str:
             text = self.files.read(f"{self.folder}/{LOG}/{name}")

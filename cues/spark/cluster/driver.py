@@ -91,14 +91,6 @@ class Driver:
         """Raise :class:`Diverged` if the queues lack messages of the processor's records, or the records are older."""
         number = last.number if last is not None else -1
         for directory in self.queues.values():
-            end = last.ends.get(directory.queue, 1) if last is not None else 1
-            if directory.next < end:
-                raise Diverged(
-                    f"{processor} has written messages up to {end - 1} of the queue {directory.queue!r}, whose log in"
-                    f" {self.files.url} ends with message {directory.next - 1}.",
-                    "restore the directory from a copy; or start over with another --queues DIR.",
-                    processor=processor,
-                )
             made = (file.record_of(processor) for file in directory.live)
             newest = max((record for record in made if record is not None), default=-1)
             if newest > number:
@@ -106,6 +98,14 @@ class Driver:
                     f"The queue {directory.queue!r} holds messages of record {newest} of {processor}, and its"
                     f" records in {self.files.url} " + (f"end at {number}." if last else "are gone."),
                     "use the records that belong to the queues, or start over with another --queues DIR.",
+                    processor=processor,
+                )
+            end = last.ends.get(directory.queue, 1) if last is not None else 1
+            if not directory.reaches(end):
+                raise Diverged(
+                    f"{processor} has written messages up to {end - 1} of the queue {directory.queue!r}, whose log in"
+                    f" {self.files.url} ends with message {directory.next - 1}.",
+                    "restore the directory from a copy; or start over with another --queues DIR.",
                     processor=processor,
                 )
 

@@ -100,7 +100,7 @@ class Stage:
         for tailer, directory in self.inputs.items():
             identity = directory.identity.hex()
             known, next = (last.positions.get(tailer) if last else None) or (identity, 1)
-            if known != identity or next > directory.next:
+            if known != identity or not directory.reaches(next):
                 raise Diverged(
                     f"{self.node.id} is at {next} of queue {directory.queue!r} with identity {known}; in"
                     f" {directory.files.url} it has {identity} and ends before {directory.next}.",
