@@ -865,8 +865,8 @@ for attempt in range(60):
     threads = [threading.Thread(target=write, args=(who,)) for who in range(6)]
     for thread in threads:
         thread.start()
-    threading.Timer(0.02, os.kill, (os.getpid(), signal.SIGINT)).start()
-    try:
+    try:  # the start of the timer waits for its thread, which may be after the signal
+        threading.Timer(0.02, os.kill, (os.getpid(), signal.SIGINT)).start()
         while True:
             appender.write({"id": "interrupted"})
     except KeyboardInterrupt:
