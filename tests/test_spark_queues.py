@@ -787,7 +787,7 @@ def test_a_damaged_directory_is_refused_and_no_committed_file_is_swept(
     if damage == "log put back":
         shutil.copytree(old / "out" / "_spark_metadata", target)
     files = set(queues.rglob("*.parquet"))
-    assert terminal.cues("check", queues).code == (damage != "records deleted")
+    assert terminal.cues("check", queues).code == 1
     with pytest.raises(Diverged):
         run(15, 20)
     assert files - set(queues.rglob("*.parquet")) == set()

@@ -124,7 +124,15 @@ def problems_of(place: Path) -> list[str]:
             else:
                 if count != file.count:
                     problems.append(f"{path.name} of queue {queue!r} has {count} messages, not {file.count}.")
-    for last in processors_of(place):
+    records = processors_of(place)
+    numbers = {last.processor: last.record.number for last in records}
+    for queue in ends:
+        for file in read_queue(place, queue):
+            writer, number, _ = file.name.split("-", 2)[2].rsplit("-", 2)
+            processor = unquote(writer.removeprefix("by-"))
+            if not file.merged and int(number) > numbers.get(processor, -1):
+                problems.append(f"{file.name} of queue {queue!r} is of a record of {processor} that is missing.")
+    for last in records:
         wanted = {} if last.is_feeder else dict(last.positions)
         for queue, end in last.record.ends.items():
             wanted[queue] = max(end, wanted.get(queue, 1))
