@@ -26,6 +26,7 @@ from cues.forwarding import forwarder, low_water, other_stores
 from cues.forwarding.forwarder import Forwarder
 from cues.queues import marks
 from cues.steps import ownership
+from cues.storage import format_record
 
 Message = dict[str, Any]
 
@@ -93,6 +94,21 @@ def test_relative_paths_are_beside_the_graph_file_or_in_the_current_directory(
     made.directory = tmp_path / "elsewhere"
     testing.run_until_idle(made, tmp_path / "home2")
     assert (tmp_path / "elsewhere" / "data" / "shared" / "data.mdb").exists()
+
+
+def test_another_store_that_its_owner_is_making_gets_the_durability_of_the_graph(tmp_path: Path) -> None:
+    """The data file is there before the record that says the durability."""
+    (tmp_path / "other").mkdir()
+    format_record.make_data_file(tmp_path / "other")
+    made = Graph(
+        "g",
+        [Stream(same, "in", "out")],
+        durability="process",
+        queues={"out": QueueOptions(path=tmp_path / "other")},
+    )
+    testing.run_until_idle(made, tmp_path / "home")
+    with cues.open(tmp_path / "other", durability="process") as store:  # as its owner, who is a moment later
+        assert store.durability == "process"
 
 
 def test_a_path_that_is_the_graphs_own_store_changes_nothing(tmp_path: Path) -> None:

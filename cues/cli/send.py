@@ -22,7 +22,7 @@ from cues.forwarding import other_stores
 from cues.queues.appender import Appender
 from cues.queues.placement import Place
 from cues.queues.queue import Queue
-from cues.queues.store import Store
+from cues.queues.store import Store, open_or_make
 
 _READ_BYTES: Final = 1 << 20
 """Most bytes of stdin in one commit. Only available bytes are read, so the line of a slow writer does not wait."""
@@ -117,7 +117,7 @@ def _message(text: str | bytes) -> dict[str, Any]:
 def _open(target: targets.StoreTarget, create: bool) -> Store:
     if target.file is not None:
         _refuse_lost(target, create)
-        return target.open(readonly=False, durability=None if target.exists else target.file.graph.durability)
+        return open_or_make(target.path, target.file.graph.durability)
     if not create:
         target.require()
     return target.open(readonly=False)

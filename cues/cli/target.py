@@ -65,11 +65,11 @@ class StoreTarget:
         if not self.exists:
             raise StoreNotFound(*self._missing(), path=str(self.path))
 
-    def open(self, readonly: bool = True, durability: str | None = None) -> Store:
+    def open(self, readonly: bool = True) -> Store:
         """Open the store; read-only by default, which does not disturb writers."""
         if readonly:
             self.require()
-        return Store(self.path, durability=durability, readonly=readonly)
+        return Store(self.path, readonly=readonly)
 
     def _missing(self) -> tuple[str, str]:
         message = f"There is no store at {shown(self.path)}"

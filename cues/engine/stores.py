@@ -25,7 +25,7 @@ from cues.graphs.plan import Plan
 from cues.graphs.processor import Node
 from cues.queues.options import QueueOptions
 from cues.queues.queue import Queue, create_queue
-from cues.queues.store import Store
+from cues.queues.store import Store, open_or_make
 from cues.storage.transaction import StoreTransaction
 
 TRY_LOG: Final = QueueOptions(metadata=False)
@@ -95,7 +95,7 @@ def _open_others(stores: Stores, plan: Plan, graph: Graph, accept_topology: bool
             new = not (path / "data.mdb").exists()
             if new and expected and not accept_topology:
                 raise _exchanged(path, f"which has queue {name!r}", "is gone")
-            other = Store(path, durability=graph.durability if new else None)
+            other = open_or_make(path, graph.durability)
             stores.opened.append(other)
             if other._same_as(home):
                 other = home

@@ -9,9 +9,11 @@ The environment below it (:mod:`cues.storage.base_store`) knows transactions and
 from __future__ import annotations
 
 import importlib
+import os
 from typing import Unpack
 
 from cues.base.option_texts import describes
+from cues.errors import DurabilityMismatch
 from cues.queues.options import QUEUE_TEXTS, QueueKeywords
 from cues.queues.queue import Matching, Queue, open_queue
 from cues.storage.base_store import BaseStore
@@ -55,3 +57,15 @@ class Store(BaseStore):
         # The check imports all layers above this one, so it is loaded by name.
         problems: list[str] = importlib.import_module("cues.tools.check").check(self)
         return problems
+
+
+def open_or_make(path: str | os.PathLike[str], durability: str | None) -> Store:
+    """Open the store as it is, or make it with that durability.
+
+    It is not asked first whether the store exists: another process may be making it at this moment, and the file is
+    there before the record with the durability.
+    """
+    try:
+        return Store(path, durability=durability)
+    except DurabilityMismatch:
+        return Store(path)
