@@ -130,3 +130,25 @@ def spark() -> Iterator[SparkSession]:
 
     with cues.spark.session("local[2]", conf={"spark.driver.memory": "1g"}) as found:
         yield found
+
+
+@pytest.fixture(scope="session")
+def s3_server() -> Iterator[dict[str, str]]:
+    """The variables for clients of an S3 server of the tests' own."""
+    import object_store
+
+    with object_store.running() as found:
+        yield found
+
+
+@pytest.fixture
+def object_store(s3_server: dict[str, str], spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The URL of an empty folder in an object store, which the driver and its workers reach."""
+    import object_store as stores
+
+    for name, value in s3_server.items():
+        monkeypatch.setenv(name, value)
+        monkeypatch.setitem(spark.sparkContext.environment, name, value)
+    bucket = f"test-{os.urandom(4).hex()}"
+    stores.make_bucket(bucket)
+    return f"s3://{bucket}/queues"

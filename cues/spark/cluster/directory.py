@@ -1,23 +1,22 @@
-"""A queue on a shared filesystem: a directory of Parquet files, and a log that names the files that count.
+"""A queue on a shared directory: a Delta table, whose data files are written by tasks.
 
-    DIR/<queue>/_cues/queue.json               {"identity": 16 hex digits}, made with the directory
+    DIR/<queue>/_cues/queue.json               {"identity": 16 hex digits}, made with the queue
     DIR/<queue>/_cues/writer.json              {"graph": id} of the graph that writes the queue
-    DIR/<queue>/_spark_metadata/0 … 8          an entry for each step: its new file
-    DIR/<queue>/_spark_metadata/9.compact      every tenth entry lists all files
-    DIR/<queue>/<first>-<count>-by-<processor>-<record>-<token>.parquet
+    DIR/<queue>/_delta_log/<version>.json      an entry for each step: its new files
+    DIR/<queue>/<processor>-<record>-<token>.parquet
 
-    index BIGINT, time TIMESTAMP, hash STRING, value BINARY, meta BINARY
+    partition INT, first BIGINT                of a file, in the log
+    offset BIGINT, time TIMESTAMP, hash STRING, value BINARY, provenance MAP, meta BINARY
 
-The log has the format of Spark's own file sink, byte for byte. So every ``spark.read.parquet`` and
-``spark.readStream.parquet`` sees exactly the messages that count: no file of a step that
-was not committed, no file that is half written, no file twice.
+The index of a message is ``first + offset``. The index of a file's first message is in the log, because it is known
+only when the step commits. Every reader of Delta tables sees exactly the messages that count: no file of a step that
+was not committed, no file twice. Paths in the log are relative, so a directory may be moved.
 
-An entry is put if absent (files.py), so the log has one order, even with several writers. Each entry names its files,
-and the name of a file contains its messages and the step that wrote it. So after a crash
-a driver finds an entry that was written already, and does not write it again.
-
-Files leave the log before they leave the disk (maintenance.py). Only a compact entry can leave files out. To reach its
-number, empty entries are written, which Spark ignores.
+An entry is put if absent (files.py), so the log has one order, even with several writers. It holds a transaction of
+Delta: the writer's id, and the number of its record (ledger.py). So after a crash a driver finds that an entry was
+written, and does not write it again. The library delta-rs reads the log, writes its checkpoints, and deletes old
+entries and files. It does not write entries: its cost for each entry grows with the number of files of the table, from
+2 ms with a thousand files to 100 ms with 200,000, and one such entry is two lines of JSON.
 """
 
 from __future__ import annotations
@@ -25,28 +24,45 @@ from __future__ import annotations
 import json
 import secrets
 import threading
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+import time
+import uuid
+from collections import Counter, deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
-from urllib.parse import unquote, urlparse
+from urllib.parse import quote, unquote
 
-from cues.errors import Diverged, GraphError
+from cues.errors import Diverged, GraphError, Unsupported
 from cues.spark.cluster.files import folder_of
 
 if TYPE_CHECKING:
     from cues.queues.options import QueueOptions
     from cues.spark.cluster.files import Files
 
-SCHEMA: Final = "index BIGINT, time TIMESTAMP_LTZ, hash STRING, value BINARY, meta BINARY"
-"""The columns of a data file. ``meta`` is the provenance of the message (provenance.py); NULL if it has none.
+LOG: Final = "_delta_log"
+_OLD_LOG: Final = "_spark_metadata"
+"""The log of a queue that an earlier version of Cues wrote."""
+CHECKPOINT_EVERY: Final = 100
+"""Entries between two checkpoints of the log. A reader reads the last checkpoint, and the entries after it."""
+KEEP_FILES_H: Final = 24
+"""Hours that a file stays on the disk after it left the log. A reader of an older version of the table needs it."""
 
-In a session with ``spark.sql.timestampType=TIMESTAMP_NTZ``, TIMESTAMP is a time without a zone.
-"""
-LOG: Final = "_spark_metadata"
-COMPACT_EVERY: Final = 10
-"""Spark's ``spark.sql.streaming.fileSink.log.compactInterval``. Spark finds it out from the names of the entries."""
-_VERSION: Final = "v1"
+
+def _field(name: str, kind: Any, nullable: bool = True) -> dict[str, Any]:
+    return {"name": name, "type": kind, "nullable": nullable, "metadata": {}}
+
+
+_PLACE: Final = {"type": "struct", "fields": [_field("t", "long"), _field("time", "timestamp")]}
+_FIELDS: Final = [
+    _field("partition", "integer"),
+    _field("first", "long"),
+    _field("offset", "long"),
+    _field("time", "timestamp"),
+    _field("hash", "string"),
+    _field("value", "binary"),
+    _field("provenance", {"type": "map", "keyType": "string", "valueType": _PLACE, "valueContainsNull": True}),
+    _field("meta", "binary"),
+]
 
 
 @dataclass(frozen=True)
@@ -64,39 +80,10 @@ class DataFile:
         """The index after its last message."""
         return self.first + self.count
 
-    def record_of(self, processor: str) -> int | None:
-        """The number of the record that wrote it; None if that is a record of another processor."""
-        writer, number, _ = self.name.split("-", 2)[2].rsplit("-", 2)
-        return int(number) if writer == f"by-{folder_of(processor)}" else None
 
-    @property
-    def merged(self) -> bool:
-        """True if it was merged from several files."""
-        return self.name.split("-", 2)[2].startswith(_MERGED)
-
-
-_MERGED: Final = "merged-"
-
-
-def file_name(first: int, count: int, writer: str, number: int) -> str:
+def file_name(writer: str, number: int) -> str:
     """The name of a data file; ``writer`` is a processor id, ``number`` that of its record."""
-    return f"{first:020d}-{count:012d}-by-{folder_of(writer)}-{number:012d}-{secrets.token_hex(4)}.parquet"
-
-
-def merged_name(first: int, count: int, graph: str) -> str:
-    """The name of a data file that replaces several; a driver of ``graph`` made it."""
-    return f"{first:020d}-{count:012d}-{_MERGED}{folder_of(graph)}-{secrets.token_hex(4)}.parquet"
-
-
-def written_by(name: str, graph: str) -> bool:
-    """Return True if a driver of this graph made the data file."""
-    rest = name.split("-", 2)[-1]
-    return rest.startswith((f"by-{folder_of(graph)}.", f"{_MERGED}{folder_of(graph)}-"))
-
-
-def data_file(name: str, size: int, modified_ms: int) -> DataFile:
-    first, count, _ = name.split("-", 2)
-    return DataFile(name, int(first), int(count), size, modified_ms)
+    return f"{folder_of(writer)}-{number:012d}-{secrets.token_hex(6)}.parquet"
 
 
 def _damaged(text: str) -> Diverged:
@@ -107,9 +94,10 @@ class QueueDirectory:
     """One queue. A thread that appends holds :attr:`lock` from the read of :attr:`next` until it has appended."""
 
     def __init__(self, files: Files, queue: str, options: QueueOptions, identity: bytes | None = None) -> None:
-        """Open or make the directory. ``identity`` is that of the queue in the driver's store that is copied into it.
+        """Open or make the queue. ``identity`` is that of the queue in the driver's store that is copied into it.
 
-        Raises :class:`Diverged` if the directory belongs to another queue.
+        Raises :class:`Diverged` if the directory belongs to another queue, and :class:`Unsupported` if an earlier
+        version of Cues wrote it.
         """
         self.files = files
         self.queue = queue
@@ -118,16 +106,19 @@ class QueueDirectory:
         self.lock = threading.RLock()
         self.live: tuple[DataFile, ...] = ()
         """The files that count, by index."""
-        self.owed: list[DataFile] = []
-        """Files that are committed and not in the log, because the filesystem failed. Protected by the lock."""
+        self._owed: deque[tuple[str, int, Sequence[DataFile]]] = deque()
+        """Files of records that are not in the log, because the filesystem failed. Protected by the lock."""
         self._held: Counter[str] = Counter()
-        self._entry = -1
+        self.version = -1
+        self._published: dict[str, int] = {}
+        self._table: Any = None
+        refuse_old(files, self.folder)
         self.identity = self._identity(identity)
         self.load()
 
     def _identity(self, expected: bytes | None) -> bytes:
         draft = {"identity": (expected or secrets.token_bytes(8)).hex(), "queue": self.queue}
-        text = self.files.ensure(f"{self.folder}/_cues/queue.json", json.dumps(draft))
+        text = self.files.ensure(f"{self.folder}/_cues/queue.json", json.dumps(draft).encode())
         identity = bytes.fromhex(json.loads(text)["identity"])
         if expected is not None and identity != expected:
             raise Diverged(
@@ -143,14 +134,27 @@ class QueueDirectory:
         Each driver gives the indices of its messages itself, so two would give one index to two messages.
         """
         name = f"{self.folder}/_cues/writer.json"
-        self.files.put(name, json.dumps({"graph": graph}))
-        writer = json.loads(self.files.read(name) or "{}").get("graph")
+        self.files.put(name, json.dumps({"graph": graph}).encode())
+        writer = json.loads(self.files.read(name) or b"{}").get("graph")
         if writer != graph:
             raise GraphError(
                 f"The queue {self.queue!r} in {self.files.url} is written by the graph {writer!r}, and {graph!r} writes"
                 " it too.",
                 "give the queue another name in one of the graphs, or use another --queues DIR.",
             )
+        if self.version < 0:
+            self._commit([], [{"protocol": _PROTOCOL}, {"metaData": self._metadata()}])
+
+    def _metadata(self) -> dict[str, Any]:
+        return {
+            "id": str(uuid.UUID(bytes=self.identity * 2)),
+            "name": self.queue,
+            "format": {"provider": "parquet", "options": {}},
+            "schemaString": json.dumps({"type": "struct", "fields": _FIELDS}),
+            "partitionColumns": ["partition", "first"],
+            "createdTime": time.time_ns() // 1_000_000,
+            "configuration": {},
+        }
 
     # --- the log ---
 
@@ -167,29 +171,62 @@ class QueueDirectory:
     def reaches(self, index: int) -> bool:
         """Return True if the log ends at ``index`` or after it; another driver may have written since it was read."""
         if self.next < index:
-            self.load()
+            self._read_on()
         return self.next >= index
 
     def load(self) -> None:
-        def read(name: str) -> str:
-            text = self.files.read(f"{self.folder}/{LOG}/{name}")
-            if text is None:
-                raise _damaged(f"Entry {name} of the log of {self.files.url}/{self.folder} is missing.")
-            return text
-
+        """Read the log. Raises :class:`Diverged` if it is damaged."""
         with self.lock:
-            entries = self._entries()
-            self._entry = max(entries, default=-1)
-            self.live = live_files(entries, read)
+            self._published = {}
+            self._table, live = read_table(self.files, self.folder)
+            self.version = -1 if self._table is None else self._table.version()
+            self._keep(live)
 
-    def _entries(self) -> dict[int, str]:
-        return entries_of(self.files.names(f"{self.folder}/{LOG}"))
+    def _keep(self, live: Sequence[DataFile]) -> None:
+        self.live = tuple(sorted(live, key=_first))
+        for before, after in zip(self.live, self.live[1:]):
+            if after.first < before.next:
+                raise _damaged(
+                    f"The log of {self.files.url}/{self.folder} has the messages {after.first} to"
+                    f" {min(before.next, after.next) - 1} twice, in {before.name} and {after.name}."
+                )
 
-    def forward(self, name: str) -> None:
-        """Add a file that a step has committed. A file that is in the log already is not added again."""
+    def _read_on(self) -> None:
+        """Read the entries that were written since the log was read."""
         with self.lock:
-            if not self._has(data_file(name, 0, 0)):
-                self.owed.append(self.stored(name))
+            live = {file.name: file for file in self.live}
+            while (raw := self.files.read(self._entry(self.version + 1))) is not None:
+                for line in raw.decode().splitlines():
+                    self._apply(json.loads(line), live)
+                self.version += 1
+            self._keep(list(live.values()))
+
+    def _apply(self, action: dict[str, Any], live: dict[str, DataFile]) -> None:
+        if "add" in action:
+            add = action["add"]
+            name, first = unquote(add["path"]), int(add["partitionValues"]["first"])
+            count = json.loads(add["stats"])["numRecords"]
+            live[name] = DataFile(name, first, count, add["size"], add["modificationTime"])
+        elif "remove" in action:
+            live.pop(unquote(action["remove"]["path"]), None)
+        elif "txn" in action:
+            self._published[action["txn"]["appId"]] = action["txn"]["version"]
+
+    def _entry(self, version: int) -> str:
+        return f"{self.folder}/{LOG}/{version:020d}.json"
+
+    def published(self, writer: str) -> int:
+        """The number of the last record of a writer whose files are in the log; -1 if there is none."""
+        with self.lock:
+            if writer not in self._published:
+                known = None if self._table is None else self._table.transaction_version(writer)
+                self._published[writer] = -1 if known is None else known
+            return self._published[writer]
+
+    def publish(self, writer: str, number: int, new: Sequence[DataFile]) -> None:
+        """Add the files of a record to the log, if they are not in it."""
+        with self.lock:
+            self._owed.append((writer, number, new))
             self.settle()
 
     def settle(self) -> None:
@@ -197,87 +234,63 @@ class QueueDirectory:
 
         Raises :class:`Diverged` if the log has other messages at these indices.
         """
-        while self.owed:
-            file = self.owed[0]
-            if self._has(file):
-                self.owed.pop(0)
-            elif file.first < self.next:
+        while self._owed:
+            writer, number, new = self._owed[0]
+            if self.published(writer) >= number:
+                self._owed.popleft()
+            elif new[0].first < self.next:
                 raise Diverged(
-                    f"The queue {self.queue!r} in {self.files.url} ends with message {self.next - 1}, and {file.name}"
-                    " was committed with other messages for the same indices.",
+                    f"The queue {self.queue!r} in {self.files.url} ends with message {self.next - 1}, and record"
+                    f" {number} of {writer} has committed other messages from {new[0].first} on.",
                     "let one graph write to the queue, and restore the directory from a copy.",
                 )
-            else:
-                self._put([*self.live, file], [file])  # if another driver wrote this entry, the loop looks again
+            else:  # if another driver wrote this entry, the loop looks again
+                self._commit([*self.live, *new], [*map(_add, new), {"txn": {"appId": writer, "version": number}}])
 
-    def _has(self, file: DataFile) -> bool:
-        """Return True if a file's messages are in the log, or were in it."""
-        return self.covers(file) or any(live.name == file.name for live in self.live)
+    def replace(self, gone: Sequence[DataFile], new: Sequence[DataFile]) -> bool:
+        """Replace files in the log: no message changes. Return False if the log has got another entry meanwhile.
 
-    def covers(self, file: DataFile) -> bool:
-        """Return True if a file is not needed: its messages were purged, or are in a merged file."""
-        if file.next <= self.first and self.live:
-            return True
-        return any(live.merged and live.first <= file.first < live.next for live in self.live)
-
-    def replace(self, gone: set[str], new: list[DataFile]) -> bool:
-        """Replace the files named ``gone`` by ``new``. Return False if the log has got another entry meanwhile.
-
-        The caller holds the lock, and deletes the files later.
+        The caller holds the lock. The files stay on the disk for :data:`KEEP_FILES_H`.
         """
-        live = sorted([*(file for file in self.live if file.name not in gone), *new], key=_first)
-        while (self._entry + 2) % COMPACT_EVERY:
-            if not self._put(list(self.live), []):
-                return False
-        return self._put(live, new)
+        names = {file.name for file in gone}
+        now = time.time_ns() // 1_000_000
+        removed = [{"remove": {"path": quote(n), "deletionTimestamp": now, "dataChange": not new}} for n in names]
+        added = [{"add": _add(file)["add"] | {"dataChange": False}} for file in new]
+        return self._commit([*(file for file in self.live if file.name not in names), *new], [*removed, *added])
 
-    def _put(self, live: list[DataFile], new: list[DataFile]) -> bool:
-        """Write the next entry. If its number is taken, read the log again and return False."""
-        number = self._entry + 1
-        compact = (number + 1) % COMPACT_EVERY == 0
-        lines = [self._line(file) for file in (live if compact else new)]
-        name = f"{number}.compact" if compact else str(number)
-        put = self.files.put(f"{self.folder}/{LOG}/{name}", "\n".join([_VERSION, *lines]))
-        if not put or max(self._entries()) > number:  # taken; or taken once, and deleted after many later entries
-            self.load()
+    def _commit(self, live: Sequence[DataFile], actions: Sequence[dict[str, Any]]) -> bool:
+        """Write the next entry. If its number is taken, read on and return False."""
+        about = {"timestamp": time.time_ns() // 1_000_000, "operation": "WRITE", "engineInfo": "cues"}
+        lines = [json.dumps(action) for action in ({"commitInfo": about}, *actions)]
+        if not self.files.put(self._entry(self.version + 1), "\n".join(lines).encode()):
+            self._read_on()
             return False
-        self._entry = number
-        self.live = tuple(live)
-        if compact:
-            self._trim(number)
+        self.version += 1
+        for action in actions:
+            if "txn" in action:
+                self._apply(action, {})
+        self._keep(live)
         return True
 
-    def _trim(self, number: int) -> None:
-        """Delete old entries. Readers need none before the last compact entry but one."""
-        for entry, name in self._entries().items():
-            if entry < number - 2 * COMPACT_EVERY:
-                self.files.delete(f"{self.folder}/{LOG}/{name}")
+    def checkpoint(self) -> None:
+        """Let the library write a checkpoint of the log, and delete entries that no reader needs any more."""
+        table, _ = read_table(self.files, self.folder)
+        table.create_checkpoint()
+        table.cleanup_metadata()
 
-    def _line(self, file: DataFile) -> str:
-        line = {
-            "path": str(self.files.path(f"{self.folder}/{file.name}").toUri().toString()),
-            "size": file.size,
-            "isDir": False,
-            "modificationTime": file.modified_ms,
-            "blockReplication": 1,
-            "blockSize": 33_554_432,
-            "action": "add",
-        }
-        return json.dumps(line, separators=(",", ":"))
+    def vacuum(self) -> None:
+        """Let the library delete the files that left the log, and those that no step has committed, after a day.
+
+        Call it when the files of every record are in the log.
+        """
+        table, _ = read_table(self.files, self.folder)
+        gone = table.vacuum(retention_hours=KEEP_FILES_H, dry_run=True, enforce_retention_duration=False)
+        for path in gone:
+            name = unquote(path.rpartition("/")[2])
+            if not self._held[name]:
+                self.files.delete(f"{self.folder}/{name}")
 
     # --- files ---
-
-    def adopt(self, source: str, name: str) -> DataFile:
-        """Move a file that Spark wrote into the directory. Readers do not see it before it is in the log."""
-        self.files.move(source, f"{self.folder}/{name}")
-        return self.stored(name)
-
-    def stored(self, name: str) -> DataFile:
-        """A file of the directory. Raises :class:`Diverged` if it is gone."""
-        status = self.files.status(f"{self.folder}/{name}")
-        if status is None:
-            raise _damaged(f"{self.files.url}/{self.folder}/{name}, which a step has committed, is gone.")
-        return data_file(name, *status)
 
     def within(self, start: int, stop: int) -> list[DataFile]:
         """The files that hold the messages [start, stop)."""
@@ -308,47 +321,57 @@ class QueueDirectory:
         with self.lock:
             self._held.subtract(file.name for file in files)
 
-    def is_held(self, name: str) -> bool:
-        """Return True if a step reads the file."""
-        with self.lock:
-            return self._held[name] > 0
 
-    def urls(self, files: list[DataFile]) -> list[str]:
-        """The URLs of files, for Spark's readers."""
-        return [self.files.url_of(f"{self.folder}/{file.name}") for file in files]
-
-
-# --- reading a log ------------------------------------------------------------------------------
-
-
-def entries_of(names: Iterable[str]) -> dict[int, str]:
-    """The names of the entries of a log, by number. Other files in its folder are left out."""
-    split = [(name, *name.partition(".")[::2]) for name in names]
-    return {int(number): name for name, number, rest in split if number.isdigit() and rest in ("", "compact")}
-
-
-def live_files(entries: Mapping[int, str], read: Callable[[str], str]) -> tuple[DataFile, ...]:
-    """The files that count, by index, from the last compact entry on. ``read`` returns the text of an entry."""
-    last = max(entries, default=-1)
-    start = max(0, (last + 1) // COMPACT_EVERY * COMPACT_EVERY - 1)
-    texts = [read(entries.get(number, str(number))) for number in range(start, last + 1)]
-    return tuple(sorted((file for text in texts for file in parse_entry(text)), key=_first))
+_PROTOCOL: Final = {"minReaderVersion": 1, "minWriterVersion": 2}
 
 
 def _first(file: DataFile) -> int:
     return file.first
 
 
-def parse_entry(text: str) -> list[DataFile]:
-    """The files of an entry."""
-    version, *lines = text.split("\n")
-    if version != _VERSION:
-        raise Diverged(
-            f"A queue's log has the format {version!r}; this version reads {_VERSION!r}.",
-            "install a newer Cues, or a pyspark between 4.2 and 4.3.",
+def _add(file: DataFile) -> dict[str, Any]:
+    return {
+        "add": {
+            "path": quote(file.name),
+            "partitionValues": {"partition": "0", "first": str(file.first)},
+            "size": file.size,
+            "modificationTime": file.modified_ms,
+            "dataChange": True,
+            "stats": json.dumps({"numRecords": file.count}),
+        }
+    }
+
+
+# --- reading a log ------------------------------------------------------------------------------
+
+
+def refuse_old(files: Files, folder: str) -> None:
+    """Raise :class:`Unsupported` if an earlier version of Cues wrote the queue."""
+    if files.names(f"{folder}/{_OLD_LOG}"):
+        raise Unsupported(
+            f"The queue in {files.url}/{folder} was written by an earlier version of Cues: its log is {_OLD_LOG}, and"
+            " this version writes Delta tables.",
+            "let the earlier version finish, or read the queue with spark.read.parquet; then start over with another"
+            " --queues DIR, which is fed from the store again.",
         )
-    entries: list[dict[str, Any]] = [json.loads(line) for line in lines if line]
-    return [
-        data_file(unquote(urlparse(entry["path"]).path).rpartition("/")[2], entry["size"], entry["modificationTime"])
-        for entry in entries
-    ]
+
+
+def read_table(files: Files, folder: str) -> tuple[Any, list[DataFile]]:
+    """The table of a queue, opened by delta-rs, and its files; no table if nothing was written.
+
+    Raises :class:`Diverged` if the log is damaged.
+    """
+    from deltalake import DeltaTable
+    from deltalake.exceptions import DeltaError, TableNotFoundError
+
+    if not files.names(f"{folder}/{LOG}"):
+        return None, []
+    try:
+        table = DeltaTable(files.table(folder))
+        adds = table.get_add_actions(flatten=True)
+    except (DeltaError, TableNotFoundError, OSError, ValueError) as error:
+        raise _damaged(
+            f"The log of {files.url}/{folder} cannot be read: {str(error).partition(': ParsedLogPath')[0]}."
+        ) from error
+    names = ("path", "partition.first", "num_records", "size_bytes", "modification_time")
+    return table, [DataFile(unquote(row[0]), *row[1:]) for row in zip(*(adds[name].to_pylist() for name in names))]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import secrets
@@ -14,11 +13,8 @@ from typing import TYPE_CHECKING, Any
 from cues import faults
 from cues.base import events
 from cues.errors import Diverged
-from cues.spark.cluster.files import folder_of
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
-
     from cues.spark.cluster.directory import QueueDirectory
     from cues.spark.cluster.files import Files
     from cues.spark.cluster.ledger import Ledger, LedgerRecord
@@ -42,26 +38,13 @@ class Driver:
         self.emit = emit
         self.pause = pause
         self.owner = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(6)}"
-        self.work = f"_cues/work/{folder_of(graph)}/{folder_of(self.owner)}"
-        self.store_id = str(json.loads(files.ensure("_cues/id.json", json.dumps({"id": secrets.token_hex(8)})))["id"])
+        draft = json.dumps({"id": secrets.token_hex(8)}).encode()
+        self.store_id = str(json.loads(files.ensure("_cues/id.json", draft))["id"])
         self.queues: dict[str, QueueDirectory] = {}
         self.closed = False
         self.bell = threading.Condition()
         """Rung for each change: messages on a queue, or a processor that is idle now or has stopped."""
         self.rings = 0
-        self._names = itertools.count()
-
-    def scratch(self) -> str:
-        """The name of a folder for one job."""
-        return f"{self.work}/{next(self._names):08d}"
-
-    def write_file(self, rows: DataFrame, name: str) -> None:
-        """Write the rows, which are in one partition, into a file. It appears under its name when it is whole."""
-        folder = self.scratch()
-        rows.write.option("maxRecordsPerFile", 0).parquet(self.files.url_of(folder))
-        (part,) = self.files.parts(folder)
-        self.files.move(f"{folder}/{part}", name)
-        self.files.delete(folder)
 
     def claim(
         self, ledger: Ledger, positions: Callable[[LedgerRecord | None], dict[str, tuple[str, int]]]
@@ -73,8 +56,14 @@ class Driver:
         """
         while True:
             last = ledger.read()
-            self._compare(ledger.processor, last)
-            for queue, name in last.files.items() if last is not None else ():
+            try:
+                self._compare(ledger.processor, last)
+            except Diverged:
+                if ledger.read() != last:  # another driver still runs the processor, and has made a step
+                    continue
+                raise
+            number = -1 if last is None else last.number
+            for queue, new in last.files.items() if last is not None else ():
                 if queue not in self.queues:
                     raise Diverged(
                         f"The last step of {ledger.processor} wrote to the queue {queue!r}, which the graph does not"
@@ -82,7 +71,7 @@ class Driver:
                         "run the graph once as it was, with this queue, and change it after that.",
                         processor=ledger.processor,
                     )
-                self.queues[queue].forward(name)
+                self.queues[queue].publish(ledger.processor, number, new)
                 faults.point("spark.forwarded")
             if ledger.claim(last, positions(last)):
                 return last
@@ -91,8 +80,7 @@ class Driver:
         """Raise :class:`Diverged` if the queues lack messages of the processor's records, or the records are older."""
         number = last.number if last is not None else -1
         for directory in self.queues.values():
-            made = (file.record_of(processor) for file in directory.live)
-            newest = max((record for record in made if record is not None), default=-1)
+            newest = directory.published(processor)
             if newest > number:
                 raise Diverged(
                     f"The queue {directory.queue!r} holds messages of record {newest} of {processor}, and its"

@@ -22,7 +22,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from cues import codec, faults
+from cues import faults
 from cues.base import events, names
 from cues.engine.engine import Host
 from cues.engine.local import EmbeddedEngine, join
@@ -33,10 +33,11 @@ from cues.graphs.declaration import Processor, Source
 from cues.graphs.graph import Graph
 from cues.graphs.plan import build
 from cues.graphs.processor import FRAME, Node
-from cues.spark.cluster.directory import SCHEMA, QueueDirectory
+from cues.spark.cluster.data import messages, pieces_of
+from cues.spark.cluster.directory import QueueDirectory
 from cues.spark.cluster.driver import Driver
 from cues.spark.cluster.feeder import Feeder
-from cues.spark.cluster.files import RENAME_COPIES, Files
+from cues.spark.cluster.files import open_files
 from cues.spark.cluster.frames import FrameStage
 from cues.spark.cluster.ingest import StreamIngest
 from cues.spark.cluster.lease import DriverLease
@@ -58,7 +59,7 @@ if TYPE_CHECKING:
 
 _FENCE_S = 1.0
 """Time between two checks that an idle stage still owns its processor."""
-FEED_GAP_S = 0.5
+FEED_GAP_S = 0.05
 """Least time between two copies of a feeder. The messages that a source yields meanwhile are one step, not ten."""
 _KEEP_AGAIN_S = 60.0
 """Wait of the keeper after a failure."""
@@ -207,11 +208,8 @@ class _SharedQueues:
         directory = self._driver.queues.get(queue)
         if directory is None or queue in self._home:
             return None
-        urls = directory.urls(list(directory.live))
-        if not urls:
-            return []
-        rows = self._driver.session.read.schema(SCHEMA).parquet(*urls).orderBy("index").select("value").collect()
-        return [codec.unpack(bytes(row.value)) for row in rows]
+        pieces = pieces_of(directory.folder, directory.live, directory.first, directory.next)
+        return [message for *_, message in messages(self._driver.files, pieces)]
 
     def check_send(self, queue: str) -> None:
         if queue in self._driver.queues and queue not in self._home:
@@ -265,8 +263,7 @@ class ClusterEngine:
             remote = [node for node in plan.running if node.kind != "source"]
             self.spark = open_session(self._opened, graph, plan, self._given, self._master, remote)
             _refuse_speculation(self.spark, plan)
-            files = Files(self.spark, self._place)
-            self._opened.callback(files.close)
+            files = open_files(os.fspath(self._place))
             self.driver = Driver(self.spark, files, graph.id, plan.system, host.emit, host.pause)
             self._lease = DriverLease(files, graph.id, self.driver.owner)
             self._lease.acquire(self._options["take_over"])
@@ -285,9 +282,6 @@ class ClusterEngine:
         address = self.spark.sparkContext.uiWebUrl
         text = f"{graph.id} runs on Spark {self.spark.version}, its queues in {files.url}"
         host.emit(events.Event("", text + (f": {address}" if address else "")))
-        if files.scheme in RENAME_COPIES:
-            text = f"{files.scheme}:// decides nothing between two drivers that commit at once: run one"
-            host.emit(events.Event("", text, logging.WARNING))
 
     def _open_stages(self) -> None:
         """Open the queues, claim every processor, sweep, and start the threads."""
@@ -318,7 +312,7 @@ class ClusterEngine:
         for directory in driver.queues.values():
             directory.load()  # from here on only this driver changes it
         faults.point("spark.claimed")
-        sweep(driver, stages, [*(feeder.ledger for feeder in feeders), *(inlet.ledger for inlet in inlets)])
+        sweep(driver, stages)
         self.shared = _SharedQueues(driver, stages, home)
         self._stages = [_StageThread(host, driver, stage) for stage in stages]
         self._inlets = [_InletThread(host, driver, inlet) for inlet in inlets]
@@ -411,7 +405,6 @@ class ClusterEngine:
         """Give everything back. A session of the user continues."""
         try:
             self.sources.close()
-            self.driver.files.delete(self.driver.work)
         finally:
             self._opened.close()
 

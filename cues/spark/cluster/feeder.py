@@ -10,40 +10,28 @@ other processors, from runs of another engine on the store, are not copied: here
 
 from __future__ import annotations
 
-import functools
 import logging
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Final
-
-import pyarrow as pa
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from cues import codec
 from cues.base import events, names
 from cues.errors import Diverged, Unsupported
 from cues.queues.tailer import Tailer
-from cues.records import provenance
 from cues.records.batch import Batch
-from cues.spark.cluster.directory import file_name
+from cues.records.provenance import Provenance, concat, decode
+from cues.spark.cluster.data import Writer
 from cues.spark.cluster.ledger import Ledger, LedgerRecord
-from cues.spark.cluster.publish import Written, publish
+from cues.spark.cluster.publish import publish
 
 if TYPE_CHECKING:
     from cues.queues.queue import Queue
-    from cues.spark.cluster.directory import QueueDirectory
+    from cues.spark.cluster.directory import DataFile, QueueDirectory
     from cues.spark.cluster.driver import Driver
 
 FEED_MESSAGES: Final = 50_000
 FEED_BYTES: Final = 16 << 20
 """Most bytes of one copy, which is in the driver's memory."""
-ROWS: Final = pa.schema(
-    [
-        ("index", pa.int64()),
-        ("time", pa.timestamp("us", tz="UTC")),
-        ("hash", pa.string()),
-        ("value", pa.binary()),
-        ("meta", pa.binary()),
-    ]
-)
 
 
 class Feeder:
@@ -88,30 +76,34 @@ class Feeder:
 
     def step(self) -> bool:
         """Make one copy; return False if there is nothing to copy. Raises :class:`Fenced`."""
-        columns, first, next = self._read(self.position)
-        if not columns["index"]:
+        runs, first, next = self._read(self.position)
+        if not runs:
             self.ledger.check()
             return False
         if not self.same:
-            columns = _of_sources(columns)
+            runs = [run for run in map(_of_sources, runs) if run.values]
         if first > self.position:
             text = f"{first - self.position:,} messages of {self.queue.id} were purged before they were copied"
             self.driver.emit(events.Event(self.ledger.processor, text, logging.WARNING))
         identity = self.ledger.now.positions[self.queue.id][0]
-        write = functools.partial(self._write, columns, first)
-        directories = [self.directory] if columns["index"] else []
-        publish(self.ledger, directories, write, positions={self.queue.id: (identity, next)})
+        file = self._write(runs) if runs else None
+        publish(
+            self.ledger,
+            {} if file is None else {self.directory: [file]},
+            first if self.same else None,
+            positions={self.queue.id: (identity, next)},
+        )
         self._reader.to_index(next)
         self.driver.ring()
         return True
 
-    def _read(self, start: int) -> tuple[dict[str, list[Any]], int, int]:
-        """The columns of the messages from an index on, their first index, and the index after the last."""
+    def _read(self, start: int) -> tuple[list[_Run], int, int]:
+        """The messages from an index on, the index of the first, and the index after the last."""
         with self.queue.store._view() as txn:
             row = self.queue._log.row(txn)
-            first = max(start, row.first)
+            next = first = max(start, row.first)
             raws = self.queue._log.read(txn, row, first, FEED_MESSAGES, FEED_BYTES)
-        columns: dict[str, list[Any]] = {name: [] for name in ROWS.names}
+        runs = []
         for batch in self.queue._log.batches(raws):
             low, high = max(first, batch.first), min(batch.next, first + FEED_MESSAGES)
             if high <= low:
@@ -122,37 +114,40 @@ class Feeder:
                     " queue in a shared directory cannot keep.",
                     "use a queue without them, or run Spark without queues=.",
                 )
-            columns["index"] += range(low, high)
-            columns["time"] += [batch.head.time_ns // 1000] * (high - low)
-            columns["hash"] += [batch.head.hash.hex() if batch.head.hash else None] * (high - low)
-            columns["value"] += _values(batch)[low - batch.first : high - batch.first]
-            columns["meta"] += _metas(batch)[low - batch.first : high - batch.first]
-        return columns, first, columns["index"][-1] + 1 if columns["index"] else first
+            runs.append(_run(batch, low - batch.first, high - batch.first))
+            next = high
+        return runs, first, next
 
-    def _write(self, columns: dict[str, list[Any]], first: int) -> Written:
-        start = first if self.same else self.directory.next
-        count = len(columns["index"])
-        columns["index"] = list(range(start, start + count))
-        rows = pa.Table.from_arrays([pa.array(columns[f.name], f.type) for f in ROWS], schema=ROWS)
-        name = file_name(start, count, self.ledger.processor, self.ledger.now.number + 1)
-        self.driver.write_file(self.driver.session.createDataFrame(rows).coalesce(1), f"{self.directory.folder}/{name}")
-        return [(self.directory, self.directory.stored(name))]
-
-
-def _of_sources(columns: dict[str, list[Any]]) -> dict[str, list[Any]]:
-    """The rows of an error queue without the failures of streams and sinks."""
-    kinds = [codec.unpack(value).get(names.ERR_CONFIG, {}).get("kind", "source") for value in columns["value"]]
-    return {name: [value for value, kind in zip(rows, kinds) if kind == "source"] for name, rows in columns.items()}
+    def _write(self, runs: list[_Run]) -> DataFile | None:
+        driver, record = self.driver, self.ledger.now.number + 1
+        writer = Writer(driver.files, self.directory.folder, self.ledger.processor, record, 0)
+        writer.add(
+            [value for run in runs for value in run.values],
+            [run.hash for run in runs for _ in run.values],
+            concat([run.came for run in runs]),
+            [run.time_us for run in runs for _ in run.values],
+        )
+        return writer.close()
 
 
-def _values(batch: Batch) -> list[bytes]:
-    body, cuts = batch.body(), batch.cuts()
-    return [bytes(body[low:high]) for low, high in pairwise(cuts)]
+class _Run(NamedTuple):
+    """The messages of one record batch."""
+
+    values: list[bytes]
+    hash: str | None
+    time_us: int
+    came: Provenance
 
 
-def _metas(batch: Batch) -> list[bytes | None]:
-    count = batch.head.count
-    if batch.head.provenance is None:
-        return [None] * count
-    came = provenance.decode(batch.head.provenance, count)
-    return [came.slice(at, at + 1).encode() for at in range(count)]
+def _run(batch: Batch, start: int, stop: int) -> _Run:
+    body, cuts, head = batch.body(), batch.cuts(), batch.head
+    values = [bytes(body[low:high]) for low, high in pairwise(cuts[start : stop + 1])]
+    came = Provenance(head.count, {}) if head.provenance is None else decode(head.provenance, head.count)
+    return _Run(values, head.hash.hex() if head.hash else None, head.time_ns // 1000, came.slice(start, stop))
+
+
+def _of_sources(run: _Run) -> _Run:
+    """The messages of an error queue without the failures of streams and sinks."""
+    kinds = [codec.unpack(value).get(names.ERR_CONFIG, {}).get("kind", "source") for value in run.values]
+    chosen = [offset for offset, kind in enumerate(kinds) if kind == "source"]
+    return run._replace(values=[run.values[offset] for offset in chosen], came=run.came.select(chosen))

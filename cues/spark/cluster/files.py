@@ -1,180 +1,318 @@
-"""A directory on any filesystem that Hadoop knows, as the driver uses it.
+"""The directory that driver and executors share: a path on a mount, or a prefix of an object store.
 
-All calls use the JVM's own client, which has the cluster's settings and credentials. Only messages are
-read and written by Spark.
+    /mnt/queues               a filesystem that every machine has mounted at this path
+    s3://bucket/queues        an object store; also gs://, az:// and abfs://
 
-Exactness depends on :meth:`Files.put`: a file appears under its name whole, or not at all, and of
-several drivers that put the same name, one succeeds. A draft is written beside it, and then
+No call uses Spark or Hadoop. A task opens the directory by its place again, so settings and credentials of an object
+store are the variables that its own tools use (``AWS_ENDPOINT_URL``, ``GOOGLE_APPLICATION_CREDENTIALS``, …), set for
+the driver and for the executors.
 
-    file://          the draft gets the name as a second hard link, which fails if the name is taken (NFS too)
-    anything else    the draft is renamed without permission to overwrite, which HDFS and Azure's hierarchical
-                     namespaces decide in one place
+Exactness depends on :meth:`Files.put`: a file appears under its name whole, or not at all, and of several drivers
+that put the same name, one succeeds.
 
-Not guaranteed: the same on object stores whose rename is a copy (s3a, gs, wasb). There the steps of one
-driver are exact, but only the lease keeps two drivers apart.
+    a mount          a draft gets the name as a second hard link, which fails if the name is taken (NFS too)
+    an object store  a put on the condition that the name is not taken
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
+import functools
+import io
 import os
+import re
 import secrets
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final, cast
-from urllib.parse import quote
+import shutil
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import unquote
 
 from cues.errors import Unsupported
-from cues.spark.session import in_short
 
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
-RENAME_COPIES: Final = ("s3a", "s3", "s3n", "gs", "wasb", "wasbs", "oss", "cosn")
-"""Schemes whose rename does not decide between two drivers."""
+_STORES: Final = ("s3", "s3a", "gs", "az", "azure", "abfs", "abfss")
+"""The schemes of object stores."""
 
 
-class Files:
-    """A directory; names are relative to it. Used by many threads."""
+@functools.cache
+def open_files(place: str) -> Files:
+    """Open or make the directory. Raises :class:`Unsupported` if it cannot be reached."""
+    scheme, separator, rest = place.partition("://")
+    if separator and scheme in _STORES:
+        return ObjectFiles(place)
+    if separator and scheme != "file":
+        raise Unsupported(
+            f"Queues cannot be kept in {place}: {scheme}:// is not supported.",
+            f"name a path that every machine has mounted, or a URL that begins with {', '.join(_STORES)}.",
+        )
+    return LocalFiles(rest if separator else place.removeprefix("file:"))
 
-    def __init__(self, session: SparkSession, place: str | os.PathLike[str]) -> None:
-        """Open or make the directory. Raises :class:`Unsupported` if the filesystem cannot be reached."""
-        place = os.fspath(place)
-        if "://" not in place and not place.startswith("file:"):
-            place = "file://" + quote(os.path.abspath(os.path.expanduser(place)))
-        self._jvm = cast(Any, session._jvm)
-        self._hadoop: Any = self._jvm.org.apache.hadoop
-        conf = cast(Any, session._jsc).hadoopConfiguration()
-        try:
-            root = self._hadoop.fs.Path(self._jvm.java.net.URI(place))
-            # A separate instance, because Spark's cached one must continue to write checksums.
-            self._fs: Any = self._hadoop.fs.FileSystem.newInstance(root.toUri(), conf)
-            self._fs.setWriteChecksum(False)
-            self._root = self._fs.makeQualified(root)
-            self._fs.mkdirs(self._root)
-        except Exception as error:
-            raise Unsupported(
-                f"The queues cannot be kept in {place}: {in_short(error)}.",
-                "name a directory that this machine and all executors share: a path, or a URL that Hadoop knows.",
-            ) from error
-        self.url = str(self._root.toString())
-        self.scheme = str(self._root.toUri().getScheme())
-        self._context: Any = self._hadoop.fs.FileContext.getFileContext(self._root.toUri(), conf)
-        rename = self._jvm.java.lang.Class.forName("org.apache.hadoop.fs.Options$Rename")
-        self._no_options = self._jvm.java.lang.reflect.Array.newInstance(rename, 0)
 
-    def path(self, name: str) -> Any:
-        """A name as a Path of Hadoop."""
-        return self._hadoop.fs.Path(self._root, name) if name else self._root
+class Files(ABC):
+    """A directory. Names are relative to it. Used by many threads."""
 
-    def url_of(self, name: str) -> str:
-        """A name as a URL for Spark's readers and writers, without escapes."""
-        return str(self.path(name).toString())
+    url: str
+    """The directory, as errors show it."""
 
-    # --- reading ---
+    def __init__(self, place: str) -> None:
+        self.place = place
 
+    def __reduce__(self) -> Any:
+        return open_files, (self.place,)
+
+    @abstractmethod
     def names(self, folder: str) -> list[str]:
-        """The names in a folder, sorted; none if the folder does not exist."""
-        statuses = _unless_missing(self._fs.listStatus, self.path(folder))
-        return sorted(str(status.getPath().getName()) for status in statuses or ())
+        """The names in a folder, sorted, without those that begin with a dot; none if the folder does not exist."""
 
-    def parts(self, folder: str) -> list[str]:
-        """The files that a job of Spark has written into a folder."""
-        return [name for name in self.names(folder) if name.startswith("part-")]
+    @abstractmethod
+    def size(self, name: str) -> int | None:
+        """The size of a file in bytes; None if it does not exist."""
 
-    def status(self, name: str) -> tuple[int, int] | None:
-        """The size and the time of a file, in bytes and ms; None if it does not exist."""
-        status = _unless_missing(self._fs.getFileStatus, self.path(name))
-        return None if status is None else (int(status.getLen()), int(status.getModificationTime()))
+    @abstractmethod
+    def read(self, name: str) -> bytes | None:
+        """The content of a file; None if it does not exist."""
 
-    def read(self, name: str) -> str | None:
-        """The text of a small file; None if it does not exist."""
-        stream = _unless_missing(self._fs.open, self.path(name))
-        if stream is None:
-            return None
-        try:
-            return str(self._jvm.org.apache.commons.io.IOUtils.toString(stream, "UTF-8"))
-        finally:
-            stream.close()
+    @abstractmethod
+    def open(self, name: str) -> Any:
+        """A file for pyarrow's readers. Raises :class:`FileNotFoundError`."""
 
-    # --- changing ---
-
-    def put(self, name: str, text: str) -> bool:
-        """Write a small file if the name is not taken. Return whether it was written.
+    @abstractmethod
+    def put(self, name: str, data: bytes) -> bool:
+        """Write a small file if the name is not taken. Return True if this call has written it.
 
         The file exists whole or not at all. It is on the disk as far as the filesystem guarantees it.
         """
-        folder, _, last = name.rpartition("/")
-        draft = f"{folder}/.{last}.{secrets.token_hex(8)}"
-        self.write(draft, text)
-        try:
-            if self.scheme == "file":
-                return self._link(draft, name)
-            self._context.rename(self.path(draft), self.path(name), self._no_options)
-            return True
-        except Exception as error:
-            if _is(error, "FileAlreadyExistsException"):
-                return False
-            raise
-        finally:
-            self._fs.delete(self.path(draft), False)
 
-    def ensure(self, name: str, text: str) -> str:
-        """Return the text of a small file. If it does not exist, write ``text``, or read that of another writer."""
-        kept = self.read(name)
-        if kept is None:
-            self.put(name, text)
-            kept = self.read(name)
-        return kept or ""
-
-    def _link(self, draft: str, name: str) -> bool:
-        try:
-            os.link(self._local(draft), self._local(name))
-        except FileExistsError:
-            return False
-        except PermissionError as error:
-            raise Unsupported(
-                f"{self.url} makes no hard links ({error.strerror}). Cues needs them, so that only one of two"
-                " drivers can commit.",
-                "name a directory on a filesystem that has them, or a Hadoop URL such as hdfs://….",
-            ) from error
-        _sync(os.path.dirname(self._local(name)))
-        return True
-
-    def _local(self, name: str) -> str:
-        return str(self.path(name).toUri().getPath())
-
-    def write(self, name: str, text: str) -> None:
+    @abstractmethod
+    def write(self, name: str, data: bytes) -> None:
         """Write a small file, over the old one if there is one. A reader may see a part of it meanwhile."""
-        stream = self._fs.create(self.path(name), True)
-        try:
-            stream.write(bytearray(text.encode()))
-            stream.hsync()
-        finally:
-            stream.close()
 
-    def move(self, name: str, to: str) -> None:
-        """Rename a file, and sync it on a plain mount. No other writer may use the new name."""
-        target = self.path(to)
-        self._fs.mkdirs(target.getParent())
-        if self.scheme == "file":
-            _sync(self._local(name))
-        if not self._fs.rename(self.path(name), target):
-            raise OSError(f"{self.url_of(name)} cannot be renamed to {target}")
-        if self.scheme == "file":
-            _sync(os.path.dirname(self._local(to)))
+    @abstractmethod
+    def create(self, name: str) -> contextlib.AbstractContextManager[Any]:
+        """A new file for pyarrow's writers. It is on the disk when the block ends."""
 
+    @abstractmethod
     def delete(self, name: str) -> None:
         """Delete a file, or a folder with its content, if it exists."""
-        self._fs.delete(self.path(name), True)
 
-    def close(self) -> None:
-        """Close the client, if its Java still runs."""
-        with contextlib.suppress(Exception):
-            self._fs.close()
+    @abstractmethod
+    def table(self, name: str) -> str:
+        """The URL of a folder, for delta-rs."""
+
+    @abstractmethod
+    def for_spark(self, name: str) -> str:
+        """The URL of a folder, for Spark's own files: the checkpoint of a stream."""
+
+    def ensure(self, name: str, data: bytes) -> bytes:
+        """Return the content of a small file. If it does not exist, write ``data``, or read that of another writer."""
+        kept = self.read(name)
+        if kept is None:
+            self.put(name, data)
+            kept = self.read(name)
+        return kept or b""
+
+
+class LocalFiles(Files):
+    """A directory on a mount."""
+
+    def __init__(self, place: str) -> None:
+        self.url = os.path.abspath(os.path.expanduser(place))
+        super().__init__(self.url)
+        try:
+            os.makedirs(self.url, exist_ok=True)
+        except OSError as error:
+            raise Unsupported(
+                f"The queues cannot be kept in {self.url}: {error.strerror}.",
+                "name a directory that this machine and all executors share.",
+            ) from error
+
+    def path(self, name: str) -> str:
+        return os.path.join(self.url, name)
+
+    def names(self, folder: str) -> list[str]:
+        try:
+            return sorted(name for name in os.listdir(self.path(folder)) if name[0] != ".")
+        except FileNotFoundError:
+            return []
+
+    def size(self, name: str) -> int | None:
+        try:
+            return os.stat(self.path(name)).st_size
+        except FileNotFoundError:
+            return None
+
+    def read(self, name: str) -> bytes | None:
+        try:
+            with open(self.path(name), "rb") as file:
+                return file.read()
+        except FileNotFoundError:
+            return None
+
+    def open(self, name: str) -> Any:
+        return self.path(name)
+
+    def put(self, name: str, data: bytes) -> bool:
+        path = self.path(name)
+        folder, last = os.path.split(path)
+        draft = os.path.join(folder, f".{last}.{secrets.token_hex(8)}")
+        self._store(draft, data)
+        try:
+            os.link(draft, path)
+        except FileExistsError:
+            return False
+        except OSError as error:
+            if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EMLINK, errno.ENOSYS):
+                raise
+            raise Unsupported(
+                f"{self.url} is on a filesystem without hard links, which decide between two drivers.",
+                "name a directory on a filesystem that has them, or an object store.",
+            ) from error
+        finally:
+            os.unlink(draft)
+        _sync(folder)
+        return True
+
+    def write(self, name: str, data: bytes) -> None:
+        self._store(self.path(name), data)
+
+    def _store(self, path: str, data: bytes) -> None:
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        with open(path, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+
+    @contextlib.contextmanager
+    def create(self, name: str) -> Iterator[Any]:
+        path = self.path(name)
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        with open(path, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        _sync(os.path.dirname(path))
+
+    def delete(self, name: str) -> None:
+        path = self.path(name)
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.isdir(path):
+                shutil.rmtree(path)
+            else:
+                os.unlink(path)
+
+    def table(self, name: str) -> str:
+        return self.path(name)
+
+    def for_spark(self, name: str) -> str:
+        return Path(self.path(name)).as_uri()
+
+
+class ObjectFiles(Files):
+    """A prefix of an object store."""
+
+    def __init__(self, place: str) -> None:
+        super().__init__(place.rstrip("/"))
+        try:
+            import obstore
+            from obstore.store import from_url
+        except ImportError:
+            from cues.errors import NotInstalled
+
+            raise NotInstalled(
+                f"{place} needs the package obstore, which is not installed.", "run pip install 'cues-streams[spark]'."
+            ) from None
+        self.url = self.place
+        self._obstore = obstore
+        try:
+            self._store: Any = from_url(self.url.replace("s3a://", "s3://", 1))
+            self.names("_cues")
+        except Exception as error:
+            raise Unsupported(
+                f"The queues cannot be kept in {self.url}: {str(error).partition(chr(10))[0]}.",
+                "check the name, and the variables with the credentials of the object store.",
+            ) from error
+
+    def names(self, folder: str) -> list[str]:
+        prefix = f"{folder}/"
+        listed = self._obstore.list_with_delimiter(self._store, prefix)
+        paths = [*listed["common_prefixes"], *(found["path"] for found in listed["objects"])]
+        names = {path.rstrip("/").removeprefix(prefix) for path in paths}
+        return sorted(name for name in names if name and name[0] != ".")
+
+    def size(self, name: str) -> int | None:
+        try:
+            return int(self._obstore.head(self._store, name)["size"])
+        except FileNotFoundError:
+            return None
+
+    def read(self, name: str) -> bytes | None:
+        try:
+            return bytes(self._obstore.get(self._store, name).bytes())
+        except FileNotFoundError:
+            return None
+
+    def open(self, name: str) -> Any:
+        import pyarrow as pa
+
+        return pa.PythonFile(_Reader(self._obstore.open_reader(self._store, name)), mode="r")
+
+    def put(self, name: str, data: bytes) -> bool:
+        from obstore.exceptions import AlreadyExistsError
+
+        try:
+            self._obstore.put(self._store, name, data, mode="create")
+        except AlreadyExistsError:
+            # The client repeats a put whose answer was lost, and then finds its own file. No two drivers put the same.
+            return self.read(name) == data
+        return True
+
+    def write(self, name: str, data: bytes) -> None:
+        self._obstore.put(self._store, name, data)
+
+    @contextlib.contextmanager
+    def create(self, name: str) -> Iterator[Any]:
+        buffer = io.BytesIO()
+        yield buffer
+        self._obstore.put(self._store, name, buffer.getvalue())
+
+    def delete(self, name: str) -> None:
+        paths = [found["path"] for page in self._obstore.list(self._store, f"{name}/") for found in page]
+        with contextlib.suppress(FileNotFoundError):
+            self._obstore.delete(self._store, paths or [name])
+
+    def table(self, name: str) -> str:
+        return f"{self.url.replace('s3a://', 's3://', 1)}/{name}"
+
+    def for_spark(self, name: str) -> str:
+        return f"{self.url.replace('s3://', 's3a://', 1)}/{name}"  # Hadoop's name of its connector
+
+
+class _Reader(io.RawIOBase):
+    """A file of an object store, as Python's files."""
+
+    def __init__(self, reader: Any) -> None:
+        self._reader = reader
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def read(self, size: int = -1) -> bytes:
+        return bytes(self._reader.read() if size < 0 else self._reader.read(size))
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        return int(self._reader.seek(offset, whence))
+
+    def tell(self) -> int:
+        return int(self._reader.tell())
 
 
 def _sync(path: str) -> None:
-    """Sync a file or a folder: after a power cut, a record must not name files that are not there."""
+    """Sync a folder: after a power cut, a record must not name files that are not there."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -183,24 +321,13 @@ def _sync(path: str) -> None:
 
 
 def folder_of(name: str) -> str:
-    """The name of the folder of a queue or processor. Names that begin with ``_`` or a dot are hidden in Hadoop."""
-    folder = quote(name, safe="")
-    return folder if folder[0] not in "_." else f"%{ord(folder[0]):02X}{folder[1:]}"
+    """The name of the folder of a queue or processor.
+
+    A percent sign would be decoded by delta-rs. Names that begin with ``_`` or a dot are hidden from readers.
+    """
+    return re.sub(r"^[_.]|[^A-Za-z0-9_.-]", lambda found: "".join(f"~{byte:02X}" for byte in found[0].encode()), name)
 
 
-def _unless_missing(call: Callable[[Any], Any], path: Any) -> Any:
-    """``call(path)``, or None if the file does not exist."""
-    try:
-        return call(path)
-    except Exception as error:
-        if _is(error, "FileNotFoundException"):
-            return None
-        raise
-
-
-def _is(error: Exception, kind: str) -> bool:
-    """Return True if Java raised an exception of this class."""
-    java = getattr(error, "java_exception", None)
-    if java is not None:
-        return str(java.getClass().getSimpleName()) == kind
-    return kind in str(error).partition("\n")[0]
+def name_of(folder: str) -> str:
+    """The queue or processor of a folder."""
+    return unquote(folder.replace("~", "%"))

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, cast
+import pickle
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final, cast
 
 import pyarrow as pa
 
 from cues import codec
+from cues.base import clock
 from cues.graphs.processor import wants_process
 from cues.queues.options import QueueOptions
 from cues.records import batch as batches
+from cues.records.provenance import Provenance
+from cues.spark.cluster.data import Piece, Writer, read, read_rows
+from cues.spark.cluster.directory import DataFile
+from cues.spark.cluster.files import Files
 from cues.spark.cluster.ledger import StepRange
-from cues.spark.cluster.rows import RowSlice, TakenRow
-from cues.spark.cluster.step import Stage
-from cues.spark.cluster.tasks import MESSAGE, OUT, OUT_ARROW, StepResult, TaskResult
+from cues.spark.cluster.rows import RowSlice
+from cues.spark.cluster.step import Stage, StepResult
+from cues.spark.cluster.tasks import TaskOutput, TaskResult
 from cues.spark.columns import Column, Encoder, frame_encoder
 from cues.spark.executor import is_of_spark
 from cues.steps.failure import Failure, error_message, retry_event
@@ -23,6 +30,9 @@ from cues.steps.process import Process
 from cues.steps.runner import Interrupted
 from cues.steps.taking import Input, Slice, Taken
 
+_ROWS: Final = "index BIGINT, time TIMESTAMP_LTZ, hash STRING, value BINARY"
+"""The columns that a frame gets."""
+
 
 class _Range(Slice):
     """The range of a frame. The driver has its indices, but not its messages."""
@@ -30,6 +40,16 @@ class _Range(Slice):
     def __init__(self, entrance: Any, start: int, stop: int) -> None:
         super().__init__(cast(Input, entrance), start, [], [])
         self.stop = stop
+
+
+def rows_of(files: Files, pieces: Sequence[Piece], given: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The messages of pieces, in ``mapInArrow`` over a column of their numbers."""
+    for numbers in given:
+        for number in numbers.column(0).to_pylist():
+            piece = pieces[number]
+            rows = read(files, piece, ("time", "hash", "value"))
+            indices = pa.array(range(piece.begin, piece.begin + rows.num_rows), pa.int64())
+            yield from rows.add_column(0, "index", indices).to_batches()
 
 
 def _decode(fields: Any, given: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -44,40 +64,43 @@ def _decode(fields: Any, given: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordB
         )
 
 
-def encode(
-    schema: Any,
-    options: QueueOptions,
-    offset: int,
-    hash: str,
-    meta: bytes | None,
-    raw: bool,
-    given: Iterator[pa.RecordBatch],
-) -> Iterator[pa.RecordBatch]:
-    """Turn rows of a DataFrame into messages, in the order of its partitions, in ``mapInArrow``.
+@dataclass(frozen=True)
+class Encoding:
+    """How tasks write the rows of a DataFrame as messages."""
 
-    ``raw``: the column ``value`` is the packed message.
-    """
-    from pyspark import TaskContext
+    files: Files
+    folder: str
+    options: QueueOptions
+    processor: str
+    record: int
+    time_us: int
+    hash: str
+    came: Provenance | None
+    schema: Any = None
+    """The schema of the rows; None if the column ``value`` is the packed message."""
 
-    encoder = None if raw else Encoder(schema)
-    context = TaskContext.get()
-    ordinal = (context.partitionId() if context is not None else 0) << 40
-    for rows in given:
-        messages = encoder.messages(rows) if encoder else map(codec.unpack, rows.column("value").to_pylist())
-        packed = [batches.pack_one(message, options.max_message_bytes, True) for message in messages]
-        count = len(packed)
-        columns: list[list[Any]] = [
-            [MESSAGE] * count,
-            [0] * count,
-            [offset] * count,
-            list(range(ordinal, ordinal + count)),
-            [hash] * count,
-            packed,
-            [meta] * count,
-        ]
-        ordinal += count
-        arrays = [pa.array(column, kind.type) for column, kind in zip(columns, OUT_ARROW)]
-        yield pa.RecordBatch.from_arrays(arrays, schema=OUT_ARROW)
+    def write(self, given: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Write a partition into a data file, in ``mapInArrow``; the result is the file, pickled."""
+        from pyspark import TaskContext
+
+        encoder = None if self.schema is None else Encoder(self.schema)
+        writer = Writer(self.files, self.folder, self.processor, self.record, self.time_us)
+        came = None if self.options._strips else self.came
+        for rows in given:
+            messages = encoder.messages(rows) if encoder else map(codec.unpack, rows.column("value").to_pylist())
+            limit = self.options.max_message_bytes
+            packed: list[Any] = [batches.pack_one(message, limit, True) for message in messages]
+            writer.add(packed, [self.hash] * len(packed), came and came.spread(len(packed)))
+        file = writer.close()
+        context = TaskContext.get()
+        if file is not None:
+            written = pickle.dumps((context.partitionId() if context is not None else 0, file))
+            yield pa.RecordBatch.from_pydict({"file": pa.array([written], pa.binary())})
+
+    def files_of(self, frame: Any) -> list[DataFile]:
+        """Write the rows of a DataFrame. Return the files, in the order of its partitions."""
+        written = frame.mapInArrow(self.write, "file BINARY").collect()
+        return [file for _, file in sorted(pickle.loads(row.file) for row in written)]
 
 
 class FrameStage(Stage):
@@ -96,31 +119,30 @@ class FrameStage(Stage):
             node, driver.system, self._hasher, self.ledger.now.epoch, driver.store_id, None, lambda: False, imperative
         )
         assert node.fn is not None
-        came = RowSlice(entrance, [self._row(tailer, high - 1)], []).provenance_of(0)
-        options = self.targets[0].options
-        meta = came.encode() if came and not options._strips else None
+        (last,) = self.pieces(tailer, high - 1, high)
+        came = RowSlice(entrance, read_rows(driver.files, [last])).provenance()
+        directory = self.targets[0]
+        record, now_us = self.ledger.now.number + 1, clock.now_ns() // 1000
+        encoding = Encoding(
+            driver.files, directory.folder, directory.options, node.id, record, now_us, digest.hex(), came
+        )
         retry = node.options.retry
         for attempt in range(1, retry.attempts + 1):
-            ran = StepResult(driver.scratch())
-            place = driver.files.url_of(ran.folder)
             try:
                 process._begin(taken)
                 given = self._given(tailer, low, high)
                 result = node.fn(given, process=process) if wants_process(node.fn) else node.fn(given)
                 frame_encoder(node.id, result)  # rows that cannot be messages are refused here, not in a task
-                encoding = result.schema, options, high - low - 1, digest.hex(), meta, False
-                result.mapInArrow(lambda rows: encode(*encoding, rows), OUT).write.parquet(place)
-                written = driver.session.read.schema(OUT).parquet(place).count()
-                ran.answers = [TaskResult(0, high - low, {0: written} if written else {}, retries=attempt - 1)]
-                return ran
+                files = replace(encoding, schema=result.schema).files_of(result)
+                answer = TaskResult(0, high - low, sum(file.count for file in files), retries=attempt - 1)
+                return StepResult([TaskOutput([answer], {0: file}) for file in files] or [TaskOutput([answer])])
             except Exception as error:
                 if driver.closed:
                     raise Interrupted from error
-                driver.files.delete(ran.folder)
                 if is_of_spark(error):
                     raise  # no message failed
                 if attempt == retry.attempts or not isinstance(error, retry.on):
-                    return self._failed(taking, Failure(error, attempt), digest.hex(), came.encode() if came else None)
+                    return self._failed(taking, Failure(error, attempt), encoding)
                 wait_s = retry.wait_s(attempt)
                 driver.emit(retry_event(node.id, attempt, retry.attempts, error, wait_s))
                 if driver.pause(wait_s):
@@ -133,36 +155,32 @@ class FrameStage(Stage):
         """The DataFrame for the call of a frame: index, time, hash, value, and the declared fields."""
         from pyspark.sql import types as T
 
-        rows = self.read(self.inputs[tailer], low, high).select("index", "time", "hash", "value")
+        pieces = self.pieces(tailer, low, high)
+        files = self.driver.files
+        numbers = self.driver.session.range(0, len(pieces), 1, len(pieces))
+        rows = numbers.mapInArrow(lambda given: rows_of(files, pieces, given), _ROWS)
         if not self.node.options.fields:
             return rows
         fields: Any = T.StructType.fromDDL(self.node.options.fields)
         schema = T.StructType([*rows.schema.fields, *fields.fields])
         return rows.mapInArrow(lambda given: _decode(fields.fields, given), schema)
 
-    def _row(self, tailer: str, index: int) -> TakenRow:
-        rows = self.read(self.inputs[tailer], index, index + 1)
-        (row,) = rows.selectExpr("index", "unix_micros(time) AS time", "hash", "value", "meta").collect()
-        return TakenRow(
-            0, row["index"], row["time"], row["hash"], bytes(row["value"]), row["meta"] and bytes(row["meta"])
-        )
-
-    def _failed(self, taking: StepRange, failure: Failure, hash: str, meta: bytes | None) -> StepResult:
+    def _failed(self, taking: StepRange, failure: Failure, encoding: Encoding) -> StepResult:
         """The whole step as one error message. Without an error queue the processor stops."""
-        node, driver = self.node, self.driver
+        node, files = self.node, self.driver.files
         ((tailer, (low, high)),) = taking.ranges.items()
-        ran = StepResult(driver.scratch())
         answer = TaskResult(0, high - low)
-        ran.answers = [answer]
+        output = TaskOutput([answer])
         if not node.errors:
             answer.stop = 0, failure
-            return ran
-        values = self.read(self.inputs[tailer], low, high).orderBy("index").select("value").collect()
-        messages = {node.inputs[0].binding: [codec.unpack(bytes(row.value)) for row in values]}
+            return StepResult([output])
+        rows = read_rows(files, self.pieces(tailer, low, high))
+        messages = {node.inputs[0].binding: [codec.unpack(value) for value in rows.values]}
         target = next(number for number, directory in enumerate(self.targets) if directory.queue == node.errors)
-        value = codec.pack(error_message(node, messages, failure))
-        columns = [[MESSAGE], [target], [0], [0], [hash], [value], [meta]]
-        rows = pa.Table.from_arrays([pa.array(c, kind.type) for c, kind in zip(columns, OUT_ARROW)], schema=OUT_ARROW)
-        driver.session.createDataFrame(rows).coalesce(1).write.parquet(driver.files.url_of(ran.folder))
-        answer.written, answer.failed, answer.first = {target: 1}, high - low, failure
-        return ran
+        writer = Writer(files, self.targets[target].folder, node.id, encoding.record, encoding.time_us)
+        writer.add([codec.pack(error_message(node, messages, failure))], [encoding.hash], encoding.came)
+        file = writer.close()
+        assert file is not None
+        output.files[target] = file
+        answer.written, answer.failed, answer.first = 1, high - low, failure
+        return StepResult([output])

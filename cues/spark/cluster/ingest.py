@@ -5,7 +5,7 @@
 1. Spark fixes the offsets of batch n, and calls :meth:`StreamIngest._batch`.
 2. The offsets are compared with those in the processor's last record (position.py). A batch that was committed is
    skipped. A batch that does not follow the last one is refused. Else:
-3. The rows are written as messages into the work folder, numbered, committed and forwarded (publish.py). The record
+3. Tasks write the rows as messages into data files, which are committed and forwarded (publish.py). The record
    holds the offsets.
 
 So a batch that Spark repeats is found in the record, if Spark died before it wrote down that the batch was done. The
@@ -17,15 +17,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from cues import codec
-from cues.base import events
+from cues.base import clock, events
 from cues.errors import CuesError, Fenced, PositionMismatch, ProcessorStopped
 from cues.graphs.processor import Node
 from cues.spark.checkpoint import part_of
 from cues.spark.cluster.files import folder_of
-from cues.spark.cluster.frames import encode
+from cues.spark.cluster.frames import Encoding
 from cues.spark.cluster.ledger import Ledger
-from cues.spark.cluster.publish import publish_results
-from cues.spark.cluster.tasks import OUT
+from cues.spark.cluster.publish import publish
 from cues.spark.columns import Encoder
 from cues.spark.session import in_short
 from cues.spark.source import Source
@@ -70,7 +69,7 @@ class StreamIngest:
         writer = stream.load().writeStream.foreachBatch(self._batch).queryName(f"cues {self.node.id}")
         if self.source.available_now:
             writer = writer.trigger(availableNow=True)
-        place = self.driver.files.url_of(self._checkpoint)
+        place = self.driver.files.for_spark(self._checkpoint)
         self._query = writer.option("checkpointLocation", place).start()
         try:
             while not ending() and not self._query.awaitTermination(_LOOK_S):
@@ -110,7 +109,7 @@ class StreamIngest:
 
     def _commit(self, rows: Any, number: int) -> None:
         last = self.ledger.now
-        part = part_of(str(self.driver.files.path(self._checkpoint).toUri().toString()), number)
+        part = part_of(self.driver.files.for_spark(self._checkpoint), number)
         kept = codec.unpack(bytes.fromhex(last.source)) if last.source else None
         verdict = part.decide(kept)
         if verdict == "replayed":
@@ -129,23 +128,26 @@ class StreamIngest:
         raw = set(rows.columns) <= _RAW and dict(rows.dtypes).get("value") == "binary"
         if not raw:
             Encoder(rows.schema)  # rows that cannot be messages are refused here, not in a task
-        encoding = rows.schema, self.directory.options, 0, digest.hex(), None, raw
-        folder = self.driver.scratch()
-        place = self.driver.files.url_of(folder)
-        rows.mapInArrow(lambda given: encode(*encoding, given), OUT).write.parquet(place)
-        count = self.driver.session.read.schema(OUT).parquet(place).count()
-        targets = {0: (self.directory, count)} if count else {}
-        publish_results(
-            self.driver,
+        encoding = Encoding(
+            self.driver.files,
+            self.directory.folder,
+            self.directory.options,
+            self.node.id,
+            last.number + 1,
+            clock.now_ns() // 1000,
+            digest.hex(),
+            None,
+            None if raw else rows.schema,
+        )
+        files = encoding.files_of(rows)
+        count = sum(file.count for file in files)
+        publish(
             self.ledger,
-            folder,
-            targets,
-            1,
+            {self.directory: files} if files else {},
             hash=digest.hex(),
             source=codec.pack(position).hex(),
             counts={"written": count},
         )
-        self.driver.files.delete(folder)
         self.counters.steps += 1
         self.counters.taken += count
         self.counters.written += count

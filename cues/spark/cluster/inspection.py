@@ -1,11 +1,9 @@
-"""Reading a shared directory without Spark, with pyarrow, on the filesystems of this machine.
+"""Reading a shared directory without Spark.
 
-    last_messages    the last messages of a queue
-    queues_of        its queues; read_queue: the files of one
-    processors_of    the last record of each processor
-    problems_of      the damage
-
-The log decides which files count (directory.py). For other filesystems use ``spark.read.parquet``.
+last_messages    the last messages of a queue
+queues_of        its queues; read_queue: the files of one
+processors_of    the last record of each processor
+problems_of      the damage
 """
 
 from __future__ import annotations
@@ -13,63 +11,54 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote
 
 import pyarrow.parquet as pq
 
-from cues import codec
-from cues.errors import CuesError, Diverged
-from cues.spark.cluster.directory import LOG, DataFile, entries_of, live_files
-from cues.spark.cluster.files import folder_of
+from cues.base import clock
+from cues.errors import CuesError
+from cues.spark.cluster.data import messages, pieces_of
+from cues.spark.cluster.directory import DataFile, read_table, refuse_old
+from cues.spark.cluster.files import Files, folder_of, name_of, open_files
 from cues.spark.cluster.ledger import LedgerRecord
+from cues.spark.cluster.state_files import folder_of_state
 
 
 @dataclass(frozen=True)
 class InspectedMessage:
     index: int
-    time: Any
-    """An aware datetime."""
+    time: datetime
+    """With a zone."""
     hash: str | None
     message: dict[str, Any]
 
 
 def last_messages(place: Path, queue: str, count: int | None) -> Iterator[InspectedMessage]:
     """The last ``count`` messages of a queue; None: all."""
-    folder = place / folder_of(queue)
-    files = read_queue(place, queue)
-    first = files[-1].next - count if files and count is not None else 0
-    for file in files:
-        if file.next > first:
-            yield from _messages(folder / file.name, first)
+    live = read_queue(place, queue)
+    if live:
+        next = live[-1].next
+        low = live[0].first if count is None else max(live[0].first, next - count)
+        for index, time_us, hash, message in messages(_files(place), pieces_of(folder_of(queue), live, low, next)):
+            yield InspectedMessage(index, clock.to_datetime(time_us * 1000), hash, message)
 
 
-def _messages(path: Path, first: int) -> Iterator[InspectedMessage]:
-    for rows in pq.ParquetFile(path).iter_batches(columns=["index", "time", "hash", "value"]):
-        for index, time, hash, value in zip(*(column.to_pylist() for column in rows.columns)):
-            if index >= first:
-                in_utc = time.replace(tzinfo=UTC)  # Spark writes no zone, and means UTC
-                yield InspectedMessage(index, in_utc, hash, codec.unpack(value))
+def _files(place: Path) -> Files:
+    return open_files(str(place))
 
 
 def queues_of(place: Path) -> list[str]:
     """The names of the queues of a directory; empty for other directories."""
-    return sorted(unquote(path.parent.parent.name) for path in place.glob("*/_cues/queue.json"))
+    return sorted(name_of(path.parent.parent.name) for path in place.glob("*/_cues/queue.json"))
 
 
-def read_queue(place: Path, queue: str) -> tuple[DataFile, ...]:
-    """The files of a queue that count. Raises :class:`Diverged` if an entry of its log is missing."""
-    log = place / folder_of(queue) / LOG
-
-    def read(name: str) -> str:
-        try:
-            return (log / name).read_text()
-        except FileNotFoundError:
-            raise Diverged(f"Entry {name} of the log of queue {queue!r} is missing.") from None
-
-    return live_files(entries_of(path.name for path in log.glob("[0-9]*")), read)
+def read_queue(place: Path, queue: str) -> list[DataFile]:
+    """The files of a queue that count, by index. Raises :class:`Diverged` if its log is damaged."""
+    files, folder = _files(place), folder_of(queue)
+    refuse_old(files, folder)
+    return sorted(read_table(files, folder)[1], key=lambda file: file.first)
 
 
 @dataclass(frozen=True)
@@ -99,7 +88,7 @@ def processors_of(place: Path) -> list[LastRecord]:
         if numbers:
             text = (folder / f"{max(numbers):012d}.json").read_text()
             committed = datetime.fromisoformat(json.loads(text)["time"])
-            last.append(LastRecord(unquote(folder.name), LedgerRecord.of(max(numbers), text), committed))
+            last.append(LastRecord(name_of(folder.name), LedgerRecord.of(max(numbers), text), committed))
     return last
 
 
@@ -107,31 +96,23 @@ def problems_of(place: Path) -> list[str]:
     """The damage of a directory, one sentence each: what a start would refuse, and files with other contents."""
     problems = []
     ends: dict[str, int] = {}
+    records = processors_of(place)
     for queue in queues_of(place):
         try:
-            files = read_queue(place, queue)
+            live = read_queue(place, queue)
         except CuesError as error:
             problems.append(error.message)
             continue
-        ends[queue] = files[-1].next if files else 1
-        for file in files:
-            path = place / folder_of(queue) / file.name
-            try:
-                count = pq.read_metadata(path).num_rows
-            except (OSError, ValueError) as error:
-                reason = "is missing" if not path.exists() else f"cannot be read ({error})"
-                problems.append(f"{path.name} of queue {queue!r} {reason}.")
-            else:
-                if count != file.count:
-                    problems.append(f"{path.name} of queue {queue!r} has {count} messages, not {file.count}.")
-    records = processors_of(place)
-    numbers = {last.processor: last.record.number for last in records}
-    for queue in ends:
-        for file in read_queue(place, queue):
-            writer, number, _ = file.name.split("-", 2)[2].rsplit("-", 2)
-            processor = unquote(writer.removeprefix("by-"))
-            if not file.merged and int(number) > numbers.get(processor, -1):
-                problems.append(f"{file.name} of queue {queue!r} is of a record of {processor} that is missing.")
+        ends[queue] = live[-1].next if live else 1
+        problems += _problems_of_files(place, queue, live)
+        table, _ = read_table(_files(place), folder_of(queue))
+        for last in records:
+            newest = None if table is None else table.transaction_version(last.processor)
+            if newest is not None and newest > last.record.number:
+                problems.append(
+                    f"Queue {queue!r} has messages of record {newest} of {last.processor}, whose records end at"
+                    f" {last.record.number}."
+                )
     for last in records:
         wanted = {} if last.is_feeder else dict(last.positions)
         for queue, end in last.record.ends.items():
@@ -142,6 +123,20 @@ def problems_of(place: Path) -> list[str]:
                     f"{last.processor} has messages up to {end - 1} of queue {queue!r}, which ends with"
                     f" {ends[queue] - 1}."
                 )
-        missing = [name for name in last.record.state if not (place / name).exists()]
+        names = [name for run in last.record.state for name in run.files]
+        missing = [name for name in names if not (place / folder_of_state(last.processor) / name).exists()]
         problems += [f"{name}, a part of the state of {last.processor}, is missing." for name in missing]
     return problems
+
+
+def _problems_of_files(place: Path, queue: str, live: list[DataFile]) -> Iterator[str]:
+    for file in live:
+        path = place / folder_of(queue) / file.name
+        try:
+            count = pq.read_metadata(path).num_rows
+        except (OSError, ValueError) as error:
+            reason = "is missing" if not path.exists() else f"cannot be read ({error})"
+            yield f"{path.name} of queue {queue!r} {reason}."
+        else:
+            if count != file.count:
+                yield f"{path.name} of queue {queue!r} has {count} messages, not {file.count}."

@@ -59,7 +59,7 @@ class DriverLease:
         _mine.add(self._owner)
         self.beat()
 
-    def _is_dead(self, text: str) -> bool:
+    def _is_dead(self, text: bytes) -> bool:
         """Return True if its owner was a process of this boot and has ended."""
         lease = _parsed(text)
         if lease.get("boot") != clock.boot_id():
@@ -72,7 +72,7 @@ class DriverLease:
         """Show that this driver is alive."""
         self._beats += 1
         lease = {"owner": self._owner, "host": socket.gethostname(), "pid": os.getpid(), "boot": clock.boot_id()}
-        self._files.write(self._name, json.dumps({**lease, "beat": self._beats}))
+        self._files.write(self._name, json.dumps({**lease, "beat": self._beats}).encode())
 
     def release(self) -> None:
         """Give the lease back, if this driver still has it."""
@@ -82,7 +82,7 @@ class DriverLease:
             self._files.delete(self._name)
 
 
-def _parsed(text: str) -> dict[str, Any]:
+def _parsed(text: bytes) -> dict[str, Any]:
     try:
         return json.loads(text)  # type: ignore[no-any-return]
     except ValueError:  # it is being written

@@ -22,13 +22,14 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from cues.base import clock
 from cues.errors import Diverged, Fenced
-from cues.spark.cluster.directory import data_file
+from cues.spark.cluster.directory import DataFile
 from cues.spark.cluster.files import folder_of
+from cues.spark.cluster.state_files import StateRun
 
 if TYPE_CHECKING:
     from cues.spark.cluster.files import Files
 
-FORMAT: Final = 1
+FORMAT: Final = 2
 KEEP_RECORDS: Final = 256
 """Number of records that are kept. A try log keeps about as many steps."""
 _TRIM_EVERY: Final = 64
@@ -57,12 +58,12 @@ class LedgerRecord:
     """The range of a step under way. The next step takes it again."""
     hash: str | None = None
     """The delivery hash of the step."""
-    files: dict[str, str] = field(default_factory=dict)
-    """The data file that the step wrote, by queue."""
+    files: dict[str, list[DataFile]] = field(default_factory=dict)
+    """The data files that the step wrote, by queue, in the order of their messages."""
     ends: dict[str, int] = field(default_factory=dict)
     """By queue: the index after the messages that earlier records wrote. A queue that ends before it lacks messages."""
-    state: tuple[str, ...] = ()
-    """The files of the processor's state, oldest first."""
+    state: tuple[StateRun, ...] = ()
+    """The processor's state, oldest run first."""
     counts: dict[str, int] = field(default_factory=dict)
     """For people who read the record: messages taken, written, failed."""
     source: str | None = None
@@ -72,7 +73,7 @@ class LedgerRecord:
 
     def ends_after(self) -> dict[str, int]:
         """The ends for the next record."""
-        return self.ends | {queue: data_file(name, 0, 0).next for queue, name in self.files.items()}
+        return self.ends | {queue: files[-1].next for queue, files in self.files.items()}
 
     def to_json(self) -> str:
         time = clock.to_datetime(clock.now_ns()).isoformat()
@@ -85,9 +86,12 @@ class LedgerRecord:
     def of(number: int, text: str) -> LedgerRecord:
         data: dict[str, Any] = json.loads(text)
         if data["format"] != FORMAT:
+            older = data["format"] < FORMAT
             raise Diverged(
                 f"A processor's record has format {data['format']}; this version reads {FORMAT}.",
-                "install a newer version of Cues.",
+                "start over with another --queues DIR, which is fed from the store again."
+                if older
+                else "install a newer version of Cues.",
             )
         taking = data.get("taking")
         return LedgerRecord(
@@ -98,9 +102,9 @@ class LedgerRecord:
             {tailer: (identity, next) for tailer, (identity, next) in data.get("positions", {}).items()},
             taking and StepRange({t: (start, stop) for t, (start, stop) in taking["ranges"].items()}, taking["size"]),
             data.get("hash"),
-            data.get("files", {}),
+            {queue: [DataFile(**file) for file in files] for queue, files in data.get("files", {}).items()},
             data.get("ends", {}),
-            tuple(data.get("state", ())),
+            tuple(StateRun(size, tuple(names)) for size, names in data.get("state", ())),
             data.get("counts", {}),
             data.get("source"),
             data.get("whole", False),
@@ -131,7 +135,7 @@ class Ledger:
         return None if number < 0 else self._read(number)
 
     def _newest(self) -> int:
-        return max((int(n.removesuffix(".json")) for n in self._files.names(self._folder) if n[0] != "."), default=-1)
+        return max((int(name.removesuffix(".json")) for name in self._files.names(self._folder)), default=-1)
 
     def _read(self, number: int) -> LedgerRecord:
         text = self._files.read(self._name(number))
@@ -141,7 +145,7 @@ class Ledger:
                 "restore the directory from a copy.",
                 processor=self.processor,
             )
-        return LedgerRecord.of(number, text)
+        return LedgerRecord.of(number, text.decode())
 
     def _name(self, number: int) -> str:
         return f"{self._folder}/{number:012d}.json"
@@ -163,18 +167,13 @@ class Ledger:
         if not self._put(record):
             raise self._fenced()
 
-    def names(self, number: int) -> set[str] | None:
-        """The data files of a record; None if the record was deleted."""
-        text = self._files.read(self._name(number))
-        return None if text is None else set(LedgerRecord.of(number, text).files.values())
-
     def check(self) -> None:
         """Raise :class:`Fenced` if another driver has put the next record."""
         if self._newest() > self.now.number:
             raise self._fenced()
 
     def _put(self, record: LedgerRecord) -> bool:
-        if not self._files.put(self._name(record.number), record.to_json()) or self._newest() > record.number:
+        if not self._files.put(self._name(record.number), record.to_json().encode()) or self._newest() > record.number:
             return False
         self.last = record
         if record.number - self._trimmed > KEEP_RECORDS + _TRIM_EVERY:
@@ -183,7 +182,7 @@ class Ledger:
 
     def _trim(self, number: int) -> None:
         for name in self._files.names(self._folder):
-            if name[0] != "." and int(name.removesuffix(".json")) < number:
+            if int(name.removesuffix(".json")) < number:
                 self._files.delete(f"{self._folder}/{name}")
         self._trimmed = number
 

@@ -1,43 +1,41 @@
 """Maintenance of queues: small files are merged, retention removes old files, orphans are swept.
 
-    merge      a run of small files is written again as one file, which replaces them in the log
-    retain     files whose messages retention removes leave the log; the last file always stays
-    sweep      at the start: delete the files that no log and no record names
+    merge        a run of small files is written again as one file, which replaces them in the log
+    retain       files whose messages retention removes leave the log; the last file always stays
+    checkpoint   the library writes a checkpoint of the log, and deletes old entries
+    vacuum       the library finds the files that left the log, or never were in it, a day ago
+    sweep        at the start: delete the files of the state that no record names
 
-A file leaves the log first. It leaves the disk :data:`GRACE_S` later, and only when no step of this driver reads it.
-So a reader that has listed the queue before can still read the file. After a crash in between the next start sweeps.
-
-Not guaranteed: that a Spark stream over a queue sees no message twice when files are merged. It knows files, not
-messages. ``spark.cues.mergeFiles`` = 0 in the session's settings turns merging off.
+A merge changes no message, and a stream of a Delta reader does not see it.
 """
 
 from __future__ import annotations
 
+import functools
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from cues import faults
 from cues.base import clock, events
 from cues.errors import Diverged
-from cues.spark.cluster.directory import SCHEMA, DataFile, QueueDirectory, data_file, merged_name, written_by
-from cues.spark.cluster.files import folder_of
+from cues.spark.cluster.data import Piece, Writer, numbered, read
+from cues.spark.cluster.directory import CHECKPOINT_EVERY, DataFile, QueueDirectory
+from cues.spark.cluster.state_files import folder_of_state
 
 if TYPE_CHECKING:
     from cues.queues.options import Retention
     from cues.spark.cluster.driver import Driver
     from cues.spark.cluster.files import Files
-    from cues.spark.cluster.ledger import Ledger
     from cues.spark.cluster.step import Stage
 
 MERGE_FILES: Final = 64
-"""This number of small files in a row becomes one file. A step writes one file for each queue."""
+"""This number of small files in a row becomes one file. A step writes one file for each task and queue."""
 MERGE_BYTES: Final = 128 << 20
 """The largest merged file, approximately. A file larger than half of it is not small."""
-GRACE_S: Final = 600.0
-"""The time that a file stays on the disk after it left the log, as with Spark's own sink."""
+_VACUUM_S: Final = 3600.0
+"""Time between two vacuums."""
 
 
 class Maintenance:
@@ -47,7 +45,8 @@ class Maintenance:
         self.driver = driver
         self.stages = stages
         self.merge_files = int(driver.session.conf.get("spark.cues.mergeFiles", str(MERGE_FILES)) or 0)
-        self._leaving: list[tuple[float, QueueDirectory, str]] = []
+        self._vacuumed = time.monotonic()
+        self._checkpoints: dict[str, int] = {}
         self._warned: set[tuple[str, str]] = set()
 
     def step(self) -> None:
@@ -56,7 +55,24 @@ class Maintenance:
             self.merge(directory)
             if directory.options.retention is not None:
                 self.retain(directory, directory.options.retention)
-        self.clear()
+            self.checkpoint(directory)
+        if time.monotonic() - self._vacuumed > _VACUUM_S:
+            self.vacuum()
+
+    def checkpoint(self, directory: QueueDirectory) -> None:
+        """Write a checkpoint of the log, if it has got enough entries since the last one."""
+        done = self._checkpoints.setdefault(directory.queue, directory.version // CHECKPOINT_EVERY * CHECKPOINT_EVERY)
+        if directory.version - done >= CHECKPOINT_EVERY:
+            self._checkpoints[directory.queue] = directory.version
+            directory.checkpoint()
+
+    def vacuum(self) -> None:
+        """Delete the files that left the logs long enough ago, if this driver still runs the graph."""
+        self._vacuumed = time.monotonic()
+        for stage in self.stages:
+            stage.ledger.check()
+        for directory in self.driver.queues.values():
+            directory.vacuum()
 
     # --- merge ---
 
@@ -65,16 +81,14 @@ class Maintenance:
         files = _run_of_small(directory.live, self.merge_files) if self.merge_files else []
         if not files:
             return
-        first, count = files[0].first, files[-1].next - files[0].first
         driver = self.driver
         directory.hold(files)
         try:
-            name = merged_name(first, count, driver.graph)
             driver.context.setJobGroup(keepers_group(driver), f"merging files of {directory.queue}", True)
-            rows = driver.session.read.schema(SCHEMA).parquet(*directory.urls(files))
-            driver.write_file(rows.coalesce(1).sortWithinPartitions("index"), f"{directory.folder}/{name}")
-            modified_ms = max(file.modified_ms for file in files)
-            self._exchange(directory, files, [replace(directory.stored(name), modified_ms=modified_ms)])
+            writer = f"{driver.graph}.keeper"
+            work = functools.partial(merged, driver.files, directory.folder, writer, directory.version)
+            (file,) = driver.context.parallelize([files], 1).map(work).collect()
+            self._exchange(directory, files, numbered([file], files[0].first))
         finally:
             directory.release(files)
 
@@ -110,26 +124,21 @@ class Maintenance:
         names = {file.name for file in gone}
         with directory.lock:
             while names <= {file.name for file in directory.live}:
-                if directory.replace(names, new):
+                if directory.replace(gone, new):
                     break
             else:
                 return
         faults.point("spark.replaced")
-        leaves_at = time.monotonic() + GRACE_S
-        self._leaving += [(leaves_at, directory, file.name) for file in gone]
 
-    def clear(self) -> None:
-        """Delete the files that left the log long enough ago, if this driver still runs the graph."""
-        now = time.monotonic()
-        due = [leaving for leaving in self._leaving if leaving[0] <= now and not leaving[1].is_held(leaving[2])]
-        if not due:
-            return
-        for stage in self.stages:
-            stage.ledger.check()
-        for leaving in due:
-            _, directory, name = leaving
-            self.driver.files.delete(f"{directory.folder}/{name}")
-            self._leaving.remove(leaving)
+
+def merged(files: Files, folder: str, writer: str, number: int, small: Sequence[DataFile]) -> DataFile:
+    """Write the messages of several files into one, in an executor."""
+    target = Writer(files, folder, writer, number, 0)
+    for file in small:
+        target.append(read(files, Piece(folder, file, 0, file.count)))
+    one = target.close()
+    assert one is not None
+    return one
 
 
 def keepers_group(driver: Driver) -> str:
@@ -137,65 +146,36 @@ def keepers_group(driver: Driver) -> str:
     return f"cues keeper {driver.owner}"
 
 
-def sweep(driver: Driver, stages: Sequence[Stage], others: Sequence[Ledger] = ()) -> int:
-    """Delete the files that earlier drivers left. Return the number of deleted files and folders.
+def sweep(driver: Driver, stages: Sequence[Stage]) -> int:
+    """Delete the files of the state that earlier drivers left. Return their number.
 
     Call it when every processor is claimed and nothing runs. Then a file is used only if a log or a record names it.
-    ``others`` are the records of feeders and streams. Raises :class:`Diverged`, before it deletes anything, if a file
-    is missing that a log or a record names, or if a log does not name a file of a record.
+    Raises :class:`Diverged`, before it deletes anything, if a file is missing that a log or a record names.
     """
     files = driver.files
-    ledgers = [*(stage.ledger for stage in stages), *others]
-    work = driver.work.rpartition("/")[0]
-    orphans = [path for name in files.names(work) if (path := f"{work}/{name}") != driver.work]
     for directory in driver.queues.values():
-        known = {file.name for file in directory.live}
-        stored = set(files.names(directory.folder))
-        _require_all(files, directory.folder, known - stored)
-        for name in sorted(stored - known):
-            if name.endswith(".parquet") and written_by(name, driver.graph) and _is_orphan(directory, name, ledgers):
-                orphans.append(f"{directory.folder}/{name}")
+        _require_all(files, directory.folder, {file.name for file in directory.live})
+    orphans = []
     for stage in stages:
-        folder = f"_cues/state/{folder_of(stage.node.id)}"
-        state = {name.rpartition("/")[2] for name in stage.ledger.now.state}
-        stored = set(files.names(folder))
-        _require_all(files, folder, state - stored)
+        folder = folder_of_state(stage.node.id)
+        state = {name for run in stage.ledger.now.state for name in run.files}
+        stored = _require_all(files, folder, state)
         orphans += [f"{folder}/{name}" for name in sorted(stored - state)]
     for orphan in orphans:
         files.delete(orphan)
     return len(orphans)
 
 
-def _require_all(files: Files, folder: str, missing: set[str]) -> None:
-    """Raise :class:`Diverged` if files are missing that a log or a record names."""
+def _require_all(files: Files, folder: str, needed: set[str]) -> set[str]:
+    """The files of a folder. Raises :class:`Diverged` if some are missing that a log or a record names."""
+    stored = set(files.names(folder))
+    missing = needed - stored
     if missing:
         raise Diverged(
             f"Committed files are missing in {files.url}/{folder}: {len(missing)}, the first is {min(missing)}.",
             "restore the directory from a copy.",
         )
-
-
-def _is_orphan(directory: QueueDirectory, name: str, ledgers: Sequence[Ledger]) -> bool:
-    """Return True if a file that the log does not name is not needed.
-
-    Raises :class:`Diverged` if a record names it, and its messages are in no other file.
-    """
-    file = data_file(name, 0, 0)
-    if file.merged or directory.covers(file):
-        return True
-    for ledger in ledgers:
-        number = file.record_of(ledger.processor)
-        if number is not None:
-            named = ledger.names(number) if number <= ledger.now.number else set()
-            if named and name in named:
-                raise Diverged(
-                    f"Record {number} of {ledger.processor} has committed {name} in {directory.files.url}/"
-                    f"{directory.folder}, and the log of the queue does not have its messages.",
-                    "restore the directory from a copy.",
-                    processor=ledger.processor,
-                )
-            return named is not None
-    return False  # of a processor that the graph no longer has
+    return stored
 
 
 def _run_of_small(live: Sequence[DataFile], most: int) -> list[DataFile]:

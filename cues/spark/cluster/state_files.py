@@ -1,75 +1,227 @@
-"""Keyed state as files: each step adds a file with its changes, and many files are folded into one.
+"""Keyed state as files: each step adds a run with its changes, and runs of about the same size are merged.
 
-    key BINARY, row BINARY, value BINARY, step BIGINT
+    DIR/_cues/state/<processor id>/<record>-<token>.parquet     slot BIGINT, row BINARY, value BINARY
 
-The value NULL means that the row was deleted. Of several values of a row the one of the newest step counts.
-The record of a step names the files of the state after it (ledger.py), so state and positions
-are one commit. Files that no record names are swept at the next start.
+A slot is the hash of a key; files are sorted by it. So a task reads only the row groups with the slots of its keys, and
+keeps them in memory: a file never changes. Tasks of one step divide the range of all slots into equal parts, so no two
+of them have the same key, and each writes a file of its own. The files of one step are a *run*.
+
+A value of a newer run replaces that of an older one. NULL means that the row was deleted. Runs are merged from the
+newest one on, as long as the next one is not much larger, so a row is written again only a few times, and a step costs
+what it changes, however large the state is.
+
+The record of a step names the runs of the state after it (ledger.py), so state and positions are one commit.
+Files that no record names are swept at the next start.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+import secrets
+from bisect import bisect_left
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from cues.spark.cluster import tasks
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import xxhash
+
+from cues.errors import Diverged
 from cues.spark.cluster.files import folder_of
 
 if TYPE_CHECKING:
-    from cues.spark.cluster.driver import Driver
-    from cues.spark.cluster.ledger import Ledger
+    from cues.spark.cluster.files import Files
 
-SCHEMA: Final = "key BINARY, row BINARY, value BINARY, step BIGINT"
-FILES_MAX: Final = 16
-"""This number of files is folded into one."""
+_SCHEMA: Final = pa.schema([("slot", pa.int64()), ("row", pa.binary()), ("value", pa.binary())])
+_GROUP_ROWS: Final = 4096
+MERGE_RUNS: Final = 8
+"""This number of runs of about the same size is merged into one."""
+_SMALL_BYTES: Final = 64 << 10
+"""Runs of at most this size count as one size."""
+_TASK_BYTES: Final = 64 << 20
+"""Bytes that one task merges."""
+_CACHE_BYTES: Final = 256 << 20
+"""Bytes of row groups that a worker process keeps in memory."""
+_SLOTS: Final = 1 << 64
 
 
-class StateFiles:
-    """The state of one processor."""
+class StateRun(NamedTuple):
+    """The files of one step, or of a merge."""
 
-    def __init__(self, driver: Driver, ledger: Ledger) -> None:
-        self._driver = driver
-        self._ledger = ledger
+    bytes: int
+    files: tuple[str, ...]
 
-    def rows(self) -> Any:
-        """The state now, as a DataFrame of key, row and value; None if there is no state."""
-        from pyspark.sql import functions as F
 
-        state = self._ledger.now.state
-        if not state:
-            return None
-        rows = self._driver.session.read.schema(SCHEMA).parquet(*map(self._driver.files.url_of, state))
-        newest = rows.groupBy("row").agg(F.first("key").alias("key"), F.max_by("value", "step").alias("value"))
-        return newest.where("value IS NOT NULL")
+class Span(NamedTuple):
+    """The slots [low, high) of one task."""
 
-    def folded(self, folder: str) -> Any:
-        """The same as :meth:`rows`, without a shuffle: it is written into ``folder`` first."""
-        state = self.rows()
-        if state is not None:
-            place = self._driver.files.url_of(folder)
-            state.coalesce(1).write.parquet(place)
-            state = self._driver.session.read.schema(state.schema).parquet(place)
-        return state
+    low: int
+    high: int
 
-    def changed(self, folder: str) -> tuple[str, ...]:
-        """The files of the state with the changes in ``folder``, for the next record."""
-        last = self._ledger.now
-        before = last.state
-        if len(before) >= FILES_MAX:
-            folded = self.rows().selectExpr("key", "row", "value", f"bigint({last.number}) AS step")
-            before = (self._file(folded, "base"),)
-        rows = self._driver.session.read.schema(tasks.OUT).parquet(self._driver.files.url_of(folder))
-        changes = rows.where(f"kind = {tasks.STATE}").selectExpr(
-            "substring(meta, 1, int(ordinal)) AS key", "meta AS row", "value", f"bigint({last.number + 1}) AS step"
+
+def span(number: int, count: int) -> Span:
+    """The slots of task ``number`` of ``count``."""
+    return Span(_SLOTS * number // count - _SLOTS // 2, _SLOTS * (number + 1) // count - _SLOTS // 2)
+
+
+def slot_of(key: bytes) -> int:
+    """The slot of a key: the same in every process."""
+    return xxhash.xxh3_64_intdigest(key) - _SLOTS // 2
+
+
+def task_of(key: bytes, count: int) -> int:
+    """The number of the task, one of ``count``, that has a key."""
+    return xxhash.xxh3_64_intdigest(key) * count // _SLOTS
+
+
+def key_bytes(row: bytes) -> int:
+    """The number of bytes of the key at the beginning of a row."""
+    return 17 if row[0] == 0xFF else 1 + row[0]
+
+
+def folder_of_state(processor: str) -> str:
+    return f"_cues/state/{folder_of(processor)}"
+
+
+# --- in an executor -----------------------------------------------------------------------------
+
+
+_groups: OrderedDict[tuple[str, str, int], pa.Table] = OrderedDict()
+"""Row groups that were read, the last used at the end."""
+_metadata: OrderedDict[tuple[str, str], Any] = OrderedDict()
+
+
+def load(files: Files, folder: str, runs: Sequence[StateRun], keys: set[bytes] | None) -> dict[bytes, bytes]:
+    """The rows of the state with these keys; None: all."""
+    slots = None if keys is None else sorted({slot_of(key) for key in keys})
+    rows: dict[bytes, bytes | None] = {}
+    for run in runs:
+        for name in run.files:
+            for group in _read(files, f"{folder}/{name}", slots):
+                rows.update(zip(group.column("row").to_pylist(), group.column("value").to_pylist()))
+    return {row: value for row, value in rows.items() if value is not None}
+
+
+def _read(files: Files, name: str, slots: Sequence[int] | None) -> list[pa.Table]:
+    """The rows of a file with these slots, by row group."""
+    metadata = _metadata_of(files, name)
+    if slots is None:
+        return [_group(files, name, number) for number in range(metadata.num_row_groups)]
+    found = []
+    wanted = pa.array(slots, pa.int64())
+    for number in range(metadata.num_row_groups):
+        bounds = metadata.row_group(number).column(0).statistics
+        if _any(slots, bounds.min, bounds.max):
+            group = _group(files, name, number)
+            found.append(group.filter(pc.is_in(group.column("slot"), value_set=wanted)))
+    return found
+
+
+def _any(slots: Sequence[int], low: int, high: int) -> bool:
+    at = bisect_left(slots, low)
+    return at < len(slots) and slots[at] <= high
+
+
+def _metadata_of(files: Files, name: str) -> Any:
+    key = files.url, name
+    if key not in _metadata:
+        with _opened(files, name) as opened:
+            _metadata[key] = opened.metadata
+        while len(_metadata) > 1000:
+            _metadata.popitem(last=False)
+    return _metadata[key]
+
+
+def _group(files: Files, name: str, number: int) -> pa.Table:
+    key = files.url, name, number
+    if key not in _groups:
+        with _opened(files, name) as opened:
+            _groups[key] = opened.read_row_group(number, use_threads=False)
+        while len(_groups) > 1 and sum(table.nbytes for table in _groups.values()) > _CACHE_BYTES:
+            _groups.popitem(last=False)
+    _groups.move_to_end(key)
+    return _groups[key]
+
+
+def _opened(files: Files, name: str) -> Any:
+    try:
+        return pq.ParquetFile(files.open(name))
+    except (OSError, pa.ArrowInvalid) as error:
+        reason = "is missing" if isinstance(error, FileNotFoundError) else f"cannot be read ({error})"
+        raise Diverged(
+            f"{files.url}/{name}, a part of the state of a processor, {reason}.",
+            "restore the directory from a copy.",
+        ) from error
+
+
+def write(files: Files, folder: str, record: int, changes: Mapping[bytes, bytes | None]) -> StateRun:
+    """Write the changes of a task; NULL for a row that was deleted."""
+    rows = sorted((slot_of(row[: key_bytes(row)]), row) for row in changes)
+    columns = [
+        pa.array([slot for slot, _ in rows], pa.int64()),
+        pa.array([row for _, row in rows], pa.binary()),
+        pa.array([changes[row] for _, row in rows], pa.binary()),
+    ]
+    return _write(files, folder, record, pa.Table.from_arrays(columns, schema=_SCHEMA))
+
+
+def _write(files: Files, folder: str, record: int, table: pa.Table) -> StateRun:
+    name = f"{record:012d}-{secrets.token_hex(6)}.parquet"
+    with (
+        files.create(f"{folder}/{name}") as target,
+        pq.ParquetWriter(target, _SCHEMA, use_dictionary=False, write_statistics=["slot"]) as writer,
+    ):
+        writer.write_table(table, _GROUP_ROWS)
+    return StateRun(files.size(f"{folder}/{name}") or 0, (name,))
+
+
+def merge(
+    files: Files, folder: str, record: int, runs: Sequence[StateRun], complete: bool, slots: Span
+) -> StateRun | None:
+    """Merge the slots of some runs. ``complete``: there are no older ones, so deleted rows may go."""
+    tables = []
+    for run in reversed(runs):
+        for name in run.files:
+            with _opened(files, f"{folder}/{name}") as opened:
+                table = opened.read(use_threads=False)
+            slot = table.column("slot")
+            tables.append(table.filter(pc.and_(pc.greater_equal(slot, slots.low), pc.less_equal(slot, slots.high - 1))))
+    table = pa.concat_tables(tables)
+    table = table.take(pc.sort_indices(table, [("slot", "ascending"), ("row", "ascending")]))  # stable: newest first
+    rows = table.column("row")
+    if len(rows):
+        newest = pa.concat_arrays(
+            [pa.array([True]), pc.not_equal(rows.slice(1), rows.slice(0, len(rows) - 1)).combine_chunks()]
         )
-        return (*before, self._file(changes, "delta"))
+        table = table.filter(newest)
+    if complete:
+        table = table.filter(pc.is_valid(table.column("value")))
+    return _write(files, folder, record, table) if table.num_rows else None
 
-    def _file(self, rows: Any, kind: str) -> str:
-        folder, owner = folder_of(self._ledger.processor), folder_of(self._driver.owner)
-        name = f"_cues/state/{folder}/{self._ledger.now.number + 1:012d}-{kind}-{owner}.parquet"
-        self._driver.write_file(rows.coalesce(1), name)
-        return name
 
-    def drop(self, before: tuple[str, ...]) -> None:
-        """Delete the files that were the state's before a commit, and are not after it."""
-        for name in set(before) - set(self._ledger.now.state):
-            self._driver.files.delete(name)
+# --- in the driver ------------------------------------------------------------------------------
+
+
+def to_merge(runs: Sequence[StateRun]) -> int:
+    """The number of the newest runs that should become one; 0 if there are too few of about the same size."""
+    count = held = 0
+    for run in reversed(runs):
+        if count and run.bytes > max(_SMALL_BYTES, 2 * held):
+            break
+        held += run.bytes
+        count += 1
+    return count if count >= MERGE_RUNS else 0
+
+
+def spans(runs: Sequence[StateRun]) -> list[Span]:
+    """The ranges of slots that tasks merge, one each."""
+    count = max(1, sum(run.bytes for run in runs) // _TASK_BYTES)
+    return [span(number, count) for number in range(count)]
+
+
+def joined(runs: Sequence[StateRun | None]) -> StateRun | None:
+    """The files of several tasks as one run; None if there are none."""
+    some = [run for run in runs if run is not None]
+    names = tuple(name for run in some for name in run.files)
+    return StateRun(sum(run.bytes for run in some), names) if names else None

@@ -1,58 +1,88 @@
-"""A processor whose queues are on a shared filesystem: take, run, commit. The driver's side of a step.
+"""A processor whose queues are on a shared directory: take, run, commit. The driver's side of a step.
 
     1. take       choose a range of messages of each input; the messages stay in their files
     2. taking     if the function has side effects, record the range before it runs
-    3. run        executors call the function and write its results, once, into the work folder: from here on
-                  there is one version of the results, even if a later step fails
-    4. write      number the messages in the order (offset of their source, order of the function), and write
-                  them to files in the folders of their queues, which are in no log yet
-    5. commit     put the record that moves the positions and names the files, if that number is not taken
-    6. forward    add the files to the logs of their queues
+    3. run        one Spark job: tasks read their pieces of files, call the function, and write its messages into files
+                  in the folders of their queues, which are in no log yet
+    4. commit     put the record that moves the positions, and names the files with their indices, if its number is
+                  not taken
+    5. forward    add the files to the logs of their queues
 
-After a crash before 5 the same messages are taken again, and files that no record names are swept. After a crash
-after 5 the next start forwards, and a file that is in the log already is not added again. Between 4 and 6 no other
-thread of this driver appends to these queues, so the numbers of 4 are those of 6. And whatever another driver had
+After a crash before 4 the same messages are taken again, and files that no record names are deleted later. After a
+crash after 4 the next start forwards, and files that are in the log already are not added again. Between 4 and 5 no
+other thread of this driver appends to these queues, so the indices of 4 are those of 5. And whatever another driver had
 committed was forwarded when this driver claimed the processors.
 
-An at-most-once processor moves its positions in 2, and not in 5.
+An at-most-once processor moves its positions in 2, and not in 4.
 
-Not guaranteed: that the queues of one step change at the same moment (6 adds to one after another).
+Not guaranteed: that the queues of one step change at the same moment (5 adds to one after another). If a key decides
+which task calls the function, messages of one key are in order, and those of several keys as their tasks end.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import logging
-import pickle
-from collections import Counter
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from cues import faults
-from cues.base import events, names
+from cues.base import clock, events, names
 from cues.errors import Diverged, ProcessorStopped, TopologyChanged
 from cues.graphs.processor import BATCH_SIZE, FRAME, Node
-from cues.spark.cluster import tasks
-from cues.spark.cluster.directory import SCHEMA, QueueDirectory
+from cues.spark.cluster import state_files
+from cues.spark.cluster.data import Piece, pieces_of
+from cues.spark.cluster.directory import DataFile, QueueDirectory
 from cues.spark.cluster.ledger import Ledger, LedgerRecord, StepRange
-from cues.spark.cluster.publish import publish_results
+from cues.spark.cluster.publish import publish
 from cues.spark.cluster.rows import Entrance
-from cues.spark.cluster.state_files import StateFiles
-from cues.spark.cluster.tasks import StepResult, TaskJob, TaskResult
+from cues.spark.cluster.state_files import StateRun
+from cues.spark.cluster.tasks import Task, TaskJob, TaskOutput, TaskPart, TaskResult, run_keys, run_task, scatter
 from cues.spark.executor import JobGroup, pack_job
-from cues.steps.failure import failed_event, stopped_at, words
+from cues.steps.failure import Failure, failed_event, stopped_at, words
 from cues.steps.hashes import Hasher
+from cues.steps.pace import Pace
 
 if TYPE_CHECKING:
     from cues.spark.cluster.driver import Driver
 
-STEP_MESSAGES: Final = 50_000
-"""Most messages of a step. Its three jobs cost about a second, even with few messages."""
-STEP_BYTES: Final = 128 << 20
-"""Most bytes of files that a step takes, approximately. A part of them is in the memory of a worker."""
+STEP_MESSAGES: Final = 1_000_000
+"""Most messages of a step."""
+FIRST_MESSAGES: Final = 10_000
+"""Messages of the first step. Later ones grow as long as a step takes less than :data:`STEP_S`."""
+STEP_S: Final = 5.0
+STEP_BYTES: Final = 64 << 20
+"""Most bytes of files that a step takes for each core, approximately. They are in the memory of a worker."""
 ORDERED_MESSAGES: Final = 10_000
 """Most messages of a step that one task does, if ``batch_size`` is not set. After a crash they are repeated."""
+TASK_S: Final = 0.05
+"""Work that is worth a task of its own, which costs about 10 ms."""
+
+
+@dataclass
+class StepResult:
+    """The results of a step's function, by task."""
+
+    outputs: list[TaskOutput]
+
+    @property
+    def answers(self) -> list[TaskResult]:
+        return [answer for output in self.outputs for answer in output.answers]
+
+    @property
+    def stop(self) -> tuple[int, Failure] | None:
+        """The offset at which the processor stops, and the failure."""
+        stops = (answer.stop for answer in self.answers if answer.stop is not None)
+        return min(stops, default=None, key=lambda stop: stop[0])
+
+    def before_stop(self) -> list[TaskOutput]:
+        """The results that count. A task writes nothing after the message that stops the processor."""
+        parts = [answer.part for answer in self.answers if answer.stop is not None]
+        return [output for output in self.outputs if not parts or output.first_part <= min(parts)]
 
 
 class Stage:
@@ -63,7 +93,6 @@ class Stage:
         self.node = node
         self.counters = events.Counters()
         self.ledger = Ledger(driver.files, node.id, driver.owner)
-        self.state = StateFiles(driver, self.ledger)
         self.inputs = {names.tailer_id(node.id, port.queue): driver.queues[port.queue] for port in node.inputs}
         queues = dict.fromkeys([*(port.queue for port in node.outputs), *([node.errors] if node.errors else [])])
         self.targets = [driver.queues[queue] for queue in queues]
@@ -73,6 +102,9 @@ class Stage:
         self._hasher = Hasher(node.id, 0)
         self._jobs = JobGroup(driver.context, node.id, f"cues {node.id} {driver.owner}")
         self._stop: ProcessorStopped | None = None
+        self._pace = Pace(STEP_MESSAGES, STEP_S, small=True, least=FIRST_MESSAGES, fixed=True)
+        self._each_s: float | None = None
+        """The work of a message, as tasks have measured it."""
         self._under_way: StepRange | None = None
         self._warned: dict[str, int] = {}
         """By tailer id: the index up to which a warning about purged messages was sent."""
@@ -176,27 +208,35 @@ class Stage:
         return True
 
     def _run_and_commit(self, taking: StepRange) -> None:
+        began = clock.monotonic_ns()
         ran = self._run(taking)
         if any(answer.declined == "state" for answer in ran.answers):
             # Nothing of this run counts. From now on every task that calls the function gets the whole state.
-            self.driver.files.delete(ran.folder)
+            self._discard(ran.outputs)
             self.ledger.commit("step", whole=True)
             self.driver.emit(events.Event(self.node.id, "uses the processor's state: one task, one call after another"))
             ran = self._run(taking)
         for answer in ran.answers:
             if answer.fatal is not None:
                 raise answer.fatal
-        if ran.stop is not None and ran.stop[0] and not self.ordered and (ran.changed or self._by_key):
+        changed = any(output.state for output in ran.outputs)
+        if ran.stop is not None and ran.stop[0] and not self.ordered and (changed or self._by_key):
             # Calls after the message that failed may have changed the state too. Run again, up to that message.
-            self.driver.files.delete(ran.folder)
+            self._discard(ran.outputs)
             cut = ran.stop[0]
             taking = StepRange({t: (start, start + cut) for t, (start, _) in taking.ranges.items()}, taking.size)
             ran = self._run(taking)
         faults.point("spark.ran")
-        try:
-            self._commit(taking, ran)
-        finally:
-            self.driver.files.delete(ran.folder)
+        self._commit(taking, ran)
+        count = _count(taking)
+        self._pace.ran(count, clock.monotonic_ns() - began)
+        self._each_s = sum(output.spent_s for output in ran.outputs) / count
+
+    def _discard(self, outputs: Sequence[TaskOutput]) -> None:
+        """Delete the files of results that do not count."""
+        for output in outputs:
+            for target, file in output.files.items():
+                self.driver.files.delete(f"{self.targets[target].folder}/{file.name}")
 
     # 1. Take.
 
@@ -215,13 +255,13 @@ class Stage:
                 if end > low:
                     self._served = place + 1
                     count = self._bounded({tailers[place]: (low, end)}, min(size, end - low))
-                    return StepRange({tailers[place]: (low, low + count)}, self._part_size(count))
+                    return StepRange({tailers[place]: (low, low + count)}, self._batch(count))
             return None
         count = min(size, *(end - low for low, end in ready.values()))
         if count <= 0:
             return None
         count = self._bounded(ready, count)
-        return StepRange({tailer: (low, low + count) for tailer, (low, _) in ready.items()}, self._part_size(count))
+        return StepRange({tailer: (low, low + count) for tailer, (low, _) in ready.items()}, self._batch(count))
 
     def _tell_purged(self, ready: dict[str, tuple[int, int]]) -> None:
         """Warn once of messages that were purged before this processor took them."""
@@ -238,28 +278,27 @@ class Stage:
         if options.batch == FRAME or self.node.at_most_once:
             return options.batch_size
         if options.batch:
-            most = ORDERED_MESSAGES if self._single else STEP_MESSAGES
+            most = ORDERED_MESSAGES if self._single else self._pace.count
             return max(1, most // options.batch_size) * options.batch_size
         if not self.ordered:
-            return STEP_MESSAGES
+            return self._pace.count
         return options.batch_size if options.batch_size != BATCH_SIZE else ORDERED_MESSAGES
 
     def _bounded(self, ranges: dict[str, tuple[int, int]], count: int) -> int:
         """The number of messages to take: fewer than ``count`` if they are large."""
+        most = STEP_BYTES * (1 if self._single else int(self.driver.context.defaultParallelism))
         for tailer, (low, _) in ranges.items():
             files = self.inputs[tailer].within(low, low + count)
             held, size = sum(file.count for file in files), sum(file.size for file in files)
-            if size > STEP_BYTES:
-                count = max(1, min(count, held * STEP_BYTES // size))
+            if size > most:
+                count = max(1, min(count, held * most // size))
         if self.node.options.batch and count > self.node.options.batch_size:
             count -= count % self.node.options.batch_size
         return count
 
-    def _part_size(self, count: int) -> int:
-        options = self.node.options
-        if options.batch:
-            return min(count, options.batch_size)
-        return count if self._single else -(-count // min(count, int(self.driver.context.defaultParallelism)))
+    def _batch(self, count: int) -> int:
+        """The number of messages of each call of a batch function."""
+        return min(count, self.node.options.batch_size) if self.node.options.batch else count
 
     @property
     def _single(self) -> bool:
@@ -300,83 +339,71 @@ class Stage:
     # 3. Run.
 
     def _run(self, taking: StepRange) -> StepResult:
-        from pyspark.sql import functions as F
-
-        rows = self._rows(taking)
-        count = next(high - low for low, high in taking.ranges.values())
-        parts = -(-count // taking.size)
-        packed, sees, once = self._packed, "nothing", self.node.at_most_once
-        kept: Any = None
-        if self._single:
-            sees = "all"
-            # Under at-most-once the state is folded first: a stage that reads a shuffle and is repeated begins to count
-            # its attempts again, so a task could not know that its messages were delivered.
-            state = self.state.folded(self.driver.scratch()) if self.node.at_most_once else self.state.rows()
-            if state is not None:
-                rows = rows.unionByName(_state_rows(state, F.lit(0)))
-            shared = rows.coalesce(1)
-        elif self._by_key:
-            sees = "keys"
-            rows = rows.mapInArrow(lambda given: tasks.add_keys(packed, parts, given), tasks.IN)
-            state = self.state.rows()
-            if state is not None:
-                rows = kept = rows.persist()  # used twice: for the keys, and for the calls
-                state = state.join(rows.select("part", "key").distinct(), "key")
-                rows = rows.unionByName(_state_rows(state, F.col("part")))
-            shared = rows.repartitionById(parts, F.col("part"))
+        count = _count(taking)
+        tasks = 1 if self._single else self._tasks(count)
+        task = self._task(taking)
+        if self._by_key and tasks > 1:
+            size = -(-count // tasks)
+            scattered = self._job(task, taking, size, tasks).flatMap(functools.partial(scatter, tasks))
+            called = scattered.partitionBy(tasks, int).mapPartitionsWithIndex(functools.partial(run_keys, task))
         else:
-            shared = rows.repartitionById(parts, F.col("part")) if parts > 1 else rows.coalesce(1)
-        ran = StepResult(self.driver.scratch())
-        place = self.driver.files.url_of(ran.folder)
-        try:
-            shared = shared.sortWithinPartitions("part", "input", "offset")
-            calls = shared.mapInArrow(lambda given: tasks.run_parts(packed, sees, once, given), tasks.OUT)
-            calls.write.parquet(place)
-        finally:
-            if kept is not None:
-                kept.unpersist()
-        ran.answers = self.answers(place)
+            size = taking.size if self.node.options.batch else -(-count // tasks)
+            called = self._job(task, taking, size, tasks).map(run_task)
+        ran = StepResult(sorted(called.collect(), key=lambda output: output.first_part))
         if not any(answer.declined or answer.fatal or answer.stop for answer in ran.answers):
             held = sum(answer.count for answer in ran.answers)
             if held != count:
                 raise Diverged(
                     f"{self.node.id} took {_shown(taking)}, {count} messages, but the files had {held}.",
-                    "set spark.sql.files.ignoreMissingFiles=false, and restore the directory from a copy.",
+                    "restore the directory from a copy.",
                     processor=self.node.id,
                 )
         return ran
 
-    def answers(self, place: str) -> list[TaskResult]:
-        """The results of the parts, without their messages."""
-        rows = self.driver.session.read.schema(tasks.OUT).parquet(place).where(f"kind = {tasks.ANSWER}")
-        answers: list[TaskResult] = [pickle.loads(row.value) for row in rows.select("value").collect()]
-        return sorted(answers, key=lambda answer: answer.part)
+    def _job(self, task: Task, taking: StepRange, size: int, tasks: int) -> Any:
+        """The tasks of a step, each with about the same number of parts of ``size`` messages, as an RDD."""
+        parts = self._parts(taking, size)
+        shares = min(tasks, len(parts))
+        edges = [len(parts) * number // shares for number in range(shares + 1)]
+        work = [task._replace(parts=tuple(parts[low:high])) for low, high in itertools.pairwise(edges)]
+        return self.driver.context.parallelize(work, len(work))
 
-    def read(self, directory: QueueDirectory, low: int, high: int) -> Any:
-        """The messages [low, high) of a queue as a DataFrame."""
-        urls = directory.urls(directory.within(low, high))
-        return self.driver.session.read.schema(SCHEMA).parquet(*urls).where(f"index >= {low} AND index < {high}")
+    def _tasks(self, count: int) -> int:
+        """The number of tasks: one for every :data:`TASK_S` of work, as far as there are cores."""
+        cores = int(self.driver.context.defaultParallelism)
+        worth = count if self._each_s is None else math.ceil(count * self._each_s / TASK_S)
+        return max(1, min(count, cores, worth))
 
-    def _rows(self, taking: StepRange) -> Any:
-        """The messages of the step as tasks take them."""
-        union: Any = None
-        for number, (tailer, directory) in enumerate(self.inputs.items()):
-            if tailer not in taking.ranges:
-                continue
-            low, high = taking.ranges[tailer]
-            rows = self.read(directory, low, high).selectExpr(
-                f"int((index - {low}) div {taking.size}) AS part",
-                f"int({number}) AS input",
-                f"index - {low} AS offset",
-                "index",
-                "unix_micros(time) AS time",
-                "hash",
-                "value",
-                "meta",
-                "CAST(NULL AS BINARY) AS key",
-            )
-            union = rows if union is None else union.unionAll(rows)
-        return union
+    def _task(self, taking: StepRange) -> Task:
+        """What all tasks of a step have in common."""
+        sees = "all" if self._single else "keys" if self._by_key else "nothing"
+        return Task(
+            self._packed,
+            (),
+            next(iter(taking.ranges.values()))[0],
+            self.ledger.now.number + 1,
+            clock.now_ns() // 1000,
+            sees,
+            self.ledger.now.state if sees != "nothing" else (),
+            self.node.at_most_once,
+        )
+
+    def _parts(self, taking: StepRange, size: int) -> list[TaskPart]:
+        """The parts of a step, of ``size`` messages."""
+        numbers = {tailer: number for number, tailer in enumerate(self.inputs)}
+        parts = []
+        for number, offset in enumerate(range(0, _count(taking), size)):
+            inputs = []
+            for tailer, (low, high) in taking.ranges.items():
+                pieces = self.pieces(tailer, low + offset, min(high, low + offset + size))
+                inputs.append((numbers[tailer], tuple(pieces)))
+            parts.append(TaskPart(number, tuple(sorted(inputs))))
+        return parts
+
+    def pieces(self, tailer: str, low: int, high: int) -> list[Piece]:
+        """Where the messages [low, high) of an input are."""
+        directory = self.inputs[tailer]
+        return pieces_of(directory.folder, directory.within(low, high), low, high)
 
     def entrances(self) -> tuple[Entrance, ...]:
         return tuple(
@@ -393,8 +420,9 @@ class Stage:
             self.driver.system,
             self.ledger.now.epoch,
             self.driver.store_id,
+            self.driver.files,
             self.entrances(),
-            tuple(target.options for target in self.targets),
+            tuple((target.queue, target.options) for target in self.targets),
             {port.binding: places[port.queue] for port in self.node.outputs},
             places[self.node.errors] if self.node.errors else None,
         )
@@ -404,38 +432,69 @@ class Stage:
 
     def _commit(self, taking: StepRange, ran: StepResult) -> None:
         stop = ran.stop
-        count = next(high - low for low, high in taking.ranges.values())
-        whole = count if stop is None else stop[0]
+        whole = _count(taking) if stop is None else stop[0]
         if stop is not None:
             self._stop = stopped_at(self.node, stop[1])
             if not whole:
                 raise self._stop
-        written: Counter[int] = Counter()
-        for answer in ran.answers:
-            if stop is None or answer.part * taking.size <= stop[0]:
-                written.update(answer.written)
+        outputs = ran.before_stop()
         digest = self._hasher.digest(
             [(t, self.inputs[t].identity, low, low + whole) for t, (low, _) in sorted(taking.ranges.items())]
         )
-        failed = sum(answer.failed for answer in ran.answers)
+        answers = [answer for output in outputs for answer in output.answers]
+        written, failed = sum(answer.written for answer in answers), sum(answer.failed for answer in answers)
         before = self.ledger.now
-        targets = {target: (self.targets[target], count) for target, count in written.items()}
-        publish_results(
-            self.driver,
+        new: dict[QueueDirectory, list[DataFile]] = {}
+        for output in outputs:
+            for target, file in output.files.items():
+                new.setdefault(self.targets[target], []).append(file)
+        publish(
             self.ledger,
-            ran.folder,
-            targets,
-            whole,
+            new,
             positions=before.positions if self.node.at_most_once else self._moved(taking, whole),
             hash=digest.hex(),
-            state=self.state.changed(ran.folder) if ran.changed else before.state,
-            counts={"taken": whole, "written": sum(written.values()), "failed": failed},
+            state=self._state(taking, outputs),
+            counts={"taken": whole, "written": written, "failed": failed},
         )
-        self.state.drop(before.state)
-        self._count(whole * len(taking.ranges), sum(written.values()) - failed, failed, ran)
+        self._drop(before.state)
+        self._count(whole * len(taking.ranges), written - failed, failed, ran)
         self.driver.ring()
         if self._stop is not None:
             raise self._stop
+
+    def _state(self, taking: StepRange, outputs: Sequence[TaskOutput]) -> tuple[StateRun, ...]:
+        """The runs of the state with the changes of a step. Runs of about the same size become one."""
+        runs = self.ledger.now.state
+        changed = state_files.joined([output.state for output in outputs])
+        if changed is None:
+            return runs
+        runs = (*runs, changed)
+        count = state_files.to_merge(runs)
+        if not count:
+            return runs
+        older, newest = runs[:-count], runs[-count:]
+        spans = state_files.spans(newest)
+        work = functools.partial(
+            state_files.merge,
+            self.driver.files,
+            state_files.folder_of_state(self.node.id),
+            self.ledger.now.number + 1,
+            newest,
+            not older,
+        )
+        if len(spans) == 1:
+            merged = [work(spans[0])]
+        else:
+            merged = self.driver.context.parallelize(spans, len(spans)).map(work).collect()
+        one = state_files.joined(merged)
+        return older if one is None else (*older, one)
+
+    def _drop(self, before: Sequence[StateRun]) -> None:
+        """Delete the files that were the state's before a commit, and are not after it."""
+        kept = {name for run in self.ledger.now.state for name in run.files}
+        for run in before:
+            for name in set(run.files) - kept:
+                self.driver.files.delete(f"{state_files.folder_of_state(self.node.id)}/{name}")
 
     def _count(self, taken: int, written: int, failed: int, ran: StepResult) -> None:
         counters = self.counters
@@ -454,21 +513,8 @@ class Stage:
             self.driver.emit(events.Event(self.node.id, text, logging.WARNING))
 
 
-def _state_rows(state: Any, part: Any) -> Any:
-    """The state, as rows that a task reads before its messages."""
-    from pyspark.sql import functions as F
-
-    return state.select(
-        part.cast("int").alias("part"),
-        F.lit(tasks.STATE_INPUT).alias("input"),
-        F.lit(0).cast("bigint").alias("offset"),
-        F.lit(0).cast("bigint").alias("index"),
-        F.lit(0).cast("bigint").alias("time"),
-        F.lit(None).cast("string").alias("hash"),
-        "value",
-        F.col("row").alias("meta"),
-        "key",
-    )
+def _count(taking: StepRange) -> int:
+    return next(high - low for low, high in taking.ranges.values())
 
 
 def _shown(taking: StepRange) -> str:

@@ -1,15 +1,15 @@
-"""The executor's side of a step over files: rows in, rows out.
+"""The executor's side of a step: read a range of data files, call the function, write data files.
 
-    in      part, input, offset, index, time, hash, value, meta     sorted by part, input, offset
-    out     kind, target, offset, ordinal, hash, value, meta
+    driver                              executors
+    Task: parts, pieces of files   ──▶  run_task        read, call, write
+    TaskOutput                     ◀──                  new files, changed state, an answer for each part
 
 The function is called for one part after another. A part is one batch for a batch function. For a function whose
 state has keys it is the messages of some keys. For other functions it is an equal share of the messages. The
-:class:`Runner` that calls the function is the same as in the embedded engine. Three kinds of rows come out:
+:class:`Runner` that calls the function is the same as in the embedded engine.
 
-    MESSAGE     a message for the queue number ``target``, from the message at ``offset``, in the order ``ordinal``
-    ANSWER      one for each part: the facts that the driver needs (:class:`TaskResult`)
-    STATE       a row of the state that changed
+A message goes to the task of its key in two ways. A step with few messages is one task. For a larger one the
+messages are moved between two halves of the job (:func:`scatter`, :func:`run_keys`); the state is not moved.
 
 An output message has the delivery hash of its source messages: those of its part between two failures, or,
 if a key decides the part, its own source message only.
@@ -17,14 +17,13 @@ if a key decides the part, its own source message only.
 
 from __future__ import annotations
 
-import itertools
-import pickle
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import pyarrow as pa
-import xxhash
+import pyarrow.compute as pc
 
 from cues import codec
 from cues.base import names
@@ -32,14 +31,19 @@ from cues.errors import Diverged
 from cues.graphs.processor import Node
 from cues.queues.options import QueueOptions
 from cues.records import batch as batches
-from cues.records.provenance import Provenance, merge
-from cues.spark.cluster.rows import Entrance, RowSlice, TakenRow
+from cues.records.provenance import Provenance, concat
+from cues.spark.cluster import state_files
+from cues.spark.cluster.data import Piece, Rows, Writer, read, read_rows
+from cues.spark.cluster.directory import DataFile
+from cues.spark.cluster.files import Files, folder_of
+from cues.spark.cluster.rows import Entrance, RowSlice
+from cues.spark.cluster.state_files import StateRun, key_bytes
 from cues.spark.executor import Job, NeedsState, PartReport, reporting, runner_of, travelling, unpack_job
 from cues.steps.failure import Failure, error_message
 from cues.steps.hashes import Hasher
 from cues.steps.outgoing import Packed, Packer
 from cues.steps.process import Process, key_of
-from cues.steps.results import Cut, Output, Results
+from cues.steps.results import Cut, Results
 from cues.steps.runner import Runner
 from cues.steps.state import Changes, StateTable, key_part
 from cues.steps.taking import Slice, Taken
@@ -47,29 +51,6 @@ from cues.steps.taking import Slice, Taken
 if TYPE_CHECKING:
     from cues.queues.store import Store
 
-IN: Final = (
-    "part INT, input INT, offset BIGINT, index BIGINT, time BIGINT, hash STRING, value BINARY, meta BINARY, key BINARY"
-)
-OUT: Final = "kind INT, target INT, offset BIGINT, ordinal BIGINT, hash STRING, value BINARY, meta BINARY"
-OUT_ARROW: Final = pa.schema(
-    [
-        ("kind", pa.int32()),
-        ("target", pa.int32()),
-        ("offset", pa.int64()),
-        ("ordinal", pa.int64()),
-        ("hash", pa.string()),
-        ("value", pa.binary()),
-        ("meta", pa.binary()),
-    ]
-)
-MESSAGE: Final = 0
-ANSWER: Final = 1
-STATE: Final = 2
-STATE_INPUT: Final = -1
-"""The input of rows of the state: ``meta`` is the row, ``value`` its packed value."""
-_ROWS_OUT: Final = 10_000
-"""Most rows that a task collects before it hands them to Spark, and the most bytes of values."""
-_BYTES_OUT: Final = 16 << 20
 Sees = str
 """The part of the state that a task may read: "nothing", "keys" (those of its messages) or "all"."""
 
@@ -78,13 +59,39 @@ Sees = str
 class TaskJob(Job):
     """The job of a processor over files."""
 
+    files: Files
     entrances: tuple[Entrance, ...]
-    targets: tuple[QueueOptions, ...]
-    """The options of the queues that a step may write to."""
+    targets: tuple[tuple[str, QueueOptions], ...]
+    """The queues that a step may write to, with their options."""
     outputs: dict[str, int]
     """The number of the target, by output binding."""
     errors: int | None
     """The target for messages that failed for good."""
+
+
+class TaskPart(NamedTuple):
+    """A part of a step: the messages of one call of a batch function, or a share of the messages."""
+
+    number: int
+    inputs: tuple[tuple[int, tuple[Piece, ...]], ...]
+    """By number of the input: where its messages are."""
+
+
+class Task(NamedTuple):
+    """The work of one task. A step is one Spark job of such tasks."""
+
+    packed: bytes
+    parts: tuple[TaskPart, ...]
+    low: int
+    """The index of the step's first message, on its first input."""
+    record: int
+    """The number of the record that will name the new files."""
+    time_us: int
+    sees: Sees
+    runs: tuple[StateRun, ...]
+    """The state."""
+    once: bool
+    """True if Spark must not repeat the task."""
 
 
 @dataclass
@@ -94,54 +101,49 @@ class TaskResult(PartReport):
     part: int
     count: int
     """Number of messages of the part."""
-    written: dict[int, int] = field(default_factory=dict)
-    """Number of output messages by target."""
+    written: int = 0
+    """Number of output messages, errors included."""
     failed: int = 0
     first: Failure | None = None
     """The first failure."""
     stop: tuple[int, Failure] | None = None
     """The offset at which the processor stops: a message failed for good, and there is no error queue."""
-    changed: int = 0
-    """Number of rows of the state that changed."""
 
 
 @dataclass
-class StepResult:
-    """The results of a step's function."""
+class TaskOutput:
+    """All that a task has done."""
 
-    folder: str
     answers: list[TaskResult] = field(default_factory=list)
+    files: dict[int, DataFile] = field(default_factory=dict)
+    """The new data file of each target that got messages."""
+    state: StateRun | None = None
+    """The rows of the state that changed."""
+    spent_s: float = 0.0
 
     @property
-    def stop(self) -> tuple[int, Failure] | None:
-        """The offset at which the processor stops, and the failure."""
-        stops = (answer.stop for answer in self.answers if answer.stop is not None)
-        return min(stops, default=None, key=lambda stop: stop[0])
-
-    @property
-    def changed(self) -> bool:
-        """True if the state changed."""
-        return any(answer.changed for answer in self.answers)
+    def first_part(self) -> int:
+        return self.answers[0].part if self.answers else 0
 
 
 class CarriedState(StateTable):
-    """The state that a task was given, with the changes of its calls."""
+    """The state that a task has read, with the changes of its calls."""
 
-    def __init__(self, processor: str, rows: dict[bytes, bytes], sees: Sees, keys: set[bytes]) -> None:
+    def __init__(self, processor: str, sees: Sees) -> None:
         super().__init__(_NO_STORE, processor)
         self._missing = True  # no store is below these rows
-        self._rows = rows
         self._sees = sees
-        self._keys = keys
+        self.carried: dict[bytes, bytes] = {}
+        self.keys: set[bytes] = set()
         self.changes: Changes = {}
 
     def packed(self, row: bytes) -> bytes | None:
         self._check(row)
-        return self._step[row] if row in self._step else self._rows.get(row)
+        return self._step[row] if row in self._step else self.carried.get(row)
 
     def rows(self, prefix: bytes) -> dict[bytes, bool]:
         self._check(prefix)
-        rows = {row: True for row in self._rows if row.startswith(prefix)}
+        rows = {row: True for row in self.carried if row.startswith(prefix)}
         return rows | {row: packed is not None for row, packed in self._step.items() if row.startswith(prefix)}
 
     def committed(self) -> None:
@@ -149,13 +151,13 @@ class CarriedState(StateTable):
         for row, packed in self._step.items():
             self.changes[row] = packed
             if packed is None:
-                self._rows.pop(row, None)
+                self.carried.pop(row, None)
             else:
-                self._rows[row] = packed
+                self.carried[row] = packed
         self._step.clear()
 
     def _check(self, row: bytes) -> None:
-        if self._sees == "nothing" or (self._sees == "keys" and row[: key_bytes(row)] not in self._keys):
+        if self._sees == "nothing" or (self._sees == "keys" and row[: key_bytes(row)] not in self.keys):
             raise NeedsState
 
 
@@ -169,7 +171,7 @@ class _TaskProcess(Process):
     def index(self) -> Any:
         def of(piece: Slice) -> int:
             assert isinstance(piece, RowSlice)
-            return piece.rows[self._offset].index
+            return piece.rows.indices[self._offset]
 
         return self._by_binding(of)
 
@@ -177,29 +179,9 @@ class _TaskProcess(Process):
     def metadata(self) -> dict[str, Any]:
         slices: list[RowSlice] = self._now().slices  # type: ignore[assignment]
         offset = len(slices[0].rows) - 1 if self._node.options.batch else self._offset
-        metadata = merge([piece.provenance_of(offset) for piece in slices]).at(0)
-        hash = slices[0].rows[offset].hash
+        metadata = self._now().provenance().at(offset)
+        hash = slices[0].rows.hashes[offset]
         return metadata if hash is None else {**metadata, names.HASH: hash}
-
-
-def run_parts(packed: bytes, sees: Sees, once: bool, given: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Call the user's function for each part, in ``mapInArrow``.
-
-    ``packed`` is the job. ``once``: a task that Spark repeats is declined.
-    """
-    out = _Rows()
-    work: _Work | None = None
-    for part, rows in _parts(given):
-        if once and _is_repeated():
-            out.answer(TaskResult(part, 0, declined="again"))
-            continue
-        if work is None:
-            work = _Work(unpack_job(packed), sees, rows)
-        work.part(part, rows, out)
-        yield from out.full()
-    if work is not None:
-        work.close(out)
-    yield from out.rest()
 
 
 class _RowPacker(Packer):
@@ -212,183 +194,51 @@ class _RowPacker(Packer):
         return packed
 
 
+_NOWHERE: Final = Provenance(1, {})
+
+
 class _RowRunner(Runner):
     packer = _RowPacker
 
 
-class _Work:
-    """One task: its runner, its state, and part after part."""
-
-    def __init__(self, job: TaskJob, sees: Sees, rows: dict[int, list[Any]]) -> None:
-        """``rows`` are those of the first part, which has the state."""
-        self.job = job
-        self.sees = sees
-        self.hasher = Hasher(job.node.id, 0)
-        carried = {meta: value for *_, value, meta in rows.pop(STATE_INPUT, ())}
-        self.state = CarriedState(job.node.id, carried, sees, set())
-        self.runner = runner_of(
-            job,
-            0,
-            self.state,
-            lambda binding: job.targets[job.outputs[binding]],
-            self.state.call,
-            _TaskProcess,
-            _RowRunner,
-        )
-        self.ended = False
-
-    def part(self, number: int, rows: dict[int, list[Any]], out: _Rows) -> None:
-        """Call the function for a part, and add its rows and its answer."""
-        if self.ended:
-            return  # the processor stops before a message of an earlier part
-        answer = TaskResult(number, 0)
-        with reporting(answer):
-            if rows:
-                self._run(answer, rows, out)
-        self.ended = bool(answer.stop or answer.declined or answer.fatal)
-        out.answer(answer)
-
-    def _run(self, answer: TaskResult, rows: dict[int, list[Any]], out: _Rows) -> None:
-        pieces = self._pieces(rows)
-        taken = Taken(list(pieces), len(pieces[0].rows))
-        answer.count = taken.count
-        counters = self.runner._counters
-        retries = counters.retries
-        if self.sees == "keys":
-            self.state._keys |= {_key_of(self.job.node, message) for message in pieces[0].messages} - {b""}
-        results = self.runner.run(taken)
-        answer.retries = counters.retries - retries
-        self._put(pieces, taken, results, answer, out)
-        self.state.committed()
-
-    def _pieces(self, rows: dict[int, list[Any]]) -> list[RowSlice]:
-        """The messages of a part, by input. Raises :class:`Diverged` if some are missing."""
-        pieces = []
-        for number, columns in sorted(rows.items()):
-            piece = RowSlice(self.job.entrances[number], [TakenRow(*row) for row in columns])
-            pieces.append(piece)
-            last = piece.rows[-1].index
-            if self.sees != "keys" and last - piece.start + 1 != len(columns):
-                raise self._diverged(
-                    f"The messages {piece.start} to {last} of {piece.entrance.queue!r} were taken, but"
-                    f" the files have only {len(columns)} of them."
-                )
-        counts = {len(piece.rows) for piece in pieces}
-        if len(counts) > 1:
-            raise self._diverged(
-                f"The inputs of a step of {self.job.node.id} do not have the same number of messages: {counts}."
-            )
-        return pieces
-
-    def _diverged(self, text: str) -> Diverged:
-        return Diverged(text, "restore the directory from a copy.", processor=self.job.node.id)
-
-    def _put(self, pieces: list[RowSlice], taken: Taken, results: Results, answer: TaskResult, out: _Rows) -> None:
-        """Add the rows of the messages and of the failures, and complete the answer."""
-        node, batch, count = self.job.node, bool(self.job.node.options.batch), taken.count
-        stop = results.stop(node)
-        if stop is not None:
-            answer.stop = pieces[0].rows[stop].offset, travelling(results.failures[stop])
-            results, count = results.before(stop), stop
-        rows = [row for binding, output in results.outputs.items() for row in self._rows(binding, output, pieces)]
-        for offset, failure in sorted(results.failures.items()):
-            assert self.job.errors is not None
-            span = range(count) if batch else (offset,)
-            messages = {piece.binding: [piece.pristine(at) for at in span] for piece in pieces}
-            record = codec.pack(error_message(node, messages, failure))
-            came = merge([piece.provenance_of(span[-1]) for piece in pieces])
-            rows.append((self.job.errors, offset, record, came.encode() if came else None))
-            answer.failed += len(span)
-            answer.first = answer.first or travelling(failure)
-        if self.sees == "keys" and not batch:  # the messages are not consecutive
-            cuts: Iterable[Cut] = (Cut(offset, offset + 1, None) for offset in range(count))
-        else:
-            cuts = results.cuts(node, count)
-        hashes: list[str] = []
-        for cut in cuts:
-            hashes += [self.hasher.digest(taken.ranges(cut.start, cut.stop)).hex()] * (cut.stop - cut.start)
-        for ordinal, (target, offset, value, meta) in enumerate(rows):
-            answer.written[target] = answer.written.get(target, 0) + 1
-            out.add(MESSAGE, target, pieces[0].rows[offset].offset, ordinal, hashes[offset], value, meta)
-
-    def _rows(
-        self, binding: str, output: Output, pieces: list[RowSlice]
-    ) -> Iterator[tuple[int, int, bytes, bytes | None]]:
-        """The messages of an output: target, offset, value, meta."""
-        target = self.job.outputs[binding]
-        strips = self.job.targets[target]._strips
-        traced = not strips and any(piece.traced for piece in pieces)
-        origins = range(len(output.items)) if output.origins is None else output.origins
-        last_offset, came = -1, _NOWHERE
-        for offset, packed in zip(origins, output.items):
-            if traced and offset != last_offset:
-                last_offset, came = offset, merge([piece.provenance_of(offset) for piece in pieces])
-            meta = came
-            if type(packed) is Packed and packed.marked:
-                message, meta = batches.split_meta(codec.unpack_known(packed), came)
-                packed = codec.pack(message)
-            yield target, offset, packed, meta.encode() if meta and not strips else None
-
-    def close(self, out: _Rows) -> None:
-        self.runner.close()
-        if self.state.changes:
-            for row, packed in self.state.changes.items():
-                out.add(STATE, 0, 0, key_bytes(row), None, packed, row)
-            out.answer(TaskResult(-1, 0, changed=len(self.state.changes)))
+def run_task(task: Task) -> TaskOutput:
+    """Do the work of a task."""
+    work = _Work(task)
+    with work:
+        for part in task.parts:
+            work.part(part.number, [(number, read_rows(work.files, pieces)) for number, pieces in part.inputs])
+    return work.output
 
 
-_NOWHERE: Final = Provenance(1, {})
+def scatter(tasks: int, given: Task) -> Iterator[tuple[int, bytes]]:
+    """The messages of a part, with their indices, by the number of the task that has their keys."""
+    job: TaskJob = unpack_job(given.packed)
+    for part in given.parts:
+        ((number, pieces),) = part.inputs
+        for piece in pieces:
+            table = read(job.files, piece)
+            table = table.append_column("index", pa.array(range(piece.begin, piece.begin + table.num_rows), pa.int64()))
+            keys = (_key_of(job.node, codec.unpack(value)) for value in table.column("value").to_pylist())
+            places = pa.array([state_files.task_of(key, tasks) for key in keys], pa.int32())
+            for place in pc.unique(places).to_pylist():
+                sink = pa.BufferOutputStream()
+                chosen = table.filter(pc.equal(places, place))
+                with pa.ipc.new_stream(sink, table.schema.with_metadata({"input": str(number)})) as stream:
+                    stream.write_table(chosen)
+                yield place, sink.getvalue().to_pybytes()
 
 
-class _Rows:
-    """The rows that a task gives to Spark, some thousand at a time."""
-
-    def __init__(self) -> None:
-        self._rows: list[tuple[Any, ...]] = []
-        self._bytes = 0
-
-    def add(self, *row: Any) -> None:
-        self._rows.append(row)
-        self._bytes += len(row[5] or b"")
-
-    def answer(self, answer: TaskResult) -> None:
-        self.add(ANSWER, 0, answer.part, 0, None, pickle.dumps(answer), None)
-
-    def full(self) -> Iterator[pa.RecordBatch]:
-        if len(self._rows) >= _ROWS_OUT or self._bytes >= _BYTES_OUT:
-            yield from self.rest()
-
-    def rest(self) -> Iterator[pa.RecordBatch]:
-        """The remaining rows, in record batches of limited size."""
-        rows, self._rows, self._bytes = self._rows, [], 0
-        start = size = 0
-        for at, row in enumerate(rows):
-            size += len(row[5] or b"")
-            if at + 1 - start >= _ROWS_OUT or size >= _BYTES_OUT or at + 1 == len(rows):
-                columns = [pa.array(column, kind.type) for column, kind in zip(zip(*rows[start : at + 1]), OUT_ARROW)]
-                yield pa.RecordBatch.from_arrays(columns, schema=OUT_ARROW)
-                start, size = at + 1, 0
-
-
-def _parts(given: Iterator[pa.RecordBatch]) -> Iterator[tuple[int, dict[int, list[Any]]]]:
-    """The rows of each part, by input. The input is sorted by part."""
-    every = (row for batch in given for row in zip(*(batch.column(n).to_pylist() for n in range(8))))
-    for part, group in itertools.groupby(every, lambda row: row[0]):
-        rows: dict[int, list[Any]] = {}
-        for _, number, *row in group:
-            rows.setdefault(number, []).append(row)
-        yield part, rows
-
-
-def add_keys(packed: bytes, parts: int, given: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Compute the part of each message, one of ``parts``, from its key, in ``mapInArrow``."""
-    node = unpack_job(packed).node
-    for rows in given:
-        keys = [_key_of(node, codec.unpack(value)) for value in rows.column("value").to_pylist()]
-        numbers = pa.array([xxhash.xxh3_64_intdigest(key) % parts for key in keys], pa.int32())
-        at = rows.schema.get_field_index
-        rows = rows.set_column(at("part"), "part", numbers)
-        yield rows.set_column(at("key"), "key", pa.array(keys, pa.binary()))
+def run_keys(task: Task, number: int, scattered: Iterable[tuple[int, bytes]]) -> Iterator[TaskOutput]:
+    """The work of task ``number`` over the messages that were scattered to it."""
+    streams = [pa.ipc.open_stream(blob) for _, blob in scattered]
+    if not streams:
+        return
+    input = int(streams[0].schema.metadata[b"input"])
+    table = pa.concat_tables([stream.read_all().replace_schema_metadata() for stream in streams]).sort_by("index")
+    work = _Work(task)
+    with work:
+        work.part(number, [(input, Rows(table.column("index").to_pylist(), table))])
+    yield work.output
 
 
 def _key_of(node: Node, message: dict[str, Any]) -> bytes:
@@ -399,9 +249,180 @@ def _key_of(node: Node, message: dict[str, Any]) -> bytes:
         return b""  # the call reports the error
 
 
-def key_bytes(row: bytes) -> int:
-    """The number of bytes of the key at the beginning of a row of the state."""
-    return 17 if row[0] == 0xFF else 1 + row[0]
+class _Chunk(NamedTuple):
+    """Output messages for one target."""
+
+    origins: Sequence[int]
+    values: list[bytes]
+    came: Provenance | None
+
+
+class _Work:
+    """One task: its runner, its state, its writers, and part after part."""
+
+    def __init__(self, task: Task) -> None:
+        self.task = task
+        self.job: TaskJob = unpack_job(task.packed)
+        self.files = self.job.files
+        self.output = TaskOutput()
+        self.hasher = Hasher(self.job.node.id, 0)
+        self.state = CarriedState(self.job.node.id, task.sees)
+        self.runner = runner_of(
+            self.job,
+            0,
+            self.state,
+            lambda binding: self.job.targets[self.job.outputs[binding]][1],
+            self.state.call,
+            _TaskProcess,
+            _RowRunner,
+        )
+        self._folder = state_files.folder_of_state(self.job.node.id)
+        self._writers: dict[int, Writer] = {}
+        self._loaded = False
+        self._ended = False
+
+    def __enter__(self) -> None:
+        self._began = time.monotonic()
+
+    def __exit__(self, kind: Any, *_: object) -> None:
+        """Write the rest, if there was no error."""
+        if kind is not None:
+            return
+        for target, writer in self._writers.items():
+            file = writer.close()
+            if file is not None:
+                self.output.files[target] = file
+        if self.state.changes:
+            self.output.state = state_files.write(self.files, self._folder, self.task.record, self.state.changes)
+        self.output.spent_s = time.monotonic() - self._began
+
+    def part(self, number: int, inputs: list[tuple[int, Rows]]) -> None:
+        """Call the function for a part, and write its messages."""
+        if self._ended:
+            return  # the processor stops before a message of an earlier part
+        answer = TaskResult(number, 0)
+        self.output.answers.append(answer)
+        if self.task.once and _is_repeated():
+            answer.declined = "again"
+            return
+        with reporting(answer):
+            self._run(answer, [RowSlice(self.job.entrances[input], rows) for input, rows in inputs])
+        self._ended = bool(answer.stop or answer.declined or answer.fatal)
+
+    def _run(self, answer: TaskResult, pieces: list[RowSlice]) -> None:
+        taken = Taken(list(pieces), len(pieces[0].rows))
+        answer.count = taken.count
+        counts = {len(piece.rows) for piece in pieces}
+        if len(counts) > 1:
+            raise Diverged(
+                f"The inputs of a step of {self.job.node.id} do not have the same number of messages: {counts}.",
+                "restore the directory from a copy.",
+                processor=self.job.node.id,
+            )
+        self._load(pieces)
+        counters = self.runner._counters
+        retries = counters.retries
+        results = self.runner.run(taken)
+        answer.retries = counters.retries - retries
+        self._put(pieces, taken, results, answer)
+        self.state.committed()
+
+    def _load(self, pieces: list[RowSlice]) -> None:
+        """Read the state that the calls of a part may see."""
+        if self.task.sees == "keys":
+            self.state.keys = {_key_of(self.job.node, message) for message in pieces[0].messages} - {b""}
+            self.state.carried = state_files.load(self.files, self._folder, self.task.runs, self.state.keys)
+        elif self.task.sees == "all" and not self._loaded:
+            self.state.carried = state_files.load(self.files, self._folder, self.task.runs, None)
+        self._loaded = True
+
+    def _put(self, pieces: list[RowSlice], taken: Taken, results: Results, answer: TaskResult) -> None:
+        """Write the messages and the failures, and complete the answer."""
+        node, batch, count = self.job.node, bool(self.job.node.options.batch), taken.count
+        stop = results.stop(node)
+        if stop is not None:
+            answer.stop = pieces[0].rows.indices[stop] - self.task.low, travelling(results.failures[stop])
+            results, count = results.before(stop), stop
+        chunks = self._outputs(taken, results, count)
+        for offset, failure in sorted(results.failures.items()):
+            assert self.job.errors is not None
+            span = range(count) if batch else (offset,)
+            messages = {piece.binding: [piece.pristine(at) for at in span] for piece in pieces}
+            record = codec.pack(error_message(node, messages, failure))
+            came = taken.provenance().slice(span[-1], span[-1] + 1)
+            chunks.setdefault(self.job.errors, []).append(_Chunk([offset], [record], came))
+            answer.failed += len(span)
+            answer.first = answer.first or travelling(failure)
+        if self.task.sees == "keys" and not batch:  # the messages are not consecutive
+            cuts: Iterable[Cut] = (Cut(offset, offset + 1, None) for offset in range(count))
+        else:
+            cuts = results.cuts(node, count)
+        hashes: list[str] = []
+        for cut in cuts:
+            hashes += [self.hasher.digest(taken.ranges(cut.start, cut.stop)).hex()] * (cut.stop - cut.start)
+        for target, some in chunks.items():
+            origins, values, came = _in_order(some)
+            answer.written += len(values)
+            self._writer(target).add(values, [hashes[origin] for origin in origins], came)
+
+    def _outputs(self, taken: Taken, results: Results, count: int) -> dict[int, list[_Chunk]]:
+        """The output messages by target, each with the provenance of its source message."""
+        chunks: dict[int, list[_Chunk]] = {}
+        for binding, output in results.outputs.items():
+            values = output.items
+            if not values:
+                continue
+            target = self.job.outputs[binding]
+            batch = bool(self.job.node.options.batch)
+            origins: Sequence[int] = range(count) if output.origins is None else output.origins
+            if batch:
+                origins = [count - 1] * len(values)
+            marked = any(type(packed) is Packed and packed.marked for packed in values)
+            came: Provenance | None = None
+            if not self.job.targets[target][1]._strips and (marked or taken.traced):
+                came = taken.provenance()
+                if batch:
+                    came = came.spread(len(values))
+                elif output.origins is not None or came.count != len(values):
+                    came = came.select(origins)
+            if marked:
+                values, came = _split(values, came)
+            chunks.setdefault(target, []).append(_Chunk(origins, values, came))
+        return chunks
+
+    def _writer(self, target: int) -> Writer:
+        if target not in self._writers:
+            queue, _ = self.job.targets[target]
+            task = self.task
+            self._writers[target] = Writer(self.files, folder_of(queue), self.job.node.id, task.record, task.time_us)
+        return self._writers[target]
+
+
+def _split(values: list[bytes], came: Provenance | None) -> tuple[list[bytes], Provenance | None]:
+    """The messages without the metadata that the function has put into them, and all metadata."""
+    plain: list[bytes] = []
+    every: list[Provenance] = []
+    for offset, packed in enumerate(values):
+        own = _NOWHERE if came is None else came.slice(offset, offset + 1)
+        if type(packed) is Packed and packed.marked:
+            message, own = batches.split_meta(codec.unpack_known(packed), own)
+            packed = codec.pack(message)
+        plain.append(packed)
+        every.append(own)
+    return plain, None if came is None else concat(every)
+
+
+def _in_order(chunks: list[_Chunk]) -> tuple[Sequence[int], list[bytes], Provenance | None]:
+    """The messages of several outputs of one target, in the order of their source messages."""
+    if len(chunks) == 1:
+        return chunks[0]
+    origins = [origin for chunk in chunks for origin in chunk.origins]
+    values = [value for chunk in chunks for value in chunk.values]
+    order = sorted(range(len(origins)), key=origins.__getitem__)  # stable
+    came: Provenance | None = None
+    if any(chunk.came for chunk in chunks):
+        came = concat([chunk.came or Provenance(len(chunk.values), {}) for chunk in chunks]).select(order)
+    return [origins[at] for at in order], [values[at] for at in order], came
 
 
 def _is_repeated() -> bool:

@@ -1,0 +1,329 @@
+"""Data files: messages as rows of Parquet, read and written by pyarrow wherever a task runs.
+
+    offset      of the message in its file; its index is that of the file's first message (directory.py) and this
+    time        when the step ran that wrote it
+    hash        the delivery hash of the step
+    value       the packed message
+    provenance  by queue that the message was made from: index and time there
+    meta        what the user has added to the metadata, packed; mostly NULL
+
+Provenance is columns in the engine (:mod:`cues.records.provenance`) and a map in the file, which SQL can read. Both
+directions work on whole columns, because a call for each message costs more than the message.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import time
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from cues import codec
+from cues.base import names
+from cues.errors import Diverged
+from cues.records.provenance import Provenance
+from cues.spark.cluster.directory import DataFile, file_name
+
+if TYPE_CHECKING:
+    from cues.spark.cluster.files import Files
+
+_TIME: Final = pa.timestamp("us", tz="UTC")
+_PLACE: Final = pa.struct([("t", pa.int64()), ("time", _TIME)])
+_MAP: Final = pa.map_(pa.string(), _PLACE)
+COLUMNS: Final = pa.schema(
+    [
+        ("offset", pa.int64()),
+        ("time", _TIME),
+        ("hash", pa.string()),
+        ("value", pa.binary()),
+        ("provenance", _MAP),
+        ("meta", pa.binary()),
+    ]
+)
+GROUP_ROWS: Final = 16_384
+"""Rows of a row group. A task reads the groups that have rows of its part."""
+_FLUSH_BYTES: Final = 16 << 20
+"""Bytes of messages that a writer holds before it writes a row group."""
+
+
+class Piece(NamedTuple):
+    """The rows ``start`` to ``stop`` of a data file."""
+
+    folder: str
+    file: DataFile
+    start: int
+    stop: int
+
+    @property
+    def begin(self) -> int:
+        """The index of the first message."""
+        return self.file.first + self.start
+
+
+def pieces_of(folder: str, files: Sequence[DataFile], low: int, high: int) -> list[Piece]:
+    """The pieces of files that hold the messages [low, high)."""
+    return [
+        Piece(folder, file, max(low - file.first, 0), min(high, file.next) - file.first)
+        for file in files
+        if file.first < high and file.next > low
+    ]
+
+
+def read(files: Files, piece: Piece, columns: Sequence[str] = COLUMNS.names) -> pa.Table:
+    """The rows of a piece. Raises :class:`Diverged` if the file is gone, or is another one."""
+    path = f"{piece.folder}/{piece.file.name}"
+    try:
+        with pq.ParquetFile(files.open(path)) as opened:
+            if opened.metadata.num_rows != piece.file.count:
+                raise _damaged(files, path, f"has {opened.metadata.num_rows} messages, not {piece.file.count}")
+            groups, skipped = _groups(opened.metadata, piece.start, piece.stop)
+            # Several tasks run in one process of Spark: more threads for each would only change turns.
+            rows = opened.read_row_groups(groups, columns=list(columns), use_threads=False)
+    except FileNotFoundError:
+        raise _damaged(files, path, "is missing") from None
+    except (OSError, pa.ArrowInvalid) as error:
+        raise _damaged(files, path, f"cannot be read ({error})") from error
+    return rows.slice(piece.start - skipped, piece.stop - piece.start)
+
+
+def _damaged(files: Files, path: str, what: str) -> Diverged:
+    return Diverged(f"{files.url}/{path}, which a step has committed, {what}.", "restore the directory from a copy.")
+
+
+def _groups(metadata: Any, start: int, stop: int) -> tuple[list[int], int]:
+    """The numbers of the row groups that have rows of [start, stop), and the number of rows before them."""
+    groups: list[int] = []
+    skipped = low = 0
+    for number in range(metadata.num_row_groups):
+        high = low + metadata.row_group(number).num_rows
+        if high <= start:
+            skipped = high
+        elif low < stop:
+            groups.append(number)
+        low = high
+    return groups, skipped
+
+
+class Rows:
+    """Consecutive or chosen messages of one queue, as Python values."""
+
+    def __init__(self, indices: Sequence[int], table: pa.Table) -> None:
+        self.indices = indices
+        self.table = table
+        self.values: list[bytes] = table.column("value").to_pylist()
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    @functools.cached_property
+    def times_us(self) -> list[int]:
+        return self.table.column("time").cast(pa.int64()).to_pylist()  # type: ignore[no-any-return]
+
+    @functools.cached_property
+    def hashes(self) -> list[str | None]:
+        return self.table.column("hash").to_pylist()  # type: ignore[no-any-return]
+
+    @functools.cached_property
+    def came(self) -> Provenance:
+        """The provenance, without the place on this queue."""
+        return _provenance(self.table)
+
+    def slice(self, start: int, stop: int) -> Rows:
+        return Rows(self.indices[start:stop], self.table.slice(start, stop - start))
+
+
+def read_rows(files: Files, pieces: Sequence[Piece]) -> Rows:
+    """The messages of consecutive pieces of one queue."""
+    table = pa.concat_tables([read(files, piece) for piece in pieces])
+    return Rows(range(pieces[0].begin, pieces[0].begin + table.num_rows), table)
+
+
+# --- provenance ---------------------------------------------------------------------------------
+
+
+def _provenance(table: pa.Table) -> Provenance:
+    count = table.num_rows
+    array = table.column("provenance").combine_chunks()
+    if isinstance(array, pa.ChunkedArray):
+        array = pa.concat_arrays(array.chunks) if array.num_chunks else pa.array([], _MAP)
+    extra: list[Any] | None = None
+    if table.column("meta").null_count < count:
+        extra = [raw and codec.unpack(raw) for raw in table.column("meta").to_pylist()]
+    columns: dict[str, tuple[Any, Any]] = {}
+    if len(array) and array.null_count < count:
+        ends = array.offsets.to_pylist()
+        queues = array.keys.slice(ends[0], ends[-1] - ends[0]).to_pylist()
+        places = array.items.slice(ends[0], ends[-1] - ends[0])
+        indices = places.field("t").to_pylist()
+        times = places.field("time").cast(pa.int64()).to_pylist()
+        order = queues[: ends[1] - ends[0]]
+        if order and len(queues) == count * len(order) and queues == order * count:  # all have the same queues
+            for at, queue in enumerate(order):
+                columns[queue] = _indices(indices[at :: len(order)]), _times(times[at :: len(order)])
+        else:
+            columns = _mixed(ends, queues, indices, times)
+    return Provenance(count, columns, extra)
+
+
+def _mixed(ends: list[int], queues: list[str], indices: list[Any], times: list[Any]) -> dict[str, tuple[Any, Any]]:
+    """The columns of messages that were on different queues. A 0 means that a message was not on that queue."""
+    count = len(ends) - 1
+    columns = {queue: ([0] * count, [0] * count) for queue in dict.fromkeys(queues)}
+    for row in range(count):
+        for at in range(ends[row] - ends[0], ends[row + 1] - ends[0]):
+            t, time = columns[queues[at]]
+            t[row], time[row] = indices[at] or 0, (times[at] or 0) * 1000
+    return {queue: (t if any(t) else None, time if any(time) else None) for queue, (t, time) in columns.items()}
+
+
+def _indices(t: list[int | None]) -> Any:
+    if t[0] is None:
+        return None if not any(t) else [one or 0 for one in t]
+    if None not in t and t[-1] - t[0] == len(t) - 1 and t == list(range(t[0], t[0] + len(t))):  # type: ignore[operator]
+        return range(t[0], t[0] + len(t))
+    return [one or 0 for one in t]
+
+
+def _times(us: list[int | None]) -> Any:
+    first = us[0]
+    if us.count(first) == len(us):
+        return None if first is None else first * 1000
+    return [(one or 0) * 1000 for one in us]
+
+
+def _columns(came: Provenance | None, count: int) -> list[pa.Array]:
+    """The columns provenance and meta of ``count`` messages."""
+    none = [pa.nulls(count, _MAP), pa.nulls(count, pa.binary())]
+    if not came:
+        return none
+    keys = list(came.columns)
+    if keys:
+        t = [_spread(t, count) for t, _ in came.columns.values()]
+        times = [_spread(time, count) for _, time in came.columns.values()]
+        flat_t = [one or None for row in zip(*t) for one in row] if len(keys) > 1 else [one or None for one in t[0]]
+        flat_times = [one // 1000 if one else None for row in zip(*times) for one in row]
+        places = pa.StructArray.from_arrays(
+            [pa.array(flat_t, pa.int64()), pa.array(flat_times, pa.int64()).cast(_TIME)], fields=list(_PLACE)
+        )
+        queues = pa.array(keys * count, pa.string())
+        absent = [t is None and time is None for t, time in zip(flat_t, flat_times)]
+        cuts = list(range(0, len(keys) * count + 1, len(keys)))
+        if any(absent):
+            kept = pa.array([not one for one in absent])
+            queues, places = queues.filter(kept), places.filter(kept)
+            gone = [sum(absent[low:high]) for low, high in itertools.pairwise(cuts)]
+            cuts = list(itertools.accumulate((len(keys) - less for less in gone), initial=0))
+        none[0] = pa.MapArray.from_arrays(pa.array(cuts, pa.int32()), queues, places).cast(_MAP)
+    if came.extra is not None:
+        extra = came.extra if isinstance(came.extra, list) else [came.extra] * count
+        none[1] = pa.array([one and codec.pack(one) for one in extra], pa.binary())
+    return none
+
+
+def _spread(column: Any, count: int) -> Sequence[Any]:
+    return [column] * count if column is None or type(column) is int else column
+
+
+def with_place(came: Provenance, queue: str, kept: frozenset[str], rows: Rows) -> Provenance:
+    """The provenance of messages with their places on this queue; as :meth:`cues.records.batch.Batch.provenance`."""
+    columns = dict(came.columns)
+    if "t" in kept or "time" in kept:
+        times = [us * 1000 for us in rows.times_us] if "time" in kept else None
+        if times and times.count(times[0]) == len(times):
+            times = times[0]  # type: ignore[assignment]
+        indices = rows.indices if type(rows.indices) is range else list(rows.indices)
+        columns[queue] = (indices if "t" in kept else None, times)
+    if "tx" in kept and names.TX not in columns:
+        columns[names.TX] = (rows.indices if type(rows.indices) is range else list(rows.indices), None)
+    return Provenance(came.count, columns, came.extra)
+
+
+# --- writing ------------------------------------------------------------------------------------
+
+
+class Writer:
+    """Writes one data file, which appears when it is closed and counts when a step commits it."""
+
+    def __init__(self, files: Files, folder: str, processor: str, record: int, time_us: int) -> None:
+        self._files = files
+        self._folder = folder
+        self._time_us = time_us
+        self._name = file_name(processor, record)
+        self._open: Any = None
+        self._target: Any = None
+        self._batches: list[pa.RecordBatch] = []
+        self._bytes = 0
+        self.count = 0
+
+    def add(
+        self,
+        values: Sequence[bytes],
+        hashes: Sequence[str | None],
+        came: Provenance | None,
+        times_us: Sequence[int] | None = None,
+    ) -> None:
+        """Add messages, with the provenance of each."""
+        count = len(values)
+        if not count:
+            return
+        packed = pa.array(values, pa.binary())
+        times = pa.array([self._time_us] * count if times_us is None else times_us, pa.int64()).cast(_TIME)
+        offsets = pa.array(range(self.count, self.count + count), pa.int64())
+        columns = [offsets, times, pa.array(hashes, pa.string()), packed, *_columns(came, count)]
+        self._batches.append(pa.RecordBatch.from_arrays(columns, schema=COLUMNS))
+        self.count += count
+        self._bytes += packed.nbytes
+        if self._bytes >= _FLUSH_BYTES:
+            self._flush()
+
+    def append(self, rows: pa.Table) -> None:
+        """Add rows of another data file as they are."""
+        offsets = pa.array(range(self.count, self.count + rows.num_rows), pa.int64())
+        table = rows.set_column(0, "offset", offsets).cast(COLUMNS)
+        self._batches += table.to_batches()
+        self.count += rows.num_rows
+        self._bytes += table.nbytes
+        if self._bytes >= _FLUSH_BYTES:
+            self._flush()
+
+    def _flush(self) -> None:
+        if self._open is None:
+            self._target = self._files.create(f"{self._folder}/{self._name}")
+            self._open = pq.ParquetWriter(
+                self._target.__enter__(), COLUMNS, use_dictionary=["hash"], write_statistics=["offset", "time"]
+            )
+        self._open.write_table(pa.Table.from_batches(self._batches, COLUMNS), GROUP_ROWS)
+        self._batches, self._bytes = [], 0
+
+    def close(self) -> DataFile | None:
+        """Write the rest. Return the file, whose first index is not known; None if there were no messages."""
+        if not self.count:
+            return None
+        self._flush()
+        self._open.close()
+        self._target.__exit__(None, None, None)
+        size = self._files.size(f"{self._folder}/{self._name}")
+        if size is None:
+            raise FileNotFoundError(self._name)
+        return DataFile(self._name, 0, self.count, size, time.time_ns() // 1_000_000)
+
+
+def numbered(files: Sequence[DataFile], next: int) -> list[DataFile]:
+    """The files with their indices, in this order, from ``next`` on."""
+    placed = []
+    for file in files:
+        placed.append(DataFile(file.name, next, file.count, file.size, file.modified_ms))
+        next += file.count
+    return placed
+
+
+def messages(files: Files, pieces: Sequence[Piece]) -> Iterator[tuple[int, int, str | None, dict[str, Any]]]:
+    """Index, time in microseconds, hash and message, in the order of the queue."""
+    for piece in pieces:
+        rows = Rows(range(piece.begin, piece.begin + piece.stop - piece.start), read(files, piece))
+        for index, time_us, hash, value in zip(rows.indices, rows.times_us, rows.hashes, rows.values):
+            yield index, time_us, hash, codec.unpack(value)

@@ -1,0 +1,51 @@
+"""An S3 server on loopback, with puts on a condition: moto, as a process of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+
+@contextlib.contextmanager
+def running() -> Iterator[dict[str, str]]:
+    """The variables for its clients."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+    server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        deadline = time.monotonic() + 60
+        while not _answers(port):
+            assert server.poll() is None and time.monotonic() < deadline
+            time.sleep(0.05)
+        yield {
+            "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}",
+            "AWS_ALLOW_HTTP": "true",
+            "AWS_ACCESS_KEY_ID": "test",
+            "AWS_SECRET_ACCESS_KEY": "test",
+            "AWS_REGION": "us-east-1",
+        }
+    finally:
+        server.kill()
+        server.wait()
+
+
+def _answers(port: int) -> bool:
+    with contextlib.suppress(OSError):
+        socket.create_connection(("127.0.0.1", port), 1.0).close()
+        return True
+    return False
+
+
+def make_bucket(name: str) -> None:
+    address = os.environ["AWS_ENDPOINT_URL"].removeprefix("http://")
+    client = http.client.HTTPConnection(address, timeout=30)
+    client.request("PUT", f"/{name}", headers={"Content-Length": "0"})
+    assert client.getresponse().status == 200
+    client.close()
