@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote, unquote
 
 from cues.errors import Diverged, GraphError, Unsupported
-from cues.spark.cluster.files import folder_of
+from cues.spark.cluster.files import folder_of, name_of
 
 if TYPE_CHECKING:
     from cues.queues.options import QueueOptions
@@ -79,6 +79,11 @@ class DataFile:
     def next(self) -> int:
         """The index after its last message."""
         return self.first + self.count
+
+    @property
+    def writer(self) -> str:
+        """The id of the processor that wrote it."""
+        return name_of(self.name.rsplit("-", 2)[0])
 
 
 def file_name(writer: str, number: int) -> str:
@@ -284,7 +289,7 @@ class QueueDirectory:
         Call it when the files of every record are in the log.
         """
         table, _ = read_table(self.files, self.folder)
-        gone = table.vacuum(retention_hours=KEEP_FILES_H, dry_run=True, enforce_retention_duration=False)
+        gone = table.vacuum(KEEP_FILES_H, dry_run=True, enforce_retention_duration=False, full=True)
         for path in gone:
             name = unquote(path.rpartition("/")[2])
             if not self._held[name]:

@@ -9,7 +9,7 @@ problems_of      the damage
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -105,14 +105,7 @@ def problems_of(place: Path) -> list[str]:
             continue
         ends[queue] = live[-1].next if live else 1
         problems += _problems_of_files(place, queue, live)
-        table, _ = read_table(_files(place), folder_of(queue))
-        for last in records:
-            newest = None if table is None else table.transaction_version(last.processor)
-            if newest is not None and newest > last.record.number:
-                problems.append(
-                    f"Queue {queue!r} has messages of record {newest} of {last.processor}, whose records end at"
-                    f" {last.record.number}."
-                )
+        problems += _problems_of_writers(place, queue, live, records)
     for last in records:
         wanted = {} if last.is_feeder else dict(last.positions)
         for queue, end in last.record.ends.items():
@@ -127,6 +120,15 @@ def problems_of(place: Path) -> list[str]:
         missing = [name for name in names if not (place / folder_of_state(last.processor) / name).exists()]
         problems += [f"{name}, a part of the state of {last.processor}, is missing." for name in missing]
     return problems
+
+
+def _problems_of_writers(place: Path, queue: str, live: list[DataFile], records: Sequence[LastRecord]) -> Iterator[str]:
+    numbers = {last.processor: last.record.number for last in records}
+    table, _ = read_table(_files(place), folder_of(queue))
+    for writer in sorted({file.writer for file in live} | numbers.keys()):
+        newest = None if table is None else table.transaction_version(writer)
+        if newest is not None and newest > numbers.get(writer, -1):
+            yield f"Queue {queue!r} has messages of record {newest} of {writer}, which is missing."
 
 
 def _problems_of_files(place: Path, queue: str, live: list[DataFile]) -> Iterator[str]:

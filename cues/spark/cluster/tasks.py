@@ -349,8 +349,8 @@ class _Work:
             span = range(count) if batch else (offset,)
             messages = {piece.binding: [piece.pristine(at) for at in span] for piece in pieces}
             record = codec.pack(error_message(node, messages, failure))
-            came = taken.provenance().slice(span[-1], span[-1] + 1)
-            chunks.setdefault(self.job.errors, []).append(_Chunk([offset], [record], came))
+            own = taken.provenance().slice(span[-1], span[-1] + 1)
+            chunks.setdefault(self.job.errors, []).append(_Chunk([offset], [record], own))
             answer.failed += len(span)
             answer.first = answer.first or travelling(failure)
         if self.task.sees == "keys" and not batch:  # the messages are not consecutive
