@@ -76,7 +76,7 @@ ABORT_WAIT_S: Final = 2.0
 @option(
     "--queues",
     metavar="DIR",
-    help="A directory that all executors see, for queues and positions: a path, or a URL that Hadoop knows.",
+    help="A directory that all executors see, for queues and positions: a path, or a URL such as s3://bucket/queues.",
 )
 @option(
     "--fail-on-errors",
@@ -124,7 +124,7 @@ def run(
       cues run graph.py --workers auto     in worker processes, started again when they die
       cues run graph.py --engine spark     Spark's executors call the functions; queues and positions stay in the store
       cues run graph.py --engine spark --backfill
-      cues run graph.py --engine spark --queues hdfs:///flights    queues and positions are in this directory
+      cues run graph.py --engine spark --queues s3://bucket/flights    queues and positions are in this directory
       cues run graph.py --engine spark --dry-run    which functions run on executors, and which in the driver
 
     Progress is printed on stderr: a table on a terminal, one JSON object a second in a pipe. The summary is

@@ -33,7 +33,7 @@ def show(graph: str, format: str, engine: str, queues: str | None, output: Comma
       cues show graph.py --format mermaid > graph.mmd
       cues show graph.py --json | jq .guarantee
       cues show graph.py --engine spark
-      cues show graph.py --engine spark --queues hdfs:///flights
+      cues show graph.py --engine spark --queues s3://bucket/flights
     """
     if not graphfile.is_file(graph):
         raise WrongUsage(

@@ -7,7 +7,7 @@
     PartReport       ◀──  pickled  ◀──  reporting     the result of a part, or the reason why it was given up
 
 Three kinds of jobs use it: a step over a store (remote.py), a long stretch of a queue (chunk.py), and a step
-over Parquet files (cluster/tasks.py).
+over a shared directory (cluster/tasks.py).
 """
 
 from __future__ import annotations

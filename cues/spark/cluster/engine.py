@@ -1,6 +1,6 @@
 """A graph whose queues are on a shared filesystem.
 
-    graph.start(engine="spark", queues="hdfs://…/flights")
+    graph.start(engine="spark", queues="s3://bucket/flights")
 
     sources     as on the embedded engine, in this process, into the store of this machine
     feeders     a thread for the queue of each source: copies it from the store into the directory
