@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import random
 import shutil
 import signal
 import sqlite3
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,12 +41,14 @@ pytest.importorskip("pyspark", reason="pyspark is not installed (pip install 'cu
 import duckdb
 import polars
 import pyarrow as pa
+import seeds
 import spark_graphs
 import terminal
 import test_flights
 from children import Child
 from deltalake import DeltaTable, QueryBuilder
-from spark_cluster import until
+from deltalake.exceptions import TableNotFoundError
+from spark_cluster import command_of, until
 from spark_graphs import GRAPHS
 from test_spark_engine import IGNORED, sums, template, without_times
 
@@ -73,6 +77,20 @@ def copy_of(template_path: Path, place: Path) -> None:
                 (folder / "queue.json").write_text(json.dumps({"identity": identity, "queue": queue}))
 
 
+def queues_at(place: Path) -> str:
+    """The directory of the queues: in an object store, if the test has named one."""
+    url = place / "queues.url"
+    return url.read_text() if url.exists() else str(place / "queues")
+
+
+@pytest.fixture(params=["a mount", "an object store"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """A folder for a store, with its queues beside it or in an object store."""
+    if request.param != "a mount":
+        (tmp_path / "queues.url").write_text(request.getfixturevalue("object_store"))
+    return tmp_path
+
+
 def to_the_end(running: Any) -> None:
     """Until nothing is left, also where a processor stops; then the source first gives all that it has."""
     try:
@@ -86,7 +104,7 @@ def to_the_end(running: Any) -> None:
 
 
 def run(made: Graph, place: Path, spark: SparkSession, **options: Any) -> None:
-    running = made.start(engine="spark", spark=spark, store=place / "store", queues=place / "queues", **options)
+    running = made.start(engine="spark", spark=spark, store=place / "store", queues=queues_at(place), **options)
     to_the_end(running)
 
 
@@ -97,8 +115,9 @@ def run_embedded(made: Graph, path: Path) -> None:
 
 def rows(place: Path, queue: str) -> list[Any]:
     """A queue as any reader of Delta tables sees it: index, hash and value."""
-    folder = place / "queues" / folder_of(queue)
-    return [] if not folder.exists() else read(folder)
+    with contextlib.suppress(TableNotFoundError):
+        return read(f"{queues_at(place)}/{folder_of(queue)}")
+    return []
 
 
 def read(folder: Path | str) -> list[Any]:
@@ -217,7 +236,7 @@ def mixed() -> Graph:
 
 def finish(place: Path, spark: SparkSession, count: int = 0, start: int = 0) -> None:
     """Send some more, and run until nothing is left to do."""
-    with mixed().start(engine="spark", spark=spark, store=place / "store", queues=place / "queues") as running:
+    with mixed().start(engine="spark", spark=spark, store=place / "store", queues=queues_at(place)) as running:
         for n in range(start, start + count):
             running.send("in", {"n": n})
         running.wait_idle(timeout=240)
@@ -249,10 +268,10 @@ def expect_exact(place: Path, count: int) -> None:
 
 @pytest.mark.slow
 def test_a_driver_that_dies_anywhere_has_lost_and_doubled_nothing(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    spark: SparkSession, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At every crash point, one after the other, in one directory; each start finishes what the last one left."""
-    monkeypatch.setitem(spark.sparkContext.environment, "CUES_TEST_NOTES", str(tmp_path / "notes.db"))
+    monkeypatch.setitem(spark.sparkContext.environment, "CUES_TEST_NOTES", str(place / "notes.db"))
     points = [point for point in faults.SPARK_POINTS if point != "spark.replaced"]
     sent = 0
     for number, point in enumerate(points):
@@ -267,9 +286,7 @@ def test_a_driver_that_dies_anywhere_has_lost_and_doubled_nothing(
 
         faults.arm(point, 1 + number % 2 if point != "spark.claimed" else 1, die)
         with contextlib.suppress(Death, ProcessorStopped):
-            running.append(
-                mixed().start(engine="spark", spark=spark, store=tmp_path / "store", queues=tmp_path / "queues")
-            )
+            running.append(mixed().start(engine="spark", spark=spark, store=place / "store", queues=queues_at(place)))
             try:
                 for n in range(sent, sent + 30):
                     running[0].send("in", {"n": n})
@@ -279,8 +296,8 @@ def test_a_driver_that_dies_anywhere_has_lost_and_doubled_nothing(
                 running[0].close()
         faults.disarm()
         assert dead[:1] == [point]
-    finish(tmp_path, spark, 30, sent)
-    expect_exact(tmp_path, sent + 30)
+    finish(place, spark, 30, sent)
+    expect_exact(place, sent + 30)
 
 
 # Runs the graph of :func:`mixed`, and says how it ended.
@@ -288,10 +305,10 @@ DRIVER = """
 import sys
 import cues
 from pathlib import Path
-from test_spark_queues import mixed
+from test_spark_queues import mixed, queues_at
 
 place = Path(sys.argv[1])
-running = mixed().start(engine="spark", master="local[1]", store=place / "store", queues=place / "queues")
+running = mixed().start(engine="spark", master="local[1]", store=place / "store", queues=queues_at(place))
 try:
     running.wait_idle(timeout=240)
 except cues.CuesError as error:
@@ -312,20 +329,20 @@ def send(place: Path, count: int) -> None:
 
 @pytest.mark.slow
 def test_a_driver_that_was_stopped_and_continues_commits_nothing_more(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    spark: SparkSession, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two that really overlap: one is held with its files written and its record not, another takes everything over."""
-    notes = str(tmp_path / "notes.db")
+    notes = str(place / "notes.db")
     monkeypatch.setitem(spark.sparkContext.environment, "CUES_TEST_NOTES", notes)
-    send(tmp_path, 120)
-    with Child(DRIVER, tmp_path, CUES_FAULT="spark.written:3:stop", CUES_TEST_NOTES=notes) as held:
+    send(place, 120)
+    with Child(DRIVER, place, CUES_FAULT="spark.written:3:stop", CUES_TEST_NOTES=notes) as held:
         until(lambda: process_state(held.pid) in ("stopped", "zombie", "gone"), timeout_s=150)
         assert process_state(held.pid) == "stopped", held.errors()
 
         def taken_over() -> bool:
             try:
                 with mixed().start(
-                    engine="spark", spark=spark, store=tmp_path / "store", queues=tmp_path / "queues", take_over=True
+                    engine="spark", spark=spark, store=place / "store", queues=queues_at(place), take_over=True
                 ) as running:
                     running.wait_idle(timeout=240)
                     return True
@@ -333,14 +350,14 @@ def test_a_driver_that_was_stopped_and_continues_commits_nothing_more(
                 return False
 
         until(taken_over, timeout_s=300)
-        expect_exact(tmp_path, 120)
+        expect_exact(place, 120)
         held.signal(signal.SIGCONT)
         told = []
         while told[-1:] != ["over"]:
             told.append(held.line())
     assert "Fenced takeover" in told, told
-    finish(tmp_path, spark, 30, 120)
-    expect_exact(tmp_path, 150)
+    finish(place, spark, 30, 120)
+    expect_exact(place, 150)
 
 
 @pytest.mark.long
@@ -348,18 +365,60 @@ def test_a_driver_that_was_stopped_and_continues_commits_nothing_more(
 @pytest.mark.parametrize("hit", [1, 3])
 @pytest.mark.parametrize("point", [point for point in faults.SPARK_POINTS if point != "spark.replaced"])
 def test_a_driver_that_is_killed_anywhere_has_lost_and_doubled_nothing(
-    point: str, hit: int, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    point: str, hit: int, spark: SparkSession, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As above, by ``kill -9`` of a process of its own."""
-    notes = str(tmp_path / "notes.db")
+    notes = str(place / "notes.db")
     monkeypatch.setitem(spark.sparkContext.environment, "CUES_TEST_NOTES", notes)
-    send(tmp_path, 120)
+    send(place, 120)
     hit = 1 if point == "spark.claimed" else hit
-    with Child(DRIVER, tmp_path, CUES_FAULT=f"{point}:{hit}", CUES_TEST_NOTES=notes) as child:
+    with Child(DRIVER, place, CUES_FAULT=f"{point}:{hit}", CUES_TEST_NOTES=notes) as child:
         child._process.wait(timeout=300)
         assert child.returncode(240) == -signal.SIGKILL, child.errors()
-    finish(tmp_path, spark, 30, 120)
-    expect_exact(tmp_path, 150)
+    finish(place, spark, 30, 120)
+    expect_exact(place, 150)
+
+
+def python_workers(spark: SparkSession) -> list[int]:
+    """The processes of this session that call functions. A daemon forks them."""
+    parents: dict[int, list[int]] = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+            parents.setdefault(parent, []).append(int(folder.name))
+    java = spark.sparkContext._gateway.proc.pid  # type: ignore[union-attr]
+    daemons = [pid for pid in parents.get(java, []) if "pyspark.daemon" in command_of(pid)]
+    return [worker for daemon in daemons for worker in parents.get(daemon, [])]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kills", [10, pytest.param(100, marks=pytest.mark.long)])
+def test_workers_that_are_killed_and_drivers_that_give_up_lose_and_double_nothing(
+    kills: int, spark: SparkSession, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At random moments: ``kill -9`` of a process that calls functions; now and then the driver is halted in a step."""
+    monkeypatch.setitem(spark.sparkContext.environment, "CUES_TEST_NOTES", str(place / "notes.db"))
+    chance = random.Random(seeds.new())
+    sent = done = 0
+    while done < kills:
+        with (
+            contextlib.suppress(ProcessorStopped),  # Spark gives a task up after four deaths; the next start goes on
+            mixed().start(engine="spark", spark=spark, store=place / "store", queues=queues_at(place)) as running,
+        ):
+            try:
+                for _ in range(chance.randrange(1, 8)):
+                    for n in range(sent, sent + 25):
+                        running.send("in", {"n": n})
+                        sent = n + 1
+                    time.sleep(chance.uniform(0, 0.4))
+                    for pid in chance.sample(workers := python_workers(spark), min(1, len(workers))):
+                        os.kill(pid, signal.SIGKILL)
+                        done += 1
+            finally:
+                if chance.random() < 0.5:
+                    running.halt()
+    finish(place, spark, 30, sent)
+    expect_exact(place, sent + 30)
 
 
 # --- the protocol by itself, and controls that fail ------------------------------------------------
