@@ -21,13 +21,15 @@ entries and files. It does not write entries: its cost for each entry grows with
 
 from __future__ import annotations
 
+import itertools
 import json
 import secrets
 import threading
 import time
 import uuid
+from bisect import bisect_left
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote, unquote
@@ -44,6 +46,8 @@ _OLD_LOG: Final = "_spark_metadata"
 """The log of a queue that an earlier version of Cues wrote."""
 CHECKPOINT_EVERY: Final = 100
 """Entries between two checkpoints of the log. A reader reads the last checkpoint, and the entries after it."""
+READY_FILES: Final = 10_000
+"""Most files that a reader is offered at once."""
 KEEP_FILES_H: Final = 24
 """Hours that a file stays on the disk after it left the log. A reader of an older version of the table needs it."""
 
@@ -109,8 +113,8 @@ class QueueDirectory:
         self.options = options
         self.folder = folder_of(queue)
         self.lock = threading.RLock()
-        self.live: tuple[DataFile, ...] = ()
-        """The files that count, by index."""
+        self.live: list[DataFile] = []
+        """The files that count, by index. New files are appended; after other changes it is another list."""
         self._owed: deque[tuple[str, int, Sequence[DataFile]]] = deque()
         """Files of records that are not in the log, because the filesystem failed. Protected by the lock."""
         self._held: Counter[str] = Counter()
@@ -148,7 +152,7 @@ class QueueDirectory:
                 "give the queue another name in one of the graphs, or use another --queues DIR.",
             )
         if self.version < 0:
-            self._commit([], [{"protocol": _PROTOCOL}, {"metaData": self._metadata()}])
+            self._commit([{"protocol": _PROTOCOL}, {"metaData": self._metadata()}])
 
     def _metadata(self) -> dict[str, Any]:
         return {
@@ -187,14 +191,15 @@ class QueueDirectory:
             self.version = -1 if self._table is None else self._table.version()
             self._keep(live)
 
-    def _keep(self, live: Sequence[DataFile]) -> None:
-        self.live = tuple(sorted(live, key=_first))
-        for before, after in zip(self.live, self.live[1:]):
+    def _keep(self, live: Iterable[DataFile]) -> None:
+        files = sorted(live, key=_first)
+        for before, after in itertools.pairwise(files):
             if after.first < before.next:
                 raise _damaged(
                     f"The log of {self.files.url}/{self.folder} has the messages {after.first} to"
                     f" {min(before.next, after.next) - 1} twice, in {before.name} and {after.name}."
                 )
+        self.live = files
 
     def _read_on(self) -> None:
         """Read the entries that were written since the log was read."""
@@ -204,7 +209,7 @@ class QueueDirectory:
                 for line in raw.decode().splitlines():
                     self._apply(json.loads(line), live)
                 self.version += 1
-            self._keep(list(live.values()))
+            self._keep(live.values())
 
     def _apply(self, action: dict[str, Any], live: dict[str, DataFile]) -> None:
         if "add" in action:
@@ -250,7 +255,7 @@ class QueueDirectory:
                     "let one graph write to the queue, and restore the directory from a copy.",
                 )
             else:  # if another driver wrote this entry, the loop looks again
-                self._commit([*self.live, *new], [*map(_add, new), {"txn": {"appId": writer, "version": number}}])
+                self._commit([*map(_add, new), {"txn": {"appId": writer, "version": number}}], new)
 
     def replace(self, gone: Sequence[DataFile], new: Sequence[DataFile]) -> bool:
         """Replace files in the log: no message changes. Return False if the log has got another entry meanwhile.
@@ -261,9 +266,11 @@ class QueueDirectory:
         now = time.time_ns() // 1_000_000
         removed = [{"remove": {"path": quote(n), "deletionTimestamp": now, "dataChange": not new}} for n in names]
         added = [{"add": _add(file)["add"] | {"dataChange": False}} for file in new]
-        return self._commit([*(file for file in self.live if file.name not in names), *new], [*removed, *added])
+        return self._commit([*removed, *added], new, names)
 
-    def _commit(self, live: Sequence[DataFile], actions: Sequence[dict[str, Any]]) -> bool:
+    def _commit(
+        self, actions: Sequence[dict[str, Any]], new: Sequence[DataFile] = (), gone: Collection[str] = ()
+    ) -> bool:
         """Write the next entry. If its number is taken, read on and return False."""
         about = {"timestamp": time.time_ns() // 1_000_000, "operation": "WRITE", "engineInfo": "cues"}
         lines = [json.dumps(action) for action in ({"commitInfo": about}, *actions)]
@@ -274,7 +281,10 @@ class QueueDirectory:
         for action in actions:
             if "txn" in action:
                 self._apply(action, {})
-        self._keep(live)
+        if gone:
+            self._keep([*(file for file in self.live if file.name not in gone), *new])
+        else:
+            self.live.extend(new)
         return True
 
     def checkpoint(self) -> None:
@@ -299,16 +309,19 @@ class QueueDirectory:
 
     def within(self, start: int, stop: int) -> list[DataFile]:
         """The files that hold the messages [start, stop)."""
-        return [file for file in self.live if file.first < stop and file.next > start]
+        live = self.live
+        return live[bisect_left(live, start, key=_last) : bisect_left(live, stop, key=_first)]
 
     def ready(self, start: int) -> tuple[int, int]:
-        """The range that a reader at ``start`` reads next: its start, and the end of the messages without a gap."""
+        """The range that a reader at ``start`` reads next: its start, and the end of the messages without a gap.
+
+        Of many small files, the range has some thousand.
+        """
         live = self.live
         at = max(start, self.first)
         end = at
-        for file in live:
-            if file.next <= at:
-                continue
+        low = bisect_left(live, at, key=_last)
+        for file in live[low : low + READY_FILES]:
             if file.first > end:
                 if end > at:
                     break
@@ -332,6 +345,10 @@ _PROTOCOL: Final = {"minReaderVersion": 1, "minWriterVersion": 2}
 
 def _first(file: DataFile) -> int:
     return file.first
+
+
+def _last(file: DataFile) -> int:
+    return file.next - 1
 
 
 def _add(file: DataFile) -> dict[str, Any]:

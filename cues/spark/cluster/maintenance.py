@@ -14,6 +14,7 @@ from __future__ import annotations
 import functools
 import logging
 import time
+from bisect import bisect_left
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
@@ -47,6 +48,8 @@ class Maintenance:
         self.merge_files = int(driver.session.conf.get("spark.cues.mergeFiles", str(MERGE_FILES)) or 0)
         self._vacuumed = time.monotonic()
         self._checkpoints: dict[str, int] = {}
+        self._merged: dict[str, int] = {}
+        """By queue: the index before which there is nothing to merge."""
         self._warned: set[tuple[str, str]] = set()
 
     def step(self) -> None:
@@ -78,7 +81,9 @@ class Maintenance:
 
     def merge(self, directory: QueueDirectory) -> None:
         """Replace many small files by one large file, if there are enough."""
-        files = _run_of_small(directory.live, self.merge_files) if self.merge_files else []
+        known = self._merged.get(directory.queue, 0)
+        live = directory.live[bisect_left(directory.live, known, key=lambda file: file.first) :]
+        files, self._merged[directory.queue] = _run_of_small(live, self.merge_files) if self.merge_files else ([], 0)
         if not files:
             return
         driver = self.driver
@@ -178,20 +183,23 @@ def _require_all(files: Files, folder: str, needed: set[str]) -> set[str]:
     return stored
 
 
-def _run_of_small(live: Sequence[DataFile], most: int) -> list[DataFile]:
-    """The first ``most`` or more small files in a row, without a gap, that fit into one file; else none."""
+def _run_of_small(live: Sequence[DataFile], most: int) -> tuple[list[DataFile], int]:
+    """The first ``most`` or more small files in a row, without a gap, that fit into one file; else none.
+
+    Also the index of the file from which on files may be merged later.
+    """
     run: list[DataFile] = []
     size = 0
     for file in live[:-1]:  # the last file stays, because it has the index of the next message
         fits = file.size <= MERGE_BYTES // 2 and size + file.size <= MERGE_BYTES
         if not fits or (run and run[-1].next != file.first):
             if len(run) >= most:
-                return run
+                break
             run, size = [], 0
         if file.size <= MERGE_BYTES // 2:
             run.append(file)
             size += file.size
-    return run if len(run) >= most else []
+    return run if len(run) >= most else [], run[0].first if run else live[-1].first if live else 0
 
 
 def _goal(directory: QueueDirectory, policy: Retention, positions: list[int]) -> int:

@@ -87,9 +87,32 @@ def folder_of_state(processor: str) -> str:
 # --- in an executor -----------------------------------------------------------------------------
 
 
-_groups: OrderedDict[tuple[str, str, int], pa.Table] = OrderedDict()
-"""Row groups that were read, the last used at the end."""
-_metadata: OrderedDict[tuple[str, str], Any] = OrderedDict()
+class _Cache:
+    """Row groups and metadata of files, the last used at the end."""
+
+    def __init__(self) -> None:
+        self._kept: OrderedDict[tuple[str, str, int], Any] = OrderedDict()
+        self._bytes = 0
+
+    def get(self, files: Files, name: str, group: int) -> Any:
+        """A row group; for -1 the metadata."""
+        key = files.url, name, group
+        if key not in self._kept:
+            with _opened(files, name) as opened:
+                value = opened.metadata if group < 0 else opened.read_row_group(group, use_threads=False)
+            self._kept[key] = value
+            self._bytes += _size(value)
+            while self._bytes > _CACHE_BYTES and len(self._kept) > 1:
+                self._bytes -= _size(self._kept.popitem(last=False)[1])
+        self._kept.move_to_end(key)
+        return self._kept[key]
+
+
+def _size(value: Any) -> int:
+    return int(value.nbytes if isinstance(value, pa.Table) else value.serialized_size)
+
+
+_cache = _Cache()
 
 
 def load(files: Files, folder: str, runs: Sequence[StateRun], keys: set[bytes] | None) -> dict[bytes, bytes]:
@@ -105,15 +128,15 @@ def load(files: Files, folder: str, runs: Sequence[StateRun], keys: set[bytes] |
 
 def _read(files: Files, name: str, slots: Sequence[int] | None) -> list[pa.Table]:
     """The rows of a file with these slots, by row group."""
-    metadata = _metadata_of(files, name)
+    metadata = _cache.get(files, name, -1)
     if slots is None:
-        return [_group(files, name, number) for number in range(metadata.num_row_groups)]
+        return [_cache.get(files, name, number) for number in range(metadata.num_row_groups)]
     found = []
     wanted = pa.array(slots, pa.int64())
     for number in range(metadata.num_row_groups):
         bounds = metadata.row_group(number).column(0).statistics
         if _any(slots, bounds.min, bounds.max):
-            group = _group(files, name, number)
+            group = _cache.get(files, name, number)
             found.append(group.filter(pc.is_in(group.column("slot"), value_set=wanted)))
     return found
 
@@ -121,27 +144,6 @@ def _read(files: Files, name: str, slots: Sequence[int] | None) -> list[pa.Table
 def _any(slots: Sequence[int], low: int, high: int) -> bool:
     at = bisect_left(slots, low)
     return at < len(slots) and slots[at] <= high
-
-
-def _metadata_of(files: Files, name: str) -> Any:
-    key = files.url, name
-    if key not in _metadata:
-        with _opened(files, name) as opened:
-            _metadata[key] = opened.metadata
-        while len(_metadata) > 1000:
-            _metadata.popitem(last=False)
-    return _metadata[key]
-
-
-def _group(files: Files, name: str, number: int) -> pa.Table:
-    key = files.url, name, number
-    if key not in _groups:
-        with _opened(files, name) as opened:
-            _groups[key] = opened.read_row_group(number, use_threads=False)
-        while len(_groups) > 1 and sum(table.nbytes for table in _groups.values()) > _CACHE_BYTES:
-            _groups.popitem(last=False)
-    _groups.move_to_end(key)
-    return _groups[key]
 
 
 def _opened(files: Files, name: str) -> Any:
