@@ -1,0 +1,157 @@
+"""Queues in a shared directory (``--queues DIR``): large steps, small steps, keyed state, history.
+
+    python benchmarks/spark_queues.py [--count 1000000] [--cores 2] [--only steps,state,history] [--json]
+
+    steps      a light function over a queue that is there: messages a second of the largest steps, and of the whole
+               run; then ten messages at a time: seconds from ``send`` to the output
+    state      the same with a state for every message's key, a million keys in the end; then ten messages at a time
+    history    ten messages at a time, with a thousand, 100,000 and a million files in the log of the output
+
+Every output is counted, and the last value of a state is compared.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import cues
+import cues.spark
+from cues.spark.cluster import maintenance
+from cues.spark.cluster.directory import DataFile, QueueDirectory, _add
+from cues.spark.cluster.files import open_files
+from cues.spark.cluster.step import Stage
+
+SMALL = 10
+SMALL_STEPS = 25
+HISTORY = (1_000, 100_000, 1_000_000)
+
+
+def priced(message: dict[str, Any]) -> dict[str, Any]:
+    return {"id": message["id"], "late": message["delay"] >= 15, "note": message["note"]}
+
+
+def counted(message: dict[str, Any], process: Any) -> dict[str, Any]:
+    process.state["count"] = process.state.get("count", 0) + 1
+    return {"id": message["id"], "count": process.state["count"]}
+
+
+def messages(start: int, stop: int) -> list[dict[str, Any]]:
+    return [{"id": n, "key": n % 1_000_000, "delay": n % 100 / 2, "note": "x" * 30} for n in range(start, stop)]
+
+
+class Timed:
+    """The steps of one run: messages and seconds."""
+
+    def __init__(self) -> None:
+        self.steps: list[tuple[int, float]] = []
+        self._real = Stage._run_and_commit
+
+    def __enter__(self) -> Timed:
+        def timed(stage: Stage, taking: Any) -> None:
+            began = time.monotonic()
+            self._real(stage, taking)
+            count = next(high - low for low, high in taking.ranges.values())
+            self.steps.append((count, time.monotonic() - began))
+
+        Stage._run_and_commit = timed  # type: ignore[method-assign]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        Stage._run_and_commit = self._real  # type: ignore[method-assign]
+
+
+def run(spark: Any, place: Path, stream: cues.Stream, count: int) -> Iterator[dict[str, Any]]:
+    with cues.open(place / "store", durability="process") as store:
+        appender = store.queue("in").appender()
+        for low in range(0, count, 50_000):
+            appender.write_many(messages(low, min(count, low + 50_000)))
+    graph = cues.Graph("g", [stream], durability="process")
+    began = time.monotonic()
+    with (
+        Timed() as timed,
+        graph.start(engine="spark", spark=spark, store=place / "store", queues=place / "queues") as running,
+    ):
+        assert running.wait_idle(600)
+        took = time.monotonic() - began
+        if count:
+            most = max(step[0] for step in timed.steps)
+            large = [step for step in timed.steps if step[0] * 2 >= most]
+            rate = sum(step[0] for step in large) / sum(step[1] for step in large)
+            yield {"what": f"steps of up to {most:,} messages", "messages/s": round(rate)}
+            yield {"what": "whole run, feeding and small first steps included", "messages/s": round(count / took)}
+        out = running.engine.driver.queues["out"]  # type: ignore[attr-defined]
+        latencies = []
+        start = out.next
+        for turn in range(SMALL_STEPS):
+            began = time.monotonic()
+            for message in messages(SMALL * turn, SMALL * (turn + 1)):
+                running.send("in", message)
+            while out.next < start + SMALL * (turn + 1):
+                time.sleep(0.001)
+            latencies.append(time.monotonic() - began)
+        assert running.wait_idle(60)
+        steps = [seconds for messages, seconds in timed.steps[-SMALL_STEPS:] if messages <= SMALL]
+        yield {"what": f"{SMALL} messages, from send to the output", "s": round(statistics.median(latencies), 3)}
+        yield {"what": f"the step of {SMALL} messages", "s": round(statistics.median(steps), 3)}
+        assert out.next == start + SMALL * SMALL_STEPS
+        if stream.fn is counted:
+            assert running.messages("out")[-1]["count"] == count // 1_000_000 + 1
+
+
+def history(spark: Any, place: Path, files: int) -> Iterator[dict[str, Any]]:
+    """The log names files that do not exist, which no step reads."""
+    out = QueueDirectory(open_files(str(place / "queues")), "out", cues.QueueOptions())
+    out.own("g")
+    for low in range(0, files, 1000):
+        numbers = range(low, low + 1000)
+        new = [DataFile(f"g.priced-{low:012d}-{n:012x}.parquet", 1 + SMALL * n, SMALL, 1000, 0) for n in numbers]
+        out._commit([_add(file) for file in new], new)
+    out.checkpoint()
+    spark.conf.set("spark.cues.mergeFiles", "0")
+    real, maintenance._require_all = maintenance._require_all, lambda *_: set()
+    try:
+        for line in run(spark, place, cues.Stream(priced, "in", "out"), 0):
+            yield {"files": files, **line}
+    finally:
+        maintenance._require_all = real
+        spark.conf.unset("spark.cues.mergeFiles")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--count", type=int, default=1_000_000)
+    parser.add_argument("--cores", type=int, default=2)
+    parser.add_argument("--only", default="steps,state,history")
+    parser.add_argument("--json", action="store_true")
+    chosen = parser.parse_args()
+    rows = chosen.only.split(",")
+    with (
+        cues.spark.session(f"local[{chosen.cores}]") as spark,
+        tempfile.TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").exists() else None) as room,
+    ):
+        work: dict[str, Iterator[dict[str, Any]]] = {}
+        if "steps" in rows:
+            work["steps"] = run(spark, Path(room) / "steps", cues.Stream(priced, "in", "out"), chosen.count)
+        if "state" in rows:
+            stream = cues.Stream(counted, "in", "out", key="key")
+            work["state"] = run(spark, Path(room) / "state", stream, chosen.count)
+        if "history" in rows:
+            for files in HISTORY:
+                work[f"history {files}"] = history(spark, Path(room) / f"history-{files}", files)
+        for name, lines in work.items():
+            for line in lines:
+                if chosen.json:
+                    print(json.dumps({"row": name.partition(" ")[0], **line}), flush=True)
+                else:
+                    print(f"{name:17} {line.pop('what'):52} {line}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
