@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import socket
 import time
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -24,9 +25,10 @@ import pyarrow.parquet as pq
 
 from cues import codec
 from cues.base import names
-from cues.errors import Diverged
+from cues.errors import Diverged, Unsupported
 from cues.records.provenance import Provenance
 from cues.spark.cluster.directory import DataFile, file_name
+from cues.spark.cluster.files import ID
 
 if TYPE_CHECKING:
     from cues.spark.cluster.files import Files
@@ -84,6 +86,11 @@ def read(files: Files, piece: Piece, columns: Sequence[str] = COLUMNS.names) -> 
             # Several tasks run in one process of Spark: more threads for each would only change turns.
             rows = opened.read_row_groups(groups, columns=list(columns), use_threads=False)
     except FileNotFoundError:
+        if files.size(ID) is None:
+            raise Unsupported(
+                f"{socket.gethostname()} does not see {files.url}, where the queues are.",
+                "name a directory that this machine and all executors share.",
+            ) from None
         raise _damaged(files, path, "is missing") from None
     except (OSError, pa.ArrowInvalid) as error:
         raise _damaged(files, path, f"cannot be read ({error})") from error

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from cues import faults
 from cues.base import events
 from cues.errors import Diverged
+from cues.spark.cluster.files import ID
 
 if TYPE_CHECKING:
     from cues.spark.cluster.directory import QueueDirectory
@@ -39,7 +40,7 @@ class Driver:
         self.pause = pause
         self.owner = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(6)}"
         draft = json.dumps({"id": secrets.token_hex(8)}).encode()
-        self.store_id = str(json.loads(files.ensure("_cues/id.json", draft))["id"])
+        self.store_id = str(json.loads(files.ensure(ID, draft))["id"])
         self.queues: dict[str, QueueDirectory] = {}
         self.closed = False
         self.bell = threading.Condition()

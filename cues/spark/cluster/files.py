@@ -32,13 +32,18 @@ from urllib.parse import unquote
 
 from cues.errors import Unsupported
 
+ID: Final = "_cues/id.json"
+"""The file that makes a directory one of queues."""
 _STORES: Final = ("s3", "s3a", "gs", "az", "azure", "abfs", "abfss")
 """The schemes of object stores."""
 
 
 @functools.cache
-def open_files(place: str) -> Files:
-    """Open or make the directory. Raises :class:`Unsupported` if it cannot be reached."""
+def open_files(place: str, make: bool = True) -> Files:
+    """Open the directory, and make it if it is missing. Raises :class:`Unsupported` if it cannot be reached.
+
+    Executors do not make it: what they do not see is not shared with the driver.
+    """
     scheme, separator, rest = place.partition("://")
     if separator and scheme in _STORES:
         return ObjectFiles(place)
@@ -47,7 +52,7 @@ def open_files(place: str) -> Files:
             f"Queues cannot be kept in {place}: {scheme}:// is not supported.",
             f"name a path that every machine has mounted, or a URL that begins with {', '.join(_STORES)}.",
         )
-    return LocalFiles(rest if separator else place.removeprefix("file:"))
+    return LocalFiles(rest if separator else place.removeprefix("file:"), make)
 
 
 class Files(ABC):
@@ -60,7 +65,7 @@ class Files(ABC):
         self.place = place
 
     def __reduce__(self) -> Any:
-        return open_files, (self.place,)
+        return open_files, (self.place, False)
 
     @abstractmethod
     def names(self, folder: str) -> list[str]:
@@ -117,11 +122,12 @@ class Files(ABC):
 class LocalFiles(Files):
     """A directory on a mount."""
 
-    def __init__(self, place: str) -> None:
+    def __init__(self, place: str, make: bool) -> None:
         self.url = os.path.abspath(os.path.expanduser(place))
         super().__init__(self.url)
         try:
-            os.makedirs(self.url, exist_ok=True)
+            if make:
+                os.makedirs(self.url, exist_ok=True)
         except OSError as error:
             raise Unsupported(
                 f"The queues cannot be kept in {self.url}: {error.strerror}.",
