@@ -92,7 +92,7 @@ def read(files: Files, piece: Piece, columns: Sequence[str] = COLUMNS.names) -> 
                 "name a directory that this machine and all executors share.",
             ) from None
         raise _damaged(files, path, "is missing") from None
-    except (OSError, pa.ArrowInvalid) as error:
+    except pa.ArrowInvalid as error:
         raise _damaged(files, path, f"cannot be read ({error})") from error
     return rows.slice(piece.start - skipped, piece.stop - piece.start)
 
@@ -227,7 +227,7 @@ def _columns(came: Provenance | None, count: int) -> list[pa.Array]:
         none[0] = pa.MapArray.from_arrays(pa.array(cuts, pa.int32()), queues, places).cast(_MAP)
     if came.extra is not None:
         extra = came.extra if isinstance(came.extra, list) else [came.extra] * count
-        none[1] = pa.array([one and codec.pack(one) for one in extra], pa.binary())
+        none[1] = pa.array([codec.pack(one) if one else None for one in extra], pa.binary())
     return none
 
 
@@ -274,9 +274,19 @@ class Writer:
         times_us: Sequence[int] | None = None,
     ) -> None:
         """Add messages, with the provenance of each."""
+        for low in range(0, len(values), GROUP_ROWS):
+            high = min(low + GROUP_ROWS, len(values))
+            times = None if times_us is None else times_us[low:high]
+            self._add(values[low:high], hashes[low:high], came and came.slice(low, high), times)
+
+    def _add(
+        self,
+        values: Sequence[bytes],
+        hashes: Sequence[str | None],
+        came: Provenance | None,
+        times_us: Sequence[int] | None,
+    ) -> None:
         count = len(values)
-        if not count:
-            return
         packed = pa.array(values, pa.binary())
         times = pa.array([self._time_us] * count if times_us is None else times_us, pa.int64()).cast(_TIME)
         offsets = pa.array(range(self.count, self.count + count), pa.int64())

@@ -117,6 +117,8 @@ class QueueDirectory:
         """The files that count, by index. New files are appended; after other changes it is another list."""
         self._owed: deque[tuple[str, int, Sequence[DataFile]]] = deque()
         """Files of records that are not in the log, because the filesystem failed. Protected by the lock."""
+        self.undecided: BaseException | None = None
+        """The error after which nobody knows which messages are next."""
         self._held: Counter[str] = Counter()
         self.version = -1
         self._published: dict[str, int] = {}
@@ -233,10 +235,14 @@ class QueueDirectory:
                 self._published[writer] = -1 if known is None else known
             return self._published[writer]
 
+    def owe(self, writer: str, number: int, new: Sequence[DataFile]) -> None:
+        """Note the files of a record, for :meth:`settle`. The caller holds the lock."""
+        self._owed.append((writer, number, new))
+
     def publish(self, writer: str, number: int, new: Sequence[DataFile]) -> None:
         """Add the files of a record to the log, if they are not in it."""
         with self.lock:
-            self._owed.append((writer, number, new))
+            self.owe(writer, number, new)
             self.settle()
 
     def settle(self) -> None:
@@ -244,6 +250,8 @@ class QueueDirectory:
 
         Raises :class:`Diverged` if the log has other messages at these indices.
         """
+        if self.undecided is not None:
+            raise OSError(f"nobody knows whether a record for the queue {self.queue!r} was put ({self.undecided})")
         while self._owed:
             writer, number, new = self._owed[0]
             if self.published(writer) >= number:
@@ -294,10 +302,12 @@ class QueueDirectory:
         table.cleanup_metadata()
 
     def vacuum(self) -> None:
-        """Let the library delete the files that left the log, and those that no step has committed, after a day.
+        """Let the library find the files that left the log, and those that no step has committed, after a day.
 
-        Call it when the files of every record are in the log.
+        Raises the error of the filesystem if the files of every record are not in the log.
         """
+        with self.lock:
+            self.settle()
         table, _ = read_table(self.files, self.folder)
         gone = table.vacuum(KEEP_FILES_H, dry_run=True, enforce_retention_duration=False, full=True)
         for path in gone:
@@ -337,7 +347,7 @@ class QueueDirectory:
     def release(self, files: list[DataFile]) -> None:
         """End a :meth:`hold`."""
         with self.lock:
-            self._held.subtract(file.name for file in files)
+            self._held -= Counter(file.name for file in files)
 
 
 _PROTOCOL: Final = {"minReaderVersion": 1, "minWriterVersion": 2}

@@ -7,18 +7,19 @@ import os
 import secrets
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any
 
 from cues import faults
 from cues.base import events
 from cues.errors import Diverged
-from cues.spark.cluster.files import ID
+from cues.spark.cluster.files import ID, name_of
+from cues.spark.cluster.ledger import Ledger
 
 if TYPE_CHECKING:
     from cues.spark.cluster.directory import QueueDirectory
     from cues.spark.cluster.files import Files
-    from cues.spark.cluster.ledger import Ledger, LedgerRecord
+    from cues.spark.cluster.ledger import LedgerRecord
 
 
 class Driver:
@@ -63,19 +64,29 @@ class Driver:
                 if ledger.read() != last:  # another driver still runs the processor, and has made a step
                     continue
                 raise
-            number = -1 if last is None else last.number
-            for queue, new in last.files.items() if last is not None else ():
-                if queue not in self.queues:
-                    raise Diverged(
-                        f"The last step of {ledger.processor} wrote to the queue {queue!r}, which the graph does not"
-                        " have.",
-                        "run the graph once as it was, with this queue, and change it after that.",
-                        processor=ledger.processor,
-                    )
-                self.queues[queue].publish(ledger.processor, number, new)
-                faults.point("spark.forwarded")
+            self._forward(ledger.processor, last)
             if ledger.claim(last, positions(last)):
                 return last
+
+    def forward_removed(self, processors: Collection[str]) -> None:
+        """Add to the logs what processors have committed that the graph no longer has."""
+        for folder in self.files.names("_cues/steps"):
+            processor = name_of(folder)
+            if processor.startswith(f"{self.graph}.") and processor not in processors:
+                self._forward(processor, Ledger(self.files, processor, self.owner).read())
+
+    def _forward(self, processor: str, last: LedgerRecord | None) -> None:
+        """Add the files that the last record of a processor has committed to the logs of their queues."""
+        for queue, new in last.files.items() if last is not None else ():
+            if queue not in self.queues:
+                raise Diverged(
+                    f"The last step of {processor} wrote to the queue {queue!r}, which the graph does not have.",
+                    "run the graph once as it was, with this queue, and change it after that.",
+                    processor=processor,
+                )
+            assert last is not None
+            self.queues[queue].publish(processor, last.number, new)
+            faults.point("spark.forwarded")
 
     def _compare(self, processor: str, last: LedgerRecord | None) -> None:
         """Raise :class:`Diverged` if the queues lack messages of the processor's records, or the records are older."""

@@ -303,6 +303,8 @@ class ClusterEngine:
             for node in plan.running
             if node.kind != "source"
         ]
+        parts: list[Feeder | StreamIngest | Stage] = [*feeders, *inlets, *stages]
+        driver.forward_removed({part.ledger.processor for part in parts})
         for feeder in feeders:
             feeder.claim()
         for stage in stages:

@@ -26,7 +26,6 @@ import secrets
 import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, Final
 from urllib.parse import unquote
 
@@ -52,7 +51,7 @@ def open_files(place: str, make: bool = True) -> Files:
             f"Queues cannot be kept in {place}: {scheme}:// is not supported.",
             f"name a path that every machine has mounted, or a URL that begins with {', '.join(_STORES)}.",
         )
-    return LocalFiles(rest if separator else place.removeprefix("file:"), make)
+    return LocalFiles(unquote(rest) if separator else place, make)
 
 
 class Files(ABC):
@@ -122,7 +121,7 @@ class Files(ABC):
 class LocalFiles(Files):
     """A directory on a mount."""
 
-    def __init__(self, place: str, make: bool) -> None:
+    def __init__(self, place: str, make: bool = True) -> None:
         self.url = os.path.abspath(os.path.expanduser(place))
         super().__init__(self.url)
         try:
@@ -167,7 +166,7 @@ class LocalFiles(Files):
         try:
             os.link(draft, path)
         except FileExistsError:
-            return False
+            return self.read(name) == data  # a client of NFS repeats a link whose answer was lost
         except OSError as error:
             if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EMLINK, errno.ENOSYS):
                 raise
@@ -212,7 +211,7 @@ class LocalFiles(Files):
         return self.path(name)
 
     def for_spark(self, name: str) -> str:
-        return Path(self.path(name)).as_uri()
+        return f"file://{self.path(name)}"  # Hadoop does not decode it
 
 
 class ObjectFiles(Files):

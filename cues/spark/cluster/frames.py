@@ -135,7 +135,7 @@ class FrameStage(Stage):
                 frame_encoder(node.id, result)  # rows that cannot be messages are refused here, not in a task
                 files = replace(encoding, schema=result.schema).files_of(result)
                 answer = TaskResult(0, high - low, sum(file.count for file in files), retries=attempt - 1)
-                return StepResult([TaskOutput([answer], {0: file}) for file in files] or [TaskOutput([answer])])
+                return StepResult([TaskOutput([answer]), *(TaskOutput(files={0: file}) for file in files)])
             except Exception as error:
                 if driver.closed:
                     raise Interrupted from error

@@ -109,7 +109,7 @@ class StreamIngest:
 
     def _commit(self, rows: Any, number: int) -> None:
         last = self.ledger.now
-        part = part_of(self.driver.files.for_spark(self._checkpoint), number)
+        part = part_of(self.driver.files.table(self._checkpoint), number)
         kept = codec.unpack(bytes.fromhex(last.source)) if last.source else None
         verdict = part.decide(kept)
         if verdict == "replayed":

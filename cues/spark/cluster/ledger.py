@@ -173,7 +173,14 @@ class Ledger:
             raise self._fenced()
 
     def _put(self, record: LedgerRecord) -> bool:
-        if not self._files.put(self._name(record.number), record.to_json().encode()) or self._newest() > record.number:
+        name, data = self._name(record.number), record.to_json().encode()
+        try:
+            put = self._files.put(name, data)
+        except OSError:
+            put = self._files.read(name) == data  # the answer may be lost, and the record there
+            if not put:
+                raise
+        if not put or self._newest() > record.number:
             return False
         self.last = record
         if record.number - self._trimmed > KEEP_RECORDS + _TRIM_EVERY:

@@ -16,6 +16,7 @@ import logging
 import time
 from bisect import bisect_left
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from cues import faults
@@ -90,10 +91,12 @@ class Maintenance:
         directory.hold(files)
         try:
             driver.context.setJobGroup(keepers_group(driver), f"merging files of {directory.queue}", True)
-            writer = f"{driver.graph}.keeper"
+            writers = {file.writer for file in files}
+            writer = writers.pop() if len(writers) == 1 else f"{driver.graph}.keeper"
             work = functools.partial(merged, driver.files, directory.folder, writer, directory.version)
             (file,) = driver.context.parallelize([files], 1).map(work).collect()
-            self._exchange(directory, files, numbered([file], files[0].first))
+            modified_ms = max(file.modified_ms for file in files)
+            self._exchange(directory, files, numbered([replace(file, modified_ms=modified_ms)], files[0].first))
         finally:
             directory.release(files)
 
@@ -199,7 +202,10 @@ def _run_of_small(live: Sequence[DataFile], most: int) -> tuple[list[DataFile], 
         if file.size <= MERGE_BYTES // 2:
             run.append(file)
             size += file.size
-    return run if len(run) >= most else [], run[0].first if run else live[-1].first if live else 0
+    after = run[0].first if run else live[-1].first if live else 0
+    while run and run[0].size > 2 * sum(file.size for file in run[1:]):
+        run.pop(0)  # or a large file would be written again with each few small ones
+    return run if len(run) >= most else [], after
 
 
 def _goal(directory: QueueDirectory, policy: Retention, positions: list[int]) -> int:

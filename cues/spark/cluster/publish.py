@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from cues import faults
+from cues.errors import Fenced
 from cues.spark.cluster.data import numbered
 
 if TYPE_CHECKING:
@@ -20,7 +21,8 @@ def publish(
     """Append files to queues. The next record of the processor, with the fields ``record``, is the commit.
 
     ``first`` is the index of the first message, if it is not the next one of the queue.
-    Raises :class:`Fenced`; then no queue has changed.
+    Raises :class:`Fenced`; then no queue has changed. After another error nobody knows whether the record was put, so
+    this driver writes nothing more to these queues: the next start decides.
     """
     faults.point("spark.written")
     with contextlib.ExitStack() as locked:
@@ -29,9 +31,18 @@ def publish(
             directory.settle()
         placed = {directory: numbered(files, first or directory.next) for directory, files in new.items()}
         # 4. Commit.
-        ledger.commit("step", files={directory.queue: files for directory, files in placed.items()}, **record)
+        try:
+            ledger.commit("step", files={directory.queue: files for directory, files in placed.items()}, **record)
+        except Fenced:
+            raise
+        except BaseException as error:
+            for directory in placed:  # the record may be there
+                directory.undecided = error
+            raise
+        for directory, files in placed.items():  # all of them, before a filesystem can fail
+            directory.owe(ledger.processor, ledger.now.number, files)
         faults.point("spark.recorded")
         # 5. Forward.
-        for directory, files in placed.items():
-            directory.publish(ledger.processor, ledger.now.number, files)
+        for directory in placed:
+            directory.settle()
             faults.point("spark.forwarded")

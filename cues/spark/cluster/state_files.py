@@ -1,6 +1,8 @@
 """Keyed state as files: each step adds a run with its changes, and runs of about the same size are merged.
 
-    DIR/_cues/state/<processor id>/<record>-<token>.parquet     slot BIGINT, row BINARY, value BINARY
+    DIR/_cues/state/<processor id>/<record>-<first slot>-<last slot>-<token>.parquet
+
+    slot BIGINT, row BINARY, value BINARY
 
 A slot is the hash of a key; files are sorted by it. So a task reads only the row groups with the slots of its keys, and
 keeps them in memory: a file never changes. Tasks of one step divide the range of all slots into equal parts, so no two
@@ -16,6 +18,7 @@ Files that no record names are swept at the next start.
 
 from __future__ import annotations
 
+import re
 import secrets
 from bisect import bisect_left
 from collections import OrderedDict
@@ -43,6 +46,8 @@ _TASK_BYTES: Final = 64 << 20
 """Bytes that one task merges."""
 _CACHE_BYTES: Final = 256 << 20
 """Bytes of row groups that a worker process keeps in memory."""
+_ENTRY_BYTES: Final = 8 << 10
+"""What a row group or the metadata of a file takes besides its data."""
 _SLOTS: Final = 1 << 64
 
 
@@ -109,7 +114,7 @@ class _Cache:
 
 
 def _size(value: Any) -> int:
-    return int(value.nbytes if isinstance(value, pa.Table) else value.serialized_size)
+    return _ENTRY_BYTES + int(value.nbytes if isinstance(value, pa.Table) else value.serialized_size)
 
 
 _cache = _Cache()
@@ -128,6 +133,8 @@ def load(files: Files, folder: str, runs: Sequence[StateRun], keys: set[bytes] |
 
 def _read(files: Files, name: str, slots: Sequence[int] | None) -> list[pa.Table]:
     """The rows of a file with these slots, by row group."""
+    if slots is not None and not _any(slots, *_slots_of(name)):
+        return []
     metadata = _cache.get(files, name, -1)
     if slots is None:
         return [_cache.get(files, name, number) for number in range(metadata.num_row_groups)]
@@ -141,6 +148,16 @@ def _read(files: Files, name: str, slots: Sequence[int] | None) -> list[pa.Table
     return found
 
 
+def _meet(bounds: Any, slots: Span) -> bool:
+    return bool(bounds.min < slots.high and bounds.max >= slots.low)
+
+
+def _slots_of(name: str) -> tuple[int, int]:
+    """The first and the last slot of a file, as its name says."""
+    _, low, high, _ = re.split(r"-(?=[+-])|-(?=[0-9a-f]+\.parquet$)", name.rpartition("/")[2])
+    return int(low, 16), int(high, 16)
+
+
 def _any(slots: Sequence[int], low: int, high: int) -> bool:
     at = bisect_left(slots, low)
     return at < len(slots) and slots[at] <= high
@@ -149,7 +166,7 @@ def _any(slots: Sequence[int], low: int, high: int) -> bool:
 def _opened(files: Files, name: str) -> Any:
     try:
         return pq.ParquetFile(files.open(name))
-    except (OSError, pa.ArrowInvalid) as error:
+    except (FileNotFoundError, pa.ArrowInvalid) as error:
         reason = "is missing" if isinstance(error, FileNotFoundError) else f"cannot be read ({error})"
         raise Diverged(
             f"{files.url}/{name}, a part of the state of a processor, {reason}.",
@@ -169,7 +186,8 @@ def write(files: Files, folder: str, record: int, changes: Mapping[bytes, bytes 
 
 
 def _write(files: Files, folder: str, record: int, table: pa.Table) -> StateRun:
-    name = f"{record:012d}-{secrets.token_hex(6)}.parquet"
+    slots = table.column("slot")
+    name = f"{record:012d}-{slots[0].as_py():+x}-{slots[-1].as_py():+x}-{secrets.token_hex(6)}.parquet"
     with (
         files.create(f"{folder}/{name}") as target,
         pq.ParquetWriter(target, _SCHEMA, use_dictionary=False, write_statistics=["slot"]) as writer,
@@ -186,7 +204,12 @@ def merge(
     for run in reversed(runs):
         for name in run.files:
             with _opened(files, f"{folder}/{name}") as opened:
-                table = opened.read(use_threads=False)
+                groups = [
+                    number
+                    for number in range(opened.metadata.num_row_groups)
+                    if _meet(opened.metadata.row_group(number).column(0).statistics, slots)
+                ]
+                table = opened.read_row_groups(groups, use_threads=False)
             slot = table.column("slot")
             tables.append(table.filter(pc.and_(pc.greater_equal(slot, slots.low), pc.less_equal(slot, slots.high - 1))))
     table = pa.concat_tables(tables)

@@ -56,7 +56,7 @@ FIRST_MESSAGES: Final = 10_000
 """Messages of the first step. Later ones grow as long as a step takes less than :data:`STEP_S`."""
 STEP_S: Final = 5.0
 STEP_BYTES: Final = 64 << 20
-"""Most bytes of files that a step takes for each core, approximately. They are in the memory of a worker."""
+"""Most bytes of messages that a step takes for each core, approximately. They are in the memory of a worker."""
 ORDERED_MESSAGES: Final = 10_000
 """Most messages of a step that one task does, if ``batch_size`` is not set. After a crash they are repeated."""
 TASK_S: Final = 0.05
@@ -78,6 +78,11 @@ class StepResult:
         """The offset at which the processor stops, and the failure."""
         stops = (answer.stop for answer in self.answers if answer.stop is not None)
         return min(stops, default=None, key=lambda stop: stop[0])
+
+    @property
+    def changed(self) -> bool:
+        """True if the state changed."""
+        return any(output.state for output in self.outputs)
 
     def before_stop(self) -> list[TaskOutput]:
         """The results that count. A task writes nothing after the message that stops the processor."""
@@ -105,6 +110,8 @@ class Stage:
         self._pace = Pace(STEP_MESSAGES, STEP_S, small=True, least=FIRST_MESSAGES, fixed=True)
         self._each_s: float | None = None
         """The work of a message, as tasks have measured it."""
+        self._each_bytes = 0.0
+        """The bytes of a message. In a file they are compressed."""
         self._under_way: StepRange | None = None
         self._warned: dict[str, int] = {}
         """By tailer id: the index up to which a warning about purged messages was sent."""
@@ -172,7 +179,8 @@ class Stage:
         """The first message of a queue that a step needs, if it is under way or will be repeated."""
         taking = self._under_way or self.ledger.now.taking
         ranges = taking.ranges if taking else {}
-        return next((low for t, (low, _) in ranges.items() if self.inputs[t].queue == queue), None)
+        tailers = {names.tailer_id(self.node.id, queue)} & ranges.keys()
+        return next((ranges[tailer][0] for tailer in tailers), None)
 
     def _available(self) -> dict[str, tuple[int, int]]:
         """The range of messages available on each input, by tailer id."""
@@ -197,13 +205,15 @@ class Stage:
             self.ledger.check()
             return False
         faults.point("spark.take")
-        if self.ordered and taking is not self.ledger.now.taking:
-            if self.node.at_most_once:
-                self.ledger.commit("taking", positions=self._moved(taking))
-            else:
-                self.ledger.commit("taking", taking=taking)
-            faults.point("spark.taking")
         with self._jobs.step(f"{self.node.id}: {taking.ranges}", f"over {_shown(taking)}"), self._held(taking):
+            if any(self.inputs[tailer].first > low for tailer, (low, _) in taking.ranges.items()):
+                return True  # retention was faster: take again
+            if self.ordered and taking is not self.ledger.now.taking:
+                if self.node.at_most_once:
+                    self.ledger.commit("taking", positions=self._moved(taking))
+                else:
+                    self.ledger.commit("taking", taking=taking)
+                faults.point("spark.taking")
             self._run_and_commit(taking)
         return True
 
@@ -216,12 +226,9 @@ class Stage:
             self.ledger.commit("step", whole=True)
             self.driver.emit(events.Event(self.node.id, "uses the processor's state: one task, one call after another"))
             ran = self._run(taking)
-        for answer in ran.answers:
-            if answer.fatal is not None:
-                raise answer.fatal
-        changed = any(output.state for output in ran.outputs)
-        if ran.stop is not None and ran.stop[0] and not self.ordered and (changed or self._by_key):
-            # Calls after the message that failed may have changed the state too. Run again, up to that message.
+        while ran.stop is not None and ran.stop[0] and not self.ordered and (self._by_key or ran.changed):
+            # Calls after the message that failed may have changed the state too. Run again, up to that message, until
+            # no call fails.
             self._discard(ran.outputs)
             cut = ran.stop[0]
             taking = StepRange({t: (start, start + cut) for t, (start, _) in taking.ranges.items()}, taking.size)
@@ -231,18 +238,22 @@ class Stage:
         count = _count(taking)
         self._pace.ran(count, clock.monotonic_ns() - began)
         self._each_s = sum(output.spent_s for output in ran.outputs) / count
+        self._each_bytes = sum(output.read_bytes for output in ran.outputs) / count
 
     def _discard(self, outputs: Sequence[TaskOutput]) -> None:
         """Delete the files of results that do not count."""
         for output in outputs:
             for target, file in output.files.items():
                 self.driver.files.delete(f"{self.targets[target].folder}/{file.name}")
+            self._drop([output.state] if output.state else [])
 
     # 1. Take.
 
     def _take(self) -> StepRange | None:
         pending = self.ledger.now.taking
-        if pending is not None and all(self.inputs[t].first <= low for t, (low, _) in pending.ranges.items()):
+        if pending is not None and all(
+            tailer in self.inputs and self.inputs[tailer].first <= low for tailer, (low, _) in pending.ranges.items()
+        ):
             return pending
         ready = self._available()
         self._tell_purged(ready)
@@ -287,6 +298,8 @@ class Stage:
     def _bounded(self, ranges: dict[str, tuple[int, int]], count: int) -> int:
         """The number of messages to take: fewer than ``count`` if they are large."""
         most = STEP_BYTES * (1 if self._single else int(self.driver.context.defaultParallelism))
+        if self._each_bytes:
+            count = max(1, min(count, int(most / self._each_bytes)))
         for tailer, (low, _) in ranges.items():
             files = self.inputs[tailer].within(low, low + count)
             held, size = sum(file.count for file in files), sum(file.size for file in files)
@@ -350,6 +363,10 @@ class Stage:
             size = taking.size if self.node.options.batch else -(-count // tasks)
             called = self._job(task, taking, size, tasks).map(run_task)
         ran = StepResult(sorted(called.collect(), key=lambda output: output.first_part))
+        for answer in ran.answers:
+            if answer.fatal is not None:
+                self.ledger.check()  # the next owner may have deleted files that this step reads
+                raise answer.fatal
         if not any(answer.declined or answer.fatal or answer.stop for answer in ran.answers):
             held = sum(answer.count for answer in ran.answers)
             if held != count:
@@ -453,16 +470,16 @@ class Stage:
             new,
             positions=before.positions if self.node.at_most_once else self._moved(taking, whole),
             hash=digest.hex(),
-            state=self._state(taking, outputs),
+            state=self._state(outputs),
             counts={"taken": whole, "written": written, "failed": failed},
         )
-        self._drop(before.state)
+        self._drop([*before.state, *(output.state for output in outputs if output.state)])
         self._count(whole * len(taking.ranges), written - failed, failed, ran)
         self.driver.ring()
         if self._stop is not None:
             raise self._stop
 
-    def _state(self, taking: StepRange, outputs: Sequence[TaskOutput]) -> tuple[StateRun, ...]:
+    def _state(self, outputs: Sequence[TaskOutput]) -> tuple[StateRun, ...]:
         """The runs of the state with the changes of a step. Runs of about the same size become one."""
         runs = self.ledger.now.state
         changed = state_files.joined([output.state for output in outputs])
@@ -490,7 +507,7 @@ class Stage:
         return older if one is None else (*older, one)
 
     def _drop(self, before: Sequence[StateRun]) -> None:
-        """Delete the files that were the state's before a commit, and are not after it."""
+        """Delete those of these files that are not the state's."""
         kept = {name for run in self.ledger.now.state for name in run.files}
         for run in before:
             for name in set(run.files) - kept:

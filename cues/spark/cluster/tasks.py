@@ -18,7 +18,7 @@ if a key decides the part, its own source message only.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -120,6 +120,8 @@ class TaskOutput:
     state: StateRun | None = None
     """The rows of the state that changed."""
     spent_s: float = 0.0
+    read_bytes: int = 0
+    """The bytes of the messages that it has taken."""
 
     @property
     def first_part(self) -> int:
@@ -206,7 +208,7 @@ def run_task(task: Task) -> TaskOutput:
     work = _Work(task)
     with work:
         for part in task.parts:
-            work.part(part.number, [(number, read_rows(work.files, pieces)) for number, pieces in part.inputs])
+            work.part(part.number, lambda: [(number, read_rows(work.files, pieces)) for number, pieces in part.inputs])
     return work.output
 
 
@@ -237,7 +239,7 @@ def run_keys(task: Task, number: int, scattered: Iterable[tuple[int, bytes]]) ->
     table = pa.concat_tables([stream.read_all().replace_schema_metadata() for stream in streams]).sort_by("index")
     work = _Work(task)
     with work:
-        work.part(number, [(input, Rows(table.column("index").to_pylist(), table))])
+        work.part(number, lambda: [(input, Rows(table.column("index").to_pylist(), table))])
     yield work.output
 
 
@@ -296,7 +298,7 @@ class _Work:
             self.output.state = state_files.write(self.files, self._folder, self.task.record, self.state.changes)
         self.output.spent_s = time.monotonic() - self._began
 
-    def part(self, number: int, inputs: list[tuple[int, Rows]]) -> None:
+    def part(self, number: int, read: Callable[[], list[tuple[int, Rows]]]) -> None:
         """Call the function for a part, and write its messages."""
         if self._ended:
             return  # the processor stops before a message of an earlier part
@@ -306,12 +308,13 @@ class _Work:
             answer.declined = "again"
             return
         with reporting(answer):
-            self._run(answer, [RowSlice(self.job.entrances[input], rows) for input, rows in inputs])
+            self._run(answer, [RowSlice(self.job.entrances[input], rows) for input, rows in read()])
         self._ended = bool(answer.stop or answer.declined or answer.fatal)
 
     def _run(self, answer: TaskResult, pieces: list[RowSlice]) -> None:
         taken = Taken(list(pieces), len(pieces[0].rows))
         answer.count = taken.count
+        self.output.read_bytes += sum(len(value) for piece in pieces for value in piece.rows.values)
         counts = {len(piece.rows) for piece in pieces}
         if len(counts) > 1:
             raise Diverged(
