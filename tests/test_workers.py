@@ -846,7 +846,7 @@ def test_a_call_that_hangs_ends_with_its_worker(write: Write) -> None:
         graph = cues.Graph("hung", store=HERE + "/store", durability="process", errors="errors")
         graph.source("in")
 
-        @graph.stream("in", "out", timeout_s=0.2)
+        @graph.stream("in", "out", timeout_s=1)
         def hang(message):
             while message["n"] == 3:
                 time.sleep(60)
