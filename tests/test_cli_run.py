@@ -130,7 +130,7 @@ def test_what_a_function_prints_is_not_mixed_with_the_table(graph) -> None:  # t
 def test_the_first_signal_drains_a_live_graph_and_the_next_run_continues(graph, checked, number: int) -> None:  # type: ignore[no-untyped-def]
     path = graph(LIVE)
     with Command("run", path) as run:
-        run.until('"type": "progress"')
+        run.until(r'"written": [1-9]')
         run.signal(number)
         assert run.wait() == 130
     assert "Draining" in run.text
@@ -141,7 +141,7 @@ def test_the_first_signal_drains_a_live_graph_and_the_next_run_continues(graph, 
     assert ticks
     assert contents(store, "tocks") == ticks == [{"n": n} for n in range(len(ticks))]
     with Command("run", path) as run:
-        run.until('"type": "progress"')
+        run.until(r'"written": [1-9]')
         run.signal(number)
         assert run.wait() == 130
     more = contents(store, "tocks")

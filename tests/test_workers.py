@@ -182,7 +182,7 @@ def test_the_first_signal_drains_also_when_the_workers_get_it(tmp_path: Path, wr
     """A Ctrl-C reaches the whole terminal, and a service manager sends SIGTERM to all of a service."""
     write(LIVE)
     with Command("run", tmp_path / "graph.py", "--workers", 2) as running:
-        running.until('"taken": ')
+        running.until(r'"taken": [1-9]')
         record = WorkersRecord.of(str(tmp_path / "data" / "live"), "live")
         assert record is not None
         for worker in record.workers.values():
