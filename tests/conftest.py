@@ -9,6 +9,7 @@ import os
 import shutil
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,7 +19,9 @@ from forks import Forks
 
 import cues
 from cues import faults
+from cues.base import clock
 from cues.queues.store import Store
+from cues.steps.pace import Pace, Stride
 
 if TYPE_CHECKING:
     from postgres import Postgres
@@ -88,6 +91,24 @@ def stores_are_checked(request: pytest.FixtureRequest, monkeypatch: pytest.Monke
         if Path(path, "data.mdb").exists():
             problems = problems_of(path)
             assert not problems, f"{path}: {problems}"
+
+
+@pytest.fixture(autouse=True)
+def pauses_divide_no_step(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """End a step because of its time only where a test moves the clock (``testing.Clock``).
+
+    A step ends after 0.25 s (``step_s=``), and the next steps are smaller. On a busy machine this time can pass between
+    any two lines of a test. A test that says which messages are in a step would then fail.
+    """
+    if request.path.stem.startswith("test_spark") or "spark" in request.fixturenames:
+        return  # a job of Spark takes longer than a step, and its functions are in other processes
+    begin, ran = Stride.begin, Pace.ran
+
+    def moved() -> bool:
+        return clock.monotonic_ns is not time.monotonic_ns
+
+    monkeypatch.setattr(Stride, "begin", lambda self, bounded: begin(self, bounded and moved()))
+    monkeypatch.setattr(Pace, "ran", lambda self, count, spent_ns: ran(self, count, spent_ns if moved() else 1))
 
 
 @pytest.fixture

@@ -270,7 +270,7 @@ def test_kill_9_in_a_commit_leaves_it_whole_or_not_at_all(
 ZOMBIE = """
 import sys, cues, test_checkpoints as t
 kept = t.Kept(sys.argv[1], sys.argv[2])
-checkpoint = kept.make(timeout_s=1)
+checkpoint = kept.make(timeout_s=4)
 checkpoint.restore()
 checkpoint.commit(t.at(1), kept.work(1))
 print("ready")
@@ -310,7 +310,7 @@ def test_a_zombie_inside_its_transaction_is_ended_by_postgresql(tmp_path: Path, 
         child.say()
         stopped(child.pid)
         taker = kept.make()
-        assert taker.restore() == at(1)  # waits for the server to end the other transaction, half a second after
+        assert taker.restore() == at(1)  # waits for the server to end the other transaction, after two seconds
         taker.commit(at(10), kept.work(10))
         child.signal(signal.SIGCONT)
         assert child.line() == "CheckpointError"

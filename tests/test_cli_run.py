@@ -130,7 +130,7 @@ def test_what_a_function_prints_is_not_mixed_with_the_table(graph) -> None:  # t
 def test_the_first_signal_drains_a_live_graph_and_the_next_run_continues(graph, checked, number: int) -> None:  # type: ignore[no-untyped-def]
     path = graph(LIVE)
     with Command("run", path) as run:
-        run.until('"type": "progress"')
+        run.until(r'"written": [1-9]')
         run.signal(number)
         assert run.wait() == 130
     assert "Draining" in run.text
@@ -141,7 +141,7 @@ def test_the_first_signal_drains_a_live_graph_and_the_next_run_continues(graph, 
     assert ticks
     assert contents(store, "tocks") == ticks == [{"n": n} for n in range(len(ticks))]
     with Command("run", path) as run:
-        run.until('"type": "progress"')
+        run.until(r'"written": [1-9]')
         run.signal(number)
         assert run.wait() == 130
     more = contents(store, "tocks")
@@ -218,15 +218,22 @@ def test_a_second_run_fails_at_once_and_names_the_process(graph) -> None:  # typ
 
 
 def test_a_graph_fed_by_send_takes_what_comes_and_ends_when_idle(graph) -> None:  # type: ignore[no-untyped-def]
-    path = graph(FED)
-    with Command("run", path, "--idle-exit", "4") as run:
-        run.until('"type": "progress"')
+    waits = "    while not os.path.exists(__file__ + '.go'):\n        time.sleep(0.01)\n    return"
+    path = graph("import os, time" + FED.replace("    return", waits))
+    store = path.parent / "data" / "fed"
+    with library.open(store, durability="process") as opened:
+        opened.queue("orders").appender().write({"count": 1})
+    with Command("run", path, "--idle-exit", "0.5") as run:
+        run.until('"type": "progress"')  # it is not idle: the function has the first message, and waits
         sent = cues("send", f"{path}#orders", "count=4", "item=pear")
         assert sent.code == 0, sent.err
-        assert json.loads(sent.out) == {"queue": "orders", "sent": 1, "first_index": 1, "last_index": 1}
+        assert json.loads(sent.out) == {"queue": "orders", "sent": 1, "first_index": 2, "last_index": 2}
+        path.with_name("graph.py.go").touch()
         assert run.wait() == 0
-    assert "1 message of orders processed" in run.text
-    assert contents(path.parent / "data" / "fed", "priced") == [{"count": 4, "item": "pear", "total": 8}]
+    assert "fed: 2 orders processed in" in run.text
+    assert contents(store, "priced") == [{"count": 1, "total": 2}, {"count": 4, "item": "pear", "total": 8}]
+    assert cues("send", f"{path}#orders", "count=5").code == 0
+    assert "1 message of orders processed in" in cues("run", path, "--idle-exit", "0").err
 
 
 def test_status_queues_tail_and_check_work_while_the_graph_runs(graph) -> None:  # type: ignore[no-untyped-def]

@@ -369,9 +369,8 @@ def test_a_retry_holds_up_no_other_call(store: Store, asynchronous: bool) -> Non
     async def fails_async(message: Message) -> Message:
         return fails(message)
 
-    stream = Stream(
-        fails_async if asynchronous else fails, "a", "out", id="s", concurrency=2, retries=Retry(1000, 0.001, 0.001)
-    )
+    function: Any = fails_async if asynchronous else fails
+    stream = Stream(function, "a", "out", id="s", concurrency=2, retries=Retry(1_000_000, 0.001, 0.001))
     with Graph("g", [stream]).start(store=store) as running:
         store.queue("a").appender().write_many([{"n": n} for n in range(6)])
         assert running.wait_idle(60)
@@ -808,7 +807,7 @@ def test_a_call_that_hangs_fails_its_message_and_its_late_result_is_dropped(stor
     if shape == "concurrency":
         options |= {"concurrency": 4, "key": "n"}
     fn = waits if "async" in shape else plain
-    limited = Stream(fn, "in", "out", id="p", timeout_s=0.05, retries=cues.Retry(attempts=2, backoff_s=0), **options)
+    limited = Stream(fn, "in", "out", id="p", timeout_s=0.5, retries=cues.Retry(attempts=2, backoff_s=0), **options)
     store.queue("in").appender().write_many({"n": n} for n in range(1, 7))
     told: list[Any] = []
     with cues.Graph("g", [limited], errors="errors").start(store=store, listeners=(told.append,)) as running:

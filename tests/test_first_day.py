@@ -7,6 +7,7 @@ import logging
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -134,7 +135,11 @@ def test_a_store_that_is_deleted_ends_tail_follow(shop: Path) -> None:
     child = subprocess.Popen(follow, cwd=shop.parent, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert child.stdout is not None
     assert json.loads(child.stdout.readline())["count"] == 1
-    shutil.rmtree(shop.parent / "data" / "shop")
+    store = shop.parent / "data" / "shop"
+    while not list((store / "bells").iterdir()):  # it makes this file when it begins to wait
+        assert child.poll() is None
+        time.sleep(0.001)
+    shutil.rmtree(store)
     _, error = child.communicate(timeout=60)
     assert child.returncode == 1 and "was deleted" in error
 

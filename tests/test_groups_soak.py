@@ -40,6 +40,8 @@ class Crowd:
     def __init__(self, path: Path, chance: random.Random, events: Sequence[str], **environment: str) -> None:
         self.path = path
         self.choices = events
+        self.left: list[str] = []
+        """The choices that come before any of them comes again: every kind of event happens in a short run too."""
         self.chance = chance
         self.environment = {**os.environ, **environment}
         self.workers: dict[int, tuple[subprocess.Popen[bytes], str]] = {}
@@ -62,7 +64,9 @@ class Crowd:
 
     def disturb(self) -> None:
         """One random event."""
-        what = self.chance.choice(self.choices)
+        if not self.left:
+            self.left = self.chance.sample(self.choices, len(self.choices))
+        what = self.left.pop()
         running = [pid for pid in self.workers if pid not in self.stopped]
         if what == "join" or not running:
             if len(self.workers) < WORKERS + 2:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -41,14 +42,18 @@ def test_lag_failures_and_owner(tmp_path: Path) -> None:
     def price(order: dict[str, int]) -> dict[str, int]:
         return {"total": 10 // order["n"]}
 
+    began = time.monotonic()
     with graph.start() as running:
         running.store.queue("orders").appender().write_many([{"n": n} for n in (1, 0, 2, 0)])
         assert running.wait_idle(timeout=10)
         (found,) = metrics.of_processors(running.store)
+        passed_s = time.monotonic() - began
         assert found.owner is not None
         assert found.owner.pid == os.getpid()
         assert found.owner.lease_s > 0
-        assert (found.lag, found.errors, found.rate) == (0, 2, 4)
+        assert (found.lag, found.errors) == (0, 2)
+        assert found.rate is not None
+        assert 4 / max(1.0, passed_s) <= found.rate <= 4  # over the time since the first step, and at least a second
         assert found.last_error is not None
         assert (found.last_error.queue, found.last_error.index) == ("errors", 2)
         assert found.last_error.type == "ZeroDivisionError"

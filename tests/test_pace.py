@@ -261,7 +261,7 @@ def test_a_batch_function_with_a_dear_call_is_given_more(store: Store, clock: te
     assert max(sizes) >= 900 and len(sizes) < 20
 
 
-def test_a_pace_learns_from_what_was_there() -> None:
+def test_a_pace_learns_from_what_was_there(clock: testing.Clock) -> None:
     pace = Pace(1000, 0.25, small=True)
     for _ in range(10):
         pace.ran(1, 1000)

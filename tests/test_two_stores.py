@@ -77,6 +77,8 @@ def test_idle_means_that_everything_has_been_forwarded(tmp_path: Path, monkeypat
     monkeypatch.setattr(Forwarder, "step", lambda self: let_go.wait(0.01) and real(self))
     with graph(tmp_path, Stream(same, "in", "out")).start() as running:
         running.send("in", {"n": 0})
+        while not running.counters()["g.same"].taken:
+            time.sleep(0.001)
         assert not running.wait_idle(timeout=0.3)
         assert running.counters()["g.same"].taken == 1 and running.messages("out") == []
         let_go.set()

@@ -330,7 +330,8 @@ def test_a_commit_under_way_lets_the_next_transaction_be_read_and_not_finalized(
             checkpoint.commit(made, work)
 
     app = Noted(lambda n: came.release())
-    running = Running(Consumer(app, [queue], Slow()))
+    # The clock is stopped: after a second (max_s) the second transaction would take no more messages.
+    running = Running(Consumer(app, [queue], Slow(), now=Clock()))
     came.acquire()
     came.acquire()
     while not app.transactions:

@@ -144,7 +144,7 @@ def test_a_finite_graph_ends_by_itself_and_the_next_run_finds_nothing_new(tmp_pa
     said = [json.loads(line) for line in first.err.splitlines() if line != printed]
     (logged,) = [one for one in said if one["type"] == "log"]
     assert logged["level"] == "warning" and logged["text"].endswith(": logged") and "worker-" in logged["text"]
-    assert [one for one in said if "ValueError: unlucky" in one["text"]], first.err
+    assert [one for one in said if "ValueError: unlucky" in one.get("text", "")], first.err
     again = command("run", tmp_path / "graph.py", "--workers", "auto")
     assert again.code == 0 and json.loads(again.out)["nothing_new"]
 
@@ -182,7 +182,7 @@ def test_the_first_signal_drains_also_when_the_workers_get_it(tmp_path: Path, wr
     """A Ctrl-C reaches the whole terminal, and a service manager sends SIGTERM to all of a service."""
     write(LIVE)
     with Command("run", tmp_path / "graph.py", "--workers", 2) as running:
-        running.until('"taken": ')
+        running.until(r'"taken": [1-9]')
         record = WorkersRecord.of(str(tmp_path / "data" / "live"), "live")
         assert record is not None
         for worker in record.workers.values():
@@ -846,7 +846,7 @@ def test_a_call_that_hangs_ends_with_its_worker(write: Write) -> None:
         graph = cues.Graph("hung", store=HERE + "/store", durability="process", errors="errors")
         graph.source("in")
 
-        @graph.stream("in", "out", timeout_s=0.2)
+        @graph.stream("in", "out", timeout_s=1)
         def hang(message):
             while message["n"] == 3:
                 time.sleep(60)

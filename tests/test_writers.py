@@ -194,7 +194,7 @@ except cues.errors.WriterStuck as error:
 SEND = """
 import sys
 from cues.queues.store import Store
-Store.__init__.__kwdefaults__["writer_timeout_s"] = 0.2
+Store.__init__.__kwdefaults__["writer_timeout_s"] = float(sys.argv[2])
 from cues.cli import app
 print(app.run(["send", sys.argv[1] + "#q", '{"n": 3}']))
 """
@@ -245,7 +245,7 @@ def test_a_process_stopped_inside_a_commit_of_its_graph_is_named_to_all_waiting_
             found.append(caught.value)
             assert {(error.pid, error.state) for error in found} == {(child.pid, "stopped")}
             assert children.run(OPEN, path) == f"{child.pid} stopped"
-            with children.Child(SEND, path) as send:
+            with children.Child(SEND, path, 0.2) as send:
                 assert send.line() == "1", "the exit code"
                 said = send.errors()
             assert f"process {child.pid} (stopped)" in said and f"kill -CONT {child.pid}" in said
@@ -253,7 +253,7 @@ def test_a_process_stopped_inside_a_commit_of_its_graph_is_named_to_all_waiting_
             child.end()
         with running:
             assert appender.write({"n": 2}) == 2
-            assert children.run(SEND, path).splitlines()[-1] == "0"
+            assert children.run(SEND, path, 30).splitlines()[-1] == "0"
             assert running.wait_idle(timeout=30)
         assert calls == [1, 2, 3], "what waited was committed, and its function not called again"
         assert (

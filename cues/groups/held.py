@@ -8,9 +8,9 @@ The messages between the two positions are read again after the member dies, abo
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
+from cues.base import clock
 from cues.groups.sticky import Partition
 from cues.groups.table import Move
 from cues.queues.claims import Claim
@@ -84,7 +84,7 @@ class HeldPartition:
         self.claim = claim
         assignee = claim.assignee == name
         if self.assignee and not assignee:
-            self.leaving_ns = time.monotonic_ns()
+            self.leaving_ns = clock.monotonic_ns()
         self.assignee = assignee
 
     def reopen(self) -> None:

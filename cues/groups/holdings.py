@@ -271,7 +271,7 @@ class Holdings:
 
     def _may_leave(self, held: HeldPartition) -> bool:
         """Return whether a partition can be released: no message is uncommitted, or it has been leaving for a lease."""
-        if time.monotonic_ns() - held.leaving_ns > self.lease_s * 1e9:
+        if clock.monotonic_ns() - held.leaving_ns > self.lease_s * 1e9:
             return True
         return not held.dirty and held is not self.stepping
 
