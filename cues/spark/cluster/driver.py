@@ -31,8 +31,9 @@ class Driver:
         emit: Callable[[events.Event], None],
         pause: Callable[[float], bool],
     ) -> None:
+        """``session`` is None for an operator's command, which runs nothing."""
         self.session = session
-        self.context = session.sparkContext
+        self.context: Any = None if session is None else session.sparkContext
         self.files = files
         self.graph = graph
         self.system = system
