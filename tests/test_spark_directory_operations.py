@@ -349,6 +349,19 @@ def interrupted(count: int) -> Iterator[None]:
         yield
 
 
+def test_seek_and_fresh_in_an_object_store(object_store: str, tmp_path: Path) -> None:
+    made(object_store, 20)
+    files = open_files(object_store)
+    assert Ledger(files, "g.plain", "nobody").claim(None, {"g.plain.in": ("00", 1)})
+    (moved,) = printed("seek", f"{object_store}#plain", "--to", 11, "--yes")
+    assert (moved["positions"], moved["record"]) == ({"g.plain.in": 11}, 2)
+    assert [line["kind"] for line in printed("tries", f"{object_store}#plain")] == ["claim", "claim", "seek"]
+    with fresh.shared_part(object_store, "g") as part:
+        assert part is not None and "1 queue (in), records and state of 2 processors" in part.words
+        fresh.clear(tmp_path / "none", True, shared=part)
+    assert (files.names(""), files.names("_cues")) == (["_cues"], ["g.id.json", "id.json"])
+
+
 GRAPH_FILE = """
 from cues import Graph, Source, Stream
 from spark_graphs import numbers, plain

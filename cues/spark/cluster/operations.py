@@ -3,6 +3,10 @@
 running_none    hold the lease of a graph, so that no driver of it runs
 seek            move the positions of a processor
 part_of         the queues and processors of a graph in the directory; remove: delete them
+
+Not guaranteed: that :func:`remove` stops a driver that has slept for longer than its lease, and continues later. Such
+a driver may put a record of the deleted part again. Then the new driver stops or does not start (``Fenced``,
+``Diverged``). Stop the old one, and remove the part again.
 """
 
 from __future__ import annotations
