@@ -11,7 +11,7 @@ from cues.tools import check as checks
 
 
 @command()
-@targets.takes_store("[GRAPH | STORE]")
+@targets.takes_store("[GRAPH | STORE]", shared=True)
 @output_options
 def check(target: targets.StoreTarget, output: CommandOutput) -> int:
     """Check a store and name all damage; the exit code is 1 if there is any.
@@ -24,6 +24,7 @@ def check(target: targets.StoreTarget, output: CommandOutput) -> int:
       cues check graph.py
       cues check data/flights
       cues check shared/flights            a directory of cues run --queues
+      cues check s3://bucket/flights       the same, in an object store
     """
     if target.is_shared:
         return shared.check(target, output)

@@ -1,14 +1,17 @@
-"""``--fresh``: delete a store, and nothing else.
+"""``--fresh``: delete a store, and with ``--queues`` the part of the graph in the shared directory; nothing else.
 
 It deletes only the files of a store, only if the directory is surely a store, and only while no process
-has it open for writing. Data that sinks wrote elsewhere stays.
+has it open for writing. In a shared directory it deletes the queues that the graph writes and the records of its
+processors, only while no driver runs the graph. Data that sinks wrote elsewhere stays.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -40,14 +43,48 @@ def filled(plan: Plan) -> dict[str, list[str]]:
     }
 
 
+@dataclass(frozen=True)
+class SharedPart:
+    """The part of a graph in a shared directory."""
+
+    words: str
+    remove: Callable[[], None]
+
+
+@contextlib.contextmanager
+def shared_part(place: str | None, graph: str) -> Iterator[SharedPart | None]:
+    """The part of a graph in a shared directory, if it has one. No driver of the graph runs during the block.
+
+    Raises :class:`AlreadyRunning` if one runs.
+    """
+    if place is None:
+        yield None
+        return
+    from cues.spark.cluster import operations
+    from cues.spark.cluster.files import open_files
+
+    files = open_files(place)
+    part = operations.part_of(files, graph)
+    if part is None:
+        yield None
+        return
+    with operations.running_none(files, graph):
+        part = operations.part_of(files, graph) or part  # no driver changes it from here on
+        queues = count(len(part.queues), "queue") + (f" ({', '.join(part.queues)})" if part.queues else "")
+        records = f"records and state of {count(len(part.processors), 'processor')}"
+        words = f"the part of the graph {graph!r} in {place}: {queues}, {records}"
+        yield SharedPart(words, functools.partial(operations.remove, files, graph, part))
+
+
 def clear(
     path: Path,
     yes: bool,
     is_open: bool = False,
     elsewhere: Mapping[str, Path] | None = None,
     targets: Mapping[str, Sequence[str]] | None = None,
+    shared: SharedPart | None = None,
 ) -> None:
-    """Ask, and delete the store at ``path``, if there is one.
+    """Ask, and delete the store at ``path``, if there is one, and the part ``shared``.
 
     ``elsewhere`` are the graph's queues in other stores, which stay. ``targets`` is the result of :func:`filled`: they
     would stop a run over a new store, so nothing is deleted.
@@ -67,19 +104,26 @@ def clear(
             f"remove {' and '.join(targets)}, or the data of these sinks and their rows (delete from"
             f" cues_positions where processor in ({ids})); then use --fresh again.",
         )
-    if not (path / "data.mdb").exists():
-        if path.is_file():
-            raise StoreForeign(
-                f"{shown(path)} is a file; a store is a directory.", "give a directory: --store DIR.", path=str(path)
-            )
+    exists = (path / "data.mdb").exists()
+    if not exists and path.is_file():
+        raise StoreForeign(
+            f"{shown(path)} is a file; a store is a directory.", "give a directory: --store DIR.", path=str(path)
+        )
+    if not exists and shared is None:
         return
-    what = _describe(path)
-    _refuse_running(path)
+    what = [] if shared is None else [shared.words]
+    if exists:
+        what.insert(0, f"the store {shown(path)}: {_describe(path)}")
+        _refuse_running(path)
     stays = "Data that sinks wrote elsewhere stays."
     if elsewhere:
         queues = ", ".join(f"{name} in {shown(place)}" for name, place in elsewhere.items())
         stays = f"{queues} stay as they are: messages that are written there again are there twice. {stays}"
-    confirm(f"--fresh deletes the store {shown(path)}: {what}. {stays}", "Delete it?", yes)
+    confirm(f"--fresh deletes {'; and '.join(what)}. {stays}", "Delete it?", yes)
+    if shared is not None:
+        shared.remove()  # first, because a directory that was fed from a store refuses another one
+    if not exists:
+        return
     _forget(path)
     try:
         register = locks.open_locks(path / "locks")

@@ -6,8 +6,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Final
 
+from cues.cli import shared
 from cues.cli import target as targets
-from cues.cli.options import command, option
+from cues.cli.options import WrongUsage, command, option
 from cues.cli.output import CommandOutput, TableColumn, ago, duration, output_options, size
 from cues.graphs.graph import Graph
 from cues.queues.store import Store
@@ -27,7 +28,7 @@ _COLUMNS = (
 
 
 @command()
-@targets.takes_store("[GRAPH | STORE]")
+@targets.takes_store("[GRAPH | STORE]", shared=True)
 @option("--all", "everything", is_flag=True, help="The try logs of processors too.")
 @output_options
 def queues(target: targets.StoreTarget, everything: bool, output: CommandOutput) -> None:
@@ -37,10 +38,18 @@ def queues(target: targets.StoreTarget, everything: bool, output: CommandOutput)
       cues queues graph.py
       cues queues data/flights --all
       cues queues data/flights#delayed
+      cues queues s3://bucket/flights      a directory of cues run --queues: also the graph that writes each queue
 
     A queue with several partitions is one line, with the lowest first and the highest last index. If you name the
     queue, each partition has a line too.
     """
+    if target.is_shared:
+        if everything:
+            raise WrongUsage(
+                f"--all is for stores; the steps of processors are not queues in {target.place}.",
+                "list them with cues tries.",
+            )
+        return shared.queues(target, output)
     with target.open() as opened:
         if target.name:
             known = opened.queues(all="." in target.name)

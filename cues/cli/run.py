@@ -43,7 +43,11 @@ ABORT_WAIT_S: Final = 2.0
 @click.argument("graph", metavar="GRAPH", shell_complete=completion.names)
 @store_option
 @option("--idle-exit", type=click.FloatRange(min=0), metavar="SECONDS", help="End after this idle time.")
-@option("--fresh", is_flag=True, help="Delete the store first, and start over.")
+@option(
+    "--fresh",
+    is_flag=True,
+    help="Delete the store first, and start over; with --queues also the queues and records of this graph.",
+)
 @option(
     "--accept-topology",
     is_flag=True,
@@ -138,7 +142,6 @@ def run(
     backfills = "--backfill processes the messages that are on the queues"
     one_of_two = "give one of the two options."
     with_queues = "--backfill processes the queues of a store; with --queues steps are long anyway."
-    with_fresh = f"--fresh deletes the store of this machine, and {queues} continues from it."
     embedded = "--workers are processes of the embedded engine."
     for refused, message, hint in (
         (engine != "spark" and given, f"{''.join(given[:1])} is an option of Spark.", "add --engine spark."),
@@ -146,7 +149,6 @@ def run(
         (backfill and fresh, f"{backfills}; --fresh leaves no messages.", one_of_two),
         (backfill and idle_exit is not None, f"{backfills}; it ends by itself, without --idle-exit.", one_of_two),
         (workers is not None and engine == "spark", embedded, "give --workers or --engine spark, not both."),
-        (queues is not None and fresh, with_fresh, "give --queues an empty directory."),
     ):
         if refused:
             raise options.WrongUsage(message, hint)
@@ -164,7 +166,8 @@ def run(
     elsewhere = {name: file.graph.place(o.path) for name, o in plan.queues.items() if o.path is not None}
     if fresh:
         is_open = isinstance(file.graph.store, Store) and not chosen
-        fresh_start.clear(path, yes, is_open, elsewhere, fresh_start.filled(plan))
+        with fresh_start.shared_part(queues, file.graph.id) as shared:
+            fresh_start.clear(path, yes, is_open, elsewhere, fresh_start.filled(plan), shared)
     if durability is not None:
         file.graph.durability = durability
     more: dict[str, Any] = {"engine": engine}

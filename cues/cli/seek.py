@@ -10,7 +10,7 @@ from cues.base import names
 from cues.cli import place as places
 from cues.cli import target as targets
 from cues.cli.options import CommandFailed, WrongUsage, command, confirm, option, yes_option
-from cues.cli.output import CommandOutput, output_options
+from cues.cli.output import CommandOutput, count, output_options
 from cues.errors import StoreNotFound
 from cues.queues.log import Log
 from cues.queues.store import Store
@@ -20,7 +20,7 @@ from cues.tools import metrics
 
 
 @command()
-@targets.takes_store("GRAPH#PROCESSOR | STORE#GRAPH.PROCESSOR")
+@targets.takes_store("GRAPH#PROCESSOR | STORE#GRAPH.PROCESSOR", shared=True)
 @option("--to", "place", required=True, metavar="PLACE", help=f"The new position: {places.HELP}.")
 @option("--tailer", metavar="QUEUE", help="Only this input: a queue or a tailer id.")
 @option("--again", is_flag=True, help="Deliver the messages again to transactional sinks.")
@@ -39,11 +39,21 @@ def seek(
       cues seek data/shop#shop.price --to 2026-01-31T12:00Z --yes
       cues seek data/shop#shop.merge --tailer orders --to end
       cues seek data/shop#shop.price/3 --to 700
+      cues seek s3://bucket/shop#shop.price --to start      a directory of cues run --queues
 
     A processor over partitions is moved on all of them to the start, the end or a time, one after another. An
     index belongs to one partition, so add the partition to the processor's name.
+
+    In a directory of cues run --queues no driver may run the graph, and a step that was under way is not repeated.
     """
     where = places.parse(place, "--to")
+    if target.is_shared:
+        if again:
+            raise WrongUsage(
+                f"--again is for stores, and {target.place} is a directory of cues run --queues.",
+                "leave it out; if a sink keeps process.delivery in its target, delete its rows there first.",
+            )
+        return _seek_shared(target, where, tailer, yes, output)
     target.require()
     with target.open(readonly=False) as opened:
         units = _units(target, metrics.processors(opened), where)
@@ -60,6 +70,38 @@ def seek(
                 epoch=row.epoch,
                 generation=row.generation,
             )
+
+
+def _seek_shared(
+    target: targets.StoreTarget, where: places.Place, tailer: str | None, yes: bool, output: CommandOutput
+) -> None:
+    from cues.spark.cluster import inspection, operations
+    from cues.spark.cluster.files import open_files
+
+    processor = targets.processor_of(target, [last.processor for last in inspection.processors_of(target.place)])
+    with operations.running_none(open_files(target.place), processor.partition(".")[0]) as driver:
+        (last,) = inspection.records_of(target.place, processor, 1)
+        if last.is_feeder or not last.positions:
+            raise CommandFailed(
+                f"{processor} copies from a source, which keeps its own position.",
+                "start it over with: cues run --engine spark --queues DIR --fresh.",
+            )
+        chosen = _chosen(processor, tailer, list(last.record.positions), where)
+        positions, words = {}, []
+        for id in chosen:
+            queue, before = last.queue_of(id), last.record.positions[id][1]
+            index = positions[id] = inspection.QueueReader(target.place, queue).index_of(where, "--to")
+            effect = f"{count(abs(index - before), 'message')} {'skipped' if index > before else 'processed again'}"
+            words.append(f"{queue} from {before:,} to {index:,} ({effect})")
+        confirm(f"{processor} will continue at another place: {', '.join(words)}.", "Move it?", yes)
+        record = operations.seek(driver, processor, positions)
+    output.say(
+        f"{processor} moved: {', '.join(words)}",
+        processor=processor,
+        positions=positions,
+        epoch=record.epoch,
+        record=record.number,
+    )
 
 
 @dataclass(frozen=True)

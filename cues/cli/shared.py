@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import Any
 
+from cues.base import clock
 from cues.cli import options
+from cues.cli import target as targets
+from cues.cli.options import WrongUsage
 from cues.cli.output import CommandOutput, TableColumn, ago, count, size
-
-if TYPE_CHECKING:
-    from cues.cli.target import StoreTarget
+from cues.cli.target import StoreTarget
 
 _QUEUES = (
     TableColumn("queue", "queue"),
@@ -17,6 +19,8 @@ _QUEUES = (
     TableColumn("last", "last", right=True),
     TableColumn("files", "files", right=True),
     TableColumn("size", "size", right=True),
+    TableColumn("last append", "when", optional=True),
+    TableColumn("written by", "graph", optional=True),
 )
 _PROCESSORS = (
     TableColumn("processor", "processor"),
@@ -29,17 +33,59 @@ _PROCESSORS = (
 )
 
 
+def queue_of(target: StoreTarget) -> str:
+    """The queue that a target names. Raises :class:`QueueNotFound` if the directory does not have it."""
+    from cues.spark.cluster import inspection
+
+    known = inspection.queues_of(target.place)
+    queue = targets.queue_of(replace(target, name=target.name.removesuffix("/0")), known)
+    if queue not in known:
+        name = queue.partition("/")[0]
+        raise WrongUsage(
+            f"{queue} is a partition, and a queue in a shared directory has only one.", f"{target.again(name)}."
+        )
+    return queue
+
+
+def _figures(place: str, queue: str) -> dict[str, Any]:
+    """Counts of a queue, and the time of its last file."""
+    from cues.spark.cluster import inspection
+
+    files = inspection.read_queue(place, queue)
+    first, next = (files[0].first, files[-1].next) if files else (1, 1)
+    figures = {"messages": sum(file.count for file in files), "first": first, "last": next - 1}
+    appended = clock.to_datetime(files[-1].modified_ms * 1_000_000) if files else None
+    return figures | {"files": len(files), "bytes": sum(file.size for file in files), "appended": appended}
+
+
+def queues(target: StoreTarget, output: CommandOutput) -> None:
+    """List the queues, or one of them."""
+    from cues.spark.cluster import inspection
+
+    names = [queue_of(target)] if target.name else inspection.queues_of(target.place)
+    rows = []
+    for queue in names:
+        row = _figures(target.place, queue)
+        first, last = row.pop("first"), row.pop("last")
+        row |= {"queue": queue, "graph": inspection.writer_of(target.place, queue)}
+        if output.json:
+            row |= {"first_index": first, "last_index": last}
+        else:
+            row |= {"first": first, "last": last} if row["messages"] else {}
+            row |= {"size": size(row["bytes"]), "when": ago(row["appended"]) or "never"}
+        rows.append(row)
+    if not rows and not output.json:
+        print(f"{target.place} has no queues yet.")
+        return
+    output.rows(rows, _QUEUES)
+
+
 def status(target: StoreTarget, output: CommandOutput) -> None:
     """Print the queues, and position, lag and last commit of each processor."""
     from cues.spark.cluster import inspection
 
-    place = target.path
-    queues: dict[str, dict[str, Any]] = {}
-    for queue in inspection.queues_of(place):
-        files = inspection.read_queue(place, queue)
-        first, next = (files[0].first, files[-1].next) if files else (1, 1)
-        figures = {"messages": sum(file.count for file in files), "first": first, "last": next - 1}
-        queues[queue] = figures | {"files": len(files), "bytes": sum(file.size for file in files)}
+    place = target.place
+    queues = {queue: _figures(place, queue) for queue in inspection.queues_of(place)}
     rows: list[dict[str, Any]] = []
     for last in inspection.processors_of(place):
         about = {"processor": last.processor, "record": last.record.number, "committed": last.committed}
@@ -67,7 +113,7 @@ def check(target: StoreTarget, output: CommandOutput) -> int:
     """Print the damage of the directory; the exit code is 1 if there is any."""
     from cues.spark.cluster import inspection
 
-    problems = inspection.problems_of(target.path)
+    problems = inspection.problems_of(target.place)
     for problem in problems:
         output.say(problem, problem=problem)
     if problems:

@@ -37,7 +37,7 @@ _GROUP_COLUMNS = (
 
 
 @command()
-@targets.takes_store("[GRAPH | STORE]")
+@targets.takes_store("[GRAPH | STORE]", shared=True)
 @output_options
 def status(target: targets.StoreTarget, output: CommandOutput) -> None:
     """Show positions, lag, rates, failed messages and owners of processors, consumer groups, and the durability.
@@ -51,6 +51,7 @@ def status(target: targets.StoreTarget, output: CommandOutput) -> None:
       cues status graph.py
       cues status data/flights
       cues status shared/flights           a directory of cues run --queues
+      cues status s3://bucket/flights      the same, in an object store
       cues status data/flights --json | jq 'select(.lag > 0)'
 
     The store is opened read-only, whether its graph runs or not. A processor over partitions is one line, the

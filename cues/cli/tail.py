@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections import deque
 from collections.abc import Iterator
 from datetime import datetime
@@ -11,12 +12,12 @@ from typing import Any, Final
 import click
 
 from cues.base import names
-from cues.cli import options, place
+from cues.cli import options, place, shared
 from cues.cli import target as targets
 from cues.cli.options import WrongUsage, command, option
 from cues.cli.output import iso, to_json
 from cues.cli.where import Where
-from cues.errors import BatchDamaged, QueueNotFound
+from cues.errors import BatchDamaged
 from cues.queues.merged import MergedTailer
 from cues.queues.queue import Queue
 from cues.queues.tailer import Tailer
@@ -44,10 +45,12 @@ class Count(click.ParamType):  # type: ignore[type-arg]
 
 FILE_CHECK_S: Final = 1.0
 """Seconds without a message after which ``--follow`` looks whether the store is still there."""
+_LOOK_S: Final = 0.5
+"""Seconds between two looks of ``--follow`` for new messages in a shared directory."""
 
 
 @command()
-@targets.takes_store("GRAPH#QUEUE | STORE#QUEUE")
+@targets.takes_store("GRAPH#QUEUE | STORE#QUEUE", shared=True)
 @option("--follow", "-f", is_flag=True, help="Continue with new messages, until Ctrl-C.")
 @option(
     "--count",
@@ -84,6 +87,7 @@ def tail(
       cues tail data/shop#errors --meta | jq .
       cues tail data/shop#orders/3                   one partition of a queue that has several
       cues tail /mnt/flights#enriched                a queue in a directory of cues run --queues
+      cues tail s3://bucket/flights#enriched -f      the same, in an object store
 
     Several partitions are printed as one queue, in the order of append times. If --from is an index, name one
     partition.
@@ -97,37 +101,52 @@ def tail(
     condition = Where(where) if where else None
     begin = place.parse(start, "--from") if start else None
     if target.is_shared:
-        if follow or start:
-            raise WrongUsage(
-                f"--{'follow' if follow else 'from'} is for stores; the queues of {target.text} are in files.",
-                "use -n and --where.",
-            )
-        return _print_shared(target, condition, count, meta)
-    with target.open() as opened:
-        reader = _Reader(targets.open_queue(target, opened), condition, meta)
-        reader.print(begin, count, follow)
-    if condition is not None and not reader.printed and (explained := condition.explain()):
+        printed, damaged = _print_shared(target, condition, begin, count, follow, meta), False
+    else:
+        with target.open() as opened:
+            reader = _Reader(targets.open_queue(target, opened), condition, meta)
+            reader.print(begin, count, follow)
+        printed, damaged = reader.printed, reader.damaged
+    if condition is not None and not printed and (explained := condition.explain()):
         options.note(explained)
-    return options.FAILED if reader.damaged else 0
+    return options.FAILED if damaged else 0
 
 
-def _print_shared(target: targets.StoreTarget, condition: Where | None, count: int | str | None, meta: bool) -> int:
-    """Print the last messages of such a queue."""
-    from cues.spark.cluster import inspection
+def _print_shared(
+    target: targets.StoreTarget,
+    condition: Where | None,
+    begin: place.Place | None,
+    count: int | str | None,
+    follow: bool,
+    meta: bool,
+) -> int:
+    """Print messages of a queue in a shared directory; return their number."""
+    from cues.spark.cluster.inspection import QueueReader
 
-    queue, known = target.name, inspection.queues_of(target.path)
-    listed = ", ".join(known)
-    if not queue:
-        raise WrongUsage(f"{target.text} has the queues {listed}.", target.again(known[-1]))
-    if queue not in known:
-        message = f"{target.text} has no queue {queue!r}; it has {listed}."
-        raise QueueNotFound(message, "name one of those queues.", queue=queue)
+    queue = shared.queue_of(target)
+    reader = QueueReader(target.place, queue)
     most = LAST if count is None else None if count == "all" else int(count)
-    messages = inspection.last_messages(target.path, queue, most if condition is None else None)
-    for last in deque((read for read in messages if condition is None or condition(read.message)), most):
-        about = {names.HASH: last.hash, names.QUEUE: {queue: {names.T: last.index, names.TIME: iso(last.time)}}}
-        print(to_json({**last.message, names.META: about} if meta else last.message))
-    return 0
+    if begin is None:
+        at, limit = reader.last(most, condition), None
+    else:
+        at, limit = reader.index_of(begin, "--from"), None if count is None else most
+    printed = 0
+    while limit is None or printed < limit:
+        for read in reader.read(at):
+            at = read.index + 1
+            if condition is not None and not condition(read.message):
+                continue
+            about = {names.HASH: read.hash, names.QUEUE: {queue: {names.T: read.index, names.TIME: iso(read.time)}}}
+            sys.stdout.write(to_json({**read.message, names.META: about} if meta else read.message) + "\n")
+            printed += 1
+            if printed == limit:
+                break
+        sys.stdout.flush()
+        if not follow:
+            break
+        while printed != limit and not reader.reaches(at):
+            time.sleep(_LOOK_S)
+    return printed
 
 
 class _Reader:

@@ -5,13 +5,16 @@ data/example      the store
 data/example#orders/3   a partition of its queue orders
 graph.py#orders   a queue of it
 #orders           a queue of the store that CUES_STORE names
+s3://bucket/dir   a directory of cues run --queues, which is also a path on a mount
 """
 
 from __future__ import annotations
 
 import difflib
 import functools
+import importlib.util
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +24,7 @@ import click
 
 from cues.cli import completion
 from cues.cli.options import F, WrongUsage, store_option
-from cues.errors import QueueNotFound, StoreNotFound
+from cues.errors import NotInstalled, QueueNotFound, StoreNotFound
 from cues.graphs import graphfile
 from cues.graphs.graphfile import GraphFile
 from cues.graphs.graphfile import shown as shown
@@ -56,9 +59,35 @@ class StoreTarget:
         return (self.path / "data.mdb").exists()
 
     @property
+    def place(self) -> str:
+        """The path or the URL."""
+        given = self.store or self.text
+        return given if _is_url(given) else str(self.path)
+
+    @functools.cached_property
     def is_shared(self) -> bool:
-        """True if it is a directory of ``cues run --queues``, and not a store."""
-        return (self.path / "_cues" / "id.json").exists()
+        """True if it is a directory of ``cues run --queues``, and not a store.
+
+        A URL is one. Raises :class:`StoreNotFound` if there is none at a URL.
+        """
+        is_url = _is_url(self.place)
+        if not (is_url or (self.path / "_cues" / "id.json").exists()):
+            return False
+        if importlib.util.find_spec("deltalake") is None:
+            raise NotInstalled(
+                f"{self.place} is a directory of cues run --queues, and the packages that read it are not installed.",
+                "run pip install 'cues-streams[spark]'.",
+            )
+        if is_url:
+            from cues.spark.cluster.files import open_files
+
+            if open_files(self.place).read("_cues/id.json") is None:
+                raise StoreNotFound(
+                    f"There is no directory of cues run --queues at {self.place}: it has no file _cues/id.json.",
+                    "give the URL that cues run --queues has.",
+                    path=self.place,
+                )
+        return True
 
     def require(self) -> None:
         """Raise :class:`StoreNotFound` if the store does not exist. The error names what is there instead."""
@@ -95,13 +124,23 @@ def tail_of(text: str, store: str | None) -> str:
     return f"cues tail {text}#{{}}" + (f" --store {store}" if store else "")
 
 
-def takes_store(metavar: str) -> Callable[[F], F]:
-    """The argument that names a store, and ``--store``. Passes the :class:`StoreTarget` as ``target``."""
+def takes_store(metavar: str, shared: bool = False) -> Callable[[F], F]:
+    """The argument that names a store, and ``--store``. Passes the :class:`StoreTarget` as ``target``.
+
+    ``shared``: the command can also do its work on a directory of ``cues run --queues``.
+    """
 
     def decorate(fn: F) -> F:
         @functools.wraps(fn)
         def call(target: str | None, store: str | None, **given: Any) -> Any:
-            return fn(target=resolve(target, store), **given)
+            found = resolve(target, store)
+            if not shared and found.is_shared:
+                name = click.get_current_context().command_path
+                raise WrongUsage(
+                    f"{name} is for stores, and {found.place} is a directory of cues run --queues.",
+                    f"name the graph file or its store; or use cues tail {found.place}#QUEUE.",
+                )
+            return fn(target=found, **given)
 
         required = not metavar.startswith("[")
         argument = click.argument("target", metavar=metavar, required=required, shell_complete=completion.names)
@@ -112,7 +151,7 @@ def takes_store(metavar: str) -> Callable[[F], F]:
 
 def resolve(target: str | None, store: str | None = None) -> StoreTarget:
     """Parse a target. Imports the graph file, but opens no store."""
-    text, name = _split(target or "")
+    text, name = _split((target or "").removeprefix("file://"))
     if not text:
         chosen = store or os.environ.get("CUES_STORE")
         if not chosen:
@@ -122,6 +161,10 @@ def resolve(target: str | None, store: str | None = None) -> StoreTarget:
         file = graphfile.load(text)
         return StoreTarget(store_of_queue(file, name, store), file, name, text, store)
     return StoreTarget(Path(text), None, name, text)
+
+
+def _is_url(text: str) -> bool:
+    return re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", text) is not None
 
 
 def store_of_queue(file: GraphFile, queue: str, store: str | None) -> Path:

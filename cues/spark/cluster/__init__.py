@@ -14,9 +14,11 @@
     frames.py       stages from DataFrame to DataFrame
     maintenance.py  small files are merged, old files are removed, orphans are swept
     inspection.py   reading without Spark
+    operations.py   changes of an operator: seek, and the removal of a graph's part
     engine.py       the engine of a running graph; lease.py: which driver runs it
 
     DIR/_cues/id.json                           the id that ``process.delivery.store`` has
+    DIR/_cues/<graph>.id.json                   the same, after cues run --fresh of this graph
     DIR/_cues/<graph>.driver.json               the lease of the driver that runs the graph
     DIR/_cues/steps/<processor id>/<n>.json     record n of a processor (ledger.py)
     DIR/_cues/state/<processor id>/             keyed state

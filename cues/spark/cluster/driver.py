@@ -13,13 +13,18 @@ from typing import TYPE_CHECKING, Any
 from cues import faults
 from cues.base import events
 from cues.errors import Diverged
-from cues.spark.cluster.files import ID, name_of
+from cues.spark.cluster.files import ID, folder_of, name_of
 from cues.spark.cluster.ledger import Ledger
 
 if TYPE_CHECKING:
     from cues.spark.cluster.directory import QueueDirectory
     from cues.spark.cluster.files import Files
     from cues.spark.cluster.ledger import LedgerRecord
+
+
+def id_of_graph(graph: str) -> str:
+    """The file with the id of a graph that was started over. Other graphs have the id of the directory."""
+    return f"_cues/{folder_of(graph)}.id.json"
 
 
 class Driver:
@@ -32,8 +37,9 @@ class Driver:
         emit: Callable[[events.Event], None],
         pause: Callable[[float], bool],
     ) -> None:
+        """``session`` is None for an operator's command, which runs nothing."""
         self.session = session
-        self.context = session.sparkContext
+        self.context: Any = None if session is None else session.sparkContext
         self.files = files
         self.graph = graph
         self.system = system
@@ -41,7 +47,8 @@ class Driver:
         self.pause = pause
         self.owner = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(6)}"
         draft = json.dumps({"id": secrets.token_hex(8)}).encode()
-        self.store_id = str(json.loads(files.ensure(ID, draft))["id"])
+        made = files.ensure(ID, draft)
+        self.store_id = str(json.loads(files.read(id_of_graph(graph)) or made)["id"])
         self.queues: dict[str, QueueDirectory] = {}
         self.closed = False
         self.bell = threading.Condition()

@@ -145,7 +145,7 @@ class LocalFiles(Files):
     def size(self, name: str) -> int | None:
         try:
             return os.stat(self.path(name)).st_size
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return None
 
     def read(self, name: str) -> bytes | None:

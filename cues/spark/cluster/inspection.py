@@ -1,29 +1,37 @@
-"""Reading a shared directory without Spark.
+"""Reading a shared directory without Spark. Nothing in it is changed.
 
-last_messages    the last messages of a queue
-queues_of        its queues; read_queue: the files of one
-processors_of    the last record of each processor
+QueueReader      the messages of a queue; last_messages: its last ones
+queues_of        the queues of a directory; read_queue: the files of one
+processors_of    the last record of each processor; records_of: the last records of one
 problems_of      the damage
+
+A directory is given by its place: a path or a URL (files.py). It must exist.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+import os
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 from cues.base import clock
-from cues.errors import CuesError
-from cues.spark.cluster.data import messages, pieces_of
-from cues.spark.cluster.directory import DataFile, read_table, refuse_old
+from cues.errors import CuesError, QueueNotFound
+from cues.queues.base import check_index
+from cues.queues.options import QueueOptions
+from cues.spark.cluster.data import Piece, messages, pieces_of, read
+from cues.spark.cluster.directory import DataFile, QueueDirectory, read_table, refuse_old
 from cues.spark.cluster.files import Files, folder_of, name_of, open_files
 from cues.spark.cluster.ledger import LedgerRecord
 from cues.spark.cluster.state_files import folder_of_state
+
+Place = str | os.PathLike[str]
 
 
 @dataclass(frozen=True)
@@ -35,26 +43,101 @@ class InspectedMessage:
     message: dict[str, Any]
 
 
-def last_messages(place: Path, queue: str, count: int | None) -> Iterator[InspectedMessage]:
-    """The last ``count`` messages of a queue; None: all."""
-    live = read_queue(place, queue)
-    if live:
-        next = live[-1].next
-        low = live[0].first if count is None else max(live[0].first, next - count)
-        for index, time_us, hash, message in messages(_files(place), pieces_of(folder_of(queue), live, low, next)):
+class QueueReader:
+    """The messages of one queue, to which a driver may add more meanwhile."""
+
+    def __init__(self, place: Place, queue: str) -> None:
+        """Read the log of the queue. Raises :class:`QueueNotFound` if there is no such queue."""
+        self._files = _files(place)
+        self._queue = queue
+        self._made = self._record()
+        if self._made is None:
+            raise self._gone()
+        self.directory = QueueDirectory(self._files, queue, QueueOptions())
+
+    def _record(self) -> bytes | None:
+        return self._files.read(f"{folder_of(self._queue)}/_cues/queue.json")
+
+    def _gone(self) -> QueueNotFound:
+        return QueueNotFound(
+            f"The queue {self._queue!r} is not in {self._files.url}, or is a new one of that name.",
+            "start the command again, if its graph was started over.",
+            queue=self._queue,
+        )
+
+    def reaches(self, index: int) -> bool:
+        """Return True if the message ``index`` is there now. Raises :class:`QueueNotFound` if the queue was removed."""
+        there = self.directory.reaches(index + 1)
+        if self._record() != self._made:
+            raise self._gone()
+        return there
+
+    def read(self, start: int) -> Iterator[InspectedMessage]:
+        """The messages from an index on that were there at the last look."""
+        log = self.directory
+        for index, time_us, hash, message in messages(self._files, pieces_of(log.folder, log.live, start, log.next)):
             yield InspectedMessage(index, clock.to_datetime(time_us * 1000), hash, message)
 
+    def last(self, count: int | None, matches: Callable[[dict[str, Any]], Any] | None = None) -> int:
+        """The index of the first of the last ``count`` messages that match; None: of the first message."""
+        log = self.directory
+        if count is None:
+            return log.first
+        if matches is None:
+            return max(log.first, log.next - count)
+        found: list[int] = []
+        for file in reversed(log.live):
+            if len(found) >= count:
+                break
+            part = messages(self._files, [Piece(log.folder, file, 0, file.count)])
+            found = [index for index, _, _, message in part if matches(message)] + found
+        return [*found, log.next][-count - 1 :][0]
 
-def _files(place: Path) -> Files:
-    return open_files(str(place))
+    def index_of(self, place: str | int | datetime, what: str) -> int:
+        """The index of a place: ``"start"``, ``"end"``, an index, or a time. ``what`` names the option in an error.
+
+        For a time it is the first message that was written at it or after it.
+        """
+        log = self.directory
+        if isinstance(place, datetime):
+            when_us = clock.to_ns(place) // 1000
+            at = bisect_left(log.live, when_us, key=lambda file: self._times_us(file)[-1].as_py())
+            return log.next if at == len(log.live) else log.live[at].first + self._before(log.live[at], when_us)
+        if isinstance(place, str):
+            return log.first if place == "start" else log.next
+        return max(log.first, check_index(place, log.next, f"{what} {place} (queue {self._queue})"))
+
+    def _times_us(self, file: DataFile) -> pa.ChunkedArray:
+        rows = read(self._files, Piece(self.directory.folder, file, 0, file.count), ["time"])
+        return rows.column("time").cast(pa.int64())
+
+    def _before(self, file: DataFile, when_us: int) -> int:
+        return bisect_left(self._times_us(file).to_pylist(), when_us)
 
 
-def queues_of(place: Path) -> list[str]:
-    """The names of the queues of a directory; empty for other directories."""
-    return sorted(name_of(path.parent.parent.name) for path in place.glob("*/_cues/queue.json"))
+def last_messages(place: Place, queue: str, count: int | None) -> Iterator[InspectedMessage]:
+    """The last ``count`` messages of a queue; None: all."""
+    reader = QueueReader(place, queue)
+    return reader.read(reader.last(count))
 
 
-def read_queue(place: Path, queue: str) -> list[DataFile]:
+def _files(place: Place) -> Files:
+    return open_files(os.fspath(place))
+
+
+def queues_of(place: Place) -> list[str]:
+    """The names of the queues of a directory."""
+    files = _files(place)
+    return sorted(name_of(name) for name in files.names("") if files.size(f"{name}/_cues/queue.json") is not None)
+
+
+def writer_of(place: Place, queue: str) -> str | None:
+    """The graph that writes a queue."""
+    raw = _files(place).read(f"{folder_of(queue)}/_cues/writer.json")
+    return None if raw is None else str(json.loads(raw)["graph"])
+
+
+def read_queue(place: Place, queue: str) -> list[DataFile]:
     """The files of a queue that count, by index. Raises :class:`Diverged` if its log is damaged."""
     files, folder = _files(place), folder_of(queue)
     refuse_old(files, folder)
@@ -62,17 +145,26 @@ def read_queue(place: Path, queue: str) -> list[DataFile]:
 
 
 @dataclass(frozen=True)
-class LastRecord:
-    """The last record of a processor."""
+class ProcessorRecord:
+    """A record of a processor."""
 
     processor: str
     record: LedgerRecord
-    committed: datetime
+    fields: dict[str, Any]
+    """The record as it is in its file."""
+
+    @property
+    def committed(self) -> datetime:
+        return datetime.fromisoformat(self.fields["time"])
 
     @property
     def positions(self) -> dict[str, int]:
         """By queue: the index that is taken next. A feeder's is an index of the queue in the driver's store."""
-        return {tailer.removeprefix(f"{self.processor}."): next for tailer, (_, next) in self.record.positions.items()}
+        return {self.queue_of(tailer): next for tailer, (_, next) in self.record.positions.items()}
+
+    def queue_of(self, tailer: str) -> str:
+        """The queue that a tailer of the processor reads."""
+        return tailer.removeprefix(f"{self.processor}.")
 
     @property
     def is_feeder(self) -> bool:
@@ -80,19 +172,26 @@ class LastRecord:
         return self.processor.endswith(".feed")
 
 
-def processors_of(place: Path) -> list[LastRecord]:
+def processors_of(place: Place) -> list[ProcessorRecord]:
     """The last record of each processor that has run on the directory, by name."""
-    last = []
-    for folder in sorted((place / "_cues" / "steps").glob("*")):
-        numbers = [int(path.stem) for path in folder.glob("[0-9]*.json")]
-        if numbers:
-            text = (folder / f"{max(numbers):012d}.json").read_text()
-            committed = datetime.fromisoformat(json.loads(text)["time"])
-            last.append(LastRecord(name_of(folder.name), LedgerRecord.of(max(numbers), text), committed))
-    return last
+    processors = sorted(map(name_of, _files(place).names("_cues/steps")))
+    return [last for processor in processors for last in records_of(place, processor, 1)]
 
 
-def problems_of(place: Path) -> list[str]:
+def records_of(place: Place, processor: str, count: int | None) -> list[ProcessorRecord]:
+    """The last ``count`` records of a processor, oldest first; None: all that are kept."""
+    files, folder = _files(place), f"_cues/steps/{folder_of(processor)}"
+    names = files.names(folder)
+    found = []
+    for name in names if count is None else names[-count:]:
+        raw = files.read(f"{folder}/{name}")
+        if raw is not None:  # else the driver has deleted it, because it is old
+            record = LedgerRecord.of(int(name.removesuffix(".json")), raw.decode())
+            found.append(ProcessorRecord(processor, record, json.loads(raw)))
+    return found
+
+
+def problems_of(place: Place) -> list[str]:
     """The damage of a directory, one sentence each: what a start would refuse, and files with other contents."""
     problems = []
     ends: dict[str, int] = {}
@@ -117,12 +216,15 @@ def problems_of(place: Path) -> list[str]:
                     f" {ends[queue] - 1}."
                 )
         names = [name for run in last.record.state for name in run.files]
-        missing = [name for name in names if not (place / folder_of_state(last.processor) / name).exists()]
+        stored = set(_files(place).names(folder_of_state(last.processor))) if names else set()
+        missing = [name for name in names if name not in stored]
         problems += [f"{name}, a part of the state of {last.processor}, is missing." for name in missing]
     return problems
 
 
-def _problems_of_writers(place: Path, queue: str, live: list[DataFile], records: Sequence[LastRecord]) -> Iterator[str]:
+def _problems_of_writers(
+    place: Place, queue: str, live: list[DataFile], records: Sequence[ProcessorRecord]
+) -> Iterator[str]:
     numbers = {last.processor: last.record.number for last in records}
     table, _ = read_table(_files(place), folder_of(queue))
     for writer in sorted({file.writer for file in live} | numbers.keys()):
@@ -131,14 +233,15 @@ def _problems_of_writers(place: Path, queue: str, live: list[DataFile], records:
             yield f"Queue {queue!r} has messages of record {newest} of {writer}, which is missing."
 
 
-def _problems_of_files(place: Path, queue: str, live: list[DataFile]) -> Iterator[str]:
+def _problems_of_files(place: Place, queue: str, live: list[DataFile]) -> Iterator[str]:
+    files = _files(place)
     for file in live:
-        path = place / folder_of(queue) / file.name
         try:
-            count = pq.read_metadata(path).num_rows
+            with pq.ParquetFile(files.open(f"{folder_of(queue)}/{file.name}")) as opened:
+                count = opened.metadata.num_rows
         except (OSError, ValueError) as error:
-            reason = "is missing" if not path.exists() else f"cannot be read ({error})"
-            yield f"{path.name} of queue {queue!r} {reason}."
+            reason = "is missing" if isinstance(error, FileNotFoundError) else f"cannot be read ({error})"
+            yield f"{file.name} of queue {queue!r} {reason}."
         else:
             if count != file.count:
-                yield f"{path.name} of queue {queue!r} has {count} messages, not {file.count}."
+                yield f"{file.name} of queue {queue!r} has {count} messages, not {file.count}."

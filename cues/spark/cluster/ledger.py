@@ -5,6 +5,7 @@
     claim      another owner begins; the positions do not change
     taking     the range that a step with side effects takes, before its function runs
     step       the positions after the step, the files of its outputs by queue, the files of the state
+    seek       an operator has moved the positions; like a claim it fences the owner
 
 Record n is put if absent (files.py). So only the owner can commit. A driver that was stopped and continues finds that
 its number is taken, by a claim or by a later record, and is :class:`Fenced`. There is no other check. Each record has
@@ -33,7 +34,7 @@ FORMAT: Final = 2
 KEEP_RECORDS: Final = 256
 """Number of records that are kept. A try log keeps about as many steps."""
 _TRIM_EVERY: Final = 64
-Kind = Literal["claim", "taking", "step"]
+Kind = Literal["claim", "taking", "step", "seek"]
 
 
 @dataclass(frozen=True)
