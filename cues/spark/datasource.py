@@ -1,6 +1,7 @@
 """The format ``cues``: the objects that Spark calls.
 
-    spark.read.format("cues").load("data/flights#enriched")
+    spark.read.format("cues").load("data/flights#enriched")                              a store's queue
+    spark.read.format("cues").load("s3://bucket/queues#enriched")                        a shared directory's
     spark.readStream.format("cues").option("maxMessagesPerTrigger", 10_000).load("data/flights#enriched")
     df.write.format("cues").mode("append").save("data/out#priced")
     df.writeStream.format("cues").option("id", "priced").option("checkpointLocation", …).start("data/out#priced")
@@ -17,9 +18,9 @@ from typing import TYPE_CHECKING
 from pyspark.sql import types as T
 from pyspark.sql.datasource import DataSource
 
-from cues.spark.options import READ, READ_STREAM, ReadOptions, WriteOptions, place
+from cues.spark.options import PUSH_FILTERS, READ, READ_STREAM, ReadOptions, WriteOptions, place
 from cues.spark.place import is_spread
-from cues.spark.reading import QueueReader, QueueStream, row_of
+from cues.spark.reading import FilteredReader, QueueReader, QueueStream, row_of
 from cues.spark.writing import BatchWriter, StreamWriter
 
 if TYPE_CHECKING:
@@ -31,6 +32,8 @@ class CuesSource(DataSource):
 
     parallelism: int = os.cpu_count() or 2
     """Number of tasks that run at once. :func:`source_for` asks the session."""
+    pushes_filters = False
+    """True if Spark tells the filters of a query. It refuses readers that want to know them, if it does not."""
 
     @classmethod
     def name(cls) -> str:
@@ -38,7 +41,8 @@ class CuesSource(DataSource):
 
     def schema(self) -> str:
         """The columns of the row, followed by the columns of the option ``fields``."""
-        columns = row_of(is_spread(place(self.options)))
+        address = place(self.options)
+        columns = row_of(not address.shared and is_spread(address))
         # In a session with spark.sql.timestampType=TIMESTAMP_NTZ, "timestamp" means a time without a zone.
         types = (field.dataType.simpleString().replace("timestamp", "timestamp_ltz") for field in columns.fields)
         own = ", ".join(f"`{name}` {type}" for name, type in zip(columns.names, types))
@@ -46,7 +50,8 @@ class CuesSource(DataSource):
         return f"{own}, {fields}" if fields else own
 
     def reader(self, schema: T.StructType) -> QueueReader:
-        return QueueReader(schema, ReadOptions.of(self.options, READ), self.parallelism)
+        kind = FilteredReader if self.pushes_filters else QueueReader
+        return kind(schema, ReadOptions.of(self.options, READ), self.parallelism)
 
     def streamReader(self, schema: T.StructType) -> QueueStream:
         return QueueStream(schema, ReadOptions.of(self.options, READ_STREAM), self.parallelism)
@@ -58,17 +63,24 @@ class CuesSource(DataSource):
         return StreamWriter(schema, WriteOptions.of_stream(self.options), overwrite)
 
 
+class FilteringSource(CuesSource):
+    """The data source for sessions in which Spark tells the filters of a query."""
+
+    pushes_filters = True
+
+
 def source_for(spark: SparkSession) -> type[CuesSource]:
     """The data source for one session, with the number of tasks that run there at once.
 
     A session of Spark Connect does not tell that number; the processors of the server's machine are counted instead.
     """
+    source = FilteringSource if spark.conf.get(PUSH_FILTERS, "false") == "true" else CuesSource
     context = getattr(spark, "sparkContext", None)
     if context is None:
-        return CuesSource
+        return source
     cores = int(context.defaultParallelism)
 
-    class Registered(CuesSource):  # a class in a function is pickled by value, with this number
+    class Registered(source):  # type: ignore[misc, valid-type]  # a class in a function is pickled by value
         parallelism = cores
 
     return Registered

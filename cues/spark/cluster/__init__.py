@@ -14,6 +14,7 @@
     frames.py       stages from DataFrame to DataFrame
     maintenance.py  small files are merged, old files are removed, orphans are swept
     inspection.py   reading without Spark
+    shared.py       reading with the format ``cues``
     engine.py       the engine of a running graph; lease.py: which driver runs it
 
     DIR/_cues/id.json                           the id that ``process.delivery.store`` has
