@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING
 from pyspark.sql import types as T
 from pyspark.sql.datasource import DataSource
 
-from cues.spark.options import PUSH_FILTERS, READ, READ_STREAM, ReadOptions, WriteOptions, place
+from cues.spark.options import READ, READ_STREAM, ReadOptions, WriteOptions, place
 from cues.spark.place import is_spread
-from cues.spark.reading import FilteredReader, QueueReader, QueueStream, row_of
+from cues.spark.reading import QueueReader, QueueStream, row_of
 from cues.spark.writing import BatchWriter, StreamWriter
 
 if TYPE_CHECKING:
@@ -32,8 +32,6 @@ class CuesSource(DataSource):
 
     parallelism: int = os.cpu_count() or 2
     """Number of tasks that run at once. :func:`source_for` asks the session."""
-    pushes_filters = False
-    """True if Spark tells the filters of a query. It refuses readers that want to know them, if it does not."""
 
     @classmethod
     def name(cls) -> str:
@@ -50,8 +48,7 @@ class CuesSource(DataSource):
         return f"{own}, {fields}" if fields else own
 
     def reader(self, schema: T.StructType) -> QueueReader:
-        kind = FilteredReader if self.pushes_filters else QueueReader
-        return kind(schema, ReadOptions.of(self.options, READ), self.parallelism)
+        return QueueReader(schema, ReadOptions.of(self.options, READ), self.parallelism)
 
     def streamReader(self, schema: T.StructType) -> QueueStream:
         return QueueStream(schema, ReadOptions.of(self.options, READ_STREAM), self.parallelism)
@@ -63,24 +60,17 @@ class CuesSource(DataSource):
         return StreamWriter(schema, WriteOptions.of_stream(self.options), overwrite)
 
 
-class FilteringSource(CuesSource):
-    """The data source for sessions in which Spark tells the filters of a query."""
-
-    pushes_filters = True
-
-
 def source_for(spark: SparkSession) -> type[CuesSource]:
     """The data source for one session, with the number of tasks that run there at once.
 
     A session of Spark Connect does not tell that number; the processors of the server's machine are counted instead.
     """
-    source = FilteringSource if spark.conf.get(PUSH_FILTERS, "false") == "true" else CuesSource
     context = getattr(spark, "sparkContext", None)
     if context is None:
-        return source
+        return CuesSource
     cores = int(context.defaultParallelism)
 
-    class Registered(source):  # type: ignore[misc, valid-type]  # a class in a function is pickled by value
+    class Registered(CuesSource):  # a class in a function is pickled by value
         parallelism = cores
 
     return Registered

@@ -28,8 +28,7 @@ READ: Final = (*_READ, "endingPosition")
 READ_STREAM: Final = (*_READ, "maxMessagesPerTrigger", "resumeFrom")
 WRITE: Final = (*_PLACE, "id", "encode", "start", "end")
 WRITE_STREAM: Final = (*_PLACE, "id", "encode", "delivery", "adopt", "checkpointLocation")
-PUSH_FILTERS: Final = "spark.sql.python.filterPushdown.enabled"
-"""The setting with which Spark tells the format ``cues`` the filters of a query."""
+
 
 Position = int | Literal["earliest", "latest"] | datetime
 """A start or an end: an index, an end of the queue, or the first message at or after an aware time."""

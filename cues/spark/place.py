@@ -17,7 +17,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import xxhash
 
@@ -87,8 +87,6 @@ class Site:
 
 Lost = Callable[[int, int, int], int]
 """Handles that the messages from a start to an end (exclusive) of a partition are purged. Returns the next index."""
-Between = tuple[int, int]
-"""The first and the last time that a query asks for, in microseconds."""
 
 
 class MessageRows(Protocol):
@@ -115,8 +113,6 @@ class ReadableQueue(ABC):
     """The identity of the queue, or of its partition. A new queue under the same name has another one."""
     spread: bool = False
     """True if the place has several partitions."""
-    ordered_by_time: ClassVar[bool]
-    """True if the times of a partition never decrease."""
 
     @abstractmethod
     def ends(self) -> tuple[Indices, Indices]:
@@ -140,12 +136,9 @@ class ReadableQueue(ABC):
 
     @abstractmethod
     def rows(
-        self, start: Indices, end: Indices, plan: Any, columns: Sequence[str], between: Between | None, lost: Lost
+        self, start: Indices, end: Indices, plan: Any, columns: Sequence[str], lost: Lost
     ) -> Iterator[MessageRows]:
-        """On an executor: the messages of a range, in order, with at least these columns.
-
-        Messages outside ``between`` may be missing.
-        """
+        """On an executor: the messages of a range, in order, with at least these columns."""
 
     def behind(self, text: str) -> Diverged:
         """The error for a queue that has fewer messages than a plan or a checkpoint names."""
@@ -161,7 +154,6 @@ class Pinned(ReadableQueue):
     machine: str
     identity: bytes
     spread: bool = False
-    ordered_by_time = True
 
     @contextmanager
     def opened(self) -> Iterator[Queue]:
@@ -204,7 +196,7 @@ class Pinned(ReadableQueue):
         """The range is the plan: messages that were purged meanwhile are found by the task."""
 
     def rows(
-        self, start: Indices, end: Indices, plan: None, columns: Sequence[str], between: Between | None, lost: Lost
+        self, start: Indices, end: Indices, plan: None, columns: Sequence[str], lost: Lost
     ) -> Iterator[MessageRows]:
         with self.opened() as queue:
             logs = [view._log for view in queue._views]

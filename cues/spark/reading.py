@@ -1,7 +1,7 @@
 """Queues as tables and streams: the messages of a store, or of a shared directory, become record batches of Arrow.
 
-    driver      finds the first and the next index of every partition, narrows the range by the filters of the
-                query (filters.py), and cuts it into slices, one for each task
+    driver      finds the first and the next index of every partition, and cuts the range into slices, one for
+                each task
     executor    of a store: opens it read-only, copies record batches out in short transactions, cuts the
                 array of messages into values without decoding it, and gives Arrow the bytes without a change
                 of a directory: reads pieces of files, which the driver has planned (cluster/shared.py)
@@ -13,6 +13,10 @@ stream starts at the position of that writer in its store. With an old checkpoin
 one batch ends exactly there. So batches that were written are skipped as a whole. New partitions of a queue are read
 from their start.
 
+Readers do not implement ``pushFilters``. Spark 4.3 keeps the plan of the last query with a filter on a loaded table,
+and reads other queries on that table by the same plan. So a reader that leaves out messages because of a filter changes
+the results of queries without this filter.
+
 Not guaranteed: that retention waits for a query. Messages that were purged before they were read are an error, or
 with ``failOnDataLoss=false`` are skipped.
 """
@@ -20,7 +24,7 @@ with ``failOnDataLoss=false`` are skipped.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import pairwise
@@ -28,7 +32,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 from pyspark.sql import types as T
-from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, Filter, InputPartition
+from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
@@ -38,9 +42,8 @@ from cues.forwarding import external_writers
 from cues.queues.store import Store
 from cues.spark.checkpoint import Offset
 from cues.spark.columns import Column
-from cues.spark.filters import ANY, Bounds, narrow
 from cues.spark.options import Position, QueueAddress, ReadOptions
-from cues.spark.place import Between, MessageRows, ReadableQueue, pin
+from cues.spark.place import MessageRows, ReadableQueue, pin
 from cues.spark.position import Indices, read_place, widened
 
 ROW: Final = T.StructType(
@@ -80,8 +83,6 @@ class Columns:
                     f" cues it is {own[field.name].simpleString()}.",
                     f"set option('rowColumns', 'false') if the message's own field {field.name!r} is meant.",
                 )
-        self.own = frozenset(own)
-        """The columns of the row."""
         self.needed = [name for name in self.schema.names if name in own]
         if self._fields and "value" not in self.needed:
             self.needed.append("value")
@@ -129,9 +130,7 @@ class _Reading:
         self.pinned, self._next = find(options.place)
         self._parallelism = parallelism
         self._schema = schema
-        self.between: Between | None = None
-        # Columns that cannot be read are refused here, not in a task.
-        self._own = Columns(schema, options, self.pinned.spread).own
+        Columns(schema, options, self.pinned.spread)  # columns that cannot be read are refused here, not in a task
 
     def split(self, start: Indices, stop: Indices) -> list[InputPartition]:
         """Cut the range into slices of about the same size, in order."""
@@ -146,7 +145,7 @@ class _Reading:
         assert isinstance(partition, ReadSlice)
         columns = Columns(self._schema, self.options, self.pinned.spread)
         start, stop, plan = partition.start, partition.stop, partition.plan
-        for rows in self.pinned.rows(start, stop, plan, columns.needed, self.between, self.lost):
+        for rows in self.pinned.rows(start, stop, plan, columns.needed, self.lost):
             yield columns.arrow(rows)
 
     def lost(self, start: int, first: int, partition: int) -> int:
@@ -197,35 +196,11 @@ class QueueReader(_Reading, DataSourceReader):
         super().__init__(schema, options, parallelism)
         self.start = self.place_of(options.start, "startingPosition")
         self.end = self._next if options.end == "latest" else self.place_of(options.end, "endingPosition")
-        self.bounds: Bounds = dict.fromkeys({"index", "time", "partition"} & self._own, ANY)
 
     def partitions(self) -> list[InputPartition]:
         count = max(len(self.start), len(self.end))  # it may have grown between the two
-        start, end = self._bounded(widened(self.start, count), widened(self.end, count))
+        start, end = widened(self.start, count), widened(self.end, count)
         return self.split(start, tuple(map(max, start, end)))
-
-    def _bounded(self, start: Indices, end: Indices) -> tuple[Indices, Indices]:
-        """The part of a range that the filters leave. The end may be before the start."""
-        low, high = self.bounds.get("index", ANY)
-        start, end = tuple(max(at, low) for at in start), tuple(min(at, high + 1) for at in end)
-        low, high = self.bounds.get("partition", ANY)
-        end = tuple(b if low <= number <= high else a for number, (a, b) in enumerate(zip(start, end)))
-        since, until = self.bounds.get("time", ANY)
-        if not self.pinned.ordered_by_time:
-            self.between = None if (since, until) == ANY else (since, until)
-            return start, end
-        if since > ANY[0]:
-            start = tuple(map(max, start, self.pinned.index_at(since * 1000)))
-        if until < ANY[1]:
-            end = tuple(map(min, end, self.pinned.index_at((until + 1) * 1000)))
-        return start, end
-
-
-class FilteredReader(QueueReader):
-    """A batch read whose filters Spark tells. It is only for sessions in which Spark does this."""
-
-    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
-        return narrow(self.bounds, filters)
 
 
 class QueueStream(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow):

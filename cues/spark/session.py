@@ -29,7 +29,6 @@ from urllib.parse import urlsplit
 
 from cues.errors import NotInstalled, Unsupported
 from cues.spark import java
-from cues.spark.options import PUSH_FILTERS
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -162,7 +161,7 @@ def _connect(url: str, name: str) -> SparkSession:
             f"No Spark Connect server answers at {url} ({error}).", "check the address, and that the server runs."
         ) from None
     try:
-        return SparkSession.builder.remote(url).appName(name).config(PUSH_FILTERS, "true").getOrCreate()
+        return SparkSession.builder.remote(url).appName(name).getOrCreate()
     except ImportError as error:
         raise NotInstalled(
             f"Spark Connect needs more packages ({in_short(error)}).", "run pip install 'pyspark[connect]'."
@@ -206,7 +205,6 @@ def settings(master: str) -> dict[str, str]:
         "spark.ui.showConsoleProgress": "false",
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.execution.arrow.pyspark.enabled": "true",
-        PUSH_FILTERS: "true",
         # Processors share the executors: with FIFO, a processor with many tasks holds up the others.
         "spark.scheduler.mode": "FAIR",
     }

@@ -86,36 +86,26 @@ def read(files: Files, piece: Piece, columns: Sequence[str] = COLUMNS.names) -> 
     return rows.slice(piece.start - skipped, piece.stop - piece.start)
 
 
-def read_groups(
-    files: Files, piece: Piece, columns: Sequence[str], between: tuple[int, int] | None = None
-) -> Iterator[tuple[int, pa.Table]]:
+def read_groups(files: Files, piece: Piece, columns: Sequence[str]) -> Iterator[tuple[int, pa.Table]]:
     """The rows of a piece, one row group after another, each with the index of its first row.
 
-    Skips groups without a time ``between`` two, which are in microseconds. Raises the errors of :func:`read`.
+    Raises the errors of :func:`read`.
     """
     with _opened(files, piece) as opened:
         groups, low = _groups(opened.metadata, piece.start, piece.stop)
         for group in groups:
-            about = opened.metadata.row_group(group)
-            high = low + about.num_rows
-            first, last = times_of(about) if between else (0, 0)
-            if between is None or (first <= between[1] and last >= between[0]):
-                rows = opened.read_row_group(group, columns=list(columns), use_threads=False)
-                start = max(piece.start, low)
-                yield piece.file.first + start, rows.slice(start - low, min(piece.stop, high) - start)
+            rows = opened.read_row_group(group, columns=list(columns), use_threads=False)
+            high = low + opened.metadata.row_group(group).num_rows
+            start = max(piece.start, low)
+            yield piece.file.first + start, rows.slice(start - low, min(piece.stop, high) - start)
             low = high
-
-
-def times_of(group: Any) -> tuple[int, int]:
-    """The first and the last time in a row group, in microseconds, by its metadata."""
-    times = group.column(_TIME_AT).statistics
-    return times.min_raw, times.max_raw
 
 
 def last_time(files: Files, folder: str, file: DataFile) -> int:
     """The last time in a file, in microseconds. Reads only its metadata."""
     with _opened(files, Piece(folder, file, 0, file.count)) as opened:
-        return max(times_of(opened.metadata.row_group(group))[1] for group in range(opened.num_row_groups))
+        groups = [opened.metadata.row_group(number) for number in range(opened.num_row_groups)]
+    return max(int(group.column(_TIME_AT).statistics.max_raw) for group in groups)
 
 
 @contextlib.contextmanager

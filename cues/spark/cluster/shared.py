@@ -28,7 +28,7 @@ from cues.spark.cluster.data import Piece, last_time, pieces_of, read_groups
 from cues.spark.cluster.directory import QueueDirectory
 from cues.spark.cluster.files import folder_of, open_files
 from cues.spark.options import QueueAddress
-from cues.spark.place import Between, Lost, MessageRows, ReadableQueue
+from cues.spark.place import Lost, MessageRows, ReadableQueue
 from cues.spark.position import Indices
 
 _ARRAY: Final = b"\xdd"
@@ -37,8 +37,6 @@ _ARRAY: Final = b"\xdd"
 
 class SharedQueue(ReadableQueue):
     """One queue. Its log is with the driver only."""
-
-    ordered_by_time = False
 
     def __init__(self, place: QueueAddress) -> None:
         """Find the queue. Raises :class:`QueueNotFound`, and the errors of :class:`QueueDirectory`."""
@@ -68,9 +66,10 @@ class SharedQueue(ReadableQueue):
         since, live = -(-time_ns // 1000), self._log.live
         at = bisect.bisect_left(live, True, key=lambda file: last_time(self.files, self._folder, file) >= since)
         for piece in [Piece(self._folder, file, 0, file.count) for file in live[at : at + 1]]:
-            for first, rows in read_groups(self.files, piece, ["time"], (since, since + (1 << 62))):
-                times = rows.column("time").cast(pa.int64()).to_numpy()
-                return (first + int(numpy.argmax(times >= since)),)
+            for first, rows in read_groups(self.files, piece, ["time"]):
+                reached = rows.column("time").cast(pa.int64()).to_numpy() >= since
+                if reached.any():
+                    return (first + int(reached.argmax()),)
         return (self._log.next,)
 
     def edges(self, start: Indices, end: Indices, slices: int) -> list[Indices]:
@@ -107,12 +106,11 @@ class SharedQueue(ReadableQueue):
         end: Indices,
         plan: list[Piece],
         columns: Sequence[str],
-        between: Between | None,
         lost: Lost,
     ) -> Iterator[MessageRows]:
         stored = [name for name in columns if name != "index"]
         for piece in plan:
-            for first, table in read_groups(self.files, piece, stored, between):
+            for first, table in read_groups(self.files, piece, stored):
                 yield _TableRows(first, table)
 
 
