@@ -19,7 +19,7 @@ from typing import Final, Literal
 
 from cues.base import clock, names
 from cues.errors import InvalidArgument
-from cues.spark.cluster.files import is_object_store
+from cues.spark.cluster.files import ID, is_object_store
 
 _PLACE: Final = ("path", "store", "queue")
 _NO_OPTIONS: Final = " Spark does not pass the options of a table (CREATE TABLE … USING cues) to its format."
@@ -160,7 +160,7 @@ def place(options: Mapping[str, str]) -> QueueAddress:
     if is_object_store(store):
         return QueueAddress(store.rstrip("/"), queue, shared=True)
     directory = Path(os.path.abspath(_local(store)))
-    shared = (directory / "_cues" / "id.json").exists() and not (directory / "data.mdb").exists()
+    shared = (directory / ID).exists() and not (directory / "data.mdb").exists()
     return QueueAddress(str(directory), queue, shared)
 
 

@@ -96,10 +96,12 @@ class MessageRows(Protocol):
     """A numpy array."""
 
     def column(self, name: str) -> Any:
-        """The array of ``time``, ``hash``, ``value`` or ``partition``, as wide as it is in the row of the format."""
+        """The column ``time``, ``hash``, ``value`` or ``partition``, with its type in a row of the format."""
         ...
 
-    def messages(self) -> list[dict[str, Any]]: ...
+    def messages(self) -> list[dict[str, Any]]:
+        """The decoded messages."""
+        ...
 
 
 class ReadableQueue(ABC):

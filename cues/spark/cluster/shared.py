@@ -36,12 +36,12 @@ _ARRAY: Final = b"\xdd"
 
 
 class SharedQueue(ReadableQueue):
-    """One queue. Its log is with the driver only."""
+    """One queue. Only the driver has its log."""
 
     def __init__(self, place: QueueAddress) -> None:
         """Find the queue. Raises :class:`QueueNotFound`, and the errors of :class:`QueueDirectory`."""
         self.place = place
-        self.files = open_files(place.store)
+        self.files = open_files(place.store, make=False)
         self._folder = folder_of(place.queue)
         text = self.files.read(f"{self._folder}/_cues/queue.json")
         if text is None:
@@ -88,10 +88,7 @@ class SharedQueue(ReadableQueue):
                 f"The queue {self.place.queue!r} of {self.place.store} ends before {self._log.next}, and messages up"
                 f" to {stop - 1} were planned."
             )
-        live = self._log.live
-        low = bisect.bisect_right(live, at, key=lambda file: file.next)
-        high = bisect.bisect_left(live, stop, key=lambda file: file.first)
-        pieces = pieces_of(self._folder, live[low:high], at, stop)
+        pieces = pieces_of(self._folder, self._log.within(at, stop), at, stop)
         for piece in pieces:
             if piece.begin > at:
                 lost(at, piece.begin, 0)
@@ -101,12 +98,7 @@ class SharedQueue(ReadableQueue):
         return pieces
 
     def rows(
-        self,
-        start: Indices,
-        end: Indices,
-        plan: list[Piece],
-        columns: Sequence[str],
-        lost: Lost,
+        self, start: Indices, end: Indices, plan: list[Piece], columns: Sequence[str], lost: Lost
     ) -> Iterator[MessageRows]:
         stored = [name for name in columns if name != "index"]
         for piece in plan:
