@@ -1,6 +1,7 @@
 """The format ``cues``: the objects that Spark calls.
 
-    spark.read.format("cues").load("data/flights#enriched")
+    spark.read.format("cues").load("data/flights#enriched")                              a store's queue
+    spark.read.format("cues").load("s3://bucket/queues#enriched")                        a shared directory's
     spark.readStream.format("cues").option("maxMessagesPerTrigger", 10_000).load("data/flights#enriched")
     df.write.format("cues").mode("append").save("data/out#priced")
     df.writeStream.format("cues").option("id", "priced").option("checkpointLocation", …).start("data/out#priced")
@@ -38,7 +39,8 @@ class CuesSource(DataSource):
 
     def schema(self) -> str:
         """The columns of the row, followed by the columns of the option ``fields``."""
-        columns = row_of(is_spread(place(self.options)))
+        address = place(self.options)
+        columns = row_of(not address.shared and is_spread(address))
         # In a session with spark.sql.timestampType=TIMESTAMP_NTZ, "timestamp" means a time without a zone.
         types = (field.dataType.simpleString().replace("timestamp", "timestamp_ltz") for field in columns.fields)
         own = ", ".join(f"`{name}` {type}" for name, type in zip(columns.names, types))
@@ -68,7 +70,7 @@ def source_for(spark: SparkSession) -> type[CuesSource]:
         return CuesSource
     cores = int(context.defaultParallelism)
 
-    class Registered(CuesSource):  # a class in a function is pickled by value, with this number
+    class Registered(CuesSource):  # a class in a function is pickled by value
         parallelism = cores
 
     return Registered

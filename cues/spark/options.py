@@ -19,6 +19,7 @@ from typing import Final, Literal
 
 from cues.base import clock, names
 from cues.errors import InvalidArgument
+from cues.spark.cluster.files import ID, is_object_store
 
 _PLACE: Final = ("path", "store", "queue")
 _NO_OPTIONS: Final = " Spark does not pass the options of a table (CREATE TABLE … USING cues) to its format."
@@ -28,6 +29,7 @@ READ_STREAM: Final = (*_READ, "maxMessagesPerTrigger", "resumeFrom")
 WRITE: Final = (*_PLACE, "id", "encode", "start", "end")
 WRITE_STREAM: Final = (*_PLACE, "id", "encode", "delivery", "adopt", "checkpointLocation")
 
+
 Position = int | Literal["earliest", "latest"] | datetime
 """A start or an end: an index, an end of the queue, or the first message at or after an aware time."""
 Mode = Literal["permissive", "strict"]
@@ -36,11 +38,13 @@ Encode = Literal["auto", "value", "columns"]
 
 @dataclass(frozen=True)
 class QueueAddress:
-    """A queue and its store."""
+    """A queue and its store, or its shared directory."""
 
     store: str
-    """Absolute."""
+    """Absolute, or the URL of an object store."""
     queue: str
+    shared: bool = False
+    """True for a directory of ``cues run --queues``."""
 
 
 @dataclass(frozen=True)
@@ -61,8 +65,14 @@ class ReadOptions:
     def of(options: Mapping[str, str], known: tuple[str, ...]) -> ReadOptions:
         check(options, known)
         committed = options.get("resumeFrom")
+        source = place(options)
+        if source.shared and committed:
+            raise InvalidArgument(
+                f"resumeFrom={committed!r} is for queues of a store, and {source.store} is a shared directory.",
+                "leave the option out; the stream continues by its checkpoint.",
+            )
         return ReadOptions(
-            place=place(options),
+            place=source,
             mode=_choice(options, "mode", "permissive", "strict"),  # type: ignore[arg-type]
             row_columns=_flag(options, "rowColumns", True),
             partitions=_count(options, "partitions"),
@@ -70,7 +80,7 @@ class ReadOptions:
             start=_position(options, "startingPosition", "earliest"),
             end=_position(options, "endingPosition", "latest"),
             messages_per_trigger=_count(options, "maxMessagesPerTrigger"),
-            resume_from=_split(committed, "resumeFrom", "data/out#my-source") if committed else None,
+            resume_from=_writer(committed) if committed else None,
         )
 
 
@@ -99,7 +109,7 @@ class WriteOptions:
         if start is not None and end is not None and end < start:
             raise InvalidArgument(f"The range from {start} to {end} ends before it starts.", "set start ≤ end.")
         part = None if start is None or end is None else (start, end)
-        return WriteOptions(place(options), id, _encode(options), part, None, False)
+        return WriteOptions(_target(options), id, _encode(options), part, None, False)
 
     @staticmethod
     def of_stream(options: Mapping[str, str]) -> WriteOptions:
@@ -119,7 +129,7 @@ class WriteOptions:
                 "The writer needs the place of the checkpoint, where it reads the position of its source.",
                 "set option('checkpointLocation', ...) on this writeStream.",
             )
-        return WriteOptions(place(options), id, _encode(options), None, checkpoint, _flag(options, "adopt", False))
+        return WriteOptions(_target(options), id, _encode(options), None, checkpoint, _flag(options, "adopt", False))
 
 
 def check(options: Mapping[str, str], known: tuple[str, ...]) -> None:
@@ -147,7 +157,29 @@ def place(options: Mapping[str, str]) -> QueueAddress:
             "call load('data/flights#enriched'); or in SQL CREATE TEMPORARY VIEW … USING cues OPTIONS (path"
             " 'data/flights#enriched').",
         )
-    return QueueAddress(os.path.abspath(_local(store)), queue)
+    if is_object_store(store):
+        return QueueAddress(store.rstrip("/"), queue, shared=True)
+    directory = Path(os.path.abspath(_local(store)))
+    shared = (directory / ID).exists() and not (directory / "data.mdb").exists()
+    return QueueAddress(str(directory), queue, shared)
+
+
+def _target(options: Mapping[str, str]) -> QueueAddress:
+    """The queue to write. Raises :class:`InvalidArgument` for a queue of a shared directory."""
+    target = place(options)
+    if target.shared:
+        raise InvalidArgument(
+            f"The queue {target.queue!r} is in the shared directory {target.store}, whose queues only graphs write.",
+            "write to the queue of a store; or let a graph read the rows: cues.spark.Source makes a Spark stream its"
+            " source.",
+        )
+    return target
+
+
+def _writer(text: str) -> tuple[str, str]:
+    """The store and the id of a writer."""
+    store, id = _split(text, "resumeFrom", "data/out#my-source")
+    return os.path.abspath(_local(store)), id
 
 
 def _split(text: str, what: str, example: str) -> tuple[str, str]:
@@ -156,7 +188,7 @@ def _split(text: str, what: str, example: str) -> tuple[str, str]:
         raise InvalidArgument(
             f"{what} is {text!r}, without a store before '#' and a name after it.", f"use a name such as {example!r}."
         )
-    return os.path.abspath(_local(store)), name
+    return store, name
 
 
 def _local(store: str) -> str:
@@ -164,7 +196,11 @@ def _local(store: str) -> str:
     if store.startswith("file:"):
         return str(Path("/" + store.removeprefix("file:").lstrip("/")))
     if "://" in store:
-        raise InvalidArgument(f"A store is on a local disk, not at {store!r}.", "name a path of the driver's machine.")
+        raise InvalidArgument(
+            f"A store is on a local disk, not at {store!r}.",
+            "name a path of the driver's machine; or the shared directory of a graph, a path or a URL of an object"
+            " store.",
+        )
     return store
 
 

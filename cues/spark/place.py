@@ -1,4 +1,4 @@
-"""The store as Spark's processes find it: the driver, and the workers that read it on the driver's machine.
+"""A queue as a query finds it, and the store as Spark's processes find it: the driver, and the workers on its machine.
 
 A store is a local LMDB environment. Driver and executors may use it at the same time if they run on
 one machine. Over a network file system LMDB's shared memory is not shared, and a reader sees torn pages.
@@ -13,10 +13,11 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import xxhash
 
@@ -26,9 +27,18 @@ from cues.queues.queue import Queue
 from cues.queues.store import Store
 from cues.spark.options import QueueAddress
 from cues.spark.position import Indices
+from cues.spark.slices import BatchSlice, SliceRows, cut, edges, merged
 from cues.storage.base_store import BaseStore
 
+if TYPE_CHECKING:
+    from cues.queues.log import Log
+    from cues.storage.transaction import StoreTransaction
+
 _HINT: Final = "use a local master (local[*]) or executors on the driver's machine, or export the queue to Parquet."
+_READ_BYTES: Final = 1 << 20
+"""Bytes of record batches that become one Arrow batch: some ten thousand small messages."""
+_READ_BYTES_MIN: Final = 1 << 16
+"""Least bytes of each of many partitions, whose record batches are in memory at the same time."""
 
 
 @dataclass(frozen=True)
@@ -75,17 +85,77 @@ class Site:
         )
 
 
+Lost = Callable[[int, int, int], int]
+"""Handles that the messages from a start to an end (exclusive) of a partition are purged. Returns the next index."""
+
+
+class MessageRows(Protocol):
+    """Some messages of a queue, as Arrow."""
+
+    indices: Any
+    """A numpy array."""
+
+    def column(self, name: str) -> Any:
+        """The column ``time``, ``hash``, ``value`` or ``partition``, with its type in a row of the format."""
+        ...
+
+    def messages(self) -> list[dict[str, Any]]:
+        """The decoded messages."""
+        ...
+
+
+class ReadableQueue(ABC):
+    """A queue of a store or of a shared directory, as a query reads it. A place on it is an index of each partition.
+
+    The driver makes and asks it, and sends it to the executors, which call only :meth:`rows`.
+    """
+
+    place: QueueAddress
+    identity: bytes
+    """The identity of the queue, or of its partition. A new queue under the same name has another one."""
+    spread: bool = False
+    """True if the place has several partitions."""
+
+    @abstractmethod
+    def ends(self) -> tuple[Indices, Indices]:
+        """The places of the first and of the next message, at this moment."""
+
+    @abstractmethod
+    def index_at(self, time_ns: int) -> Indices:
+        """The place of the first messages at or after a time."""
+
+    @abstractmethod
+    def edges(self, start: Indices, end: Indices, slices: int) -> list[Indices]:
+        """The edges of slices of about the same size, from ``start`` to ``end`` inclusive."""
+
+    @abstractmethod
+    def cut(self, start: Indices, end: Indices, count: int) -> Indices:
+        """The place ``count`` messages after ``start``, or ``end`` if that comes first."""
+
+    @abstractmethod
+    def plan(self, start: Indices, end: Indices, lost: Lost) -> Any:
+        """On the driver: the plan of one task, beside the range that it reads."""
+
+    @abstractmethod
+    def rows(
+        self, start: Indices, end: Indices, plan: Any, columns: Sequence[str], lost: Lost
+    ) -> Iterator[MessageRows]:
+        """On an executor: the messages of a range, in order, with at least these columns."""
+
+    def behind(self, text: str) -> Diverged:
+        """The error for a queue that has fewer messages than a plan or a checkpoint names."""
+        return Diverged(text, f"run cues check {self.place.store}: an older copy of it may have been put back.")
+
+
 @dataclass(frozen=True)
-class Pinned:
-    """A queue as the driver found it: its place, its machine and its identity."""
+class Pinned(ReadableQueue):
+    """A queue of a store as the driver found it: its place, its machine and its identity."""
 
     place: QueueAddress
     host: str
     machine: str
     identity: bytes
-    """The identity of the queue, or of its partition. A new queue under the same name has another one."""
     spread: bool = False
-    """True if the place has several partitions."""
 
     @contextmanager
     def opened(self) -> Iterator[Queue]:
@@ -106,6 +176,84 @@ class Pinned:
                     "use a new checkpoint, if this queue is meant.",
                 )
             yield queue
+
+    def ends(self) -> tuple[Indices, Indices]:
+        with self._logs() as (logs, txn):
+            rows = [log.row(txn) for log in logs]
+        return tuple(row.first for row in rows), tuple(row.next for row in rows)
+
+    def index_at(self, time_ns: int) -> Indices:
+        with self._logs() as (logs, txn):
+            return tuple(log.index_at(txn, log.row(txn), time_ns) for log in logs)
+
+    def edges(self, start: Indices, end: Indices, slices: int) -> list[Indices]:
+        with self._logs() as (logs, txn):
+            return edges(txn, logs, start, end, slices)
+
+    def cut(self, start: Indices, end: Indices, count: int) -> Indices:
+        with self._logs() as (logs, txn):
+            return cut(txn, logs, start, end, count)
+
+    def plan(self, start: Indices, end: Indices, lost: Lost) -> None:
+        """The range is the plan: messages that were purged meanwhile are found by the task."""
+
+    def rows(
+        self, start: Indices, end: Indices, plan: None, columns: Sequence[str], lost: Lost
+    ) -> Iterator[MessageRows]:
+        with self.opened() as queue:
+            logs = [view._log for view in queue._views]
+            count = len(end)
+            if len(logs) < count:
+                raise self.behind(f"The queue {queue.id} has {len(logs)} partitions, and {count} were planned.")
+            logs = logs[:count]
+            size = max(_READ_BYTES // len(logs), _READ_BYTES_MIN)
+            ranges = zip(logs, start, end)
+            for pieces in _some(merged([self._pieces(log, low, high, size, lost) for log, low, high in ranges])):
+                yield SliceRows(pieces)
+
+    @contextmanager
+    def _logs(self) -> Iterator[tuple[list[Log], StoreTransaction]]:
+        """The logs of the partitions, in a read transaction."""
+        with self.opened() as queue:
+            logs = [view._log for view in queue._views]
+            with queue.store._view() as txn:
+                yield logs, txn
+
+    def _pieces(self, log: Log, start: int, stop: int, size: int, lost: Lost) -> Iterator[BatchSlice]:
+        """The messages of the range on one partition, in order, read ``size`` bytes at a time."""
+        at = start
+        while at < stop:
+            with log.store._view() as txn:
+                row = log.row(txn)
+                raws = log.read(txn, row, at, stop - at, size)
+            if row.first > at:
+                at = lost(at, min(row.first, stop), log.partition)
+            if not raws:
+                if row.next < stop and at < stop:
+                    raise self.behind(
+                        f"The queue {log.id} ends before {row.next}, and messages up to {stop - 1} were planned."
+                    )
+                return
+            for batch in log.batches(raws):
+                if not batch.head.acknowledges:
+                    yield BatchSlice(
+                        log.partition, batch, max(at, batch.first) - batch.first, min(stop, batch.next) - batch.first
+                    )
+                at = batch.next
+
+
+def _some(pieces: Iterator[BatchSlice]) -> Iterator[list[BatchSlice]]:
+    """The pieces, in groups that become one Arrow batch."""
+    some: list[BatchSlice] = []
+    size = 0
+    for piece in pieces:
+        some.append(piece)
+        size += len(piece.batch.body())
+        if size >= _READ_BYTES:
+            yield some
+            some, size = [], 0
+    if some:
+        yield some
 
 
 def this_machine() -> str:

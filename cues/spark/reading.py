@@ -1,9 +1,10 @@
-"""Queues as tables and streams: record batches of the log become record batches of Arrow.
+"""Queues as tables and streams: the messages of a store, or of a shared directory, become record batches of Arrow.
 
-    driver      reads the first and the next index of every partition in one transaction, and cuts the
-                range into slices, one for each task (slices.py)
-    executor    opens the store read-only, copies record batches out in short transactions, cuts the
+    driver      finds the first and the next index of every partition, and cuts the range into slices, one for
+                each task
+    executor    of a store: opens it read-only, copies record batches out in short transactions, cuts the
                 array of messages into values without decoding it, and gives Arrow the bytes without a change
+                of a directory: reads pieces of files, which the driver has planned (cluster/shared.py)
 
 A stream's offsets are parts of the queue (:class:`cues.spark.checkpoint.Offset`). Admission control is
 ``maxMessagesPerTrigger``. Of several partitions it takes the oldest messages first. Otherwise the messages of one
@@ -12,6 +13,10 @@ stream starts at the position of that writer in its store. With an old checkpoin
 one batch ends exactly there. So batches that were written are skipped as a whole. New partitions of a queue are read
 from their start.
 
+Readers do not implement ``pushFilters``. Spark 4.3 keeps the plan of the last query with a filter on a loaded table,
+and reads other queries on that table by the same plan. So a reader that leaves out messages because of a filter changes
+the results of queries without this filter.
+
 Not guaranteed: that retention waits for a query. Messages that were purged before they were read are an error, or
 with ``failOnDataLoss=false`` are skipped.
 """
@@ -19,35 +24,27 @@ with ``failOnDataLoss=false`` are skipped.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
-from itertools import chain, pairwise
-from typing import TYPE_CHECKING, Any, Final
+from itertools import pairwise
+from typing import Any, Final
 
-import numpy
 import pyarrow as pa
 from pyspark.sql import types as T
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
-from cues import codec
 from cues.base import clock
 from cues.errors import Diverged, InvalidArgument, MessagesPurged
 from cues.forwarding import external_writers
 from cues.queues.store import Store
 from cues.spark.checkpoint import Offset
 from cues.spark.columns import Column
-from cues.spark.options import Position, ReadOptions
-from cues.spark.place import pin
+from cues.spark.options import Position, QueueAddress, ReadOptions
+from cues.spark.place import MessageRows, ReadableQueue, pin
 from cues.spark.position import Indices, read_place, widened
-from cues.spark.slices import BatchSlice, cut, edges, merged
-
-if TYPE_CHECKING:
-    from cues.queues.log import Log
-    from cues.storage.transaction import StoreTransaction
 
 ROW: Final = T.StructType(
     [
@@ -61,10 +58,6 @@ ROW: Final = T.StructType(
 digits, NULL if no step wrote it), and its msgpack, unchanged."""
 _PARTITION: Final = T.StructField("partition", T.IntegerType())
 """The column after the index if the queue has several partitions. An index belongs to one of them."""
-_READ_BYTES: Final = 1 << 20
-"""Bytes of record batches that become one Arrow batch: some ten thousand small messages."""
-_READ_BYTES_MIN: Final = 1 << 16
-"""Least bytes of each of many partitions, whose record batches are in memory at the same time."""
 _MESSAGES_A_TASK: Final = 20_000
 """A task with fewer messages costs more than it reads."""
 
@@ -90,70 +83,23 @@ class Columns:
                     f" cues it is {own[field.name].simpleString()}.",
                     f"set option('rowColumns', 'false') if the message's own field {field.name!r} is meant.",
                 )
-        self._own = set(own)
+        self.needed = [name for name in self.schema.names if name in own]
+        if self._fields and "value" not in self.needed:
+            self.needed.append("value")
 
-    def arrow(self, pieces: Sequence[BatchSlice]) -> pa.RecordBatch:
-        """The messages of ``pieces``. There is at least one piece."""
+    def arrow(self, rows: MessageRows) -> pa.RecordBatch:
+        """The messages of ``rows``."""
         arrays: list[Any] = []
         messages: list[dict[str, Any]] | None = None
-        indices = _joined([numpy.arange(b.first + low, b.first + high) for _, b, low, high in pieces])
+        indices = rows.indices
         for name in self.schema.names:
             if name in self._fields:
                 if messages is None:
-                    some = (codec.unpack_known(b.body())[low:high] for _, b, low, high in pieces)
-                    messages = list(chain.from_iterable(some))
+                    messages = rows.messages()
                 arrays.append(self._fields[name].array(messages, lambda offset: int(indices[offset])))
             else:
-                arrays.append(_OWN[name](pieces, indices))
+                arrays.append(pa.array(indices) if name == "index" else rows.column(name))
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
-
-
-def _joined(arrays: list[Any]) -> Any:
-    return numpy.concatenate(arrays) if len(arrays) > 1 else arrays[0]
-
-
-def _partitions(pieces: Sequence[BatchSlice], indices: Any) -> pa.Array:
-    numbers = numpy.array([piece.partition for piece in pieces], dtype=numpy.int32)
-    return pa.array(numpy.repeat(numbers, [piece.high - piece.low for piece in pieces]))
-
-
-def _values(pieces: Sequence[BatchSlice], indices: Any) -> pa.Array:
-    """The bytes of each message: the bodies of all arrays in one buffer, and the offset of each message."""
-    bodies: list[memoryview] = []
-    offsets: list[Any] = []
-    at = 0
-    for _, batch, low, high in pieces:
-        cuts = numpy.array(batch.cuts(), dtype=numpy.int32)
-        body = batch.body()[cuts[low] : cuts[high]]
-        offsets.append(cuts[low:high] + numpy.int32(at - cuts[low]))
-        bodies.append(body)
-        at += len(body)
-    offsets.append(numpy.array([at], dtype=numpy.int32))
-    data = pa.py_buffer(b"".join(bodies))
-    return pa.Array.from_buffers(pa.binary(), len(indices), [None, pa.py_buffer(_joined(offsets)), data])
-
-
-def _times(pieces: Sequence[BatchSlice], indices: Any) -> pa.Array:
-    micros = [piece.batch.head.time_ns // 1000 for piece in pieces]
-    counts = [piece.high - piece.low for piece in pieces]
-    return pa.array(numpy.repeat(numpy.array(micros, dtype=numpy.int64), counts)).cast(pa.timestamp("us", tz="UTC"))
-
-
-def _hashes(pieces: Sequence[BatchSlice], indices: Any) -> pa.Array:
-    hashes: list[str | None] = []
-    for _, batch, low, high in pieces:
-        hash = batch.head.hash
-        hashes += [None if hash is None else hash.hex()] * (high - low)
-    return pa.array(hashes, pa.string())
-
-
-_OWN: Final = {
-    "index": lambda pieces, indices: pa.array(indices),
-    "partition": _partitions,
-    "time": _times,
-    "hash": _hashes,
-    "value": _values,
-}
 
 
 @dataclass
@@ -162,6 +108,18 @@ class ReadSlice(InputPartition):
 
     start: Indices
     stop: Indices
+    plan: Any = None
+    """The part of the plan that only the queue understands."""
+
+
+def find(place: QueueAddress) -> tuple[ReadableQueue, Indices]:
+    """Find a queue, on the driver. Also return the next index of each partition, at one moment."""
+    if place.shared:
+        from cues.spark.cluster.shared import SharedQueue
+
+        queue = SharedQueue(place)
+        return queue, queue.ends()[1]
+    return pin(place)
 
 
 class _Reading:
@@ -169,7 +127,7 @@ class _Reading:
 
     def __init__(self, schema: T.StructType, options: ReadOptions, parallelism: int) -> None:
         self.options = options
-        self.pinned, self._next = pin(options.place)
+        self.pinned, self._next = find(options.place)
         self._parallelism = parallelism
         self._schema = schema
         Columns(schema, options, self.pinned.spread)  # columns that cannot be read are refused here, not in a task
@@ -179,58 +137,16 @@ class _Reading:
         count = sum(stop) - sum(start)
         wanted = self.options.partitions or min(self._parallelism, -(-count // _MESSAGES_A_TASK))
         slices = max(1, min(wanted, count))
-        if slices == 1:
-            return [ReadSlice(start, stop)]
-        with self._logs() as (logs, txn):
-            return [ReadSlice(low, high) for low, high in pairwise(edges(txn, logs, start, stop, slices))]
+        edges = [start, stop] if slices == 1 else self.pinned.edges(start, stop, slices)
+        return [ReadSlice(low, high, self.pinned.plan(low, high, self.lost)) for low, high in pairwise(edges)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """On the executor: read the slice of one task."""
         assert isinstance(partition, ReadSlice)
         columns = Columns(self._schema, self.options, self.pinned.spread)
-        with self.pinned.opened() as queue:
-            logs = [view._log for view in queue._views]
-            count = len(partition.stop)
-            if len(logs) < count:
-                raise self._behind(f"The queue {queue.id} has {len(logs)} partitions, and {count} were planned.")
-            logs = logs[:count]
-            size = max(_READ_BYTES // len(logs), _READ_BYTES_MIN)
-            ranges = zip(logs, partition.start, partition.stop)
-            for pieces in _some(merged([self._pieces(log, start, stop, size) for log, start, stop in ranges])):
-                yield columns.arrow(pieces)
-
-    @contextmanager
-    def _logs(self) -> Iterator[tuple[list[Log], StoreTransaction]]:
-        """The logs of the partitions, in a read transaction."""
-        with self.pinned.opened() as queue:
-            logs = [view._log for view in queue._views]
-            with queue.store._view() as txn:
-                yield logs, txn
-
-    def _pieces(self, log: Log, start: int, stop: int, size: int) -> Iterator[BatchSlice]:
-        """The messages of the range on one partition, in order, read ``size`` bytes at a time."""
-        at = start
-        while at < stop:
-            with log.store._view() as txn:
-                row = log.row(txn)
-                raws = log.read(txn, row, at, stop - at, size)
-            if row.first > at:
-                at = self.lost(at, min(row.first, stop), log.partition)
-            if not raws:
-                if row.next < stop and at < stop:
-                    raise self._behind(
-                        f"The queue {log.id} ends before {row.next}, and messages up to {stop - 1} were planned."
-                    )
-                return
-            for batch in log.batches(raws):
-                if not batch.head.acknowledges:
-                    yield BatchSlice(
-                        log.partition, batch, max(at, batch.first) - batch.first, min(stop, batch.next) - batch.first
-                    )
-                at = batch.next
-
-    def _behind(self, text: str) -> Diverged:
-        return Diverged(text, f"run cues check {self.options.place.store}: an older copy of it may have been put back.")
+        start, stop, plan = partition.start, partition.stop, partition.plan
+        for rows in self.pinned.rows(start, stop, plan, columns.needed, self.lost):
+            yield columns.arrow(rows)
 
     def lost(self, start: int, first: int, partition: int) -> int:
         """Handle that the messages from ``start`` to ``first`` (exclusive) are purged. Return the next index."""
@@ -250,43 +166,27 @@ class _Reading:
 
     def place_of(self, position: Position, name: str) -> Indices:
         """The place that a position means at this moment."""
-        with self._logs() as (logs, txn):
-            rows = [log.row(txn) for log in logs]
-            if position == "earliest":
-                return tuple(row.first for row in rows)
-            if position == "latest":
-                return tuple(row.next for row in rows)
-            if isinstance(position, datetime):
-                when = clock.to_ns(position)
-                return tuple(log.index_at(txn, row, when) for log, row in zip(logs, rows))
-        if len(rows) > 1:
+        if isinstance(position, datetime):
+            return self.pinned.index_at(clock.to_ns(position))
+        firsts, nexts = self.pinned.ends()
+        if position == "earliest":
+            return firsts
+        if position == "latest":
+            return nexts
+        if len(nexts) > 1:
             place = self.options.place
             raise InvalidArgument(
-                f"{name}={position}: each of the {len(rows)} partitions of {place.queue!r} has indices of its own.",
+                f"{name}={position}: each of the {len(nexts)} partitions of {place.queue!r} has indices of its own.",
                 f"use earliest, latest or a time (a stream that has a checkpoint needs none); or read one partition"
-                f" on its own, '{place.store}#{place.queue}/0' to '…/{len(rows) - 1}'.",
+                f" on its own, '{place.store}#{place.queue}/0' to '…/{len(nexts) - 1}'.",
             )
-        (row,) = rows
-        if position > row.next:
+        (first,), (next,) = firsts, nexts
+        if position > next:
             raise InvalidArgument(
-                f"{name}={position}: the queue {self.options.place.queue!r} ends before {row.next}.",
-                f"use an index up to {row.next} (the next to be written).",
+                f"{name}={position}: the queue {self.options.place.queue!r} ends before {next}.",
+                f"use an index up to {next} (the next to be written).",
             )
-        return (max(position, self.lost(position, row.first, 0)) if position < row.first else position,)
-
-
-def _some(pieces: Iterator[BatchSlice]) -> Iterator[list[BatchSlice]]:
-    """The pieces, in groups that become one Arrow batch."""
-    some: list[BatchSlice] = []
-    size = 0
-    for piece in pieces:
-        some.append(piece)
-        size += len(piece.batch.body())
-        if size >= _READ_BYTES:
-            yield some
-            some, size = [], 0
-    if some:
-        yield some
+        return (max(position, self.lost(position, first, 0)) if position < first else position,)
 
 
 class QueueReader(_Reading, DataSourceReader):
@@ -339,8 +239,7 @@ class QueueStream(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow)
             end = tuple(map(min, end, committed))
         end = tuple(map(max, at, end))
         if isinstance(limit, ReadMaxRows) and sum(end) - sum(at) > limit.max_rows:
-            with self._logs() as (logs, txn):
-                end = cut(txn, logs, at, end, limit.max_rows)
+            end = self.pinned.cut(at, end, limit.max_rows)
         return start if end == at else Offset(self.pinned.identity, at, end).to_dict()
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
@@ -358,8 +257,7 @@ class QueueStream(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow)
         return self.split(asked.start, asked.end) if asked.end != asked.start else []
 
     def _last(self) -> Indices:
-        with self.pinned.opened() as queue:
-            return tuple(row.next for row in queue._rows())
+        return self.pinned.ends()[1]
 
     def _mine(self, offset: dict[str, Any]) -> Offset:
         ours = Offset.of(offset)

@@ -15,8 +15,13 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from itertools import chain
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+import numpy
+import pyarrow as pa
+
+from cues import codec
 from cues.spark.position import Indices
 
 if TYPE_CHECKING:
@@ -78,3 +83,63 @@ def cut(txn: StoreTransaction, logs: Sequence[Log], start: Indices, end: Indices
         place.append(min(b, a + left))
         left -= place[-1] - a
     return tuple(place)
+
+
+# --- rows ---------------------------------------------------------------------------------------
+
+
+class SliceRows:
+    """Pieces as rows (:class:`cues.spark.place.MessageRows`). There is at least one piece."""
+
+    def __init__(self, pieces: Sequence[BatchSlice]) -> None:
+        self._pieces = pieces
+        self.indices = _joined([numpy.arange(b.first + low, b.first + high) for _, b, low, high in pieces])
+
+    def column(self, name: str) -> pa.Array:
+        return _COLUMNS[name](self._pieces, self.indices)
+
+    def messages(self) -> list[dict[str, Any]]:
+        some = (codec.unpack_known(b.body())[low:high] for _, b, low, high in self._pieces)
+        return list(chain.from_iterable(some))
+
+
+def _joined(arrays: list[Any]) -> Any:
+    return numpy.concatenate(arrays) if len(arrays) > 1 else arrays[0]
+
+
+def _partitions(pieces: Sequence[BatchSlice], indices: Any) -> pa.Array:
+    numbers = numpy.array([piece.partition for piece in pieces], dtype=numpy.int32)
+    return pa.array(numpy.repeat(numbers, [piece.high - piece.low for piece in pieces]))
+
+
+def _values(pieces: Sequence[BatchSlice], indices: Any) -> pa.Array:
+    """The bytes of each message: the bodies of all arrays in one buffer, and the offset of each message."""
+    bodies: list[memoryview] = []
+    offsets: list[Any] = []
+    at = 0
+    for _, batch, low, high in pieces:
+        cuts = numpy.array(batch.cuts(), dtype=numpy.int32)
+        body = batch.body()[cuts[low] : cuts[high]]
+        offsets.append(cuts[low:high] + numpy.int32(at - cuts[low]))
+        bodies.append(body)
+        at += len(body)
+    offsets.append(numpy.array([at], dtype=numpy.int32))
+    data = pa.py_buffer(b"".join(bodies))
+    return pa.Array.from_buffers(pa.binary(), len(indices), [None, pa.py_buffer(_joined(offsets)), data])
+
+
+def _times(pieces: Sequence[BatchSlice], indices: Any) -> pa.Array:
+    micros = [piece.batch.head.time_ns // 1000 for piece in pieces]
+    counts = [piece.high - piece.low for piece in pieces]
+    return pa.array(numpy.repeat(numpy.array(micros, dtype=numpy.int64), counts)).cast(pa.timestamp("us", tz="UTC"))
+
+
+def _hashes(pieces: Sequence[BatchSlice], indices: Any) -> pa.Array:
+    hashes: list[str | None] = []
+    for _, batch, low, high in pieces:
+        hash = batch.head.hash
+        hashes += [None if hash is None else hash.hex()] * (high - low)
+    return pa.array(hashes, pa.string())
+
+
+_COLUMNS: Final = {"partition": _partitions, "time": _times, "hash": _hashes, "value": _values}

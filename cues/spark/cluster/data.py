@@ -13,6 +13,7 @@ directions work on whole columns, because a call for each message costs more tha
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import socket
@@ -46,6 +47,7 @@ COLUMNS: Final = pa.schema(
         ("meta", pa.binary()),
     ]
 )
+_TIME_AT: Final = COLUMNS.get_field_index("time")
 GROUP_ROWS: Final = 16_384
 """Rows of a row group. A task reads the groups that have rows of its part."""
 _FLUSH_BYTES: Final = 16 << 20
@@ -77,14 +79,44 @@ def pieces_of(folder: str, files: Sequence[DataFile], low: int, high: int) -> li
 
 def read(files: Files, piece: Piece, columns: Sequence[str] = COLUMNS.names) -> pa.Table:
     """The rows of a piece. Raises :class:`Diverged` if the file is gone, or is another one."""
+    with _opened(files, piece) as opened:
+        groups, skipped = _groups(opened.metadata, piece.start, piece.stop)
+        # Several tasks run in one process of Spark: more threads for each would only change turns.
+        rows = opened.read_row_groups(groups, columns=list(columns), use_threads=False)
+    return rows.slice(piece.start - skipped, piece.stop - piece.start)
+
+
+def read_groups(files: Files, piece: Piece, columns: Sequence[str]) -> Iterator[tuple[int, pa.Table]]:
+    """The rows of a piece, one row group after another, each with the index of its first row.
+
+    Raises the errors of :func:`read`.
+    """
+    with _opened(files, piece) as opened:
+        groups, low = _groups(opened.metadata, piece.start, piece.stop)
+        for group in groups:
+            rows = opened.read_row_group(group, columns=list(columns), use_threads=False)
+            high = low + opened.metadata.row_group(group).num_rows
+            start = max(piece.start, low)
+            yield piece.file.first + start, rows.slice(start - low, min(piece.stop, high) - start)
+            low = high
+
+
+def last_time(files: Files, folder: str, file: DataFile) -> int:
+    """The last time in a file, in microseconds. Reads only its metadata."""
+    with _opened(files, Piece(folder, file, 0, file.count)) as opened:
+        groups = [opened.metadata.row_group(number) for number in range(opened.num_row_groups)]
+    return max(int(group.column(_TIME_AT).statistics.max_raw) for group in groups)
+
+
+@contextlib.contextmanager
+def _opened(files: Files, piece: Piece) -> Iterator[pq.ParquetFile]:
+    """The file of a piece. Raises :class:`Diverged` if it is gone, or is another one."""
     path = f"{piece.folder}/{piece.file.name}"
     try:
         with pq.ParquetFile(files.open(path)) as opened:
             if opened.metadata.num_rows != piece.file.count:
                 raise _damaged(files, path, f"has {opened.metadata.num_rows} messages, not {piece.file.count}")
-            groups, skipped = _groups(opened.metadata, piece.start, piece.stop)
-            # Several tasks run in one process of Spark: more threads for each would only change turns.
-            rows = opened.read_row_groups(groups, columns=list(columns), use_threads=False)
+            yield opened
     except FileNotFoundError:
         if files.size(ID) is None:
             raise Unsupported(
@@ -94,7 +126,6 @@ def read(files: Files, piece: Piece, columns: Sequence[str] = COLUMNS.names) -> 
         raise _damaged(files, path, "is missing") from None
     except pa.ArrowInvalid as error:
         raise _damaged(files, path, f"cannot be read ({error})") from error
-    return rows.slice(piece.start - skipped, piece.stop - piece.start)
 
 
 def _damaged(files: Files, path: str, what: str) -> Diverged:

@@ -182,7 +182,7 @@ class QueueDirectory:
     def reaches(self, index: int) -> bool:
         """Return True if the log ends at ``index`` or after it; another driver may have written since it was read."""
         if self.next < index:
-            self._read_on()
+            self.read_on()
         return self.next >= index
 
     def load(self) -> None:
@@ -203,7 +203,7 @@ class QueueDirectory:
                 )
         self.live = files
 
-    def _read_on(self) -> None:
+    def read_on(self) -> None:
         """Read the entries that were written since the log was read."""
         with self.lock:
             live = {file.name: file for file in self.live}
@@ -283,7 +283,7 @@ class QueueDirectory:
         about = {"timestamp": time.time_ns() // 1_000_000, "operation": "WRITE", "engineInfo": "cues"}
         lines = [json.dumps(action) for action in ({"commitInfo": about}, *actions)]
         if not self.files.put(self._entry(self.version + 1), "\n".join(lines).encode()):
-            self._read_on()
+            self.read_on()
             return False
         self.version += 1
         for action in actions:

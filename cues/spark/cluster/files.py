@@ -37,6 +37,11 @@ _STORES: Final = ("s3", "s3a", "gs", "az", "azure", "abfs", "abfss")
 """The schemes of object stores."""
 
 
+def is_object_store(place: str) -> bool:
+    """Return True for the URL of an object store."""
+    return place.partition("://")[0] in _STORES and "://" in place
+
+
 @functools.cache
 def open_files(place: str, make: bool = True) -> Files:
     """Open the directory, and make it if it is missing. Raises :class:`Unsupported` if it cannot be reached.
@@ -44,7 +49,7 @@ def open_files(place: str, make: bool = True) -> Files:
     Executors do not make it: what they do not see is not shared with the driver.
     """
     scheme, separator, rest = place.partition("://")
-    if separator and scheme in _STORES:
+    if is_object_store(place):
         return ObjectFiles(place)
     if separator and scheme != "file":
         raise Unsupported(

@@ -1,0 +1,121 @@
+"""A queue of a shared directory, as a query reads it.
+
+    driver      follows the log of the queue, and plans for each task the pieces of files that hold its messages
+    executor    reads the row groups of its pieces, and of them only the columns of the query
+
+Places are indices, and not files. So a merge of files between two batches of a stream changes nothing: the log says
+at each plan which files hold the messages. A file that left the log after a plan is still on the disk, for
+:data:`cues.spark.cluster.directory.KEEP_FILES_H`.
+
+Not guaranteed: that times never decrease. A step has one time, and steps of several processors may reach a queue in
+another order than they began. Then the place of a time is one of those at which the queue passes it.
+"""
+
+from __future__ import annotations
+
+import bisect
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+import numpy
+import pyarrow as pa
+
+from cues import codec
+from cues.errors import QueueNotFound
+from cues.queues.options import QueueOptions
+from cues.spark.cluster.data import Piece, last_time, pieces_of, read_groups
+from cues.spark.cluster.directory import QueueDirectory
+from cues.spark.cluster.files import folder_of, open_files
+from cues.spark.options import QueueAddress
+from cues.spark.place import Lost, MessageRows, ReadableQueue
+from cues.spark.position import Indices
+
+_ARRAY: Final = b"\xdd"
+"""Before the number of items, in four bytes, and the items: an array in msgpack."""
+
+
+class SharedQueue(ReadableQueue):
+    """One queue. Only the driver has its log."""
+
+    def __init__(self, place: QueueAddress) -> None:
+        """Find the queue. Raises :class:`QueueNotFound`, and the errors of :class:`QueueDirectory`."""
+        self.place = place
+        self.files = open_files(place.store, make=False)
+        self._folder = folder_of(place.queue)
+        text = self.files.read(f"{self._folder}/_cues/queue.json")
+        if text is None:
+            raise QueueNotFound(
+                f"The directory {place.store} has no queue {place.queue!r}.",
+                f"check both names; cues status {place.store} lists the queues.",
+                queue=place.queue,
+            )
+        self.identity = bytes.fromhex(json.loads(text)["identity"])
+        self._log = QueueDirectory(self.files, place.queue, QueueOptions(), self.identity)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "_log"}
+
+    def ends(self) -> tuple[Indices, Indices]:
+        self._log.read_on()
+        return (self._log.first,), (self._log.next,)
+
+    def index_at(self, time_ns: int) -> Indices:
+        """The place of the first message at or after a time, by a bisection over the metadata of the files."""
+        self._log.read_on()
+        since, live = -(-time_ns // 1000), self._log.live
+        at = bisect.bisect_left(live, True, key=lambda file: last_time(self.files, self._folder, file) >= since)
+        for piece in [Piece(self._folder, file, 0, file.count) for file in live[at : at + 1]]:
+            for first, rows in read_groups(self.files, piece, ["time"]):
+                reached = rows.column("time").cast(pa.int64()).to_numpy() >= since
+                if reached.any():
+                    return (first + int(reached.argmax()),)
+        return (self._log.next,)
+
+    def edges(self, start: Indices, end: Indices, slices: int) -> list[Indices]:
+        (low,), (high,) = start, end
+        return [(low + (high - low) * number // slices,) for number in range(slices + 1)]
+
+    def cut(self, start: Indices, end: Indices, count: int) -> Indices:
+        return (min(start[0] + count, end[0]),)
+
+    def plan(self, start: Indices, end: Indices, lost: Lost) -> list[Piece]:
+        (at,), (stop,) = start, end
+        if at >= stop:
+            return []
+        if not self._log.reaches(stop):
+            raise self.behind(
+                f"The queue {self.place.queue!r} of {self.place.store} ends before {self._log.next}, and messages up"
+                f" to {stop - 1} were planned."
+            )
+        pieces = pieces_of(self._folder, self._log.within(at, stop), at, stop)
+        for piece in pieces:
+            if piece.begin > at:
+                lost(at, piece.begin, 0)
+            at = piece.begin + piece.stop - piece.start
+        if at < stop:
+            lost(at, stop, 0)
+        return pieces
+
+    def rows(
+        self, start: Indices, end: Indices, plan: list[Piece], columns: Sequence[str], lost: Lost
+    ) -> Iterator[MessageRows]:
+        stored = [name for name in columns if name != "index"]
+        for piece in plan:
+            for first, table in read_groups(self.files, piece, stored):
+                yield _TableRows(first, table)
+
+
+class _TableRows:
+    """The rows of a row group."""
+
+    def __init__(self, first: int, table: pa.Table) -> None:
+        self.indices = numpy.arange(first, first + table.num_rows)
+        self._table = table
+
+    def column(self, name: str) -> pa.Array:
+        return pa.concat_arrays(self._table.column(name).chunks)
+
+    def messages(self) -> list[dict[str, Any]]:
+        values = self._table.column("value").to_pylist()
+        return codec.unpack_known(_ARRAY + len(values).to_bytes(4) + b"".join(values))  # type: ignore[no-any-return]
