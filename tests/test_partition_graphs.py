@@ -640,3 +640,25 @@ def test_an_idle_unit_wakes_for_its_own_partition(tmp_path: Path) -> None:
             seen.clear()
             running.send(f"orders/{number}", {"n": number})
             assert seen.wait(30)
+
+
+def test_a_queue_that_grows_while_somebody_asks_whether_the_graph_is_idle(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A new partition gets its worker between two lines of the answer."""
+    graph = Graph("g", [Stream(lambda m: m, "x", "y", id="p")], queues=parted(x=2, y=2))
+    with cues.open(tmp_path / "s") as store, graph.start(store=store) as running:
+        engine: Any = running.engine
+        view = store._view
+
+        def grown() -> Any:
+            monkeypatch.undo()
+            store.queue("x").grow(4)
+            deadline = time.monotonic() + 60
+            while len(engine.workers) < 4 and time.monotonic() < deadline:
+                time.sleep(0.001)
+            return view()
+
+        monkeypatch.setattr(store, "_view", grown)
+        assert engine.idle() in (True, False) and len(engine.workers) == 4
+        assert running.wait_idle(60)

@@ -148,16 +148,17 @@ class EmbeddedEngine:
 
     def idle(self) -> bool:
         before = self._progress()
-        logs = {read.log for worker in self.workers for read in worker.delivery.inputs}
+        workers = list(self.workers)  # the growth of a queue adds some; then the progress differs
+        logs = {read.log for worker in workers for read in worker.delivery.inputs}
         with self.store._view() as txn:
-            rows = {worker.id: read_row(txn, worker.id) for worker in self.workers}
+            rows = {worker.id: read_row(txn, worker.id) for worker in workers}
             known = {log: log.row(txn) for log in logs if log.store.id == self.store.id}
-            ends = [thread.forwarder.ends(txn) for thread in self.forwarder_threads]
-        forwarded = all(thread.idle(end) for thread, end in zip(self.forwarder_threads, ends))
+            ends = [(thread, thread.forwarder.ends(txn)) for thread in self.forwarder_threads]
+        forwarded = all(thread.idle(end) for thread, end in ends)
         for log in logs - known.keys():
             with log.store._view() as txn:
                 known[log] = log.row(txn)
-        quiet = forwarded and all(worker.idle(rows[worker.id], known.__getitem__) for worker in self.workers)
+        quiet = forwarded and all(worker.idle(rows[worker.id], known.__getitem__) for worker in workers)
         if not quiet or before != self._progress():
             return False
         return not self._grown()  # last: a partition that is not there now was not there at that moment either
