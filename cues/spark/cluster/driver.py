@@ -104,7 +104,7 @@ class Driver:
                 raise Diverged(
                     f"The queue {directory.queue!r} holds messages of record {newest} of {processor}, and its"
                     f" records in {self.files.url} " + (f"end at {number}." if last else "are gone."),
-                    "use the records that belong to the queues, or start over with another --queues DIR.",
+                    "use the records that belong to the queues, or start over with --fresh or another --queues DIR.",
                     processor=processor,
                 )
             end = last.ends.get(directory.queue, 1) if last is not None else 1
@@ -112,7 +112,7 @@ class Driver:
                 raise Diverged(
                     f"{processor} has written messages up to {end - 1} of the queue {directory.queue!r}, whose log in"
                     f" {self.files.url} ends with message {directory.next - 1}.",
-                    "restore the directory from a copy; or start over with another --queues DIR.",
+                    "restore the directory from a copy; or start over with --fresh or another --queues DIR.",
                     processor=processor,
                 )
 

@@ -118,7 +118,7 @@ class StreamIngest:
             raise PositionMismatch(
                 f"Batch {number} of {self.node.id} does not follow the last one in {self.driver.files.url}: the"
                 f" checkpoint in {self._checkpoint} is another one, or an older copy. Nothing was written.",
-                "use the checkpoint that belongs to the directory, or start over with another --queues DIR.",
+                "use the checkpoint that belongs to the directory, or start over with --fresh or another --queues DIR.",
                 source=self.node.id,
                 kept=kept,
                 found=part.position(),

@@ -143,7 +143,8 @@ class Stage:
                 raise Diverged(
                     f"{self.node.id} is at {next} of queue {directory.queue!r} with identity {known}; in"
                     f" {directory.files.url} it has {identity} and ends before {directory.next}.",
-                    "use the directory that belongs to these steps, or start over with another --queues DIR.",
+                    "use the directory that belongs to these steps; or start over with --fresh or another --queues"
+                    " DIR.",
                     processor=self.node.id,
                 )
             positions[tailer] = known, next
@@ -158,7 +159,7 @@ class Stage:
             raise TopologyChanged(
                 f"The inputs of {self.node.id} have changed since its last step ({'; '.join(what)}).",
                 "start with --accept-topology (graph.start(accept_topology=True)): new inputs begin at the start of"
-                " their queue; or start over with another --queues DIR.",
+                " their queue; or start over with --fresh or another --queues DIR.",
                 processor=self.node.id,
             )
 
