@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import functools
 import logging
+import math
 import time
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -36,6 +37,8 @@ MERGE_FILES: Final = 64
 """This number of small files in a row becomes one file. A step writes one file for each task and queue."""
 MERGE_BYTES: Final = 128 << 20
 """The largest merged file, approximately. A file larger than half of it is not small."""
+_RETENTION_PARTS: Final = 8
+"""A merged file has at most this part of the messages that retention keeps, because it removes whole files."""
 _VACUUM_S: Final = 3600.0
 """Time between two vacuums."""
 
@@ -84,7 +87,10 @@ class Maintenance:
         """Replace many small files by one large file, if there are enough."""
         known = self._merged.get(directory.queue, 0)
         live = directory.live[bisect_left(directory.live, known, key=lambda file: file.first) :]
-        files, self._merged[directory.queue] = _run_of_small(live, self.merge_files) if self.merge_files else ([], 0)
+        if not self.merge_files:
+            return
+        windows = _windows(directory.options.retention)
+        files, self._merged[directory.queue] = _run_of_small(live, self.merge_files, windows)
         if not files:
             return
         driver = self.driver
@@ -186,8 +192,23 @@ def _require_all(files: Files, folder: str, needed: set[str]) -> set[str]:
     return stored
 
 
-def _run_of_small(live: Sequence[DataFile], most: int) -> tuple[list[DataFile], int]:
-    """The first ``most`` or more small files in a row, without a gap, that fit into one file; else none.
+def _windows(policy: Retention | None) -> Callable[[DataFile], Any]:
+    """A function of a file. Only files with the same result are merged.
+
+    Without it, each merge would give a file new messages, before all of its messages are old.
+    """
+    count = math.inf if policy is None or policy.count is None else max(1, policy.count // _RETENTION_PARTS)
+    age_ms = math.inf
+    if policy is not None and policy.age is not None:
+        assert isinstance(policy.age, (int, float))
+        age_ms = policy.age * 1000 / _RETENTION_PARTS
+    return lambda file: (file.first // count, file.modified_ms // age_ms)
+
+
+def _run_of_small(
+    live: Sequence[DataFile], most: int, window: Callable[[DataFile], Any] = lambda file: None
+) -> tuple[list[DataFile], int]:
+    """The first ``most`` or more small files of one window, without a gap, that fit into one file; else none.
 
     Also the index of the file from which on files may be merged later.
     """
@@ -195,7 +216,7 @@ def _run_of_small(live: Sequence[DataFile], most: int) -> tuple[list[DataFile], 
     size = 0
     for file in live[:-1]:  # the last file stays, because it has the index of the next message
         fits = file.size <= MERGE_BYTES // 2 and size + file.size <= MERGE_BYTES
-        if not fits or (run and run[-1].next != file.first):
+        if not fits or (run and (run[-1].next != file.first or window(run[0]) != window(file))):
             if len(run) >= most:
                 break
             run, size = [], 0

@@ -21,8 +21,8 @@ def publish(
     """Append files to queues. The next record of the processor, with the fields ``record``, is the commit.
 
     ``first`` is the index of the first message, if it is not the next one of the queue.
-    Raises :class:`Fenced`; then no queue has changed. After another error nobody knows whether the record was put, so
-    this driver writes nothing more to these queues: the next start decides.
+    Raises :class:`Fenced`; then this driver has changed no queue. After another error nobody knows whether the record
+    was put, so this driver writes nothing more to these queues: the next start decides.
     """
     faults.point("spark.written")
     with contextlib.ExitStack() as locked:
@@ -34,6 +34,10 @@ def publish(
         try:
             ledger.commit("step", files={directory.queue: files for directory, files in placed.items()}, **record)
         except Fenced:
+            # The record may be there all the same: another driver has forwarded it, and then claimed the processor.
+            # Other processors of this driver must not give its indices to other messages.
+            for directory in placed:
+                directory.read_on()
             raise
         except BaseException as error:
             for directory in placed:  # the record may be there

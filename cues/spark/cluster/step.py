@@ -454,6 +454,7 @@ class Stage:
         if stop is not None:
             self._stop = stopped_at(self.node, stop[1])
             if not whole:
+                self._discard(ran.outputs)
                 raise self._stop
         outputs = ran.before_stop()
         digest = self._hasher.digest(

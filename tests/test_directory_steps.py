@@ -1,0 +1,526 @@
+"""Steps over a shared directory: faults, random deaths, and formats against simpler models. No Spark, no Java.
+
+A test names the fault, and its docstring says why it was once an error. See directory_steps.py.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pyspark", reason="pyspark is not installed (pip install 'cues-streams[test]')")
+pytest.importorskip("deltalake", reason="deltalake is not installed (pip install 'cues-streams[test]')")
+
+import pyarrow as pa
+from directory_steps import (
+    DriverRun,
+    FaultyFiles,
+    Frame,
+    Message,
+    data_file,
+    messages_of,
+    stored,
+)
+
+import cues
+from cues import Graph, Stream
+from cues.base import clock
+from cues.errors import Fenced, ProcessorStopped
+from cues.spark.cluster import files as files_module
+from cues.spark.cluster import maintenance, state_files
+from cues.spark.cluster.data import Piece, numbered, read
+from cues.spark.cluster.directory import DataFile, QueueDirectory
+from cues.spark.cluster.files import LocalFiles, ObjectFiles
+from cues.spark.cluster.ledger import Ledger
+from cues.spark.cluster.publish import publish
+from cues.steps.state import key_part
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> FaultyFiles:
+    return FaultyFiles(str(tmp_path / "queues"))
+
+
+def numbers(count: int, keys: int = 5) -> list[Message]:
+    return [{"i": i, "k": i % keys} for i in range(1, count + 1)]
+
+
+def queue_of(files: LocalFiles, name: str = "q") -> QueueDirectory:
+    directory = QueueDirectory(files, name, cues.QueueOptions())
+    directory.own("g")
+    return directory
+
+
+def claimed(files: LocalFiles, writer: str, owner: str = "driver") -> Ledger:
+    ledger = Ledger(files, writer, owner)
+    assert ledger.claim(ledger.read(), {})
+    return ledger
+
+
+def append(ledger: Ledger, *queues: QueueDirectory, given: list[Message] | None = None) -> None:
+    """Publish the same messages on each queue, as a step does."""
+    some = numbers(3) if given is None else given
+    publish(ledger, {q: [data_file(q, ledger.processor, ledger.now.number + 1, some)] for q in queues})
+
+
+def failing(access: str, prefix: str, error: Callable[[], BaseException]) -> Callable[[str, str], None]:
+    """An interruption that raises at each access to names with a prefix."""
+
+    def interrupt(kind: str, name: str) -> None:
+        if kind == access and name.startswith(prefix):
+            raise error()
+
+    return interrupt
+
+
+def eio() -> OSError:
+    return OSError(5, "EIO")
+
+
+def older(files: LocalFiles, names: Any, hours: float) -> None:
+    """Let files look older."""
+    when = time.time() - hours * 3600
+    for name in names:
+        os.utime(files.path(name), (when, when))
+
+
+# --- functions of the graphs, as a module has them: they travel by name -----------------------------
+
+DOWN: set[int] = set()
+"""The messages that fail for now."""
+
+
+def counted(message: Message, process: Any) -> Message:
+    """The number of messages of a key so far; fails for those that are :data:`DOWN`."""
+    if message["i"] in DOWN:
+        raise ValueError("the service is down")
+    process.state["n"] = process.state.get("n", 0) + 1
+    return {**message, "n": process.state["n"]}
+
+
+def same(message: Message) -> Message:
+    return message
+
+
+# --- steps ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("cores", [1, 2, 3])
+def test_a_keyed_step_that_stops_twice_counts_no_message_twice(files: FaultyFiles, cores: int) -> None:
+    """A step by key that fails runs again up to the failed message. This run may fail too, at an earlier message.
+
+    It was then committed up to that message, with messages and state of calls after it: they were repeated later.
+    """
+    graph = Graph("g", [Stream(counted, "src", "out", id="s", key="k")])
+    given = numbers(500, keys=7)
+    failures = iter([{400, 450}, {300}, {200}, set(), {200}])
+
+    def run(fail: bool) -> None:
+        driver = DriverRun(files, graph, cores).feed("src", given).claim()
+        real = driver.stage._run
+
+        def counting(taking: Any) -> Any:
+            DOWN.clear()
+            DOWN.update(next(failures) if fail else ())
+            return real(taking)
+
+        driver.stage._run = counting  # type: ignore[method-assign]
+        try:
+            driver.run()
+        finally:
+            DOWN.clear()
+
+    with pytest.raises(ProcessorStopped, match="the service is down"):
+        run(True)
+    assert DriverRun(files, graph).queues["out"].next == 200
+    run(False)
+    by_key = defaultdict(list)
+    for message in DriverRun(files, graph).messages("out"):
+        by_key[message["k"]].append((message["i"], message["n"]))
+    expected = {k: [(m["i"], n) for n, m in enumerate((m for m in given if m["k"] == k), 1)] for k in range(7)}
+    assert by_key == expected
+
+
+def test_a_step_waits_for_no_messages_that_retention_has_removed_meanwhile(files: FaultyFiles) -> None:
+    """Retention may remove files after a step has chosen its messages, and before it holds them.
+
+    The step then failed with "the files had fewer messages", and asked to restore the directory from a copy.
+    """
+    retention = cues.QueueOptions(retention=cues.Retention(count=10))
+    graph = Graph("g", [Stream(same, "src", "out", id="s")], queues={"src": retention})
+    driver = DriverRun(files, graph).feed("src", numbers(60), lambda: 10).claim()
+    take = driver.stage._take
+    kept = driver.queues["src"].options.retention
+    assert kept is not None
+
+    def late() -> Any:
+        taking = take()
+        driver.maintenance.retain(driver.queues["src"], kept)
+        return taking
+
+    driver.stage._take = late  # type: ignore[method-assign]
+    driver.run()
+    assert [message["i"] for message in driver.messages("out")] == list(range(51, 61))
+
+
+def test_messages_of_a_step_under_way_stay_whatever_the_retention(files: FaultyFiles) -> None:
+    retention = cues.QueueOptions(retention=cues.Retention(count=10))
+    graph = Graph("g", [Stream(same, "src", "out", id="s")], queues={"src": retention})
+    driver = DriverRun(files, graph).feed("src", numbers(60), lambda: 10).claim()
+    kept = driver.queues["src"].options.retention
+    assert kept is not None
+    real = driver.stage._run
+
+    def late(taking: Any) -> Any:
+        driver.maintenance.retain(driver.queues["src"], kept)
+        return real(taking)
+
+    driver.stage._run = late  # type: ignore[method-assign]
+    driver.run()
+    assert [message["i"] for message in driver.messages("out")] == list(range(1, 61))
+    driver.maintenance.retain(driver.queues["src"], kept)
+    assert driver.queues["src"].first == 51
+
+
+def test_steps_leave_only_the_files_of_the_state(files: FaultyFiles) -> None:
+    """A run of the state that is merged in the step that wrote it was never deleted: one file a merge, for ever.
+
+    And each file that a step held stayed in the memory of the driver, with a count of 0.
+    """
+    graph = Graph("g", [Stream(counted, "src", "out", id="s", key="k")])
+    driver = DriverRun(files, graph, size=lambda: 5).feed("src", numbers(300)).claim().run()
+    named = {name for run in driver.stage.ledger.now.state for name in run.files}
+    assert set(files.names("_cues/state/g.s")) == named
+    assert len(named) <= state_files.MERGE_RUNS
+    assert [message["n"] for message in driver.messages("out")] == [1 + i // 5 for i in range(300)]
+    assert not any(directory._held for directory in driver.queues.values())
+
+
+def test_a_run_that_does_not_count_leaves_no_files(files: FaultyFiles) -> None:
+    """A keyed step that fails runs again. Files of the state of its first run stayed until the next start."""
+    graph = Graph("g", [Stream(counted, "src", "out", id="s", key="k")])
+    driver = DriverRun(files, graph, cores=2).feed("src", numbers(100)).claim()
+    DOWN.add(50)
+    try:
+        with pytest.raises(ProcessorStopped):
+            driver.run()
+    finally:
+        DOWN.clear()
+    named = {name for run in driver.stage.ledger.now.state for name in run.files}
+    assert set(files.names("_cues/state/g.s")) == named
+    assert stored(driver.queues["out"]) == {file.name for file in driver.queues["out"].live}
+
+
+def test_a_step_takes_fewer_messages_if_they_are_large_without_compression(
+    files: FaultyFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The limit of a step was one of compressed files: of some messages, 60 times as many bytes were in the memory."""
+    from cues.spark.cluster import step
+
+    monkeypatch.setattr(step, "STEP_BYTES", 50_000)
+    graph = Graph("g", [Stream(same, "src", "out", id="s")])
+    driver = DriverRun(files, graph, size=lambda: 100)
+    driver.feed("src", [{"i": i, "text": "x" * 1000} for i in range(500)]).claim().run()
+    taken = [driver.stage.ledger._read(n).counts.get("taken", 0) for n in range(1, driver.stage.ledger.now.number + 1)]
+    assert sum(taken) == 500 and taken[0] == 100 and max(taken[1:]) <= 50
+
+
+def test_a_frame_counts_each_message_and_each_retry_once(files: FaultyFiles) -> None:
+    """The counters of a frame were multiplied by the number of its files."""
+    from pyspark.sql import types as T
+
+    tried: list[int] = []
+
+    def halves(given: Frame) -> Frame:
+        tried.append(1)
+        if len(tried) == 1:
+            raise ValueError("once")
+        rows = given.collect()
+        parts = [rows[:3], rows[3:6], rows[6:]]
+        found = [[pa.record_batch({"i": [row.index for row in part]})] for part in parts]
+        return Frame(found, T.StructType([T.StructField("i", T.LongType())]))
+
+    stream = Stream(halves, "src", "out", id="s", batch="frame", retries=cues.Retry(2, backoff_s=0.001))
+    driver = DriverRun(files, Graph("g", [stream])).feed("src", numbers(10)).claim()
+    driver.run()
+    counters = driver.stage.counters
+    assert (counters.steps, counters.taken, counters.written, counters.retries) == (1, 10, 10, 1)
+    assert driver.stage.ledger.now.counts == {"taken": 10, "written": 10, "failed": 0}
+    assert len(driver.queues["out"].live) == 3
+    assert [message["i"] for message in driver.messages("out")] == list(range(1, 11))
+
+
+@pytest.mark.parametrize("fault", ["data", "state"])
+def test_a_filesystem_that_fails_for_a_moment_is_not_a_damaged_directory(files: FaultyFiles, fault: str) -> None:
+    """Each OSError of a read was told as a file that cannot be read, with the advice to restore a copy."""
+
+    class Failing(LocalFiles):
+        def open(self, name: str) -> Any:
+            raise eio()
+
+    directory = queue_of(files)
+    append(claimed(files, "g.x"), directory)
+    run = state_files.write(files, "s", 1, {key_part(1) + key_part("n"): b"1"})
+    failing_files = Failing(files.url)
+    with pytest.raises(OSError, match="EIO"):
+        if fault == "data":
+            read(failing_files, Piece("q", directory.live[0], 0, 3))
+        else:
+            state_files.load(failing_files, "s", [run], None)
+
+
+# --- several writers, and answers that are lost -----------------------------------------------------
+
+
+def test_writers_after_a_failed_log_entry_get_other_indices(files: FaultyFiles) -> None:
+    """A step commits files of two queues, and the log of the first one cannot be written.
+
+    The files of the second queue were then forgotten. The next writer of that queue gave their indices to other
+    messages, and no driver could start any more.
+    """
+    one, errors = queue_of(files, "a"), queue_of(files, "errors")
+    x, y = claimed(files, "g.x"), claimed(files, "g.y")
+    files.interrupt = failing("put", "a/_delta_log", eio)
+    with pytest.raises(OSError, match="EIO"):
+        append(x, one, errors, given=[{"i": 1}])
+    append(y, errors, given=[{"i": 2}])  # the log of the other queue cannot be written still
+    files.interrupt = lambda access, name: None
+    append(y, errors, given=[{"i": 3}])
+    with one.lock:
+        one.settle()
+    for directory in (one, errors, queue_of(files, "a"), queue_of(files, "errors")):
+        assert [m["i"] for m in messages_of(directory)] == ([1] if directory.queue == "a" else [1, 2, 3])
+
+
+def test_no_writer_guesses_whether_a_record_was_put(files: FaultyFiles) -> None:
+    """The answer of a record's put is lost, and the record cannot be looked for: it may be there.
+
+    Another writer of the same queue then gave the indices of the record to other messages.
+    """
+    graph = Graph("g", [Stream(same, "src", "out", id=name, errors=None) for name in "xy"])
+    driver = DriverRun(files, graph).claim()
+    out = driver.queues["out"]
+    x, y = (stage.ledger for stage in driver.stages)
+    files.interrupt = failing("names", "_cues/steps/g.x", eio)
+    with pytest.raises(OSError, match="EIO"):
+        append(x, out, given=[{"i": 1}])
+    files.interrupt = lambda access, name: None
+    with pytest.raises(OSError, match="nobody knows whether a record"):
+        append(y, out, given=[{"i": 2}])
+    with pytest.raises(OSError, match="nobody knows whether a record"):
+        out.vacuum()
+    again = DriverRun(files, graph).claim()
+    append(again.stages[1].ledger, again.queues["out"], given=[{"i": 2}])
+    assert [m["i"] for m in again.messages("out")] == [1, 2]
+
+
+def test_a_put_whose_answer_is_lost_counts(files: FaultyFiles) -> None:
+    """The filesystem writes the record, and reports an error. The driver then fenced itself at the next step."""
+    directory, x = queue_of(files), claimed(files, "g.x")
+    files.interrupt = failing("was put", "_cues/steps", eio)
+    append(x, directory)
+    append(x, directory)
+    assert x.now.number == 2 and len(messages_of(directory)) == 6
+
+
+def test_a_log_entry_whose_answer_is_lost_is_not_written_again(files: FaultyFiles) -> None:
+    directory, x = queue_of(files), claimed(files, "g.x")
+    files.interrupt = failing("was put", "q/_delta_log", eio)
+    with pytest.raises(OSError, match="EIO"):
+        append(x, directory)
+    files.interrupt = lambda access, name: None
+    append(x, directory)
+    assert len(messages_of(directory)) == len(messages_of(queue_of(files))) == 6
+
+
+def test_a_link_whose_answer_is_lost_counts(files: FaultyFiles, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client of NFS repeats a link whose answer was lost, and finds that the name is taken: by itself.
+
+    The driver then took its own record for that of another driver.
+    """
+    x, link = claimed(files, "g.x"), os.link
+
+    def repeated(draft: str, path: str) -> None:
+        link(draft, path)
+        raise FileExistsError(path)
+
+    monkeypatch.setattr(files_module.os, "link", repeated)
+    x.commit("step", counts={"taken": 3})
+    monkeypatch.undo()
+    x.commit("step", counts={"taken": 4})
+    assert [x._read(n).counts for n in (1, 2)] == [{"taken": 3}, {"taken": 4}]
+    with pytest.raises(Fenced):
+        other = Ledger(files, "g.x", "other")
+        assert other.claim(other.read(), {})
+        x.commit("step")
+
+
+def test_a_put_into_an_object_store_whose_answer_is_lost_counts() -> None:
+    """The client of an object store repeats a put whose answer was lost, and finds its own file."""
+    obstore = pytest.importorskip("obstore")
+    from obstore.store import MemoryStore
+
+    found = ObjectFiles.__new__(ObjectFiles)
+    found._store = MemoryStore()
+    found._obstore = type("Repeating", (), {"get": staticmethod(obstore.get)})
+
+    def put(store: Any, name: str, data: bytes, mode: str) -> None:
+        for _ in range(2):
+            obstore.put(store, name, data, mode=mode)
+
+    found._obstore.put = staticmethod(put)
+    assert found.put("a", b"1")
+    assert not found.put("a", b"2") and found.read("a") == b"1"
+
+
+def test_a_fenced_driver_gives_no_index_twice(files: FaultyFiles) -> None:
+    """The driver stops between the put of a record and its look for later ones. Another driver claims this processor.
+
+    It forwards the record, and ends. The first driver continues, and is fenced, and it has not forwarded the record.
+    Another of its processors, which nobody has claimed, then gave the indices of the record to other messages.
+    """
+    graph = Graph("g", [Stream(same, "src", "out", id=name) for name in "xy"])
+    driver = DriverRun(files, graph).feed("src", numbers(3)).claim()
+    x, y = driver.stages
+
+    def stop(access: str, name: str) -> None:
+        if access == "names" and name == "_cues/steps/g.x":
+            files.interrupt = lambda access, name: None
+            DriverRun(files, graph).stages[0].claim()
+
+    files.interrupt = stop
+    with pytest.raises(Fenced):
+        x.step()
+    y.step()
+    again = DriverRun(files, graph).claim().run()
+    assert [message["i"] for message in again.messages("out")] == [1, 2, 3, 1, 2, 3]
+
+
+def test_a_removed_processor_owes_no_messages(files: FaultyFiles) -> None:
+    """A driver died before it forwarded a step, and the next graph does not have the processor: the step was lost."""
+    graph = Graph("g", [Stream(same, "src", "out", id=name) for name in "xy"])
+    driver = DriverRun(files, graph).feed("src", numbers(3)).claim()
+    files.interrupt = failing("put", "out/_delta_log", eio)
+    with pytest.raises(ProcessorStopped):
+        driver.stages[1].step()
+    files.interrupt = lambda access, name: None
+    smaller = DriverRun(files, Graph("g", [Stream(same, "src", "out", id="x")]))
+    smaller.driver.forward_removed({stage.ledger.processor for stage in smaller.stages})
+    assert [message["i"] for message in smaller.messages("out")] == [1, 2, 3]
+
+
+# --- maintenance ----------------------------------------------------------------------------------
+
+
+def test_vacuum_keeps_what_somebody_may_need(files: FaultyFiles) -> None:
+    """A file may be old when it leaves the log, or when a step reads it, or when its log entry is written.
+
+    Vacuum looked at the time at which a file was written. So it deleted files that a merge had just replaced, files
+    of a step whose log entry had failed, and files that a step read. It also deleted the identity of the queue.
+    """
+    directory, x = queue_of(files), claimed(files, "g.x")
+    for _ in range(6):
+        append(x, directory)
+    older(files, (f"q/{name}" for name in stored(directory)), 30)
+    older(files, ["q/_cues/queue.json", "q/_cues/writer.json"], 30)
+    small = directory.live[:4]
+    assert directory.replace(small, numbered([maintenance.merged(files, "q", "g.keeper", 1, small)], 1))
+    files.interrupt = failing("put", "q/_delta_log", eio)
+    with pytest.raises(OSError, match="EIO"):
+        append(x, directory)
+    owed = x.now.files["q"][0].name
+    abandoned, held = (data_file(directory, "g.x", number, numbers(1)).name for number in (98, 99))
+    older(files, [f"q/{name}" for name in (owed, abandoned, held)], 30)
+    directory.hold([DataFile(held, 0, 1, 1, 1)])
+    with pytest.raises(OSError, match="EIO"):
+        directory.vacuum()  # the log cannot be written still
+    assert {owed, abandoned} <= stored(directory)
+    files.interrupt = lambda access, name: None
+    directory.vacuum()
+    assert {owed, held, *(file.name for file in small)} <= stored(directory)
+    assert abandoned not in stored(directory)
+    assert len(messages_of(queue_of(files))) == 7 * 3
+    assert files.size("q/_cues/queue.json") and files.size("q/_cues/writer.json")
+
+
+def test_a_merge_writes_a_large_file_rarely_again() -> None:
+    """A merged file was merged again with each 64 small ones, up to half of 128 MB: 100 bytes written for each byte.
+
+    The files that it replaces stay on the disk for a day.
+    """
+    live: list[DataFile] = []
+    given = merged = 0
+    for number in range(20_000):
+        live.append(DataFile("f", 1 + 10 * number, 10, 5000, 0))
+        given += 5000
+        run, _ = maintenance._run_of_small(live, 64)
+        if run:
+            size, at = sum(file.size for file in run), live.index(run[0])
+            live[at : at + len(run)] = [DataFile("m", run[0].first, run[-1].next - run[0].first, size, 0)]
+            merged += size
+    assert merged < 10 * given
+    assert len(live) < 64 + 10
+
+
+@pytest.mark.parametrize("retention", [cues.Retention(age=3600), cues.Retention(count=360)], ids=["age", "count"])
+def test_merges_do_not_keep_messages_for_longer(
+    files: FaultyFiles, monkeypatch: pytest.MonkeyPatch, retention: cues.Retention
+) -> None:
+    """Retention removes whole files, and a merge gave the first file new messages, before all of its own were old.
+
+    With small messages this went on until the file was large. A queue that keeps an hour kept a day.
+    """
+    now_ms = 1_000_000_000_000
+    monkeypatch.setattr(clock, "now_ns", lambda: now_ms * 1_000_000)
+    driver = DriverRun(
+        files, Graph("g", [Stream(same, "src", "out", id="s")], queues={"src": {"retention": retention}})
+    )
+    driver.claim().maintenance.merge_files = 5
+    directory, feeder = driver.queues["src"], claimed(files, "g.src.feed")
+    given = numbers(9)
+    most = 0
+    for _ in range(120):
+        now_ms += 90_000  # an hour is 40 files and 360 messages
+        file = data_file(directory, feeder.processor, feeder.now.number + 1, given)
+        publish(feeder, {directory: [DataFile(file.name, 0, 9, file.size, now_ms)]})
+        driver.maintenance.step()
+        most = max(most, len(directory.live))
+        assert min(directory.next - 1, 360) <= directory.next - directory.first <= 360 * 9 // 8 + 9
+    assert most < 30, "files were merged"
+    assert {file.writer for file in directory.live} == {"g.src.feed"}
+
+
+def test_a_merge_of_the_state_reads_only_what_its_task_merges(files: FaultyFiles) -> None:
+    """Each task of a merge read every file whole: with 50 tasks, 50 times the state."""
+    rows = {key_part(i) + key_part("n"): b"%d" % i for i in range(40_000)}
+    run = state_files.write(files, "s", 1, rows)
+    spans = [state_files.span(number, 4) for number in range(4)]
+    groups = 0
+    real = state_files._opened
+
+    class Opened:
+        def __init__(self, opened: Any) -> None:
+            self.metadata, self._opened = opened.metadata, opened
+
+        def __enter__(self) -> Opened:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            self._opened.close()
+
+        def read_row_groups(self, numbers: list[int], **options: Any) -> Any:
+            nonlocal groups
+            groups += len(numbers)
+            return self._opened.read_row_groups(numbers, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(state_files, "_opened", lambda files, name: Opened(real(files, name)))
+        merged = state_files.joined([state_files.merge(files, "s", 2, [run], True, span) for span in spans])
+    assert merged is not None and state_files.load(files, "s", [merged], None) == rows
+    assert groups <= -(-len(rows) // state_files._GROUP_ROWS) + len(spans)
