@@ -163,10 +163,14 @@ class DriverRun:
         """Own every processor, and sweep, as the engine does before it starts its threads."""
         for stage in self.stages:
             stage.claim()
+        self.sweep()
+        return self
+
+    def sweep(self) -> None:
+        """Read the logs, and delete what earlier drivers have left, after the last claim."""
         for directory in self.queues.values():
             directory.load()
         sweep(self.driver, self.stages)
-        return self
 
     def feed(self, queue: str, given: Sequence[Message], size: Callable[[], int] = lambda: 1000) -> DriverRun:
         """Append the messages that the queue does not have yet, in files of ``size()`` messages, as a feeder does."""

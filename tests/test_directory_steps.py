@@ -5,10 +5,14 @@ A test names the fault, and its docstring says why it was once an error. See dir
 
 from __future__ import annotations
 
+import itertools
+import math
 import os
+import random
+import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,24 +21,21 @@ import pytest
 pytest.importorskip("pyspark", reason="pyspark is not installed (pip install 'cues-streams[test]')")
 pytest.importorskip("deltalake", reason="deltalake is not installed (pip install 'cues-streams[test]')")
 
+import hypothesis
 import pyarrow as pa
-from directory_steps import (
-    DriverRun,
-    FaultyFiles,
-    Frame,
-    Message,
-    data_file,
-    messages_of,
-    stored,
-)
+import seeds
+from directory_steps import DriverRun, FaultyFiles, Frame, Message, data_file, messages_of, metadata_of, stored
+from hypothesis import strategies as st
 
 import cues
-from cues import Graph, Stream
+from cues import AnyOf, Graph, Stream, testing
 from cues.base import clock
-from cues.errors import Fenced, ProcessorStopped
+from cues.errors import CuesError, Diverged, Fenced, ProcessorStopped
+from cues.records import batch
+from cues.records.provenance import Provenance, merge
 from cues.spark.cluster import files as files_module
 from cues.spark.cluster import maintenance, state_files
-from cues.spark.cluster.data import Piece, numbered, read
+from cues.spark.cluster.data import GROUP_ROWS, Piece, Rows, Writer, numbered, read, read_rows
 from cues.spark.cluster.directory import DataFile, QueueDirectory
 from cues.spark.cluster.files import LocalFiles, ObjectFiles
 from cues.spark.cluster.ledger import Ledger
@@ -402,6 +403,25 @@ def test_a_fenced_driver_gives_no_index_twice(files: FaultyFiles) -> None:
     assert [message["i"] for message in again.messages("out")] == [1, 2, 3, 1, 2, 3]
 
 
+def test_a_driver_that_sleeps_at_its_start_deletes_no_state_of_its_successor(files: FaultyFiles) -> None:
+    """A driver claims the processors, and sleeps before it lists the files that earlier drivers left.
+
+    Another driver claims them, and makes steps. The first one continues: files of the state that its records do not
+    name were all deleted, and those of the other driver are such files. No driver could start any more.
+    """
+    graph = Graph("g", [Stream(counted, "src", "out", id="s", key="k")])
+    left = state_files.write(files, "_cues/state/g.s", 0, {key_part(1) + key_part("n"): b"1"}).files
+    sleeper = DriverRun(files, graph).feed("src", numbers(20))
+    sleeper.stage.claim()
+    DriverRun(files, graph).claim().run()
+    sleeper.sweep()
+    assert not set(left) & set(files.names("_cues/state/g.s"))
+    with pytest.raises(Fenced):
+        sleeper.run()
+    again = DriverRun(files, graph).feed("src", numbers(40)).claim().run()
+    assert [message["n"] for message in again.messages("out")] == [1 + i // 5 for i in range(40)]
+
+
 def test_a_removed_processor_owes_no_messages(files: FaultyFiles) -> None:
     """A driver died before it forwarded a step, and the next graph does not have the processor: the step was lost."""
     graph = Graph("g", [Stream(same, "src", "out", id=name) for name in "xy"])
@@ -524,3 +544,568 @@ def test_a_merge_of_the_state_reads_only_what_its_task_merges(files: FaultyFiles
         merged = state_files.joined([state_files.merge(files, "s", 2, [run], True, span) for span in spans])
     assert merged is not None and state_files.load(files, "s", [merged], None) == rows
     assert groups <= -(-len(rows) // state_files._GROUP_ROWS) + len(spans)
+
+
+# --- formats against simpler models -----------------------------------------------------------------
+
+PLACES = st.integers(1, 1 << 40)
+TIMES = st.integers(1, 1 << 50).map(lambda us: us * 1000)
+EXTRAS = st.one_of(
+    st.none(),
+    st.dictionaries(
+        st.sampled_from(["a", "q/queue", "tx/t", "é"]),
+        st.one_of(st.integers(0, 5), st.dictionaries(st.sampled_from("xy"), st.integers(0, 3), min_size=1)),
+        max_size=2,
+    ),
+)
+
+
+def column(count: int, values: Any, more: Any) -> Any:
+    """One value for all messages or for each; a 0 means that this message was not there."""
+    each = st.lists(st.one_of(st.just(0), values), min_size=count, max_size=count)
+    return st.one_of(st.none(), values, each, *more)
+
+
+@st.composite
+def provenances(draw: Any) -> Provenance:
+    count = draw(st.integers(1, 6))
+    columns = {}
+    for queue in draw(st.lists(st.sampled_from(["A", "B", "C d%", "tx/t"]), unique=True, max_size=3)):
+        ranges = PLACES.map(lambda start: range(start, start + count))
+        time = None if queue == "tx/t" else draw(column(count, TIMES, []))
+        columns[queue] = draw(column(count, PLACES, [ranges])), time
+    extra = draw(st.one_of(EXTRAS, st.lists(EXTRAS, min_size=count, max_size=count)))
+    return Provenance(count, columns, extra)
+
+
+def metadata(came: Provenance) -> list[Message]:
+    return [came.at(offset) for offset in range(came.count)]
+
+
+def written(files: LocalFiles, given: list[Provenance], flush: Callable[[], bool] = lambda: False) -> DataFile:
+    writer = Writer(files, "q", "p", 1, 5)
+    for came in given:
+        writer.add([b"x"] * came.count, [None] * came.count, came)
+        if flush():
+            writer._flush()
+    file = writer.close()
+    assert file is not None
+    return file
+
+
+def test_provenance_in_files_is_that_of_the_engine(tmp_path: Path) -> None:
+    """The metadata of messages is the same after a data file, a part of it, a merge, and the way to another task."""
+    files = LocalFiles(str(tmp_path))
+
+    @hypothesis.seed(seeds.new())
+    @hypothesis.settings(
+        max_examples=120, deadline=None, database=None, phases=[hypothesis.Phase.generate, hypothesis.Phase.shrink]
+    )
+    @hypothesis.given(st.lists(provenances(), min_size=1, max_size=4), st.data())
+    def check(given: list[Provenance], data: Any) -> None:
+        file = written(files, given, lambda: data.draw(st.booleans()))
+        expected = [one for came in given for one in metadata(came)]
+        low = data.draw(st.integers(0, file.count - 1))
+        high = data.draw(st.integers(low + 1, file.count))
+        rows = read_rows(files, [Piece("q", file, low, high)])
+        assert metadata(rows.came) == expected[low:high]
+        start = data.draw(st.integers(0, len(rows) - 1))
+        stop = data.draw(st.integers(start + 1, len(rows)))
+        assert metadata(rows.slice(start, stop).came) == expected[low + start : low + stop]
+        chosen = data.draw(st.lists(st.booleans(), min_size=len(rows), max_size=len(rows)).filter(any))
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, rows.table.schema) as stream:
+            stream.write_table(rows.table.filter(pa.array(chosen)))
+        sent = pa.ipc.open_stream(sink.getvalue()).read_all()
+        moved = Rows(range(sent.num_rows), sent)
+        assert metadata(moved.came) == list(itertools.compress(expected[low:high], chosen))
+        merged = maintenance.merged(files, "q", "p", 2, [file, file])
+        assert metadata(read_rows(files, [Piece("q", merged, 0, merged.count)]).came) == expected * 2
+
+    check()
+
+
+@pytest.mark.parametrize(
+    "came",
+    [
+        batch.split_meta({"q/meta": {}}, Provenance(1, {}))[1],
+        batch.split_meta({"q/meta": {"q/hash": "00"}}, Provenance(1, {}))[1],
+        merge(
+            [
+                Provenance(2, {"A": (range(1, 3), None)}, [None, {"x": 1}]),
+                Provenance(2, {"B": (range(1, 3), None)}, [None, {"y": 1}]),
+            ]
+        ),
+    ],
+    ids=["empty", "only the hash", "a join of messages without metadata"],
+)
+def test_metadata_may_be_empty(files: FaultyFiles, came: Provenance) -> None:
+    """Empty metadata is a map without items, which was packed as such a map and not as NULL: pyarrow refused it.
+
+    The processor then stopped at the message, in every start.
+    """
+    file = written(files, [came])
+    assert metadata(read_rows(files, [Piece("q", file, 0, file.count)]).came) == metadata(came)
+
+
+def test_a_function_may_return_empty_metadata(files: FaultyFiles) -> None:
+    graph = Graph("g", [Stream(lambda message: {**message, "q/meta": {}}, "src", "out", id="s")])
+    driver = DriverRun(files, graph).feed("src", numbers(2)).claim().run()
+    assert driver.messages("out") == numbers(2)
+
+
+def test_more_messages_than_a_row_group_has(files: FaultyFiles) -> None:
+    """The provenance of all messages of a call of add() was built at once, however many they are."""
+    count = 2 * GROUP_ROWS + 10
+    came = Provenance(count, {"src": (range(7, 7 + count), None)})
+    writer = Writer(files, "q", "p", 1, 5)
+    writer.add([b"%d" % i for i in range(count)], [None] * count, came, list(range(count)))
+    assert max(batch.num_rows for batch in writer._batches) == GROUP_ROWS
+    file = writer.close()
+    assert file is not None
+    rows = read_rows(files, [Piece("q", file, GROUP_ROWS - 1, GROUP_ROWS + 1)])
+    assert rows.values == [b"%d" % (GROUP_ROWS - 1), b"%d" % GROUP_ROWS]
+    assert rows.times_us == [GROUP_ROWS - 1, GROUP_ROWS]
+    assert metadata(rows.came) == metadata(came.slice(GROUP_ROWS - 1, GROUP_ROWS + 1))
+
+
+@pytest.mark.parametrize("seed", seeds.among(range(20)))
+def test_state_in_files_is_a_dict(files: FaultyFiles, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    print(f"{seeds.VARIABLE}={seed}")
+    chance = random.Random(seed)
+    for name, choices in {
+        "_GROUP_ROWS": (1, 2, 5, 4096),
+        "_TASK_BYTES": (200, 2000, 1 << 26),
+        "MERGE_RUNS": (2, 3, 8),
+        "_SMALL_BYTES": (0, 100, 64 << 10),
+        "_CACHE_BYTES": (10, 1000, 1 << 28),
+    }.items():
+        monkeypatch.setattr(state_files, name, chance.choice(choices))
+    some = (lambda i: i, lambda i: f"k{i}", lambda i: "x" * (190 + i), lambda i: None, lambda i: (i,))
+    keys = [key_part(chance.choice(some)(i)) for i in range(chance.randint(1, 30))]
+    runs: tuple[state_files.StateRun, ...] = ()
+    model: dict[bytes, bytes] = {}
+    for record in range(chance.randint(1, 15)):
+        tasks = chance.randint(1, 4)
+        changes: dict[bytes, bytes | None] = {}
+        for _ in range(chance.randint(0, 10)):
+            row = chance.choice(keys) + key_part(chance.choice(["f", "g", 7]))
+            changes[row] = None if chance.random() < 0.4 else bytes([chance.randint(0, 255)]) * chance.randint(0, 5)
+        by_task: dict[int, dict[bytes, bytes | None]] = defaultdict(dict)
+        for row, value in changes.items():
+            key = row[: state_files.key_bytes(row)]
+            by_task[state_files.task_of(key, tasks)][row] = value
+            span = state_files.span(state_files.task_of(key, tasks), tasks)
+            assert span.low <= state_files.slot_of(key) < span.high
+        changed = state_files.joined([state_files.write(files, "s", record, part) for part in by_task.values()])
+        model = {row: value for row, value in {**model, **changes}.items() if value is not None}
+        if changed is not None:
+            runs = (*runs, changed)
+            if count := state_files.to_merge(runs):
+                before, newest = runs[:-count], runs[-count:]
+                spans = state_files.spans(newest)
+                merged = [state_files.merge(files, "s", record, newest, not before, span) for span in spans]
+                one = state_files.joined(merged)
+                runs = before if one is None else (*before, one)
+        assert state_files.load(files, "s", runs, None) == model
+        wanted = set(chance.sample(keys, chance.randint(1, len(keys))))
+        for found in (state_files.load(files, "s", runs, wanted), model):
+            part = {row: value for row, value in found.items() if row[: state_files.key_bytes(row)] in wanted}
+            assert part == {row: v for row, v in model.items() if row[: state_files.key_bytes(row)] in wanted}
+
+
+@pytest.mark.parametrize("seed", seeds.among(range(2)))
+def test_two_writers_and_two_keepers_of_a_queue_make_one_list(files: FaultyFiles, seed: int) -> None:
+    """Two processors of one driver write, and it and another driver merge, all at the same time."""
+    print(f"{seeds.VARIABLE}={seed}")
+    chance = random.Random(seed)
+    name = "a b%c~é_"
+    directory, other = queue_of(files, name), queue_of(files, name)
+    counts = {writer: [chance.randint(1, 3) for _ in range(12)] for writer in ("g.x", "g.y")}
+    lists: dict[str, list[int]] = {}
+    ended = threading.Event()
+    errors: list[BaseException] = []
+
+    def write(writer: str) -> None:
+        ledger = claimed(files, writer)
+        for number, count in enumerate(counts[writer]):
+            append(ledger, directory, given=[{"w": writer, "n": number, "j": j} for j in range(count)])
+
+    def keep(queue: QueueDirectory) -> None:
+        last = False
+        while not last:
+            last = ended.is_set()
+            queue.read_on()
+            small, _ = maintenance._run_of_small(queue.live, 4)
+            if small:
+                one = numbered([maintenance.merged(files, queue.folder, "g.keeper", 1, small)], small[0].first)
+                with queue.lock:
+                    while {file.name for file in small} <= {file.name for file in queue.live}:
+                        if queue.replace(small, one):
+                            break
+
+    def reporting(call: Callable[[Any], None], given: Any) -> None:
+        try:
+            call(given)
+        except BaseException as error:
+            errors.append(error)
+
+    writers = [threading.Thread(target=reporting, args=(write, writer)) for writer in counts]
+    keepers = [threading.Thread(target=reporting, args=(keep, queue)) for queue in (directory, other)]
+    for thread in (*writers, *keepers):
+        thread.start()
+    for thread in writers:
+        thread.join()
+    ended.set()
+    for thread in keepers:
+        thread.join()
+    assert not errors
+    if seed % 2:
+        directory.checkpoint()
+    for queue in (directory, queue_of(files, name)):
+        lists = defaultdict(list)
+        for message in messages_of(queue):
+            lists[message["w"]].append((message["n"], message["j"]))
+        assert lists == {w: [(n, j) for n, count in enumerate(c) for j in range(count)] for w, c in counts.items()}
+        assert {writer: queue.published(writer) for writer in counts} == dict.fromkeys(counts, 12)
+
+
+# --- several tasks, one task, and the embedded engine -----------------------------------------------
+
+
+def flaky(message: Message, process: Any) -> Message | None:
+    """Some messages fail, some are dropped, and the count of the others is kept."""
+    if message["i"] % 11 == 3:
+        raise ValueError("bad")
+    if message["i"] % 7 == 5:
+        return None
+    process.state["n"] = process.state.get("n", 0) + 1
+    return {**message, "n": process.state["n"], "from": process.binding}
+
+
+def some(message: Message) -> list[Message]:
+    """No message, or several, or a failure."""
+    if message["i"] % 13 == 5:
+        raise ValueError("bad")
+    return [{**message, "copy": copy} for copy in range(message["i"] % 3)]
+
+
+def forked(message: Message) -> dict[str, Any]:
+    """Messages for two outputs, which are the same queue."""
+    i = message["i"]
+    return {"a": [{"i": i, "to": "a"}] * (i % 2), "b": [{"i": i, "to": "b"}] * (i % 3)}
+
+
+def joined(a: Message, b: Message) -> Message:
+    return {"a": a["i"], "b": b["i"]}
+
+
+def joined_by_key(a: Message, b: Message, process: Any) -> Message:
+    process.state["sum"] = process.state.get("sum", 0) + a["i"]
+    return {"a": a["i"], "b": b["i"], "k": a["k"], "sum": process.state["sum"]}
+
+
+def summed(messages: list[Message], process: Any) -> list[Message]:
+    if messages[0]["i"] % 5 == 1:
+        raise ValueError("bad")
+    return [{"all": [m["i"] for m in messages], "at": list(process.indices)}]
+
+
+def ran(messages: list[Message], process: Any) -> list[Message]:
+    """The state of a batch function."""
+    process.state["calls"] = process.state.get("calls", 0) + 1
+    return [{"call": process.state["calls"], "all": [m["i"] for m in messages]}]
+
+
+def totals(message: Message, process: Any) -> Message:
+    """State without a key: only one task has it."""
+    process.state["sum"] = process.state.get("sum", 0) + message["i"]
+    return {"sum": process.state["sum"]}
+
+
+def odd(message: Message) -> bool:
+    return bool(message["i"] % 2)
+
+
+CASES: dict[str, tuple[Any, Any, Any, dict[str, Any]]] = {
+    "messages": (some, "src", "out", {}),
+    "filter": (same, "src", "out", {"where": odd}),
+    "state": (totals, "src", "out", {}),
+    "key": (flaky, "src", "out", {"key": "k"}),
+    "key and filter": (flaky, "src", "out", {"key": "k", "where": odd}),
+    "key and side effects": (flaky, "src", "out", {"key": "k", "side_effects": True}),
+    "at most once": (flaky, "src", "out", {"key": "k", "strategy": "at-most-once"}),
+    "alts": (same, AnyOf("src", "more"), "out", {}),
+    "alts by key": (flaky, AnyOf("src", "more"), "out", {"key": "k"}),
+    "join": (joined, {"a": "src", "b": "more"}, "out", {}),
+    "join by key": (joined_by_key, {"a": "src", "b": "more"}, "out", {"key": "k"}),
+    "batches": (summed, "src", "out", {"batch": True, "batch_size": 7}),
+    "batches with state": (ran, "src", "out", {"batch": True, "batch_size": 7}),
+    "two outputs on one queue": (forked, "src", {"a": "out", "b": "out"}, {}),
+}
+
+
+def sources(message: Message) -> dict[str, dict[str, int]]:
+    """The places of the messages that an output message was made from. A batch has the place of its last one."""
+    if "sum" in message and "a" not in message:
+        return {"src": {"q/t": math.isqrt(2 * message["sum"])}}
+    made_from = [message[name] for name in "iab" if name in message] or [message["all"][-1]]
+    return {"src" if i < 1000 else "more": {"q/t": i % 1000} for i in made_from}
+
+
+def outcome(out: list[Message], errors: list[Message], ordered: bool) -> Any:
+    """All messages in order, or those of each key and input in order; and the messages that failed."""
+    failed = sorted(str([m["i"] for m in next(iter(e["err.proc/messages"].values()))]) for e in errors)
+    plain = [{name: value for name, value in message.items() if name != "q/meta"} for message in out]
+    if ordered:
+        return plain, failed
+    by_key: dict[Any, list[Message]] = defaultdict(list)
+    for message in plain:
+        by_key[message["k"], message.get("i", 0) >= 1000].append(message)
+    return dict(by_key), failed
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_several_tasks_do_the_same_as_one_and_as_the_embedded_engine(files: FaultyFiles, case: str) -> None:
+    """A key decides the task of each message; state moves with it. Without a key the order of messages stays."""
+    function, inputs, outputs, options = CASES[case]
+    given, more = numbers(200), [{"i": 1000 + i, "k": i % 3} for i in range(1, 201)]
+
+    def graph() -> Graph:
+        stream = Stream(function, inputs, outputs, id="s", **options)
+        return Graph("g", [stream], errors="errors", queues={"*": {"metadata": ["t"]}})
+
+    with testing.temporary_store() as store:
+        store.queue("src").appender().write_many(given)
+        store.queue("more").appender().write_many(more)
+        testing.run_until_idle(graph(), store)
+        alts = isinstance(inputs, AnyOf)
+        embedded = [testing.messages(store, queue) for queue in ("out", "errors")]
+    if case == "two outputs on one queue":  # here the messages of one call are together, whatever the parts are
+        embedded[0].sort(key=lambda message: (message["i"], message["to"]))
+    for cores, size in ((1, 1000), (1, 37), (2, 50), (3, 64)):
+        place = FaultyFiles(f"{files.url}-{cores}-{size}")
+        driver = DriverRun(place, graph(), cores, lambda size=size: size)
+        for queue, messages in (("src", given), ("more", more)):
+            if queue in driver.queues:
+                driver.feed(queue, messages, lambda: 30)
+        driver.claim().run()
+        ordered = not alts and ("key" not in options or cores == 1)
+        found = [driver.messages(queue) for queue in ("out", "errors")]
+        if case == "alts by key":  # the order of two inputs is free, so only their counts are the same
+            for messages in (*embedded, *found):
+                for message in messages:
+                    message.pop("n", None)
+        assert outcome(*found, ordered) == outcome(*embedded, ordered), (cores, size)
+        for message, one in zip(driver.messages("out"), metadata_of(driver.queues["out"])):
+            assert one["q/queue"] == sources(message), (cores, size, message)
+
+
+# --- random deaths --------------------------------------------------------------------------------
+
+
+class Died(BaseException):
+    """The driver and its tasks are gone."""
+
+
+def numbered_by_key(message: Message, process: Any) -> Message:
+    """The number of messages of a key, a row of state that comes and goes, and the queues of the metadata."""
+    if message["i"] % 11 == 3:
+        raise ValueError("bad")
+    state = process.state
+    state["n"] = state.get("n", 0) + 1
+    if state["n"] % 4 == 0:
+        state["fourth"] = 1
+    elif "fourth" in state:
+        del state["fourth"]
+    queues = sorted(process.metadata.get("q/queue", {}))
+    return {**message, "n": state["n"], "fourth": "fourth" in state, "queues": queues}
+
+
+def counted_once(message: Message, process: Any) -> Message:
+    process.state["n"] = process.state.get("n", 0) + 1
+    return {"i": message["i"], "n": process.state["n"]}
+
+
+def sevens(messages: list[Message], process: Any) -> list[Message]:
+    return [{"all": [m["i"] for m in messages], "at": list(process.indices)}]
+
+
+def deadly_graph() -> Graph:
+    streams = [
+        Stream(some, "src", "mid", id="some"),
+        Stream(numbered_by_key, "mid", "out", id="keyed", key="k"),
+        Stream(joined, {"a": "mid", "b": "out"}, "joined", id="join"),
+        Stream(sevens, "mid", "batches", id="batch", batch=True, batch_size=7),
+        Stream(counted_once, "src", "counted", id="effects", side_effects=True),
+    ]
+    queues = {"src": cues.QueueOptions(metadata={"t", "time"}), "mid": cues.QueueOptions(metadata={"t"})}
+    return Graph("g", streams, errors="errors", queues=queues)
+
+
+class Life:
+    """A driver of the deadly graph, from its start until it has nothing to do."""
+
+    def __init__(self, run: DeadlyRun) -> None:
+        self.turns = run.turns()
+        self.alone = True
+        """True if no other driver has lived at the same time."""
+
+
+class DeadlyRun:
+    """Drivers of one graph. Each dies at a random access of the directory, or sleeps there.
+
+    While a driver sleeps, another one starts or continues, and makes some turns. So several drivers may write, until
+    they find that they are fenced.
+    """
+
+    COUNT = 60
+    ENDS = 12
+
+    def __init__(self, seed: int, files: FaultyFiles) -> None:
+        print(f"{seeds.VARIABLE}={seed}")
+        self.chance = random.Random(seed)
+        self.files = files
+        self._ends = 0
+        self._lives: list[Life] = []
+        self._awake: list[Life] = []
+        """The drivers in the middle of a turn. All but the last one sleep."""
+        self._count_down()
+        files.interrupt = self._interrupt
+
+    def finish(self) -> None:
+        """Run to the end, and compare every queue with a list."""
+        ended = False
+        while not ended:
+            life = self.chance.choice(self._lives) if self._lives else self._start()
+            ended = self._turn(life)
+        while self._lives:
+            self._turn(self._lives[0])
+        self.files.interrupt = lambda access, name: None
+        self._compare(DriverRun(self.files, deadly_graph()))
+
+    def turns(self) -> Iterator[None]:
+        """The life of a driver. It may be fenced after each turn, and in it."""
+        size = lambda: self.chance.randint(1, 25)  # noqa: E731
+        driver = DriverRun(self.files, deadly_graph(), self.chance.choice((1, 2)), size)
+        yield
+        driver.feed("src", numbers(self.COUNT), size)
+        for stage in driver.stages:
+            yield
+            stage.claim()
+        yield
+        driver.sweep()
+        driver.maintenance.merge_files = 5
+        busy = True
+        while busy:
+            busy = False
+            for stage in self.chance.sample(driver.stages, len(driver.stages)):
+                yield
+                busy |= stage.step()
+            directory = self.chance.choice(list(driver.queues.values()))
+            driver.maintenance.merge(directory)
+            if self.chance.random() < 0.05:
+                directory.checkpoint()
+
+    def _start(self) -> Life:
+        life = Life(self)
+        self._lives.append(life)
+        if len(self._lives) > 1:
+            for each in self._lives:
+                each.alone = False
+        return life
+
+    def _turn(self, life: Life) -> bool:
+        """Let a driver make a turn. Return True if it had nothing to do any more."""
+        self._awake.append(life)
+        try:
+            next(life.turns)
+        except (StopIteration, Died, CuesError) as error:
+            self._lives.remove(life)
+            # Of several drivers, some are fenced, or miss files that their successor has deleted.
+            if isinstance(error, CuesError) and (life.alone or not isinstance(error, (Fenced, Diverged))):
+                raise
+            return isinstance(error, StopIteration)
+        finally:
+            self._awake.pop()
+        return False
+
+    def _count_down(self) -> None:
+        self._left = self.chance.randint(1, 250) if self._ends < self.ENDS else 0
+
+    def _interrupt(self, access: str, name: str) -> None:
+        if access == "read" or not self._left:
+            return
+        self._left -= 1
+        if self._left:
+            return
+        self._ends += 1
+        self._count_down()
+        if self.chance.random() < 0.5:
+            raise Died
+        asleep = [life for life in self._lives if life not in self._awake]
+        other = self.chance.choice([*asleep, None])
+        life = other or self._start()
+        for _ in range(self.chance.randint(1, 20)):
+            if life in self._lives:
+                self._turn(life)
+
+    def _compare(self, driver: DriverRun) -> None:
+        given = numbers(self.COUNT)
+        mid = [m for message in given if message["i"] % 13 != 5 for m in some(message)]
+        counts: dict[int, int] = defaultdict(int)
+        by_key: dict[int, list[Any]] = defaultdict(list)
+        for message in mid:
+            if message["i"] % 11 != 3:
+                k = message["k"]
+                counts[k] += 1
+                by_key[k].append((message["i"], counts[k], counts[k] % 4 == 0, ["mid", "src"]))
+        found: dict[int, list[Any]] = defaultdict(list)
+        out = driver.messages("out")
+        for message in out:
+            found[message["k"]].append((message["i"], message["n"], message["fourth"], message["queues"]))
+        batches = driver.messages("batches")
+        failed = [next(iter(error["err.proc/messages"].values()))[0]["i"] for error in driver.messages("errors")]
+        assert driver.messages("src") == given
+        assert driver.messages("mid") == mid
+        assert found == by_key
+        assert driver.messages("joined") == [{"a": a["i"], "b": b["i"]} for a, b in zip(mid, out)]
+        assert [i for message in batches for i in message["all"]] == [message["i"] for message in mid]
+        assert [at for message in batches for at in message["at"]] == list(range(1, len(mid) + 1))
+        assert driver.messages("counted") == [{"i": i, "n": i} for i in range(1, self.COUNT + 1)]
+        bad = [m["i"] for m in given if m["i"] % 13 == 5] + [m["i"] for m in mid if m["i"] % 11 == 3]
+        assert sorted(failed) == sorted(bad)
+
+
+@pytest.mark.parametrize(
+    "seed", [*seeds.among(range(15)), *(pytest.param(n, marks=pytest.mark.long) for n in range(15, 400))]
+)
+def test_drivers_that_die_or_sleep_at_any_access_lose_and_repeat_nothing(files: FaultyFiles, seed: int) -> None:
+    DeadlyRun(seed, files).finish()
+
+
+def overwrite(files: FaultyFiles, name: str, data: bytes) -> bool:
+    files.interrupt("put", name)
+    files.write(name, data)
+    files.interrupt("was put", name)
+    return True
+
+
+CONTROLS: dict[str, tuple[Any, str, Any]] = {
+    "puts overwrite": (FaultyFiles, "put", overwrite),
+    "forwarding does not look at the transaction": (QueueDirectory, "published", lambda queue, writer: -1),
+}
+
+
+@pytest.mark.parametrize("control", CONTROLS)
+def test_deaths_find_what_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, control: str) -> None:
+    """Without one of the protections, some run of a few ends with other messages, or cannot go on."""
+    owner, name, wrong = CONTROLS[control]
+    monkeypatch.setattr(owner, name, wrong)
+    for seed in range(30):
+        try:
+            DeadlyRun(seed, FaultyFiles(str(tmp_path / str(seed)))).finish()
+        except (CuesError, AssertionError) as error:
+            print(f"seed {seed}: {type(error).__name__}: {error}")
+            return
+    pytest.fail("no run was wrong")

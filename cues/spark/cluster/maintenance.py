@@ -25,7 +25,7 @@ from cues.base import clock, events
 from cues.errors import Diverged
 from cues.spark.cluster.data import Piece, Writer, numbered, read
 from cues.spark.cluster.directory import CHECKPOINT_EVERY, DataFile, QueueDirectory
-from cues.spark.cluster.state_files import folder_of_state
+from cues.spark.cluster.state_files import folder_of_state, record_of
 
 if TYPE_CHECKING:
     from cues.queues.options import Retention
@@ -163,8 +163,9 @@ def keepers_group(driver: Driver) -> str:
 def sweep(driver: Driver, stages: Sequence[Stage]) -> int:
     """Delete the files of the state that earlier drivers left. Return their number.
 
-    Call it when every processor is claimed and nothing runs. Then a file is used only if a log or a record names it.
-    Raises :class:`Diverged`, before it deletes anything, if a file is missing that a log or a record names.
+    Call it when every processor is claimed and nothing runs. Then a file of an earlier driver is used only if a log or
+    a record names it. A later driver may have claimed the processors meanwhile; its files have the numbers of later
+    records. Raises :class:`Diverged`, before it deletes anything, if a file is missing that a log or a record names.
     """
     files = driver.files
     for directory in driver.queues.values():
@@ -174,7 +175,8 @@ def sweep(driver: Driver, stages: Sequence[Stage]) -> int:
         folder = folder_of_state(stage.node.id)
         state = {name for run in stage.ledger.now.state for name in run.files}
         stored = _require_all(files, folder, state)
-        orphans += [f"{folder}/{name}" for name in sorted(stored - state)]
+        last = stage.ledger.now.number
+        orphans += [f"{folder}/{name}" for name in sorted(stored - state) if record_of(name) <= last]
     for orphan in orphans:
         files.delete(orphan)
     return len(orphans)

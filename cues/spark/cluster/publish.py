@@ -33,15 +33,15 @@ def publish(
         # 4. Commit.
         try:
             ledger.commit("step", files={directory.queue: files for directory, files in placed.items()}, **record)
-        except Fenced:
-            # The record may be there all the same: another driver has forwarded it, and then claimed the processor.
-            # Other processors of this driver must not give its indices to other messages.
-            for directory in placed:
-                directory.read_on()
-            raise
         except BaseException as error:
             for directory in placed:  # the record may be there
                 directory.undecided = error
+            if isinstance(error, Fenced):
+                # Another driver has forwarded it then, before it claimed the processor. Its log entries show which
+                # indices are taken, so other processors of this driver do not give them to other messages.
+                for directory in placed:
+                    directory.read_on()
+                    directory.undecided = None
             raise
         for directory, files in placed.items():  # all of them, before a filesystem can fail
             directory.owe(ledger.processor, ledger.now.number, files)

@@ -158,6 +158,11 @@ def _slots_of(name: str) -> tuple[int, int]:
     return int(low, 16), int(high, 16)
 
 
+def record_of(name: str) -> int:
+    """The number of the record for which a file was written."""
+    return int(name.partition("-")[0])
+
+
 def _any(slots: Sequence[int], low: int, high: int) -> bool:
     at = bisect_left(slots, low)
     return at < len(slots) and slots[at] <= high
