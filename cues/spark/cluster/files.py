@@ -129,6 +129,11 @@ class LocalFiles(Files):
     def __init__(self, place: str, make: bool = True) -> None:
         self.url = os.path.abspath(os.path.expanduser(place))
         super().__init__(self.url)
+        if re.search("%[0-9A-Fa-f]{2}", self.url):
+            raise Unsupported(
+                f"The queues cannot be kept in {self.url}: delta-rs, which reads their logs, decodes the percent sign.",
+                "name a directory without a percent sign in its path.",
+            )
         try:
             if make:
                 os.makedirs(self.url, exist_ok=True)

@@ -169,7 +169,7 @@ class ProcessorRecord:
     @property
     def is_feeder(self) -> bool:
         """True if it copies the queue of a source into the directory."""
-        return self.processor.endswith(".feed")
+        return self.processor.count(".") > 1  # <graph>.<queue>.feed; no name has a dot
 
 
 def processors_of(place: Place) -> list[ProcessorRecord]:
