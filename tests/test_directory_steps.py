@@ -631,3 +631,15 @@ def test_a_reader_has_one_row_group_in_memory(files: FaultyFiles, monkeypatch: p
     monkeypatch.delattr(pq.ParquetFile, "read_row_groups")
     first = next(inspection.QueueReader(files.url, "q").read(15))
     assert (first.index, first.message["i"]) == (15, 15) and groups == [["time", "hash", "value"]]
+
+
+@pytest.mark.parametrize("damaged", ["_cues/id.json", "in/_cues/queue.json", "_cues/steps/g.p/{last}"])
+def test_damage_of_a_small_file_is_named(files: FaultyFiles, damaged: str) -> None:
+    """A full disk or a bad copy leaves empty files. Commands ended with a traceback, and check found no problem."""
+    DriverRun(files, Graph("g", [Stream(add_ten, "in", "out", id="p")])).claim().feed("in", numbers(3)).run()
+    name = damaged.format(last=files.names("_cues/steps/g.p")[-1])
+    files.write(name, b"")
+    found = terminal.cues("check", files.url)
+    assert found.code == 1 and f"{files.url}/{name} is damaged" in found.out
+    sought = terminal.cues("seek", f"{files.url}#p", "--to", "start", "--yes")
+    assert sought.code == 1 and f"{files.url}/{name} is damaged" in sought.err

@@ -20,6 +20,7 @@ import contextlib
 import errno
 import functools
 import io
+import json
 import os
 import re
 import secrets
@@ -29,7 +30,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 from urllib.parse import unquote
 
-from cues.errors import Unsupported
+from cues.errors import Diverged, Unsupported
 
 ID: Final = "_cues/id.json"
 """The file that makes a directory one of queues."""
@@ -333,6 +334,18 @@ def _sync(path: str) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def parsed(files: Files, name: str, data: bytes) -> dict[str, Any]:
+    """The JSON of a small file. Raises :class:`Diverged` if it is damaged."""
+    try:
+        found = json.loads(data)
+        if isinstance(found, dict):
+            return found
+        reason = "it is not a JSON object"
+    except ValueError as error:
+        reason = str(error)
+    raise Diverged(f"The file {files.url}/{name} is damaged: {reason}.", "restore the directory from a copy.")
 
 
 def folder_of(name: str) -> str:

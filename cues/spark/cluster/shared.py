@@ -14,7 +14,6 @@ another order than they began. Then the place of a time is one of those at which
 from __future__ import annotations
 
 import bisect
-import json
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
@@ -26,7 +25,7 @@ from cues.errors import Diverged, QueueNotFound
 from cues.queues.options import QueueOptions
 from cues.spark.cluster.data import Piece, last_time, pieces_of, read_groups
 from cues.spark.cluster.directory import QueueDirectory
-from cues.spark.cluster.files import folder_of, open_files
+from cues.spark.cluster.files import folder_of, open_files, parsed
 from cues.spark.options import QueueAddress
 from cues.spark.place import Lost, MessageRows, ReadableQueue
 from cues.spark.position import Indices
@@ -51,7 +50,7 @@ class SharedQueue(ReadableQueue):
                 queue=place.queue,
             )
         self._made = text
-        self.identity = bytes.fromhex(json.loads(text)["identity"])
+        self.identity = bytes.fromhex(parsed(self.files, f"{self._folder}/_cues/queue.json", text)["identity"])
         self._log = QueueDirectory(self.files, place.queue, QueueOptions(), self.identity)
 
     def __getstate__(self) -> dict[str, Any]:
