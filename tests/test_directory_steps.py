@@ -14,6 +14,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,23 +24,30 @@ pytest.importorskip("deltalake", reason="deltalake is not installed (pip install
 
 import hypothesis
 import pyarrow as pa
+import pyarrow.parquet as pq
 import seeds
+import terminal
 from directory_steps import DriverRun, FaultyFiles, Frame, Message, data_file, messages_of, metadata_of, stored
 from hypothesis import strategies as st
 
 import cues
 from cues import AnyOf, Graph, Stream, testing
 from cues.base import clock
-from cues.errors import CuesError, Diverged, Fenced, ProcessorStopped
+from cues.errors import AlreadyRunning, CuesError, Diverged, Fenced, ProcessorStopped, Unsupported
 from cues.records import batch
 from cues.records.provenance import Provenance, merge
+from cues.spark.cluster import data, inspection, maintenance, operations, state_files
 from cues.spark.cluster import files as files_module
-from cues.spark.cluster import maintenance, state_files
+from cues.spark.cluster import lease as lease_module
 from cues.spark.cluster.data import GROUP_ROWS, Piece, Rows, Writer, numbered, read, read_rows
 from cues.spark.cluster.directory import DataFile, QueueDirectory
 from cues.spark.cluster.files import LocalFiles, ObjectFiles
+from cues.spark.cluster.lease import DriverLease
 from cues.spark.cluster.ledger import Ledger
 from cues.spark.cluster.publish import publish
+from cues.spark.cluster.shared import SharedQueue
+from cues.spark.options import QueueAddress
+from cues.steps.ownership import LEASE_S
 from cues.steps.state import key_part
 
 
@@ -1109,3 +1117,114 @@ def test_deaths_find_what_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPat
             print(f"seed {seed}: {type(error).__name__}: {error}")
             return
     pytest.fail("no run was wrong")
+
+
+# --- operators and readers ------------------------------------------------------------------------
+
+
+def test_a_driver_in_another_container_of_this_machine_keeps_its_lease(
+    files: FaultyFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both containers have the boot id of their machine, and the pid of one means nothing in the other.
+
+    The lease was taken at once, and an operator's command deleted the queues of a driver that ran.
+    """
+    with monkeypatch.context() as there:
+        there.setattr(lease_module, "this_machine", lambda: "the same boot, other process ids")
+        DriverLease(files, "g", "other").beat()
+    waits: list[float] = []
+    other = DriverLease(files, "g", "other")
+
+    def beating(seconds: float) -> None:
+        waits.append(seconds)
+        other.beat()
+
+    monkeypatch.setattr(lease_module, "time", SimpleNamespace(sleep=beating, monotonic=time.monotonic))
+    with pytest.raises(AlreadyRunning, match="runs the graph 'g'"), operations.running_none(files, "g"):
+        raise AssertionError("the lease of a driver that runs was taken")
+    assert len(waits) == 1
+
+
+def test_the_lease_of_a_dead_process_of_this_machine_is_taken_at_once(files: FaultyFiles) -> None:
+    DriverLease(files, "g", "dead").beat()
+    started = time.monotonic()
+    with operations.running_none(files, "g"):
+        pass
+    assert time.monotonic() - started < LEASE_S / 2
+
+
+def test_a_processor_named_feed_is_not_a_feeder(files: FaultyFiles) -> None:
+    """The records of feeders end with ``.feed`` too. So seek refused the processor, and status had no lag for it."""
+    graph = Graph("g", [Stream(add_ten, "in", "out", id="feed")])
+    DriverRun(files, graph).claim().feed("in", numbers(20)).run()
+    feed, feeder = inspection.processors_of(files.url)
+    assert (feed.processor, feed.is_feeder) == ("g.feed", False)
+    assert (feeder.processor, feeder.is_feeder) == ("g.in.feed", True)
+    moved = terminal.cues("seek", f"{files.url}#feed/0", "--to", 11, "--yes")
+    assert moved.code == 0, moved
+    assert [m["i"] for m in DriverRun(files, graph).claim().run().messages("out")[20:]] == list(range(21, 31))
+
+
+def add_ten(message: Message) -> Message:
+    return {"i": message["i"] + 10}
+
+
+def test_a_path_that_delta_rs_would_decode_is_refused(tmp_path: Path) -> None:
+    """The driver made its queues there, could not read their logs, and named them damaged."""
+    with pytest.raises(Unsupported, match="decodes the percent sign"):
+        LocalFiles(str(tmp_path / "a%20b"))
+    assert not (tmp_path / "a%20b").exists()
+    graph = Graph("g", [Stream(add_ten, "in", "out")])
+    run = DriverRun(FaultyFiles(str(tmp_path / "50% of it")), graph).claim().feed("in", numbers(3)).run()
+    assert len(run.messages("out")) == 3
+
+
+def test_a_stream_does_not_continue_on_a_new_queue(files: FaultyFiles) -> None:
+    """The graph was started over. The stream found no new entries of the old log, and was idle without an error."""
+    queue = queue_of(files)
+    ledger = claimed(files, "g.p")
+    append(ledger, queue)
+    reader = SharedQueue(QueueAddress(files.url, "q", shared=True))
+    assert reader.ends() == ((1,), (4,))
+    part = operations.part_of(files, "g")
+    assert part is not None
+    operations.remove(files, "g", part)
+    for _ in range(2):
+        with pytest.raises(Diverged, match="a new checkpoint"):
+            reader.ends()
+        append(claimed(files, "g.p"), queue_of(files))
+
+
+def test_looking_at_a_url_of_a_mount_makes_no_directory(tmp_path: Path) -> None:
+    looked = terminal.cues("status", "--store", f"file://{tmp_path}/none")
+    assert looked.code == 1 and "no directory of cues run --queues" in looked.err
+    assert not (tmp_path / "none").exists()
+
+
+def test_a_reader_has_one_row_group_in_memory(files: FaultyFiles, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A merged file has many messages. ``cues tail --from start -n 1`` read all of them, with their provenance."""
+    monkeypatch.setattr(data, "GROUP_ROWS", 10)
+    queue = queue_of(files)
+    append(claimed(files, "g.p"), queue, given=numbers(1000))
+    read_group, groups = pq.ParquetFile.read_row_group, []
+
+    def counted(file: Any, number: int, columns: list[str], **more: Any) -> Any:
+        groups.append(columns)
+        return read_group(file, number, columns=columns, **more)
+
+    monkeypatch.setattr(pq.ParquetFile, "read_row_group", counted)
+    monkeypatch.delattr(pq.ParquetFile, "read_row_groups")
+    first = next(inspection.QueueReader(files.url, "q").read(15))
+    assert (first.index, first.message["i"]) == (15, 15) and groups == [["time", "hash", "value"]]
+
+
+@pytest.mark.parametrize("damaged", ["_cues/id.json", "in/_cues/queue.json", "_cues/steps/g.p/{last}"])
+def test_damage_of_a_small_file_is_named(files: FaultyFiles, damaged: str) -> None:
+    """A full disk or a bad copy leaves empty files. Commands ended with a traceback, and check found no problem."""
+    DriverRun(files, Graph("g", [Stream(add_ten, "in", "out", id="p")])).claim().feed("in", numbers(3)).run()
+    name = damaged.format(last=files.names("_cues/steps/g.p")[-1])
+    files.write(name, b"")
+    found = terminal.cues("check", files.url)
+    assert found.code == 1 and f"{files.url}/{name} is damaged" in found.out
+    sought = terminal.cues("seek", f"{files.url}#p", "--to", "start", "--yes")
+    assert sought.code == 1 and f"{files.url}/{name} is damaged" in sought.err

@@ -78,7 +78,8 @@ def _seek_shared(
     from cues.spark.cluster import inspection, operations
     from cues.spark.cluster.files import open_files
 
-    processor = targets.processor_of(target, [last.processor for last in inspection.processors_of(target.place)])
+    named = replace(target, name=target.name.removesuffix("/0"))
+    processor = targets.processor_of(named, [last.processor for last in inspection.processors_of(target.place)])
     with operations.running_none(open_files(target.place), processor.partition(".")[0]) as driver:
         (last,) = inspection.records_of(target.place, processor, 1)
         if last.is_feeder or not last.positions:

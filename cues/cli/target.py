@@ -81,7 +81,7 @@ class StoreTarget:
         if is_url:
             from cues.spark.cluster.files import open_files
 
-            if open_files(self.place).read("_cues/id.json") is None:
+            if open_files(self.place, make=False).read("_cues/id.json") is None:
                 raise StoreNotFound(
                     f"There is no directory of cues run --queues at {self.place}: it has no file _cues/id.json.",
                     "give the URL that cues run --queues has.",

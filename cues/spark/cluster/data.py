@@ -372,6 +372,7 @@ def numbered(files: Sequence[DataFile], next: int) -> list[DataFile]:
 def messages(files: Files, pieces: Sequence[Piece]) -> Iterator[tuple[int, int, str | None, dict[str, Any]]]:
     """Index, time in microseconds, hash and message, in the order of the queue."""
     for piece in pieces:
-        rows = Rows(range(piece.begin, piece.begin + piece.stop - piece.start), read(files, piece))
-        for index, time_us, hash, value in zip(rows.indices, rows.times_us, rows.hashes, rows.values):
-            yield index, time_us, hash, codec.unpack(value)
+        for first, table in read_groups(files, piece, ["time", "hash", "value"]):
+            rows = Rows(range(first, first + table.num_rows), table)
+            for index, time_us, hash, value in zip(rows.indices, rows.times_us, rows.hashes, rows.values):
+                yield index, time_us, hash, codec.unpack(value)

@@ -35,7 +35,7 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote, unquote
 
 from cues.errors import Diverged, GraphError, Unsupported
-from cues.spark.cluster.files import folder_of, name_of
+from cues.spark.cluster.files import folder_of, name_of, parsed
 
 if TYPE_CHECKING:
     from cues.queues.options import QueueOptions
@@ -129,8 +129,9 @@ class QueueDirectory:
 
     def _identity(self, expected: bytes | None) -> bytes:
         draft = {"identity": (expected or secrets.token_bytes(8)).hex(), "queue": self.queue}
-        text = self.files.ensure(f"{self.folder}/_cues/queue.json", json.dumps(draft).encode())
-        identity = bytes.fromhex(json.loads(text)["identity"])
+        name = f"{self.folder}/_cues/queue.json"
+        text = self.files.ensure(name, json.dumps(draft).encode())
+        identity = bytes.fromhex(parsed(self.files, name, text)["identity"])
         if expected is not None and identity != expected:
             raise Diverged(
                 f"The directory {self.files.url}/{self.folder} continues the queue {self.queue!r} with identity"

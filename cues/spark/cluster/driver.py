@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from cues import faults
 from cues.base import events
 from cues.errors import Diverged
-from cues.spark.cluster.files import ID, folder_of, name_of
+from cues.spark.cluster.files import ID, folder_of, name_of, parsed
 from cues.spark.cluster.ledger import Ledger
 
 if TYPE_CHECKING:
@@ -48,7 +48,8 @@ class Driver:
         self.owner = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(6)}"
         draft = json.dumps({"id": secrets.token_hex(8)}).encode()
         made = files.ensure(ID, draft)
-        self.store_id = str(json.loads(files.read(id_of_graph(graph)) or made)["id"])
+        own = files.read(id_of_graph(graph))
+        self.store_id = str((parsed(files, id_of_graph(graph), own) if own else parsed(files, ID, made))["id"])
         self.queues: dict[str, QueueDirectory] = {}
         self.closed = False
         self.bell = threading.Condition()

@@ -20,6 +20,7 @@ import contextlib
 import errno
 import functools
 import io
+import json
 import os
 import re
 import secrets
@@ -29,7 +30,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 from urllib.parse import unquote
 
-from cues.errors import Unsupported
+from cues.errors import Diverged, Unsupported
 
 ID: Final = "_cues/id.json"
 """The file that makes a directory one of queues."""
@@ -129,6 +130,11 @@ class LocalFiles(Files):
     def __init__(self, place: str, make: bool = True) -> None:
         self.url = os.path.abspath(os.path.expanduser(place))
         super().__init__(self.url)
+        if re.search("%[0-9A-Fa-f]{2}", self.url):
+            raise Unsupported(
+                f"The queues cannot be kept in {self.url}: delta-rs, which reads their logs, decodes the percent sign.",
+                "name a directory without a percent sign in its path.",
+            )
         try:
             if make:
                 os.makedirs(self.url, exist_ok=True)
@@ -328,6 +334,18 @@ def _sync(path: str) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def parsed(files: Files, name: str, data: bytes) -> dict[str, Any]:
+    """The JSON of a small file. Raises :class:`Diverged` if it is damaged."""
+    try:
+        found = json.loads(data)
+        if isinstance(found, dict):
+            return found
+        reason = "it is not a JSON object"
+    except ValueError as error:
+        reason = str(error)
+    raise Diverged(f"The file {files.url}/{name} is damaged: {reason}.", "restore the directory from a copy.")
 
 
 def folder_of(name: str) -> str:

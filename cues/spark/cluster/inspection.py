@@ -10,7 +10,6 @@ A directory is given by its place: a path or a URL (files.py). It must exist.
 
 from __future__ import annotations
 
-import json
 import os
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
@@ -27,7 +26,7 @@ from cues.queues.base import check_index
 from cues.queues.options import QueueOptions
 from cues.spark.cluster.data import Piece, messages, pieces_of, read
 from cues.spark.cluster.directory import DataFile, QueueDirectory, read_table, refuse_old
-from cues.spark.cluster.files import Files, folder_of, name_of, open_files
+from cues.spark.cluster.files import ID, Files, folder_of, name_of, open_files, parsed
 from cues.spark.cluster.ledger import LedgerRecord
 from cues.spark.cluster.state_files import folder_of_state
 
@@ -133,8 +132,9 @@ def queues_of(place: Place) -> list[str]:
 
 def writer_of(place: Place, queue: str) -> str | None:
     """The graph that writes a queue."""
-    raw = _files(place).read(f"{folder_of(queue)}/_cues/writer.json")
-    return None if raw is None else str(json.loads(raw)["graph"])
+    files, name = _files(place), f"{folder_of(queue)}/_cues/writer.json"
+    raw = files.read(name)
+    return None if raw is None else str(parsed(files, name, raw)["graph"])
 
 
 def read_queue(place: Place, queue: str) -> list[DataFile]:
@@ -169,7 +169,7 @@ class ProcessorRecord:
     @property
     def is_feeder(self) -> bool:
         """True if it copies the queue of a source into the directory."""
-        return self.processor.endswith(".feed")
+        return self.processor.count(".") > 1  # <graph>.<queue>.feed; no name has a dot
 
 
 def processors_of(place: Place) -> list[ProcessorRecord]:
@@ -186,16 +186,22 @@ def records_of(place: Place, processor: str, count: int | None) -> list[Processo
     for name in names if count is None else names[-count:]:
         raw = files.read(f"{folder}/{name}")
         if raw is not None:  # else the driver has deleted it, because it is old
-            record = LedgerRecord.of(int(name.removesuffix(".json")), raw.decode())
-            found.append(ProcessorRecord(processor, record, json.loads(raw)))
+            fields = parsed(files, f"{folder}/{name}", raw)
+            record = LedgerRecord.of(int(name.removesuffix(".json")), fields)
+            found.append(ProcessorRecord(processor, record, fields))
     return found
 
 
 def problems_of(place: Place) -> list[str]:
     """The damage of a directory, one sentence each: what a start would refuse, and files with other contents."""
-    problems = []
+    problems = list(_problems_of_names(place))
     ends: dict[str, int] = {}
-    records = processors_of(place)
+    records: list[ProcessorRecord] = []
+    for processor in sorted(map(name_of, _files(place).names("_cues/steps"))):
+        try:
+            records += records_of(place, processor, 1)
+        except CuesError as error:
+            problems.append(error.message)
     for queue in queues_of(place):
         try:
             live = read_queue(place, queue)
@@ -220,6 +226,18 @@ def problems_of(place: Place) -> list[str]:
         missing = [name for name in names if name not in stored]
         problems += [f"{name}, a part of the state of {last.processor}, is missing." for name in missing]
     return problems
+
+
+def _problems_of_names(place: Place) -> Iterator[str]:
+    """The damage of the small files of a directory and of its queues."""
+    files = _files(place)
+    for name in [ID, *(f"{folder_of(q)}/_cues/{kind}.json" for q in queues_of(place) for kind in ("queue", "writer"))]:
+        raw = files.read(name)
+        try:
+            if raw is not None:
+                parsed(files, name, raw)
+        except CuesError as error:
+            yield error.message
 
 
 def _problems_of_writers(

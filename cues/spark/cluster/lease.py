@@ -12,9 +12,9 @@ import socket
 import time
 from typing import TYPE_CHECKING, Any, Final
 
-from cues.base import clock
 from cues.errors import AlreadyRunning
 from cues.spark.cluster.files import folder_of
+from cues.spark.place import this_machine
 from cues.steps.ownership import LEASE_S
 from cues.storage import locks
 
@@ -60,9 +60,12 @@ class DriverLease:
         self.beat()
 
     def _is_dead(self, text: bytes) -> bool:
-        """Return True if its owner was a process of this boot and has ended."""
+        """Return True if its owner was a process of this machine and has ended.
+
+        A container with process ids of its own is another machine: the owner's pid means nothing there.
+        """
         lease = _parsed(text)
-        if lease.get("boot") != clock.boot_id():
+        if lease.get("machine") != this_machine():
             return False
         if lease.get("pid") == os.getpid():
             return lease.get("owner") not in _mine
@@ -71,7 +74,7 @@ class DriverLease:
     def beat(self) -> None:
         """Show that this driver is alive."""
         self._beats += 1
-        lease = {"owner": self._owner, "host": socket.gethostname(), "pid": os.getpid(), "boot": clock.boot_id()}
+        lease = {"owner": self._owner, "host": socket.gethostname(), "pid": os.getpid(), "machine": this_machine()}
         self._files.write(self._name, json.dumps({**lease, "beat": self._beats}).encode())
 
     def release(self) -> None:

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from cues.base import clock
 from cues.errors import Diverged, Fenced
 from cues.spark.cluster.directory import DataFile
-from cues.spark.cluster.files import folder_of
+from cues.spark.cluster.files import folder_of, parsed
 from cues.spark.cluster.state_files import StateRun
 
 if TYPE_CHECKING:
@@ -84,8 +84,7 @@ class LedgerRecord:
         return json.dumps({name: value for name, value in data.items() if value not in (None, {}, (), False)})
 
     @staticmethod
-    def of(number: int, text: str) -> LedgerRecord:
-        data: dict[str, Any] = json.loads(text)
+    def of(number: int, data: dict[str, Any]) -> LedgerRecord:
         if data["format"] != FORMAT:
             older = data["format"] < FORMAT
             raise Diverged(
@@ -146,7 +145,7 @@ class Ledger:
                 "restore the directory from a copy.",
                 processor=self.processor,
             )
-        return LedgerRecord.of(number, text.decode())
+        return LedgerRecord.of(number, parsed(self._files, self._name(number), text))
 
     def _name(self, number: int) -> str:
         return f"{self._folder}/{number:012d}.json"

@@ -14,7 +14,6 @@ another order than they began. Then the place of a time is one of those at which
 from __future__ import annotations
 
 import bisect
-import json
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
@@ -22,11 +21,11 @@ import numpy
 import pyarrow as pa
 
 from cues import codec
-from cues.errors import QueueNotFound
+from cues.errors import Diverged, QueueNotFound
 from cues.queues.options import QueueOptions
 from cues.spark.cluster.data import Piece, last_time, pieces_of, read_groups
 from cues.spark.cluster.directory import QueueDirectory
-from cues.spark.cluster.files import folder_of, open_files
+from cues.spark.cluster.files import folder_of, open_files, parsed
 from cues.spark.options import QueueAddress
 from cues.spark.place import Lost, MessageRows, ReadableQueue
 from cues.spark.position import Indices
@@ -43,26 +42,41 @@ class SharedQueue(ReadableQueue):
         self.place = place
         self.files = open_files(place.store, make=False)
         self._folder = folder_of(place.queue)
-        text = self.files.read(f"{self._folder}/_cues/queue.json")
+        text = self._record()
         if text is None:
             raise QueueNotFound(
                 f"The directory {place.store} has no queue {place.queue!r}.",
                 f"check both names; cues status {place.store} lists the queues.",
                 queue=place.queue,
             )
-        self.identity = bytes.fromhex(json.loads(text)["identity"])
+        self._made = text
+        self.identity = bytes.fromhex(parsed(self.files, f"{self._folder}/_cues/queue.json", text)["identity"])
         self._log = QueueDirectory(self.files, place.queue, QueueOptions(), self.identity)
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "_log"}
 
+    def _record(self) -> bytes | None:
+        return self.files.read(f"{self._folder}/_cues/queue.json")
+
+    def _read_on(self) -> None:
+        """Read the new entries of the log. Raises :class:`Diverged` if it is not the log that was opened."""
+        try:
+            self._log.read_on()
+        finally:  # entries of a new log may look like damage of the old one
+            if self._record() != self._made:
+                raise Diverged(
+                    f"The queue {self.place.queue!r} is not in {self.place.store}, or is a new one of that name.",
+                    "start the query again with a new checkpoint, if the graph was started over.",
+                )
+
     def ends(self) -> tuple[Indices, Indices]:
-        self._log.read_on()
+        self._read_on()
         return (self._log.first,), (self._log.next,)
 
     def index_at(self, time_ns: int) -> Indices:
         """The place of the first message at or after a time, by a bisection over the metadata of the files."""
-        self._log.read_on()
+        self._read_on()
         since, live = -(-time_ns // 1000), self._log.live
         at = bisect.bisect_left(live, True, key=lambda file: last_time(self.files, self._folder, file) >= since)
         for piece in [Piece(self._folder, file, 0, file.count) for file in live[at : at + 1]]:
@@ -83,7 +97,9 @@ class SharedQueue(ReadableQueue):
         (at,), (stop,) = start, end
         if at >= stop:
             return []
-        if not self._log.reaches(stop):
+        if self._log.next < stop:
+            self._read_on()
+        if self._log.next < stop:
             raise self.behind(
                 f"The queue {self.place.queue!r} of {self.place.store} ends before {self._log.next}, and messages up"
                 f" to {stop - 1} were planned."
