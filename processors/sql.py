@@ -125,7 +125,9 @@ class SQLite:
             directory = os.path.dirname(self.path)
             if directory:
                 os.makedirs(directory, exist_ok=True)
-            connection = sqlite3.connect(self.path, timeout=self.timeout_s, isolation_level=None, check_same_thread=False)
+            connection = sqlite3.connect(
+                self.path, timeout=self.timeout_s, isolation_level=None, check_same_thread=False
+            )
             enter_wal(connection, self.timeout_s)
             connection.execute("pragma synchronous = full")
             connection.executescript(_TABLE + ";" + self.schema)

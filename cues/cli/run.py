@@ -154,6 +154,10 @@ def run(
             raise options.WrongUsage(message, hint)
     file = graphfile.load(graph)
     if dry_run:
+        if queues is not None:
+            from cues.spark.cluster.files import open_files
+
+            open_files(queues, make=False)
         draw_plan(file.graph.plan(), engine, queues is not None, "text", output)
         return 0
     if engine == "spark":

@@ -228,7 +228,7 @@ class Summary:
                 if not self._running.pulls:
                     return f"{graph}: its queues are empty, and a backfill runs no source; nothing to do."
                 return f"{graph}: no source yielded a message; nothing to do."
-            anew = "--fresh" if self._running.shared is None else "another --queues DIR"
+            anew = "--fresh"
             with contextlib.suppress(CuesError):  # an unreachable target is reported by the run that needs it
                 if targets := fresh.filled(self._running.plan):
                     anew = f"Without {_and(list(targets))}, {anew}"

@@ -40,7 +40,7 @@ def tries(target: targets.StoreTarget, count: int | str, output: CommandOutput) 
       cues tries data/flights#flights.enrich -n all
       cues tries s3://bucket/flights#flights.enrich      a directory of cues run --queues
 
-    In JSON each map is a line, as the processor wrote it; `cues tail STORE#GRAPH.PROCESSOR` follows them.
+    In JSON each map is a line, as the processor wrote it; `cues tail STORE#GRAPH.PROCESSOR` follows those of a store.
     A try log keeps at least its last 256 steps.
 
     In a directory of cues run --queues the list has the processor's records: its steps, each start of a driver
