@@ -259,11 +259,13 @@ class ClusterEngine:
         check(plan)
         self._host = host
         self.sources = EmbeddedEngine(source_graph(graph, plan), **self._options)
-        files = open_files(os.fspath(self._place))  # before Spark starts: the place may be wrong
+        place = os.fspath(self._place)
+        open_files(place, make=False)  # before Spark starts: the place may be wrong
         try:
             remote = [node for node in plan.running if node.kind != "source"]
             self.spark = open_session(self._opened, graph, plan, self._given, self._master, remote)
             _refuse_speculation(self.spark, plan)
+            files = open_files(place)
             self.driver = Driver(self.spark, files, graph.id, plan.system, host.emit, host.pause)
             self._lease = DriverLease(files, graph.id, self.driver.owner)
             self._lease.acquire(self._options["take_over"])
