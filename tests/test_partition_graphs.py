@@ -660,5 +660,6 @@ def test_a_queue_that_grows_while_somebody_asks_whether_the_graph_is_idle(
             return view()
 
         monkeypatch.setattr(store, "_view", grown)
-        assert engine.idle() in (True, False) and len(engine.workers) == 4
+        engine.idle()  # without an error
+        assert len(engine.workers) == 4
         assert running.wait_idle(60)

@@ -83,7 +83,7 @@ class StoreTarget:
 
             if open_files(self.place, make=False).read("_cues/id.json") is None:
                 raise StoreNotFound(
-                    f"There is no directory of cues run --queues at {self.place}: it has no file _cues/id.json.",
+                    f"There is no directory of cues run --queues at {self.place}: the file _cues/id.json is missing.",
                     "give the URL that cues run --queues has.",
                     path=self.place,
                 )

@@ -118,7 +118,7 @@ class QueueDirectory:
         self._owed: deque[tuple[str, int, Sequence[DataFile]]] = deque()
         """Files of records that are not in the log, because the filesystem failed. Protected by the lock."""
         self.undecided: BaseException | None = None
-        """The error after which nobody knows which messages are next."""
+        """The error after which this driver cannot tell which index is next."""
         self._held: Counter[str] = Counter()
         self.version = -1
         self._published: dict[str, int] = {}
@@ -252,7 +252,7 @@ class QueueDirectory:
         Raises :class:`Diverged` if the log has other messages at these indices.
         """
         if self.undecided is not None:
-            raise OSError(f"nobody knows whether a record for the queue {self.queue!r} was put ({self.undecided})")
+            raise OSError(f"it is not known whether a record for the queue {self.queue!r} was put ({self.undecided})")
         while self._owed:
             writer, number, new = self._owed[0]
             if self.published(writer) >= number:

@@ -66,7 +66,7 @@ def _decode(fields: Any, given: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordB
 
 @dataclass(frozen=True)
 class Encoding:
-    """How tasks write the rows of a DataFrame as messages."""
+    """Writes the rows of a DataFrame as messages, in tasks."""
 
     files: Files
     folder: str

@@ -46,7 +46,7 @@ class QueueReader:
     """The messages of one queue, to which a driver may add more meanwhile."""
 
     def __init__(self, place: Place, queue: str) -> None:
-        """Read the log of the queue. Raises :class:`QueueNotFound` if there is no such queue."""
+        """Read the log of the queue. Raises :class:`QueueNotFound` for an unknown queue."""
         self._files = _files(place)
         self._queue = queue
         self._made = self._record()

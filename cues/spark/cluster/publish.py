@@ -21,8 +21,8 @@ def publish(
     """Append files to queues. The next record of the processor, with the fields ``record``, is the commit.
 
     ``first`` is the index of the first message, if it is not the next one of the queue.
-    Raises :class:`Fenced`; then this driver has changed no queue. After another error nobody knows whether the record
-    was put, so this driver writes nothing more to these queues: the next start decides.
+    Raises :class:`Fenced`; then this driver has changed no queue. After another error it is not known whether the
+    record was put. Then this driver writes nothing more to these queues, and the next start decides.
     """
     faults.point("spark.written")
     with contextlib.ExitStack() as locked:

@@ -47,7 +47,7 @@ _TASK_BYTES: Final = 64 << 20
 _CACHE_BYTES: Final = 256 << 20
 """Bytes of row groups that a worker process keeps in memory."""
 _ENTRY_BYTES: Final = 8 << 10
-"""What a row group or the metadata of a file takes besides its data."""
+"""Bytes of a row group, or of the metadata of a file, besides the data."""
 _SLOTS: Final = 1 << 64
 
 

@@ -393,7 +393,7 @@ class Stage:
         return max(1, min(count, cores, worth))
 
     def _task(self, taking: StepRange) -> Task:
-        """What all tasks of a step have in common."""
+        """The part that all tasks of a step have in common."""
         sees = "all" if self._single else "keys" if self._by_key else "nothing"
         return Task(
             self._packed,
@@ -419,7 +419,7 @@ class Stage:
         return parts
 
     def pieces(self, tailer: str, low: int, high: int) -> list[Piece]:
-        """Where the messages [low, high) of an input are."""
+        """The pieces of files that hold the messages [low, high) of an input."""
         directory = self.inputs[tailer]
         return pieces_of(directory.folder, directory.within(low, high), low, high)
 
