@@ -463,15 +463,16 @@ def test_vacuum_keeps_what_somebody_may_need(files: FaultyFiles) -> None:
     with pytest.raises(OSError, match="EIO"):
         append(x, directory)
     owed = x.now.files["q"][0].name
-    abandoned, held = (data_file(directory, "g.x", number, numbers(1)).name for number in (98, 99))
-    older(files, [f"q/{name}" for name in (owed, abandoned, held)], 30)
+    abandoned, held, long = (data_file(directory, "g.x", number, numbers(1)).name for number in (98, 99, 100))
+    files.write("q/somebody-elses.parquet", b"PAR1")
+    older(files, [f"q/{name}" for name in (owed, abandoned, held, long, "somebody-elses.parquet")], 30)
     directory.hold([DataFile(held, 0, 1, 1, 1)])
     with pytest.raises(OSError, match="EIO"):
         directory.vacuum()  # the log cannot be written still
     assert {owed, abandoned} <= stored(directory)
     files.interrupt = lambda access, name: None
-    directory.vacuum()
-    assert {owed, held, *(file.name for file in small)} <= stored(directory)
+    directory.vacuum(lambda writer, record: (writer, record) == ("g.x", 100))  # a step that takes longer than a day
+    assert {owed, held, long, "somebody-elses.parquet", *(file.name for file in small)} <= stored(directory)
     assert abandoned not in stored(directory)
     assert len(messages_of(queue_of(files))) == 7 * 3
     assert files.size("q/_cues/queue.json") and files.size("q/_cues/writer.json")

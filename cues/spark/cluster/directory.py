@@ -23,13 +23,14 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 import secrets
 import threading
 import time
 import uuid
 from bisect import bisect_left
 from collections import Counter, deque
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote, unquote
@@ -88,6 +89,14 @@ class DataFile:
     def writer(self) -> str:
         """The id of the processor that wrote it."""
         return name_of(self.name.rsplit("-", 2)[0])
+
+    @property
+    def record(self) -> int:
+        """The number of the record that wrote it; of a merged file, that of its last part."""
+        return int(self.name.rsplit("-", 2)[1])
+
+
+_FILE_NAME: Final = re.compile(r"(.+)-(\d{12})-[0-9a-f]{12}\.parquet")
 
 
 def file_name(writer: str, number: int) -> str:
@@ -302,10 +311,11 @@ class QueueDirectory:
         table.create_checkpoint()
         table.cleanup_metadata()
 
-    def vacuum(self) -> None:
+    def vacuum(self, under_way: Callable[[str, int], bool] = lambda writer, record: False) -> None:
         """Let the library find the files that left the log, and those that no step has committed, after a day.
 
-        Raises the error of the filesystem if the files of every record are not in the log.
+        A file stays if it is not ours, or if ``under_way`` is true for its writer and record: the step may take longer
+        than a day. Raises the error of the filesystem if the files of every record are not in the log.
         """
         with self.lock:
             self.settle()
@@ -313,7 +323,8 @@ class QueueDirectory:
         gone = table.vacuum(KEEP_FILES_H, dry_run=True, enforce_retention_duration=False, full=True)
         for path in gone:
             name = unquote(path.rpartition("/")[2])
-            if not self._held[name]:
+            ours = _FILE_NAME.fullmatch(name)
+            if ours and not self._held[name] and not under_way(name_of(ours[1]), int(ours[2])):
                 self.files.delete(f"{self.folder}/{name}")
 
     # --- files ---

@@ -78,8 +78,9 @@ class Maintenance:
         self._vacuumed = time.monotonic()
         for stage in self.stages:
             stage.ledger.check()
+        done = {stage.ledger.processor: stage.ledger.now.number for stage in self.stages}
         for directory in self.driver.queues.values():
-            directory.vacuum()
+            directory.vacuum(lambda writer, record: record > done.get(writer, record))
 
     # --- merge ---
 
@@ -99,7 +100,7 @@ class Maintenance:
             driver.context.setJobGroup(keepers_group(driver), f"merging files of {directory.queue}", True)
             writers = {file.writer for file in files}
             writer = writers.pop() if len(writers) == 1 else f"{driver.graph}.keeper"
-            work = functools.partial(merged, driver.files, directory.folder, writer, directory.version)
+            work = functools.partial(merged, driver.files, directory.folder, writer, files[-1].record)
             (file,) = driver.context.parallelize([files], 1).map(work).collect()
             modified_ms = max(file.modified_ms for file in files)
             self._exchange(directory, files, numbered([replace(file, modified_ms=modified_ms)], files[0].first))
