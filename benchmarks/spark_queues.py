@@ -88,19 +88,19 @@ def run(spark: Any, place: Path, stream: cues.Stream, count: int) -> Iterator[di
             yield {"what": "whole run, feeding and small first steps included", "messages/s": round(count / took)}
         out = running.engine.driver.queues["out"]  # type: ignore[attr-defined]
         latencies = []
-        start = out.next
+        start = out.log(0).next
         for turn in range(SMALL_STEPS):
             began = time.monotonic()
             for message in messages(SMALL * turn, SMALL * (turn + 1)):
                 running.send("in", message)
-            while out.next < start + SMALL * (turn + 1):
+            while out.log(0).next < start + SMALL * (turn + 1):
                 time.sleep(0.001)
             latencies.append(time.monotonic() - began)
         assert running.wait_idle(60)
         steps = [seconds for messages, seconds in timed.steps[-SMALL_STEPS:] if messages <= SMALL]
         yield {"what": f"{SMALL} messages, from send to the output", "s": round(statistics.median(latencies), 3)}
         yield {"what": f"the step of {SMALL} messages", "s": round(statistics.median(steps), 3)}
-        assert out.next == start + SMALL * SMALL_STEPS
+        assert out.log(0).next == start + SMALL * SMALL_STEPS
         if stream.fn is counted:
             assert running.messages("out")[-1]["count"] == count // 1_000_000 + 1
 

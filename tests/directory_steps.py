@@ -2,6 +2,7 @@
 
     Context          the methods of a SparkContext that a step uses; tasks run one after another
     DriverRun        a driver with its stages, claimed in the order of the engine
+    RandomDeaths     drivers that die or sleep at any access of the directory
     FaultyFiles      a directory that calls a function of the test before and after each access
 
 Stages, tasks, ledgers, logs and files are those of the engine. Tasks and their results are pickled, as on their way to
@@ -15,17 +16,24 @@ from __future__ import annotations
 import contextlib
 import itertools
 import pickle
+import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
 import pyarrow as pa
+import seeds
 from pyspark import TaskContext
 
 from cues import Graph, codec
+from cues.base import names
+from cues.engine.growth import Growth, divide
+from cues.errors import CuesError, Diverged, Fenced
+from cues.graphs.processor import Node
+from cues.queues.partitioners import Router
 from cues.spark.cluster.data import Writer, messages, pieces_of, read_rows
-from cues.spark.cluster.directory import DataFile, QueueDirectory
+from cues.spark.cluster.directory import DataFile, PartitionLog, QueueDirectory
 from cues.spark.cluster.driver import Driver
 from cues.spark.cluster.files import Files, LocalFiles
 from cues.spark.cluster.frames import FrameStage
@@ -147,11 +155,20 @@ class DriverRun:
         for name, options in plan.queues.items():
             self.queues[name] = QueueDirectory(files, name, options)
             self.queues[name].own(graph.id)
-        nodes = [node for node in plan.running if node.kind != "source"]
-        self.stages = [(SizedFrameStage if n.options.batch == "frame" else SizedStage)(self.driver, n) for n in nodes]
-        for stage in self.stages:
-            stage.size = size
+        self._size = size
+        self.stages: list[SizedStage] = []
+        self.take_in(divide(plan, self.queues))
         self.maintenance = Maintenance(self.driver, self.stages)
+        self.growth = Growth(plan, self.queues, divide(plan, self.queues), self.events.append)
+
+    def take_in(self, nodes: Sequence[Node]) -> list[SizedStage]:
+        """Add stages for these units."""
+        kinds = ((SizedFrameStage if node.options.batch == "frame" else SizedStage, node) for node in nodes)
+        stages = [kind(self.driver, node) for kind, node in kinds if node.kind != "source"]
+        for stage in stages:
+            stage.size = self._size
+        self.stages += stages
+        return stages
 
     @property
     def stage(self) -> SizedStage:
@@ -173,13 +190,22 @@ class DriverRun:
         sweep(self.driver, self.stages)
 
     def feed(self, queue: str, given: Sequence[Message], size: Callable[[], int] = lambda: 1000) -> DriverRun:
-        """Append the messages that the queue does not have yet, in files of ``size()`` messages, as a feeder does."""
-        ledger = Ledger(self.files, f"{self.driver.graph}.{queue}.feed", self.driver.owner)
-        self.driver.claim(ledger, lambda last: last.positions if last is not None else {queue: ("", 1)})
-        while (at := ledger.now.positions[queue][1]) <= len(given):
-            some = given[at - 1 : at - 1 + size()]
-            file = data_file(self.queues[queue], ledger.processor, ledger.now.number + 1, some)
-            publish(ledger, {self.queues[queue]: [file]}, at, positions={queue: ("", at + len(some))})
+        """Append the messages that the queue does not have yet, in files of ``size()`` messages, as a feeder does.
+
+        They go to the partitions of their keys.
+        """
+        directory = self.queues[queue]
+        options = directory.options
+        placed = Router(options.partitions, options.key, options.partitioner).place(given)
+        for partition in range(options.partitions):
+            share = [message for message, place in zip(given, placed) if place == partition]
+            id = names.log_id(f"{self.driver.graph}.{queue}.feed", partition)
+            ledger = Ledger(self.files, id, self.driver.owner)
+            self.driver.claim(ledger, lambda last: last.positions if last is not None else {queue: ("", 1)})
+            while (at := ledger.now.positions[queue][1]) <= len(share):
+                some = share[at - 1 : at - 1 + size()]
+                file = data_file(directory, ledger.processor, ledger.now.number + 1, some, partition)
+                publish(ledger, {directory: [file]}, at, positions={queue: ("", at + len(some))})
         return self
 
     def run(self) -> DriverRun:
@@ -192,9 +218,11 @@ class DriverRun:
         return messages_of(self.queues[queue])
 
 
-def data_file(directory: QueueDirectory, writer: str, record: int, given: Sequence[Message]) -> DataFile:
+def data_file(
+    directory: QueueDirectory, writer: str, record: int, given: Sequence[Message], partition: int = 0
+) -> DataFile:
     """A data file with these messages, which is in no log yet."""
-    target = Writer(directory.files, directory.folder, writer, record, TIME_US)
+    target = Writer(directory.files, directory.folder, writer, record, TIME_US, partition)
     target.add([codec.pack(message) for message in given], [None] * len(given), None)
     file = target.close()
     assert file is not None
@@ -202,16 +230,22 @@ def data_file(directory: QueueDirectory, writer: str, record: int, given: Sequen
 
 
 def messages_of(directory: QueueDirectory) -> list[Message]:
-    """The messages of a queue. Their indices have no gap."""
-    pieces = pieces_of(directory.folder, directory.live, directory.first, directory.next)
-    rows = list(messages(directory.files, pieces))
-    assert [index for index, *_ in rows] == list(range(directory.first, directory.next))
+    """The messages of a queue, partition by partition. Their indices have no gap."""
+    return [message for log in directory.logs for message in messages_of_log(log)]
+
+
+def messages_of_log(log: PartitionLog) -> list[Message]:
+    """The messages of a partition. Their indices have no gap."""
+    pieces = pieces_of(log.directory.folder, log.live, log.first, log.next)
+    rows = list(messages(log.directory.files, pieces))
+    assert [index for index, *_ in rows] == list(range(log.first, log.next))
     return [message for *_, message in rows]
 
 
 def metadata_of(directory: QueueDirectory) -> list[Message]:
     """The metadata of the messages of a queue."""
-    came = read_rows(directory.files, pieces_of(directory.folder, directory.live, directory.first, directory.next)).came
+    (log,) = directory.logs
+    came = read_rows(directory.files, pieces_of(directory.folder, log.live, log.first, log.next)).came
     return [came.at(offset) for offset in range(came.count)]
 
 
@@ -268,3 +302,133 @@ class FaultyFiles(LocalFiles):
     def read(self, name: str) -> bytes | None:
         self.interrupt("read", name)
         return super().read(name)
+
+
+# --- random deaths --------------------------------------------------------------------------------
+
+
+class Died(BaseException):
+    """The driver and its tasks are gone."""
+
+
+class Life:
+    """A driver of the graph, from its start until it has nothing to do."""
+
+    def __init__(self, run: RandomDeaths) -> None:
+        self.turns = run.turns()
+        self.alone = True
+        """True if no other driver has lived at the same time."""
+
+
+class RandomDeaths:
+    """Drivers of one graph. Each dies at a random access of the directory, or sleeps there.
+
+    While a driver sleeps, another one starts or continues, and makes some turns. So several drivers may write, until
+    they find that they are fenced.
+    """
+
+    ENDS = 12
+
+    def graph(self) -> Graph:
+        """The graph. Its source is the queue ``src``."""
+        raise NotImplementedError
+
+    def given(self) -> list[Message]:
+        """All messages of the queue ``src``."""
+        raise NotImplementedError
+
+    def compare(self, driver: DriverRun) -> None:
+        """Compare every queue with what it must hold."""
+        raise NotImplementedError
+
+    def between(self, driver: DriverRun) -> None:
+        """Act between two rounds of the stages."""
+
+    def __init__(self, seed: int, files: FaultyFiles) -> None:
+        print(f"{seeds.VARIABLE}={seed}")
+        self.chance = random.Random(seed)
+        self.files = files
+        self._ends = 0
+        self._lives: list[Life] = []
+        self._awake: list[Life] = []
+        """The drivers in the middle of a turn. All but the last one sleep."""
+        self._count_down()
+        files.interrupt = self._interrupt
+
+    def finish(self) -> None:
+        """Run to the end, and compare every queue with a list."""
+        ended = False
+        while not ended:
+            life = self.chance.choice(self._lives) if self._lives else self._start()
+            ended = self._turn(life)
+        while self._lives:
+            self._turn(self._lives[0])
+        self.files.interrupt = lambda access, name: None
+        self.compare(DriverRun(self.files, self.graph()))
+
+    def turns(self) -> Iterator[None]:
+        """The life of a driver. It may be fenced after each turn, and in it."""
+        size = lambda: self.chance.randint(1, 25)  # noqa: E731
+        driver = DriverRun(self.files, self.graph(), self.chance.choice((1, 2)), size)
+        yield
+        driver.feed("src", self.given(), size)
+        for stage in driver.stages:
+            yield
+            stage.claim()
+        yield
+        driver.sweep()
+        driver.maintenance.merge_files = 5
+        busy = True
+        while busy:
+            busy = False
+            for stage in self.chance.sample(driver.stages, len(driver.stages)):
+                yield
+                busy |= stage.step()
+            self.between(driver)
+            directory = self.chance.choice(list(driver.queues.values()))
+            driver.maintenance.merge(self.chance.choice(directory.logs))
+            if self.chance.random() < 0.05:
+                directory.checkpoint()
+
+    def _start(self) -> Life:
+        life = Life(self)
+        self._lives.append(life)
+        if len(self._lives) > 1:
+            for each in self._lives:
+                each.alone = False
+        return life
+
+    def _turn(self, life: Life) -> bool:
+        """Let a driver make a turn. Return True if it had nothing to do any more."""
+        self._awake.append(life)
+        try:
+            next(life.turns)
+        except (StopIteration, Died, CuesError) as error:
+            self._lives.remove(life)
+            # Of several drivers, some are fenced, or miss files that their successor has deleted.
+            if isinstance(error, CuesError) and (life.alone or not isinstance(error, (Fenced, Diverged))):
+                raise
+            return isinstance(error, StopIteration)
+        finally:
+            self._awake.pop()
+        return False
+
+    def _count_down(self) -> None:
+        self._left = self.chance.randint(1, 250) if self._ends < self.ENDS else 0
+
+    def _interrupt(self, access: str, name: str) -> None:
+        if access == "read" or not self._left:
+            return
+        self._left -= 1
+        if self._left:
+            return
+        self._ends += 1
+        self._count_down()
+        if self.chance.random() < 0.5:
+            raise Died
+        asleep = [life for life in self._lives if life not in self._awake]
+        other = self.chance.choice([*asleep, None])
+        life = other or self._start()
+        for _ in range(self.chance.randint(1, 20)):
+            if life in self._lives:
+                self._turn(life)

@@ -12,7 +12,7 @@ import random
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -27,7 +27,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import seeds
 import terminal
-from directory_steps import DriverRun, FaultyFiles, Frame, Message, data_file, messages_of, metadata_of, stored
+from directory_steps import (
+    DriverRun,
+    FaultyFiles,
+    Frame,
+    Message,
+    RandomDeaths,
+    data_file,
+    messages_of,
+    metadata_of,
+    stored,
+)
 from hypothesis import strategies as st
 
 import cues
@@ -39,7 +49,7 @@ from cues.records.provenance import Provenance, merge
 from cues.spark.cluster import data, inspection, maintenance, operations, state_files
 from cues.spark.cluster import files as files_module
 from cues.spark.cluster import lease as lease_module
-from cues.spark.cluster.data import GROUP_ROWS, Piece, Rows, Writer, numbered, read, read_rows
+from cues.spark.cluster.data import GROUP_ROWS, Piece, Rows, Writer, read, read_rows
 from cues.spark.cluster.directory import DataFile, QueueDirectory
 from cues.spark.cluster.files import LocalFiles, ObjectFiles
 from cues.spark.cluster.lease import DriverLease
@@ -147,7 +157,7 @@ def test_a_keyed_step_that_stops_twice_counts_no_message_twice(files: FaultyFile
 
     with pytest.raises(ProcessorStopped, match="the service is down"):
         run(True)
-    assert DriverRun(files, graph).queues["out"].next == 200
+    assert DriverRun(files, graph).queues["out"].log(0).next == 200
     run(False)
     by_key = defaultdict(list)
     for message in DriverRun(files, graph).messages("out"):
@@ -170,7 +180,7 @@ def test_a_step_waits_for_no_messages_that_retention_has_removed_meanwhile(files
 
     def late() -> Any:
         taking = take()
-        driver.maintenance.retain(driver.queues["src"], kept)
+        driver.maintenance.retain(driver.queues["src"].log(0), kept)
         return taking
 
     driver.stage._take = late  # type: ignore[method-assign]
@@ -187,14 +197,14 @@ def test_messages_of_a_step_under_way_stay_whatever_the_retention(files: FaultyF
     real = driver.stage._run
 
     def late(taking: Any) -> Any:
-        driver.maintenance.retain(driver.queues["src"], kept)
+        driver.maintenance.retain(driver.queues["src"].log(0), kept)
         return real(taking)
 
     driver.stage._run = late  # type: ignore[method-assign]
     driver.run()
     assert [message["i"] for message in driver.messages("out")] == list(range(1, 61))
-    driver.maintenance.retain(driver.queues["src"], kept)
-    assert driver.queues["src"].first == 51
+    driver.maintenance.retain(driver.queues["src"].log(0), kept)
+    assert driver.queues["src"].log(0).first == 51
 
 
 def test_steps_leave_only_the_files_of_the_state(files: FaultyFiles) -> None:
@@ -458,7 +468,7 @@ def test_vacuum_keeps_what_somebody_may_need(files: FaultyFiles) -> None:
     older(files, (f"q/{name}" for name in stored(directory)), 30)
     older(files, ["q/_cues/queue.json", "q/_cues/writer.json"], 30)
     small = directory.live[:4]
-    assert directory.replace(small, numbered([maintenance.merged(files, "q", "g.keeper", 1, small)], 1))
+    assert directory.replace(small, directory.numbered([maintenance.merged(files, "q", "g.keeper", 1, small)], 1))
     files.interrupt = failing("put", "q/_delta_log", eio)
     with pytest.raises(OSError, match="EIO"):
         append(x, directory)
@@ -520,7 +530,8 @@ def test_merges_do_not_keep_messages_for_longer(
         publish(feeder, {directory: [DataFile(file.name, 0, 9, file.size, now_ms)]})
         driver.maintenance.step()
         most = max(most, len(directory.live))
-        assert min(directory.next - 1, 360) <= directory.next - directory.first <= 360 * 9 // 8 + 9
+        log = directory.log(0)
+        assert min(log.next - 1, 360) <= log.next - log.first <= 360 * 9 // 8 + 9
     assert most < 30, "files were merged"
     assert {file.writer for file in directory.live} == {"g.src.feed"}
 
@@ -747,7 +758,7 @@ def test_two_writers_and_two_keepers_of_a_queue_make_one_list(files: FaultyFiles
             queue.read_on()
             small, _ = maintenance._run_of_small(queue.live, 4)
             if small:
-                one = numbered([maintenance.merged(files, queue.folder, "g.keeper", 1, small)], small[0].first)
+                one = queue.numbered([maintenance.merged(files, queue.folder, "g.keeper", 1, small)], small[0].first)
                 with queue.lock:
                     while {file.name for file in small} <= {file.name for file in queue.live}:
                         if queue.replace(small, one):
@@ -913,10 +924,6 @@ def test_several_tasks_do_the_same_as_one_and_as_the_embedded_engine(files: Faul
 # --- random deaths --------------------------------------------------------------------------------
 
 
-class Died(BaseException):
-    """The driver and its tasks are gone."""
-
-
 def numbered_by_key(message: Message, process: Any) -> Message:
     """The number of messages of a key, a row of state that comes and goes, and the queues of the metadata."""
     if message["i"] % 11 == 3:
@@ -952,115 +959,17 @@ def deadly_graph() -> Graph:
     return Graph("g", streams, errors="errors", queues=queues)
 
 
-class Life:
-    """A driver of the deadly graph, from its start until it has nothing to do."""
-
-    def __init__(self, run: DeadlyRun) -> None:
-        self.turns = run.turns()
-        self.alone = True
-        """True if no other driver has lived at the same time."""
-
-
-class DeadlyRun:
-    """Drivers of one graph. Each dies at a random access of the directory, or sleeps there.
-
-    While a driver sleeps, another one starts or continues, and makes some turns. So several drivers may write, until
-    they find that they are fenced.
-    """
-
+class DeadlyRun(RandomDeaths):
     COUNT = 60
-    ENDS = 12
 
-    def __init__(self, seed: int, files: FaultyFiles) -> None:
-        print(f"{seeds.VARIABLE}={seed}")
-        self.chance = random.Random(seed)
-        self.files = files
-        self._ends = 0
-        self._lives: list[Life] = []
-        self._awake: list[Life] = []
-        """The drivers in the middle of a turn. All but the last one sleep."""
-        self._count_down()
-        files.interrupt = self._interrupt
+    def graph(self) -> Graph:
+        return deadly_graph()
 
-    def finish(self) -> None:
-        """Run to the end, and compare every queue with a list."""
-        ended = False
-        while not ended:
-            life = self.chance.choice(self._lives) if self._lives else self._start()
-            ended = self._turn(life)
-        while self._lives:
-            self._turn(self._lives[0])
-        self.files.interrupt = lambda access, name: None
-        self._compare(DriverRun(self.files, deadly_graph()))
+    def given(self) -> list[Message]:
+        return numbers(self.COUNT)
 
-    def turns(self) -> Iterator[None]:
-        """The life of a driver. It may be fenced after each turn, and in it."""
-        size = lambda: self.chance.randint(1, 25)  # noqa: E731
-        driver = DriverRun(self.files, deadly_graph(), self.chance.choice((1, 2)), size)
-        yield
-        driver.feed("src", numbers(self.COUNT), size)
-        for stage in driver.stages:
-            yield
-            stage.claim()
-        yield
-        driver.sweep()
-        driver.maintenance.merge_files = 5
-        busy = True
-        while busy:
-            busy = False
-            for stage in self.chance.sample(driver.stages, len(driver.stages)):
-                yield
-                busy |= stage.step()
-            directory = self.chance.choice(list(driver.queues.values()))
-            driver.maintenance.merge(directory)
-            if self.chance.random() < 0.05:
-                directory.checkpoint()
-
-    def _start(self) -> Life:
-        life = Life(self)
-        self._lives.append(life)
-        if len(self._lives) > 1:
-            for each in self._lives:
-                each.alone = False
-        return life
-
-    def _turn(self, life: Life) -> bool:
-        """Let a driver make a turn. Return True if it had nothing to do any more."""
-        self._awake.append(life)
-        try:
-            next(life.turns)
-        except (StopIteration, Died, CuesError) as error:
-            self._lives.remove(life)
-            # Of several drivers, some are fenced, or miss files that their successor has deleted.
-            if isinstance(error, CuesError) and (life.alone or not isinstance(error, (Fenced, Diverged))):
-                raise
-            return isinstance(error, StopIteration)
-        finally:
-            self._awake.pop()
-        return False
-
-    def _count_down(self) -> None:
-        self._left = self.chance.randint(1, 250) if self._ends < self.ENDS else 0
-
-    def _interrupt(self, access: str, name: str) -> None:
-        if access == "read" or not self._left:
-            return
-        self._left -= 1
-        if self._left:
-            return
-        self._ends += 1
-        self._count_down()
-        if self.chance.random() < 0.5:
-            raise Died
-        asleep = [life for life in self._lives if life not in self._awake]
-        other = self.chance.choice([*asleep, None])
-        life = other or self._start()
-        for _ in range(self.chance.randint(1, 20)):
-            if life in self._lives:
-                self._turn(life)
-
-    def _compare(self, driver: DriverRun) -> None:
-        given = numbers(self.COUNT)
+    def compare(self, driver: DriverRun) -> None:
+        given = self.given()
         mid = [m for message in given if message["i"] % 13 != 5 for m in some(message)]
         counts: dict[int, int] = defaultdict(int)
         by_key: dict[int, list[Any]] = defaultdict(list)
@@ -1215,7 +1124,7 @@ def test_a_reader_has_one_row_group_in_memory(files: FaultyFiles, monkeypatch: p
 
     monkeypatch.setattr(pq.ParquetFile, "read_row_group", counted)
     monkeypatch.delattr(pq.ParquetFile, "read_row_groups")
-    first = next(inspection.QueueReader(files.url, "q").read(15))
+    first = next(inspection.QueueReader(files.url, "q").read([15]))
     assert (first.index, first.message["i"]) == (15, 15) and groups == [["time", "hash", "value"]]
 
 

@@ -27,7 +27,7 @@ from test_spark_format import fill, finish, load
 from test_spark_queues import numbers, owner
 
 from cues.errors import Diverged, InvalidArgument, MessagesPurged
-from cues.spark.cluster.data import Writer, numbered
+from cues.spark.cluster.data import Writer
 from cues.spark.cluster.directory import QueueDirectory
 from cues.spark.cluster.files import open_files
 from cues.spark.cluster.maintenance import Maintenance
@@ -63,7 +63,7 @@ def append(directory: QueueDirectory, messages: Sequence[dict[str, Any]]) -> Non
     writer.add([codec.pack(message) for message in messages], hashes, None, [time_us] * len(messages))
     file = writer.close()
     assert file is not None
-    directory.publish("g.in.feed", number, numbered([file], directory.next))
+    directory.publish("g.in.feed", number, directory.numbered([file]))
 
 
 def ints(low: int, high: int) -> list[dict[str, Any]]:

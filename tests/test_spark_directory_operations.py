@@ -29,7 +29,7 @@ import cues
 from cues import Graph, codec, testing
 from cues.cli import fresh
 from cues.errors import AlreadyRunning, Fenced
-from cues.spark.cluster.data import Writer, numbered
+from cues.spark.cluster.data import Writer
 from cues.spark.cluster.directory import QueueDirectory
 from cues.spark.cluster.driver import Driver
 from cues.spark.cluster.files import LocalFiles, open_files
@@ -54,7 +54,7 @@ def add(place: Path | str, *numbers: int, record: int = 2, time_us: int = 0) -> 
     writer.add([codec.pack({"n": n}) for n in numbers], [None] * len(numbers), None)
     file = writer.close()
     assert file is not None
-    directory.publish("g.in.feed", record, numbered([file], directory.next))
+    directory.publish("g.in.feed", record, directory.numbered([file]))
 
 
 def printed(*arguments: object) -> list[Any]:

@@ -55,7 +55,7 @@ from test_spark_engine import IGNORED, sums, template, without_times
 from cues import codec
 from cues.queues.options import Retention
 from cues.spark.cluster import inspection
-from cues.spark.cluster.data import Writer, numbered
+from cues.spark.cluster.data import Writer
 from cues.spark.cluster.directory import QueueDirectory, file_name
 from cues.spark.cluster.driver import Driver
 from cues.spark.cluster.files import folder_of, open_files
@@ -433,7 +433,7 @@ def filled(place: Path, count: int) -> None:
     writer.add([codec.pack({"n": n}) for n in range(count)], [None] * count, None)
     file = writer.close()
     assert file is not None
-    directory.publish("g.in.feed", 1, numbered([file], 1))
+    directory.publish("g.in.feed", 1, directory.numbered([file]))
 
 
 def owner(place: Path, spark: SparkSession, **options: Any) -> Stage:
@@ -612,15 +612,15 @@ def test_small_files_become_one_and_old_ones_go_also_when_that_dies(
     # Retention: whole files below the bound, from the log at once and from the disk later; the last one stays.
     keeper = Maintenance(again.driver, [again])
     keeper.retain(out, Retention(count=4))
-    assert (out.first, out.next, len(out.live)) == (57, 61, 1)
+    assert (out.log(0).first, out.log(0).next, len(out.live)) == (57, 61, 1)
     keeper.vacuum()
     assert len(list((tmp_path / "out").glob("*.parquet"))) == 16
     monkeypatch.setattr("cues.spark.cluster.directory.KEEP_FILES_H", 0)
     keeper.vacuum()
     assert len(list((tmp_path / "out").glob("*.parquet"))) == 1
-    assert QueueDirectory(out.files, "out", cues.QueueOptions()).next == 61
+    assert QueueDirectory(out.files, "out", cues.QueueOptions()).log(0).next == 61
     keeper.retain(again.driver.queues["in"], Retention(read=True))
-    assert again.driver.queues["in"].next == 61
+    assert again.driver.queues["in"].log(0).next == 61
 
 
 # --- other ways in, other places ------------------------------------------------------------------

@@ -91,7 +91,7 @@ def _seek_shared(
         positions, words = {}, []
         for id in chosen:
             queue, before = last.queue_of(id), last.record.positions[id][1]
-            index = positions[id] = inspection.QueueReader(target.place, queue).index_of(where, "--to")
+            index = positions[id] = inspection.QueueReader(target.place, queue).place_of(where, "--to")[0]
             effect = f"{count(abs(index - before), 'message')} {'skipped' if index > before else 'processed again'}"
             words.append(f"{queue} from {before:,} to {index:,} ({effect})")
         confirm(f"{processor} will continue at another place: {', '.join(words)}.", "Move it?", yes)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from cues.base import clock
 from cues.cli import options
 from cues.cli import target as targets
-from cues.cli.options import WrongUsage
 from cues.cli.output import CommandOutput, TableColumn, ago, count, size
 from cues.cli.target import StoreTarget
 
@@ -37,25 +35,21 @@ def queue_of(target: StoreTarget) -> str:
     """The queue that a target names. Raises :class:`QueueNotFound` if the directory does not have it."""
     from cues.spark.cluster import inspection
 
-    known = inspection.queues_of(target.place)
-    queue = targets.queue_of(replace(target, name=target.name.removesuffix("/0")), known)
-    if queue not in known:
-        name = queue.partition("/")[0]
-        raise WrongUsage(
-            f"{queue} is a partition, and a queue in a shared directory has only one.", f"{target.again(name)}."
-        )
-    return queue
+    return targets.queue_of(target, inspection.queues_of(target.place))
 
 
 def _figures(place: str, queue: str) -> dict[str, Any]:
     """Counts of a queue, and the time of its last file."""
     from cues.spark.cluster import inspection
 
-    files = inspection.read_queue(place, queue)
-    first, next = (files[0].first, files[-1].next) if files else (1, 1)
-    figures = {"messages": sum(file.count for file in files), "first": first, "last": next - 1}
-    appended = clock.to_datetime(files[-1].modified_ms * 1_000_000) if files else None
-    return figures | {"files": len(files), "bytes": sum(file.size for file in files), "appended": appended}
+    logs = inspection.QueueReader(place, queue).logs
+    files = [file for log in logs for file in log.live]
+    figures = {"messages": sum(file.count for file in files), "first": min(log.first for log in logs)}
+    figures["last"] = max(log.next - 1 for log in logs)
+    newest = max((file.modified_ms for file in files), default=None)
+    appended = None if newest is None else clock.to_datetime(newest * 1_000_000)
+    sizes = {"files": len(files), "bytes": sum(file.size for file in files), "appended": appended}
+    return figures | sizes | {"partitions": len(logs), "ends": {log.id: log.next for log in logs}}
 
 
 def queues(target: StoreTarget, output: CommandOutput) -> None:

@@ -129,14 +129,16 @@ def _print_shared(
     if begin is None:
         at, limit = reader.last(most, condition), None
     else:
-        at, limit = reader.index_of(begin, "--from"), None if count is None else most
+        at, limit = reader.place_of(begin, "--from"), None if count is None else most
+    numbers = {log.partition: number for number, log in enumerate(reader.logs)}
     printed = 0
     while limit is None or printed < limit:
         for read in reader.read(at):
-            at = read.index + 1
+            at[numbers[read.partition]] = read.index + 1
             if condition is not None and not condition(read.message):
                 continue
-            about = {names.HASH: read.hash, names.QUEUE: {queue: {names.T: read.index, names.TIME: iso(read.time)}}}
+            log = names.log_id(reader.directory.queue, read.partition)
+            about = {names.HASH: read.hash, names.QUEUE: {log: {names.T: read.index, names.TIME: iso(read.time)}}}
             sys.stdout.write(to_json({**read.message, names.META: about} if meta else read.message) + "\n")
             printed += 1
             if printed == limit:
@@ -144,7 +146,7 @@ def _print_shared(
         sys.stdout.flush()
         if not follow:
             break
-        while printed != limit and not reader.reaches(at):
+        while printed != limit and not reader.has_more(at):
             time.sleep(_LOOK_S)
     return printed
 

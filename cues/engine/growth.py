@@ -11,22 +11,31 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final
+from typing import Final, Protocol
 
 from cues.base import events
 from cues.errors import GraphError
 from cues.graphs.plan import Plan, partitions_of
 from cues.graphs.processor import Node
+from cues.queues.options import QueueOptions
 from cues.queues.processor_rows import read_topology
-from cues.queues.queue import Queue
 from cues.queues.store import Store
+
+
+class HasOptions(Protocol):
+    """A queue, of a store or of a directory."""
+
+    @property
+    def options(self) -> QueueOptions:
+        """The options in force now."""
+
 
 Emit = Callable[[events.Event], None]
 MISFIT_S: Final = 30.0
 """Longest time in which the inputs of a processor may have different numbers of partitions while the graph runs."""
 
 
-def divide(plan: Plan, queues: Mapping[str, Queue]) -> list[Node]:
+def divide(plan: Plan, queues: Mapping[str, HasOptions]) -> list[Node]:
     """The units of a graph: each processor once for each partition that its inputs have now.
 
     Raises :class:`GraphError` if the inputs of a processor do not fit together.
@@ -37,7 +46,7 @@ def divide(plan: Plan, queues: Mapping[str, Queue]) -> list[Node]:
     return units
 
 
-def _divide(plan: Plan, queues: Mapping[str, Queue]) -> tuple[list[Node], list[GraphError]]:
+def _divide(plan: Plan, queues: Mapping[str, HasOptions]) -> tuple[list[Node], list[GraphError]]:
     """The units, and the errors of processors that have none."""
     options = {name: queue.options for name, queue in queues.items()}
     units: list[Node] = []
@@ -67,7 +76,7 @@ class Growth:
     but only for a limited time.
     """
 
-    def __init__(self, plan: Plan, queues: Mapping[str, Queue], units: Sequence[Node], emit: Emit) -> None:
+    def __init__(self, plan: Plan, queues: Mapping[str, HasOptions], units: Sequence[Node], emit: Emit) -> None:
         """``units`` are those of :func:`divide` at the start."""
         self._plan = plan
         self._queues = queues
@@ -106,7 +115,7 @@ class Growth:
         if missing:
             own(missing)
             self._known |= {unit.id for unit in missing}
-            _warn(Counter(unit.processor for unit in missing), "from now on", self._emit)
+            tell(Counter(unit.processor for unit in missing), "from now on", self._emit)
         return missing
 
 
@@ -119,10 +128,11 @@ def tell_of_growth(home: Store, nodes: Sequence[Node], emit: Emit) -> None:
     with home._view() as txn:
         new = [node for node in nodes if read_topology(txn, node.id) is None]
         grown = Counter(node.processor for node in new if read_topology(txn, node.processor) is not None)
-    _warn(grown, "than before", emit)
+    tell(grown, "than before", emit)
 
 
-def _warn(new_units: Mapping[str, int], since: str, emit: Emit) -> None:
+def tell(new_units: Mapping[str, int], since: str, emit: Emit) -> None:
+    """Warn of new units, by processor."""
     for processor, count in new_units.items():
         text = (
             f"reads {count} more partition{'s' if count > 1 else ''} {since}, from the beginning; state stays"

@@ -22,6 +22,9 @@ METADATA: Final = frozenset({"t", "time", "tx"})
 FUNCTIONS: Final = ("key", "partitioner")
 """Options that may be functions; their plain data is ``{"function": "module:qualname"}``."""
 
+_PLACING: Final = ("partitions", *FUNCTIONS)
+"""Options that decide the partition of a message."""
+
 _UNITS_S: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 _UNITS_BYTES: Final = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30}
 
@@ -176,13 +179,16 @@ class QueueOptions:
     def _asked(self) -> dict[str, Any]:
         """The arguments to open a queue that may exist; default partitions, key and partitioner are left out."""
         changed = self.to_dict()
-        placing = ("partitions", *FUNCTIONS)
-        return {name: value for name, value in vars(self).items() if name not in placing or name in changed}
+        return {name: value for name, value in vars(self).items() if name not in _PLACING or name in changed}
 
     def _changed(self, options: Mapping[str, Any]) -> QueueOptions:
         """Return a copy with the given options changed; raise for an unknown name."""
         check_names(options)
         return QueueOptions(**{**self.__dict__, **options})
+
+    def _placing_to_dict(self) -> dict[str, Any]:
+        """Return partitions, key and partitioner as plain data, without those that have their defaults."""
+        return {name: value for name, value in self.to_dict().items() if name in _PLACING}
 
     def to_dict(self) -> dict[str, Any]:
         """Return the options that differ from their defaults, as plain data."""

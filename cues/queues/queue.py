@@ -78,8 +78,7 @@ class Queue(BaseQueue):
     def _grow(self, txn: StoreTransaction, partitions: int) -> None:
         record = read_record(self.store, self.id, txn.get(names.queue_key(self.id)))
         present = record["partitions"]
-        if partitions < present:
-            raise _shrinking(self.id, present, partitions)
+        refuse_shrinking(self.id, present, partitions)
         if partitions == present:
             return
         row = LogRow(record["identity"], 1, 1, 0, record["version"])
@@ -312,10 +311,12 @@ def _refused(queue: str, option: str, message: str, hint: str) -> QueueOptionsEr
     return QueueOptionsError(message, hint, queue=queue, option=option)
 
 
-def _shrinking(queue: str, present: int, asked: int) -> QueueOptionsError:
-    message = f"The queue {queue!r} has {present} partitions and cannot have fewer, such as {asked}."
-    hint = f"pass partitions={present}, or make a new queue: a removed partition would take its messages with it."
-    return _refused(queue, "partitions", message, hint)
+def refuse_shrinking(queue: str, present: int, asked: int) -> None:
+    """Raise :class:`QueueOptionsError` if a queue is asked to have fewer partitions than it has."""
+    if asked < present:
+        message = f"The queue {queue!r} has {present} partitions and cannot have fewer, such as {asked}."
+        hint = f"pass partitions={present}, or make a new queue: a removed partition would take its messages with it."
+        raise _refused(queue, "partitions", message, hint)
 
 
 def create_queue(txn: StoreTransaction, store: BaseStore, id: str, options: QueueOptions) -> bytes:
@@ -354,31 +355,37 @@ def _put_record(txn: StoreTransaction, queue: str, record: dict[str, Any]) -> No
         txn.put(names.row_key(queue, partition), pack_row(row))
 
 
-def _change(queue: Queue, options: Mapping[str, Any]) -> None:
-    queue._not_a_try_log("changes")
-    old = queue.options
-    new = old._changed(options)
-    if new.partitions < old.partitions:
-        raise _shrinking(queue.id, old.partitions, new.partitions)
+def refuse_replacing(queue: str, old: QueueOptions, new: QueueOptions, grow: str) -> None:
+    """Raise :class:`QueueOptionsError` for options that would place messages of one key on another partition.
+
+    ``grow`` is the instruction to add partitions.
+    """
+    refuse_shrinking(queue, old.partitions, new.partitions)
     if new.partitions > old.partitions:
         raise _refused(
-            queue.id,
+            queue,
             "partitions",
-            f"The queue {queue.id!r} has {old.partitions} partition{'s' if old.partitions > 1 else ''}, not"
+            f"The queue {queue!r} has {old.partitions} partition{'s' if old.partitions > 1 else ''}, not"
             f" {new.partitions}; an option does not add partitions, because that changes the partition of keys.",
-            f"call store.queue({queue.id!r}).grow({new.partitions}); its documentation tells the effect on the order of"
-            " keys.",
+            f"{grow}; its documentation tells the effect on the order of keys.",
         )
     if new._placing != old._placing and old.partitions > 1:
         for name, was, now in zip(FUNCTIONS, old._placing, new._placing):
             if was != now:
                 raise _refused(
-                    queue.id,
+                    queue,
                     name,
-                    f"The queue {queue.id!r} places its messages by {name}={was!r}, which cannot change (asked for"
+                    f"The queue {queue!r} places its messages by {name}={was!r}, which cannot change (asked for"
                     f" {now!r}): messages of one key would be on several partitions.",
                     "make a new queue.",
                 )
+
+
+def _change(queue: Queue, options: Mapping[str, Any]) -> None:
+    queue._not_a_try_log("changes")
+    old = queue.options
+    new = old._changed(options)
+    refuse_replacing(queue.id, old, new, f"call store.queue({queue.id!r}).grow({new.partitions})")
     queue._give(new)
     if new.to_dict() == old.to_dict():
         return

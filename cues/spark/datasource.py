@@ -19,8 +19,7 @@ from pyspark.sql import types as T
 from pyspark.sql.datasource import DataSource
 
 from cues.spark.options import READ, READ_STREAM, ReadOptions, WriteOptions, place
-from cues.spark.place import is_spread
-from cues.spark.reading import QueueReader, QueueStream, row_of
+from cues.spark.reading import QueueReader, QueueStream, find, row_of
 from cues.spark.writing import BatchWriter, StreamWriter
 
 if TYPE_CHECKING:
@@ -40,7 +39,7 @@ class CuesSource(DataSource):
     def schema(self) -> str:
         """The columns of the row, followed by the columns of the option ``fields``."""
         address = place(self.options)
-        columns = row_of(not address.shared and is_spread(address))
+        columns = row_of(find(address)[0].spread)
         # In a session with spark.sql.timestampType=TIMESTAMP_NTZ, "timestamp" means a time without a zone.
         types = (field.dataType.simpleString().replace("timestamp", "timestamp_ltz") for field in columns.fields)
         own = ", ".join(f"`{name}` {type}" for name, type in zip(columns.names, types))

@@ -274,13 +274,12 @@ def pin(place: QueueAddress) -> tuple[Pinned, Indices]:
     return pinned, tuple(row.next for row in rows)
 
 
-def is_spread(place: QueueAddress) -> bool:
-    """Return True for a place of several partitions."""
-    with Store(place.store, readonly=True) as store:
-        return store.queue(place.queue).is_partitioned
-
-
 def _identity(queue: Queue) -> bytes:
     """The identity of a queue or of one partition. Partitions share that of the queue, but not their offsets."""
     identity, partition = queue._row().identity, queue._log.partition
-    return xxhash.xxh3_64_digest(identity + partition.to_bytes(4, "big")) if partition else identity
+    return partition_identity(identity, partition) if partition else identity
+
+
+def partition_identity(queue: bytes, partition: int) -> bytes:
+    """The identity of a partition, from that of its queue."""
+    return xxhash.xxh3_64_digest(queue + partition.to_bytes(4, "big"))

@@ -27,9 +27,12 @@ import pyarrow.parquet as pq
 from cues import codec
 from cues.base import names
 from cues.errors import Diverged, Unsupported
+from cues.queues.options import QueueOptions
+from cues.queues.partitioners import UNKEYED, Router
 from cues.records.provenance import Provenance
 from cues.spark.cluster.directory import DataFile, file_name
-from cues.spark.cluster.files import ID
+from cues.spark.cluster.files import ID, folder_of
+from cues.steps.outgoing import Packed
 
 if TYPE_CHECKING:
     from cues.spark.cluster.files import Files
@@ -286,9 +289,12 @@ def with_place(came: Provenance, queue: str, kept: frozenset[str], rows: Rows) -
 class Writer:
     """Writes one data file, which appears when it is closed and counts when a step commits it."""
 
-    def __init__(self, files: Files, folder: str, processor: str, record: int, time_us: int) -> None:
+    def __init__(
+        self, files: Files, folder: str, processor: str, record: int, time_us: int, partition: int = 0
+    ) -> None:
         self._files = files
         self._folder = folder
+        self._partition = partition
         self._time_us = time_us
         self._name = file_name(processor, record)
         self._open: Any = None
@@ -357,16 +363,51 @@ class Writer:
         size = self._files.size(f"{self._folder}/{self._name}")
         if size is None:
             raise FileNotFoundError(self._name)
-        return DataFile(self._name, 0, self.count, size, time.time_ns() // 1_000_000)
+        return DataFile(self._name, 0, self.count, size, time.time_ns() // 1_000_000, self._partition)
 
 
-def numbered(files: Sequence[DataFile], next: int) -> list[DataFile]:
-    """The files with their indices, in this order, from ``next`` on."""
-    placed = []
-    for file in files:
-        placed.append(DataFile(file.name, next, file.count, file.size, file.modified_ms))
-        next += file.count
-    return placed
+class QueueWriter:
+    """Writes messages to a queue: into one data file for each partition that gets messages."""
+
+    def __init__(
+        self,
+        files: Files,
+        queue: str,
+        options: QueueOptions,
+        processor: str,
+        record: int,
+        time_us: int,
+        turn: int = 0,
+    ) -> None:
+        """``turn`` is the first partition of messages that may be on any of them, modulo the partitions."""
+        self._open = functools.partial(Writer, files, folder_of(queue), processor, record, time_us)
+        way = options.partitioner if options.partitioner in UNKEYED else None
+        self._turns = Router(options.partitions, None, way, turn)
+        self._writers: dict[int, Writer] = {}
+
+    def add(self, values: Sequence[bytes], hashes: Sequence[str | None], came: Provenance | None) -> None:
+        """Add messages. One that its key has placed is :class:`cues.steps.outgoing.Packed`."""
+        if self._turns.partitions == 1:
+            self._writer(0).add(values, hashes, came)
+            return
+        places = [value.place if type(value) is Packed else None for value in values]
+        turns = iter(self._turns.place([{}] * places.count(None)))
+        shares: dict[int, list[int]] = {}
+        for offset, place in enumerate(places):
+            shares.setdefault(next(turns) if place is None else place, []).append(offset)
+        for partition, offsets in shares.items():
+            share = [values[offset] for offset in offsets]
+            self._writer(partition).add(share, [hashes[offset] for offset in offsets], came and came.select(offsets))
+
+    def _writer(self, partition: int) -> Writer:
+        if partition not in self._writers:
+            self._writers[partition] = self._open(partition)
+        return self._writers[partition]
+
+    def close(self) -> list[DataFile]:
+        """Write the rest. Return the files, whose first indices are not known."""
+        files = [writer.close() for writer in self._writers.values()]
+        return [file for file in files if file is not None]
 
 
 def messages(files: Files, pieces: Sequence[Piece]) -> Iterator[tuple[int, int, str | None, dict[str, Any]]]:

@@ -5,12 +5,13 @@
     DIR/<queue>/_delta_log/<version>.json      an entry for each step: its new files
     DIR/<queue>/<processor>-<record>-<token>.parquet
 
-    partition INT, first BIGINT                of a file, in the log
+    partition INT, first BIGINT                of a file, in the log; an index belongs to a partition
     offset BIGINT, time TIMESTAMP, hash STRING, value BINARY, provenance MAP, meta BINARY
 
 The index of a message is ``first + offset``. The index of a file's first message is in the log, because it is known
-only when the step commits. Every reader of Delta tables sees exactly the messages that count: no file of a step that
-was not committed, no file twice. Paths in the log are relative, so a directory may be moved.
+only when the step commits. The number of partitions is in the metadata of the table, and only grows. Every reader of
+Delta tables sees exactly the messages that count: no file of a step that was not committed, no file twice. Paths in
+the log are relative, so a directory may be moved.
 
 An entry is put if absent (files.py), so the log has one order, even with several writers. It holds a transaction of
 Delta: the writer's id, and the number of its record (ledger.py). So after a crash a driver finds that an entry was
@@ -30,16 +31,18 @@ import time
 import uuid
 from bisect import bisect_left
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote, unquote
 
+from cues.base import names
 from cues.errors import Diverged, GraphError, Unsupported
+from cues.queues.options import QueueOptions
+from cues.queues.queue import refuse_replacing, refuse_shrinking
 from cues.spark.cluster.files import folder_of, name_of, parsed
 
 if TYPE_CHECKING:
-    from cues.queues.options import QueueOptions
     from cues.spark.cluster.files import Files
 
 LOG: Final = "_delta_log"
@@ -47,6 +50,8 @@ _OLD_LOG: Final = "_spark_metadata"
 """The log of a queue that an earlier version of Cues wrote."""
 CHECKPOINT_EVERY: Final = 100
 """Entries between two checkpoints of the log. A reader reads the last checkpoint, and the entries after it."""
+_PLACING: Final = "cues.placing"
+"""The key, in the metadata of the table, of the number of partitions, the key and the partitioner."""
 READY_FILES: Final = 10_000
 """Most files that a reader is offered at once."""
 KEEP_FILES_H: Final = 24
@@ -79,6 +84,7 @@ class DataFile:
     count: int
     size: int
     modified_ms: int
+    partition: int = 0
 
     @property
     def next(self) -> int:
@@ -108,8 +114,73 @@ def _damaged(text: str) -> Diverged:
     return Diverged(text, "restore the directory from a copy.")
 
 
+class PartitionLog:
+    """One partition of a queue: its messages, in files."""
+
+    def __init__(self, directory: QueueDirectory, partition: int) -> None:
+        self.directory = directory
+        self.partition = partition
+        self.live: list[DataFile] = []
+        """The files that count, by index. New files are appended; after other changes it is another list."""
+
+    @property
+    def id(self) -> str:
+        """As :func:`cues.base.names.log_id`."""
+        return names.log_id(self.directory.queue, self.partition)
+
+    @property
+    def first(self) -> int:
+        """The index of the first message."""
+        return self.live[0].first if self.live else 1
+
+    @property
+    def next(self) -> int:
+        """The index that the next message gets. The last file always stays, because it has this index."""
+        return self.live[-1].next if self.live else 1
+
+    def reaches(self, index: int) -> bool:
+        """Return True if the log ends at ``index`` or after it; another driver may have written since it was read."""
+        if self.next < index:
+            self.directory.read_on()
+        return self.next >= index
+
+    def within(self, start: int, stop: int) -> list[DataFile]:
+        """The files that hold the messages [start, stop)."""
+        live = self.live
+        return live[bisect_left(live, start, key=_last) : bisect_left(live, stop, key=_first)]
+
+    def ready(self, start: int) -> tuple[int, int]:
+        """The range that a reader at ``start`` reads next: its start, and the end of the messages without a gap.
+
+        Of many small files, the range has some thousand.
+        """
+        live = self.live
+        at = max(start, self.first)
+        end = at
+        low = bisect_left(live, at, key=_last)
+        for file in live[low : low + READY_FILES]:
+            if file.first > end:
+                if end > at:
+                    break
+                at = file.first  # the messages of the gap were purged before they were copied
+            end = file.next
+        return at, end
+
+    def keep(self, live: Iterable[DataFile]) -> None:
+        """Take these files. Raises :class:`Diverged` if two of them have the same message."""
+        files = sorted(live, key=_first)
+        for before, after in itertools.pairwise(files):
+            if after.first < before.next:
+                directory = self.directory
+                raise _damaged(
+                    f"The log of {directory.files.url}/{directory.folder} has the messages {after.first} to"
+                    f" {min(before.next, after.next) - 1} twice, in {before.name} and {after.name}."
+                )
+        self.live = files
+
+
 class QueueDirectory:
-    """One queue. A thread that appends holds :attr:`lock` from the read of :attr:`next` until it has appended."""
+    """One queue. A thread that appends holds :attr:`lock` from the read of the next index until it has appended."""
 
     def __init__(self, files: Files, queue: str, options: QueueOptions, identity: bytes | None = None) -> None:
         """Open or make the queue. ``identity`` is that of the queue in the driver's store that is copied into it.
@@ -120,10 +191,12 @@ class QueueDirectory:
         self.files = files
         self.queue = queue
         self.options = options
+        """Those of the graph, with the number of partitions that there are now."""
+        self._asked = self._stored = options
         self.folder = folder_of(queue)
         self.lock = threading.RLock()
-        self.live: list[DataFile] = []
-        """The files that count, by index. New files are appended; after other changes it is another list."""
+        self.logs: list[PartitionLog] = []
+        """By partition. The list only grows."""
         self._owed: deque[tuple[str, int, Sequence[DataFile]]] = deque()
         """Files of records that are not in the log, because the filesystem failed. Protected by the lock."""
         self.undecided: BaseException | None = None
@@ -164,9 +237,11 @@ class QueueDirectory:
                 "give the queue another name in one of the graphs, or use another --queues DIR.",
             )
         if self.version < 0:
-            self._commit([{"protocol": _PROTOCOL}, {"metaData": self._metadata()}])
+            self._commit([{"protocol": _PROTOCOL}, {"metaData": self._metadata(self.options)}])
+        grow = f"run cues grow {self.files.place}#{self.queue} {self._asked.partitions}"
+        refuse_replacing(self.queue, self._stored, self._stored._changed(self._asked._asked), grow)
 
-    def _metadata(self) -> dict[str, Any]:
+    def _metadata(self, options: QueueOptions) -> dict[str, Any]:
         return {
             "id": str(uuid.UUID(bytes=self.identity * 2)),
             "name": self.queue,
@@ -174,26 +249,36 @@ class QueueDirectory:
             "schemaString": json.dumps({"type": "struct", "fields": _FIELDS}),
             "partitionColumns": ["partition", "first"],
             "createdTime": time.time_ns() // 1_000_000,
-            "configuration": {},
+            "configuration": {_PLACING: json.dumps(options._placing_to_dict())},
         }
 
     # --- the log ---
 
     @property
-    def first(self) -> int:
-        """The index of the first message."""
-        return self.live[0].first if self.live else 1
+    def live(self) -> list[DataFile]:
+        """The files that count, of all partitions."""
+        return [file for log in self.logs for file in log.live]
 
-    @property
-    def next(self) -> int:
-        """The index that the next message gets. The last file always stays, because it has this index."""
-        return self.live[-1].next if self.live else 1
-
-    def reaches(self, index: int) -> bool:
-        """Return True if the log ends at ``index`` or after it; another driver may have written since it was read."""
-        if self.next < index:
+    def log(self, partition: int) -> PartitionLog:
+        """A partition; another driver may have made it since the log was read. Raises :class:`Diverged`."""
+        if partition >= len(self.logs):
             self.read_on()
-        return self.next >= index
+        if partition >= len(self.logs):
+            raise _damaged(f"The queue {self.queue!r} in {self.files.url} has no partition {partition}.")
+        return self.logs[partition]
+
+    def grow(self, partitions: int) -> None:
+        """Raise the number of partitions; see :meth:`cues.queues.queue.Queue.grow`. A smaller number is refused."""
+        with self.lock:
+            self.read_on()
+            refuse_shrinking(self.queue, len(self.logs), partitions)
+            self.grow_to(partitions)
+
+    def grow_to(self, partitions: int) -> None:
+        """Add partitions until there are at least so many, if the table is there."""
+        with self.lock:
+            while self.version >= 0 and len(self.logs) < partitions:
+                self._commit([{"metaData": self._metadata(self.options._changed({"partitions": partitions}))}])
 
     def load(self) -> None:
         """Read the log. Raises :class:`Diverged` if it is damaged."""
@@ -201,38 +286,49 @@ class QueueDirectory:
             self._published = {}
             self._table, live = read_table(self.files, self.folder)
             self.version = -1 if self._table is None else self._table.version()
+            self._place({} if self._table is None else self._table.metadata().configuration)
             self._keep(live)
 
+    def _place(self, configuration: Mapping[str, str]) -> None:
+        """Follow the number of partitions in the metadata of the table."""
+        if self.version >= 0:
+            self._stored = QueueOptions.from_dict(json.loads(configuration.get(_PLACING, "{}")))
+            given = {**self._asked._asked, "partitions": self._stored.partitions}
+            self.options = self._stored._changed(given)
+        self.logs += [PartitionLog(self, number) for number in range(len(self.logs), self.options.partitions)]
+
     def _keep(self, live: Iterable[DataFile]) -> None:
-        files = sorted(live, key=_first)
-        for before, after in itertools.pairwise(files):
-            if after.first < before.next:
-                raise _damaged(
-                    f"The log of {self.files.url}/{self.folder} has the messages {after.first} to"
-                    f" {min(before.next, after.next) - 1} twice, in {before.name} and {after.name}."
-                )
-        self.live = files
+        shares: list[list[DataFile]] = [[] for _ in self.logs]
+        for file in live:
+            shares[file.partition].append(file)
+        for log, share in zip(self.logs, shares):
+            log.keep(share)
 
     def read_on(self) -> None:
         """Read the entries that were written since the log was read."""
         with self.lock:
-            live = {file.name: file for file in self.live}
+            live: dict[str, DataFile] | None = None
             while (raw := self.files.read(self._entry(self.version + 1))) is not None:
+                if live is None:
+                    live = {file.name: file for file in self.live}
+                self.version += 1
                 for line in raw.decode().splitlines():
                     self._apply(json.loads(line), live)
-                self.version += 1
-            self._keep(live.values())
+            if live is not None:
+                self._keep(live.values())
 
     def _apply(self, action: dict[str, Any], live: dict[str, DataFile]) -> None:
         if "add" in action:
             add = action["add"]
-            name, first = unquote(add["path"]), int(add["partitionValues"]["first"])
-            count = json.loads(add["stats"])["numRecords"]
-            live[name] = DataFile(name, first, count, add["size"], add["modificationTime"])
+            name, values = unquote(add["path"]), add["partitionValues"]
+            first, partition, count = int(values["first"]), int(values["partition"]), json.loads(add["stats"])
+            live[name] = DataFile(name, first, count["numRecords"], add["size"], add["modificationTime"], partition)
         elif "remove" in action:
             live.pop(unquote(action["remove"]["path"]), None)
         elif "txn" in action:
             self._published[action["txn"]["appId"]] = action["txn"]["version"]
+        elif "metaData" in action:
+            self._place(action["metaData"]["configuration"])
 
     def _entry(self, version: int) -> str:
         return f"{self.folder}/{LOG}/{version:020d}.json"
@@ -266,14 +362,17 @@ class QueueDirectory:
             writer, number, new = self._owed[0]
             if self.published(writer) >= number:
                 self._owed.popleft()
-            elif new[0].first < self.next:
-                raise Diverged(
-                    f"The queue {self.queue!r} in {self.files.url} ends with message {self.next - 1}, and record"
-                    f" {number} of {writer} has committed other messages from {new[0].first} on.",
-                    "let one graph write to the queue, and restore the directory from a copy.",
-                )
-            else:  # if another driver wrote this entry, the loop looks again
-                self._commit([*map(_add, new), {"txn": {"appId": writer, "version": number}}], new)
+                continue
+            for file in new:
+                log = self.log(file.partition)
+                if file.first < log.next:
+                    raise Diverged(
+                        f"The queue {log.id!r} in {self.files.url} ends with message {log.next - 1}, and record"
+                        f" {number} of {writer} has committed other messages from {file.first} on.",
+                        "let one graph write to the queue, and restore the directory from a copy.",
+                    )
+            # If another driver wrote this entry, the loop looks again.
+            self._commit([*map(_add, new), {"txn": {"appId": writer, "version": number}}], new)
 
     def replace(self, gone: Sequence[DataFile], new: Sequence[DataFile]) -> bool:
         """Replace files in the log: no message changes. Return False if the log has got another entry meanwhile.
@@ -297,13 +396,27 @@ class QueueDirectory:
             return False
         self.version += 1
         for action in actions:
-            if "txn" in action:
+            if "txn" in action or "metaData" in action:
                 self._apply(action, {})
         if gone:
             self._keep([*(file for file in self.live if file.name not in gone), *new])
         else:
-            self.live.extend(new)
+            for file in new:
+                self.logs[file.partition].live.append(file)
         return True
+
+    def numbered(self, files: Sequence[DataFile], first: int | None = None) -> list[DataFile]:
+        """New files with their indices, which follow those of their partitions, or begin at ``first``.
+
+        The caller holds the lock.
+        """
+        ends: dict[int, int] = {}
+        placed = []
+        for file in files:
+            start = ends.get(file.partition) or first or self.log(file.partition).next
+            ends[file.partition] = start + file.count
+            placed.append(replace(file, first=start))
+        return placed
 
     def checkpoint(self) -> None:
         """Let the library write a checkpoint of the log, and delete entries that no reader needs any more."""
@@ -328,28 +441,6 @@ class QueueDirectory:
                 self.files.delete(f"{self.folder}/{name}")
 
     # --- files ---
-
-    def within(self, start: int, stop: int) -> list[DataFile]:
-        """The files that hold the messages [start, stop)."""
-        live = self.live
-        return live[bisect_left(live, start, key=_last) : bisect_left(live, stop, key=_first)]
-
-    def ready(self, start: int) -> tuple[int, int]:
-        """The range that a reader at ``start`` reads next: its start, and the end of the messages without a gap.
-
-        Of many small files, the range has some thousand.
-        """
-        live = self.live
-        at = max(start, self.first)
-        end = at
-        low = bisect_left(live, at, key=_last)
-        for file in live[low : low + READY_FILES]:
-            if file.first > end:
-                if end > at:
-                    break
-                at = file.first  # the messages of the gap were purged before they were copied
-            end = file.next
-        return at, end
 
     def hold(self, files: list[DataFile]) -> None:
         """Keep these files on the disk, because a step reads them."""
@@ -377,7 +468,7 @@ def _add(file: DataFile) -> dict[str, Any]:
     return {
         "add": {
             "path": quote(file.name),
-            "partitionValues": {"partition": "0", "first": str(file.first)},
+            "partitionValues": {"partition": str(file.partition), "first": str(file.first)},
             "size": file.size,
             "modificationTime": file.modified_ms,
             "dataChange": True,
@@ -417,5 +508,6 @@ def read_table(files: Files, folder: str) -> tuple[Any, list[DataFile]]:
         raise _damaged(
             f"The log of {files.url}/{folder} cannot be read: {str(error).partition(': ParsedLogPath')[0]}."
         ) from error
-    names = ("path", "partition.first", "num_records", "size_bytes", "modification_time")
-    return table, [DataFile(unquote(row[0]), *row[1:]) for row in zip(*(adds[name].to_pylist() for name in names))]
+    columns = ("path", "partition.first", "num_records", "size_bytes", "modification_time", "partition.partition")
+    rows = zip(*(adds[column].to_pylist() for column in columns))
+    return table, [DataFile(unquote(path), *rest) for path, *rest in rows]

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any
 
 from cues import faults
-from cues.base import events
+from cues.base import events, names
 from cues.errors import Diverged
 from cues.spark.cluster.files import ID, folder_of, name_of, parsed
 from cues.spark.cluster.ledger import Ledger
@@ -108,11 +108,13 @@ class Driver:
                     "use the records that belong to the queues, or start over with --fresh or another --queues DIR.",
                     processor=processor,
                 )
-            end = last.ends.get(directory.queue, 1) if last is not None else 1
-            if not directory.reaches(end):
+
+        for id, end in last.ends.items() if last is not None else ():
+            queue, partition = names.log_parts(id)
+            if queue in self.queues and not (log := self.queues[queue].log(partition)).reaches(end):
                 raise Diverged(
-                    f"{processor} has written messages up to {end - 1} of the queue {directory.queue!r}, whose log in"
-                    f" {self.files.url} ends with message {directory.next - 1}.",
+                    f"{processor} has written messages up to {end - 1} of the queue {id!r}, whose log in"
+                    f" {self.files.url} ends with message {log.next - 1}.",
                     "restore the directory from a copy; or start over with --fresh or another --queues DIR.",
                     processor=processor,
                 )

@@ -19,14 +19,16 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from cues import faults
-from cues.base import events, names
+from cues.base import events
 from cues.engine.engine import Host
+from cues.engine.growth import Emit, Growth, divide, tell
 from cues.engine.local import EmbeddedEngine, join
-from cues.engine.status import QueueProgress, Shared, UnitStatus, sources_ended
+from cues.engine.status import QueueProgress, Shared, UnitStatus, processor_of, sources_ended
 from cues.engine.threads import WorkLoop
 from cues.errors import Closed, CuesError, GraphError, InvalidArgument, Unsupported
 from cues.graphs.declaration import Processor, Source
@@ -66,7 +68,9 @@ _KEEP_AGAIN_S = 60.0
 _KEEP_S = 1.0
 """Time between two looks of the keeper for new files."""
 _LOOK_S = 0.5
-"""Time between two looks for source queues that have got partitions."""
+"""Time between two looks for new partitions of the queues in the store."""
+LOOK_AT_DIRECTORY_S: Final = 2.0
+"""Least time between two looks for new partitions that an operator has added in the directory."""
 
 
 class _Turns(WorkLoop):
@@ -188,27 +192,19 @@ class _SharedQueues:
     def now(self) -> QueueProgress:
         queues = self._driver.queues.values()
         return QueueProgress(
-            {directory.queue: directory.next - 1 for directory in queues},
+            {directory.queue: sum(log.next - 1 for log in directory.logs) for directory in queues},
             {directory.queue: sum(file.count for file in directory.live) for directory in queues},
-            {
-                names.tailer_id(stage.node.id, queue): position
-                for stage in self._stages
-                for queue, position in stage.positions.items()
-            },
+            {tailer: position for stage in self._stages for tailer, position in stage.positions.items()},
         )
 
-    def lag(self, processor: str) -> int:
-        for stage in self._stages:
-            if stage.node.id == processor:
-                ends = {directory.queue: directory.next for directory in stage.inputs.values()}
-                return sum(ends[queue] - position for queue, position in stage.positions.items())
-        return 0
+    def lag(self, unit: str) -> int:
+        return sum(stage.lag for stage in self._stages if stage.node.id == unit)
 
     def messages(self, queue: str) -> list[dict[str, Any]] | None:
         directory = self._driver.queues.get(queue)
         if directory is None or queue in self._home:
             return None
-        pieces = pieces_of(directory.folder, directory.live, directory.first, directory.next)
+        pieces = [piece for log in directory.logs for piece in pieces_of(directory.folder, log.live, 1, log.next)]
         return [message for *_, message in messages(self._driver.files, pieces)]
 
     def check_send(self, queue: str) -> None:
@@ -250,6 +246,7 @@ class ClusterEngine:
         self._opened = contextlib.ExitStack()
         """The session, and what depends on it."""
         self._threads: list[threading.Thread] = []
+        self._looked_s = 0.0
 
     # --- starting ---
 
@@ -290,33 +287,39 @@ class ClusterEngine:
         driver, plan, host = self.driver, self.plan, self._host
         home, written = at_home(plan), written_on_spark(plan)
         errors = {node.errors for node in plan.running if _runs_here(node)}
-        fed = [name for name in self.queues if name in home or name in errors]
-        for name in fed:
-            _require_one_log(name, self.queues[name].partitions)  # the store decides, and not the graph
+        self._fed = [name for name in self.queues if name in home or name in errors]
+        self._same = {name for name in self._fed if name not in written}
+        """Queues that have the same messages, at the same indices, in the store and in the directory."""
         for name, options in plan.queues.items():
-            same = name in fed and name not in written
-            identity = self.queues[name]._row().identity if same else None
-            driver.queues[name] = QueueDirectory(driver.files, name, options, identity)
+            if name not in self._same:
+                driver.queues[name] = QueueDirectory(driver.files, name, options)
+                driver.queues[name].own(plan.id)
+                continue
+            queue = self.queues[name]
+            options = options._changed({"partitions": queue.options.partitions})  # the store decides
+            driver.queues[name] = QueueDirectory(driver.files, name, options, queue._row().identity)
+            driver.queues[name].grow_to(queue.options.partitions)
             driver.queues[name].own(plan.id)
-        feeders = [Feeder(driver, self.queues[name], driver.queues[name], name not in written) for name in fed]
+        feeders = self._feeders(())
         inlets = [StreamIngest(driver, node) for node in plan.running if isinstance(node.fn, Stream)]
-        stages = [
-            (FrameStage if node.options.batch == FRAME else Stage)(driver, node)
-            for node in plan.running
-            if node.kind != "source"
-        ]
+        units = divide(plan, driver.queues)
+        stages = self._units(units)
         parts: list[Feeder | StreamIngest | Stage] = [*feeders, *inlets, *stages]
         driver.forward_removed({part.ledger.processor for part in parts})
         for feeder in feeders:
             feeder.claim()
         for stage in stages:
             stage.claim(self._options["accept_topology"])
+        _tell_of_growth(stages, host.emit)
         for inlet in inlets:
             inlet.claim()
         for directory in driver.queues.values():
             directory.load()  # from here on only this driver changes it
         faults.point("spark.claimed")
         sweep(driver, stages)
+        self._growth = Growth(plan, driver.queues, units, host.emit)
+        self._owned = stages
+        """The stages of all units. It gets those of new partitions."""
         self.shared = _SharedQueues(driver, stages, home)
         self._stages = [_StageThread(host, driver, stage) for stage in stages]
         self._inlets = [_InletThread(host, driver, inlet) for inlet in inlets]
@@ -327,6 +330,20 @@ class ClusterEngine:
         self._threads = [*(loop.thread for loop in loops), growth]
         for thread in (*self._threads, lease):
             thread.start()
+
+    def _feeders(self, known: Collection[str]) -> list[Feeder]:
+        """A feeder for each partition of the queues that are copied, without the ``known`` ones."""
+        feeders = []
+        for name in self._fed:
+            for view in self.queues[name]._views:
+                feeder = Feeder(self.driver, view, self.driver.queues[name], name in self._same)
+                if feeder.ledger.processor not in known:
+                    feeders.append(feeder)
+        return feeders
+
+    def _units(self, nodes: Sequence[Node]) -> list[Stage]:
+        kinds = ((FrameStage if node.options.batch == FRAME else Stage, node) for node in nodes)
+        return [kind(self.driver, node) for kind, node in kinds if node.kind != "source"]
 
     @property
     def store(self) -> Store:
@@ -344,8 +361,8 @@ class ClusterEngine:
 
     def standings(self) -> list[UnitStatus]:
         units = self.sources.standings()
-        units += [UnitStatus(loop.id, loop.id, loop.counters, _state(loop)) for loop in self._inlets]
-        return units + [UnitStatus(loop.id, loop.id, loop.counters, _state(loop)) for loop in self._stages]
+        loops: list[_InletThread | _StageThread] = [*self._inlets, *self._stages]
+        return units + [UnitStatus(loop.id, processor_of(loop.id), loop.counters, _state(loop)) for loop in loops]
 
     @property
     def stopped(self) -> list[BaseException]:
@@ -423,18 +440,51 @@ class ClusterEngine:
                 self._lease.beat()
 
     def _grown(self) -> bool:
-        """Return True if a queue that is copied from the store has got partitions, which no feeder reads."""
-        return any(loop.feeder.queue.partitions > 1 for loop in self._copiers)
+        """Return True if there are partitions that no feeder or no stage reads yet."""
+        fed = sum(self.queues[name].options.partitions for name in self._fed)
+        return fed > len(self._copiers) or any(self._growth.look())
 
     def _look_for_growth(self) -> None:
-        """Stop the graph when a queue that is copied from the store has got partitions."""
+        """Take in the new partitions of queues."""
         while not self._host.pause(_LOOK_S):
             try:
-                for loop in self._copiers:
-                    _require_one_log(loop.feeder.queue.id, loop.feeder.queue.partitions)
+                for name in self._same:
+                    self.driver.queues[name].grow_to(self.queues[name].options.partitions)
+                self._look_at_directory()
+                self._start([_FeederThread(self._host, self.driver, feeder) for feeder in self._new_feeders()])
+                self._growth.take_in(self._own)
             except CuesError as error:
                 if not (self._host.halted and isinstance(error, Closed)):
                     self.sources.fail(error)
+
+    def _look_at_directory(self) -> None:
+        """Read new entries of the logs: an operator may have added partitions (``cues grow``)."""
+        if time.monotonic() - self._looked_s > LOOK_AT_DIRECTORY_S:
+            self._looked_s = time.monotonic()
+            with contextlib.suppress(OSError):  # the next look reads them
+                for directory in self.driver.queues.values():
+                    directory.read_on()
+
+    def _new_feeders(self) -> list[Feeder]:
+        feeders = self._feeders({loop.feeder.ledger.processor for loop in self._copiers})
+        for feeder in feeders:
+            feeder.claim()
+        return feeders
+
+    def _own(self, nodes: Sequence[Node]) -> None:
+        """Claim and run units of partitions that came while the graph ran."""
+        stages = self._units(nodes)
+        for stage in stages:
+            stage.claim()
+        self._owned += stages
+        self._start([_StageThread(self._host, self.driver, stage) for stage in stages])
+
+    def _start(self, loops: Sequence[_FeederThread | _StageThread]) -> None:
+        self._copiers = [*self._copiers, *(loop for loop in loops if isinstance(loop, _FeederThread))]
+        self._stages = [*self._stages, *(loop for loop in loops if isinstance(loop, _StageThread))]
+        self._threads = [*self._threads, *(loop.thread for loop in loops)]
+        for loop in loops:
+            loop.thread.start()
 
 
 def _state(loop: _Turns) -> Literal["running", "ended", "stopped"]:
@@ -476,7 +526,6 @@ def check(plan: Plan) -> None:
             processor=writer.name,
         )
     for name, options in plan.queues.items():
-        _require_one_log(name, options.partitions)
         if options.path is not None and name in written:
             raise GraphError(
                 f"The queue {name!r} has path={options.path!r}, a store on one machine, but must be in the"
@@ -485,13 +534,10 @@ def check(plan: Plan) -> None:
             )
 
 
-def _require_one_log(queue: str, partitions: int) -> None:
-    if partitions > 1:
-        raise GraphError(
-            f"The queue {queue!r} has {partitions} partitions; queues in a shared directory have one, over which the"
-            " executors divide each step.",
-            "set partitions=1 (in a new store, if this one has the queue already), or run Spark without queues=.",
-        )
+def _tell_of_growth(stages: Sequence[Stage], emit: Emit) -> None:
+    """Warn of processors that have new units besides old ones."""
+    old = {stage.node.processor for stage in stages if not stage.fresh}
+    tell(Counter(s.node.processor for s in stages if s.fresh and s.node.processor in old), "than before", emit)
 
 
 def _refuse_speculation(session: Any, plan: Plan) -> None:

@@ -35,22 +35,28 @@ FEED_BYTES: Final = 16 << 20
 
 
 class Feeder:
-    """Copies one queue. Used by one thread at a time."""
+    """Copies one partition of a queue. Used by one thread at a time."""
 
     def __init__(self, driver: Driver, queue: Queue, directory: QueueDirectory, same: bool) -> None:
-        """``same``: the directory has the same indices as the queue. Else others write into it too."""
+        """``same``: the directory has the same indices as the queue. Else others write into it too.
+
+        ``queue`` is the handle on one partition, if there are several.
+        """
         self.driver = driver
         self.queue = queue
         self.directory = directory
+        self.partition = queue._log.partition
         self.same = same
-        self.ledger = Ledger(driver.files, f"{driver.graph}.{queue.id}.feed", driver.owner)
+        self.id = names.log_id(directory.queue, self.partition)
+        processor = names.log_id(f"{driver.graph}.{directory.queue}.feed", self.partition)
+        self.ledger = Ledger(driver.files, processor, driver.owner)
         # A named reader, which retention waits for.
         self._reader: Tailer = queue.tailer(f"spark-{driver.store_id}")
 
     @property
     def position(self) -> int:
         """The index that is copied next."""
-        return self.ledger.now.positions[self.queue.id][1]
+        return self.ledger.now.positions[self.id][1]
 
     def claim(self) -> None:
         """Own the copying after its last commit, and forward the file of that commit."""
@@ -60,15 +66,15 @@ class Feeder:
         """The position of the feeder. Raises :class:`Diverged` if the store has another queue."""
         row = self.queue._row()
         identity = row.identity.hex()
-        known, next = last.positions[self.queue.id] if last is not None else (identity, 1)
+        known, next = last.positions[self.id] if last is not None else (identity, 1)
         if known != identity or next > row.next:
             raise Diverged(
-                f"{self.directory.files.url} was fed from a queue {self.queue.id!r} with identity {known} up to"
+                f"{self.directory.files.url} was fed from a queue {self.id!r} with identity {known} up to"
                 f" {next - 1}; the one in {self.queue.store.path} has {identity} and ends before {row.next}.",
                 "use the store that the directory was fed from, or start over with another --queues DIR.",
                 processor=self.ledger.processor,
             )
-        return {self.queue.id: (identity, next)}
+        return {self.id: (identity, next)}
 
     def ready(self) -> bool:
         """Return True if there are messages to copy."""
@@ -83,15 +89,15 @@ class Feeder:
         if not self.same:
             runs = [run for run in map(_of_sources, runs) if run.values]
         if first > self.position:
-            text = f"{first - self.position:,} messages of {self.queue.id} were purged before they were copied"
+            text = f"{first - self.position:,} messages of {self.id} were purged before they were copied"
             self.driver.emit(events.Event(self.ledger.processor, text, logging.WARNING))
-        identity = self.ledger.now.positions[self.queue.id][0]
+        identity = self.ledger.now.positions[self.id][0]
         file = self._write(runs) if runs else None
         publish(
             self.ledger,
             {} if file is None else {self.directory: [file]},
             first if self.same else None,
-            positions={self.queue.id: (identity, next)},
+            positions={self.id: (identity, next)},
         )
         self._reader.to_index(next)
         self.driver.ring()
@@ -110,7 +116,7 @@ class Feeder:
                 continue
             if batch.head.acknowledges:
                 raise Unsupported(
-                    f"The queue {self.queue.id!r} holds acknowledgements of transactions (cues.txn), at {low}, which a"
+                    f"The queue {self.id!r} holds acknowledgements of transactions (cues.txn), at {low}, which a"
                     " queue in a shared directory cannot keep.",
                     "use a queue without them, or run Spark without queues=.",
                 )
@@ -120,7 +126,9 @@ class Feeder:
 
     def _write(self, runs: list[_Run]) -> DataFile | None:
         driver, record = self.driver, self.ledger.now.number + 1
-        writer = Writer(driver.files, self.directory.folder, self.ledger.processor, record, 0)
+        folder = self.directory.folder
+        partition = self.partition % len(self.directory.logs)  # those of an error queue may be fewer there
+        writer = Writer(driver.files, folder, self.ledger.processor, record, 0, partition)
         writer.add(
             [value for run in runs for value in run.values],
             [run.hash for run in runs for _ in run.values],

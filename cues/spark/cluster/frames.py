@@ -13,9 +13,8 @@ from cues import codec
 from cues.base import clock
 from cues.graphs.processor import wants_process
 from cues.queues.options import QueueOptions
-from cues.records import batch as batches
 from cues.records.provenance import Provenance
-from cues.spark.cluster.data import Piece, Writer, read, read_rows
+from cues.spark.cluster.data import Piece, QueueWriter, Writer, read, read_rows
 from cues.spark.cluster.directory import DataFile
 from cues.spark.cluster.files import Files
 from cues.spark.cluster.ledger import StepRange
@@ -26,6 +25,7 @@ from cues.spark.columns import Column, Encoder, frame_encoder
 from cues.spark.executor import is_of_spark
 from cues.steps.failure import Failure, error_message, retry_event
 from cues.steps.imperative import Imperative
+from cues.steps.outgoing import Packer
 from cues.steps.process import Process
 from cues.steps.runner import Interrupted
 from cues.steps.taking import Input, Slice, Taken
@@ -69,7 +69,7 @@ class Encoding:
     """Writes the rows of a DataFrame as messages, in tasks."""
 
     files: Files
-    folder: str
+    queue: str
     options: QueueOptions
     processor: str
     record: int
@@ -80,27 +80,29 @@ class Encoding:
     """The schema of the rows; None if the column ``value`` is the packed message."""
 
     def write(self, given: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Write a partition into a data file, in ``mapInArrow``; the result is the file, pickled."""
+        """Write a partition of the frame into data files, in ``mapInArrow``; the result is the files, pickled."""
         from pyspark import TaskContext
 
+        context = TaskContext.get()
+        number = context.partitionId() if context is not None else 0
         encoder = None if self.schema is None else Encoder(self.schema)
-        writer = Writer(self.files, self.folder, self.processor, self.record, self.time_us)
+        packer = Packer(lambda: self.options._changed({"metadata": False})).renew()
+        turn = self.record + number
+        writer = QueueWriter(self.files, self.queue, self.options, self.processor, self.record, self.time_us, turn)
         came = None if self.options._strips else self.came
         for rows in given:
             messages = encoder.messages(rows) if encoder else map(codec.unpack, rows.column("value").to_pylist())
-            limit = self.options.max_message_bytes
-            packed: list[Any] = [batches.pack_one(message, limit, True) for message in messages]
+            packed = [packer.pack(message) for message in messages]
             writer.add(packed, [self.hash] * len(packed), came and came.spread(len(packed)))
-        file = writer.close()
-        context = TaskContext.get()
-        if file is not None:
-            written = pickle.dumps((context.partitionId() if context is not None else 0, file))
-            yield pa.RecordBatch.from_pydict({"file": pa.array([written], pa.binary())})
+        files = writer.close()
+        if files:
+            written = pickle.dumps((number, files))
+            yield pa.RecordBatch.from_pydict({"files": pa.array([written], pa.binary())})
 
     def files_of(self, frame: Any) -> list[DataFile]:
         """Write the rows of a DataFrame. Return the files, in the order of its partitions."""
-        written = frame.mapInArrow(self.write, "file BINARY").collect()
-        return [file for _, file in sorted(pickle.loads(row.file) for row in written)]
+        written = frame.mapInArrow(self.write, "files BINARY").collect()
+        return [file for _, files in sorted(pickle.loads(row.files) for row in written) for file in files]
 
 
 class FrameStage(Stage):
@@ -124,7 +126,7 @@ class FrameStage(Stage):
         directory = self.targets[0]
         record, now_us = self.ledger.now.number + 1, clock.now_ns() // 1000
         encoding = Encoding(
-            driver.files, directory.folder, directory.options, node.id, record, now_us, digest.hex(), came
+            driver.files, directory.queue, directory.options, node.id, record, now_us, digest.hex(), came
         )
         retry = node.options.retry
         for attempt in range(1, retry.attempts + 1):
@@ -135,7 +137,7 @@ class FrameStage(Stage):
                 frame_encoder(node.id, result)  # rows that cannot be messages are refused here, not in a task
                 files = replace(encoding, schema=result.schema).files_of(result)
                 answer = TaskResult(0, high - low, sum(file.count for file in files), retries=attempt - 1)
-                return StepResult([TaskOutput([answer]), *(TaskOutput(files={0: file}) for file in files)])
+                return StepResult([TaskOutput([answer]), TaskOutput(files=[(0, file) for file in files])])
             except Exception as error:
                 if driver.closed:
                     raise Interrupted from error
@@ -177,10 +179,12 @@ class FrameStage(Stage):
         rows = read_rows(files, self.pieces(tailer, low, high))
         messages = {node.inputs[0].binding: [codec.unpack(value) for value in rows.values]}
         target = next(number for number, directory in enumerate(self.targets) if directory.queue == node.errors)
-        writer = Writer(files, self.targets[target].folder, node.id, encoding.record, encoding.time_us)
+        errors = self.targets[target]
+        partition = node.partition % len(errors.logs)
+        writer = Writer(files, errors.folder, node.id, encoding.record, encoding.time_us, partition)
         writer.add([codec.pack(error_message(node, messages, failure))], [encoding.hash], encoding.came)
         file = writer.close()
         assert file is not None
-        output.files[target] = file
+        output.files.append((target, file))
         answer.written, answer.failed, answer.first = 1, high - low, failure
         return StepResult([output])

@@ -130,7 +130,7 @@ class StreamIngest:
             Encoder(rows.schema)  # rows that cannot be messages are refused here, not in a task
         encoding = Encoding(
             self.driver.files,
-            self.directory.folder,
+            self.directory.queue,
             self.directory.options,
             self.node.id,
             last.number + 1,

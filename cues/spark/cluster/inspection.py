@@ -10,8 +10,10 @@ A directory is given by its place: a path or a URL (files.py). It must exist.
 
 from __future__ import annotations
 
+import heapq
 import os
 from bisect import bisect_left
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -21,11 +23,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from cues.base import clock
-from cues.errors import CuesError, QueueNotFound
+from cues.errors import CuesError, InvalidArgument, QueueNotFound
 from cues.queues.base import check_index
 from cues.queues.options import QueueOptions
 from cues.spark.cluster.data import Piece, messages, pieces_of, read
-from cues.spark.cluster.directory import DataFile, QueueDirectory, read_table, refuse_old
+from cues.spark.cluster.directory import DataFile, PartitionLog, QueueDirectory
 from cues.spark.cluster.files import ID, Files, folder_of, name_of, open_files, parsed
 from cues.spark.cluster.ledger import LedgerRecord
 from cues.spark.cluster.state_files import folder_of_state
@@ -35,6 +37,7 @@ Place = str | os.PathLike[str]
 
 @dataclass(frozen=True)
 class InspectedMessage:
+    partition: int
     index: int
     time: datetime
     """With a zone."""
@@ -43,16 +46,30 @@ class InspectedMessage:
 
 
 class QueueReader:
-    """The messages of one queue, to which a driver may add more meanwhile."""
+    """The messages of one queue, or of one of its partitions, to which a driver may add more meanwhile.
+
+    A place on it is an index for each of its :attr:`logs`.
+    """
 
     def __init__(self, place: Place, queue: str) -> None:
-        """Read the log of the queue. Raises :class:`QueueNotFound` for an unknown queue."""
+        """Read the log of the queue; ``queue`` may be a partition, as ``orders/3``.
+
+        Raises :class:`QueueNotFound` for an unknown queue.
+        """
         self._files = _files(place)
-        self._queue = queue
+        self._queue, slash, partition = queue.partition("/")
         self._made = self._record()
         if self._made is None:
             raise self._gone()
-        self.directory = QueueDirectory(self._files, queue, QueueOptions())
+        self.directory = QueueDirectory(self._files, self._queue, QueueOptions())
+        logs = self.directory.logs
+        if slash and not (partition.isdecimal() and int(partition) < len(logs)):
+            raise QueueNotFound(
+                f"The queue {self._queue!r} in {self._files.url} has no partition {partition}; it has {len(logs)}.",
+                f"name one from {self._queue}/0 to {self._queue}/{len(logs) - 1}, or the whole queue.",
+                queue=queue,
+            )
+        self.logs = [logs[int(partition)]] if slash else list(logs)
 
     def _record(self) -> bytes | None:
         return self._files.read(f"{folder_of(self._queue)}/_cues/queue.json")
@@ -64,47 +81,67 @@ class QueueReader:
             queue=self._queue,
         )
 
-    def reaches(self, index: int) -> bool:
-        """Return True if the message ``index`` is there now. Raises :class:`QueueNotFound` if the queue was removed."""
-        there = self.directory.reaches(index + 1)
+    def has_more(self, place: Sequence[int]) -> bool:
+        """Return True if there are messages after a place. Raises :class:`QueueNotFound` if the queue was removed."""
+        more = any(log.reaches(index + 1) for log, index in zip(self.logs, place))
         if self._record() != self._made:
             raise self._gone()
-        return there
+        return more
 
-    def read(self, start: int) -> Iterator[InspectedMessage]:
-        """The messages from an index on that were there at the last look."""
-        log = self.directory
-        for index, time_us, hash, message in messages(self._files, pieces_of(log.folder, log.live, start, log.next)):
-            yield InspectedMessage(index, clock.to_datetime(time_us * 1000), hash, message)
+    def read(self, place: Sequence[int]) -> Iterator[InspectedMessage]:
+        """The messages after a place that were there at the last look. Several partitions are merged by time."""
+        yield from heapq.merge(*map(self._read, self.logs, place), key=lambda read: (read.time, read.partition))
 
-    def last(self, count: int | None, matches: Callable[[dict[str, Any]], Any] | None = None) -> int:
-        """The index of the first of the last ``count`` messages that match; None: of the first message."""
-        log = self.directory
+    def _read(self, log: PartitionLog, start: int) -> Iterator[InspectedMessage]:
+        folder = self.directory.folder
+        for index, time_us, hash, message in messages(self._files, pieces_of(folder, log.live, start, log.next)):
+            yield InspectedMessage(log.partition, index, clock.to_datetime(time_us * 1000), hash, message)
+
+    def last(self, count: int | None, matches: Callable[[dict[str, Any]], Any] | None = None) -> list[int]:
+        """The place of the first of the last ``count`` messages that match; None: of the first message."""
+        starts = [self._last(log, count, matches) for log in self.logs]
+        if count is None or len(starts) == 1:
+            return starts
+        place = [log.next for log in self.logs]
+        numbers = {log.partition: number for number, log in enumerate(self.logs)}
+        chosen = (each for each in self.read(starts) if matches is None or matches(each.message))
+        for each in reversed(deque(chosen, maxlen=count)):
+            place[numbers[each.partition]] = each.index
+        return place
+
+    def _last(self, log: PartitionLog, count: int | None, matches: Callable[[dict[str, Any]], Any] | None) -> int:
         if count is None:
             return log.first
         if matches is None:
             return max(log.first, log.next - count)
-        found: list[int] = []
+        last: list[int] = []
         for file in reversed(log.live):
-            if len(found) >= count:
+            if len(last) >= count:
                 break
-            part = messages(self._files, [Piece(log.folder, file, 0, file.count)])
-            found = [index for index, _, _, message in part if matches(message)] + found
-        return [*found, log.next][-count - 1 :][0]
+            part = messages(self._files, [Piece(self.directory.folder, file, 0, file.count)])
+            last = [index for index, _, _, message in part if matches(message)] + last
+        return [*last, log.next][-count - 1 :][0]
 
-    def index_of(self, place: str | int | datetime, what: str) -> int:
-        """The index of a place: ``"start"``, ``"end"``, an index, or a time. ``what`` names the option in an error.
+    def place_of(self, place: str | int | datetime, what: str) -> list[int]:
+        """A place: ``"start"``, ``"end"``, an index of the only partition, or a time.
 
-        For a time it is the first message that was written at it or after it.
+        ``what`` names the option in an error. For a time it is the first message that was written at it or after it.
         """
-        log = self.directory
+        if isinstance(place, int) and len(self.logs) > 1:
+            raise InvalidArgument(
+                f"{self._queue} has {len(self.logs)} partitions, and an index belongs to one.",
+                f"give {what} a time, or name a partition: {self._queue}/0.",
+            )
+        return [self._index_of(log, place, what) for log in self.logs]
+
+    def _index_of(self, log: PartitionLog, place: str | int | datetime, what: str) -> int:
         if isinstance(place, datetime):
             when_us = clock.to_ns(place) // 1000
             at = bisect_left(log.live, when_us, key=lambda file: self._times_us(file)[-1].as_py())
             return log.next if at == len(log.live) else log.live[at].first + self._before(log.live[at], when_us)
         if isinstance(place, str):
             return log.first if place == "start" else log.next
-        return max(log.first, check_index(place, log.next, f"{what} {place} (queue {self._queue})"))
+        return max(log.first, check_index(place, log.next, f"{what} {place} (queue {log.id})"))
 
     def _times_us(self, file: DataFile) -> pa.ChunkedArray:
         rows = read(self._files, Piece(self.directory.folder, file, 0, file.count), ["time"])
@@ -137,11 +174,9 @@ def writer_of(place: Place, queue: str) -> str | None:
     return None if raw is None else str(parsed(files, name, raw)["graph"])
 
 
-def read_queue(place: Place, queue: str) -> list[DataFile]:
-    """The files of a queue that count, by index. Raises :class:`Diverged` if its log is damaged."""
-    files, folder = _files(place), folder_of(queue)
-    refuse_old(files, folder)
-    return sorted(read_table(files, folder)[1], key=lambda file: file.first)
+def logs_of(place: Place, queue: str) -> list[PartitionLog]:
+    """The partitions of a queue. Raises :class:`Diverged` if its log is damaged."""
+    return QueueDirectory(_files(place), queue, QueueOptions()).logs
 
 
 @dataclass(frozen=True)
@@ -159,12 +194,12 @@ class ProcessorRecord:
 
     @property
     def positions(self) -> dict[str, int]:
-        """By queue: the index that is taken next. A feeder's is an index of the queue in the driver's store."""
+        """By log id: the index that is taken next. A feeder's is an index of the queue in the driver's store."""
         return {self.queue_of(tailer): next for tailer, (_, next) in self.record.positions.items()}
 
     def queue_of(self, tailer: str) -> str:
-        """The queue that a tailer of the processor reads."""
-        return tailer.removeprefix(f"{self.processor}.")
+        """The log that a tailer of the processor reads."""
+        return tailer.rpartition(".")[2]
 
     @property
     def is_feeder(self) -> bool:
@@ -204,22 +239,22 @@ def problems_of(place: Place) -> list[str]:
             problems.append(error.message)
     for queue in queues_of(place):
         try:
-            live = read_queue(place, queue)
+            logs = logs_of(place, queue)
         except CuesError as error:
             problems.append(error.message)
             continue
-        ends[queue] = live[-1].next if live else 1
+        ends |= {log.id: log.next for log in logs}
+        live = [file for log in logs for file in log.live]
         problems += _problems_of_files(place, queue, live)
-        problems += _problems_of_writers(place, queue, live, records)
+        problems += _problems_of_writers(logs[0].directory, live, records)
     for last in records:
         wanted = {} if last.is_feeder else dict(last.positions)
-        for queue, end in last.record.ends.items():
-            wanted[queue] = max(end, wanted.get(queue, 1))
-        for queue, end in wanted.items():
-            if queue in ends and ends[queue] < end:
+        for log, end in last.record.ends.items():
+            wanted[log] = max(end, wanted.get(log, 1))
+        for log, end in wanted.items():
+            if log in ends and ends[log] < end:
                 problems.append(
-                    f"{last.processor} has messages up to {end - 1} of queue {queue!r}, which ends with"
-                    f" {ends[queue] - 1}."
+                    f"{last.processor} has messages up to {end - 1} of queue {log!r}, which ends with {ends[log] - 1}."
                 )
         names = [name for run in last.record.state for name in run.files]
         stored = set(_files(place).names(folder_of_state(last.processor))) if names else set()
@@ -241,14 +276,13 @@ def _problems_of_names(place: Place) -> Iterator[str]:
 
 
 def _problems_of_writers(
-    place: Place, queue: str, live: list[DataFile], records: Sequence[ProcessorRecord]
+    directory: QueueDirectory, live: list[DataFile], records: Sequence[ProcessorRecord]
 ) -> Iterator[str]:
     numbers = {last.processor: last.record.number for last in records}
-    table, _ = read_table(_files(place), folder_of(queue))
     for writer in sorted({file.writer for file in live} | numbers.keys()):
-        newest = None if table is None else table.transaction_version(writer)
-        if newest is not None and newest > numbers.get(writer, -1):
-            yield f"Queue {queue!r} has messages of record {newest} of {writer}, which is missing."
+        newest = directory.published(writer)
+        if newest > numbers.get(writer, -1):
+            yield f"Queue {directory.queue!r} has messages of record {newest} of {writer}, which is missing."
 
 
 def _problems_of_files(place: Place, queue: str, live: list[DataFile]) -> Iterator[str]:

@@ -21,7 +21,7 @@ import json
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from cues.base import clock
+from cues.base import clock, names
 from cues.errors import Diverged, Fenced
 from cues.spark.cluster.directory import DataFile
 from cues.spark.cluster.files import folder_of, parsed
@@ -30,7 +30,9 @@ from cues.spark.cluster.state_files import StateRun
 if TYPE_CHECKING:
     from cues.spark.cluster.files import Files
 
-FORMAT: Final = 2
+FORMAT: Final = 3
+OLDEST_FORMAT: Final = 2
+"""Format 2 has no partitions; an older version would take their files for those of one log."""
 KEEP_RECORDS: Final = 256
 """Number of records that are kept. A try log keeps about as many steps."""
 _TRIM_EVERY: Final = 64
@@ -62,7 +64,7 @@ class LedgerRecord:
     files: dict[str, list[DataFile]] = field(default_factory=dict)
     """The data files that the step wrote, by queue, in the order of their messages."""
     ends: dict[str, int] = field(default_factory=dict)
-    """By queue: the index after the messages that earlier records wrote. A queue that ends before it lacks messages."""
+    """By log id: the index after the messages that earlier records wrote. A log that ends before it lacks messages."""
     state: tuple[StateRun, ...] = ()
     """The processor's state, oldest run first."""
     counts: dict[str, int] = field(default_factory=dict)
@@ -74,7 +76,8 @@ class LedgerRecord:
 
     def ends_after(self) -> dict[str, int]:
         """The ends for the next record."""
-        return self.ends | {queue: files[-1].next for queue, files in self.files.items()}
+        files = ((queue, file) for queue, files in self.files.items() for file in files)
+        return self.ends | {names.log_id(queue, file.partition): file.next for queue, file in files}
 
     def to_json(self) -> str:
         time = clock.to_datetime(clock.now_ns()).isoformat()
@@ -85,10 +88,10 @@ class LedgerRecord:
 
     @staticmethod
     def of(number: int, data: dict[str, Any]) -> LedgerRecord:
-        if data["format"] != FORMAT:
+        if not OLDEST_FORMAT <= data["format"] <= FORMAT:
             older = data["format"] < FORMAT
             raise Diverged(
-                f"A processor's record has format {data['format']}; this version reads {FORMAT}.",
+                f"A processor's record has format {data['format']}; this version reads {OLDEST_FORMAT} to {FORMAT}.",
                 "start over with another --queues DIR, which is fed from the store again."
                 if older
                 else "install a newer version of Cues.",
@@ -104,7 +107,7 @@ class LedgerRecord:
             data.get("hash"),
             {queue: [DataFile(**file) for file in files] for queue, files in data.get("files", {}).items()},
             data.get("ends", {}),
-            tuple(StateRun(size, tuple(names)) for size, names in data.get("state", ())),
+            tuple(StateRun(size, tuple(files)) for size, files in data.get("state", ())),
             data.get("counts", {}),
             data.get("source"),
             data.get("whole", False),

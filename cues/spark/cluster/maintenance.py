@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Any, Final
 from cues import faults
 from cues.base import clock, events
 from cues.errors import Diverged
-from cues.spark.cluster.data import Piece, Writer, numbered, read
-from cues.spark.cluster.directory import CHECKPOINT_EVERY, DataFile, QueueDirectory
+from cues.spark.cluster.data import Piece, Writer, read
+from cues.spark.cluster.directory import CHECKPOINT_EVERY, DataFile, PartitionLog, QueueDirectory
 from cues.spark.cluster.state_files import folder_of_state, record_of
 
 if TYPE_CHECKING:
@@ -53,15 +53,16 @@ class Maintenance:
         self._vacuumed = time.monotonic()
         self._checkpoints: dict[str, int] = {}
         self._merged: dict[str, int] = {}
-        """By queue: the index before which there is nothing to merge."""
+        """By log id: the index before which there is nothing to merge."""
         self._warned: set[tuple[str, str]] = set()
 
     def step(self) -> None:
         """Look once at every queue."""
         for directory in self.driver.queues.values():
-            self.merge(directory)
-            if directory.options.retention is not None:
-                self.retain(directory, directory.options.retention)
+            for log in directory.logs:
+                self.merge(log)
+                if directory.options.retention is not None:
+                    self.retain(log, directory.options.retention)
             self.checkpoint(directory)
         if time.monotonic() - self._vacuumed > _VACUUM_S:
             self.vacuum()
@@ -84,52 +85,50 @@ class Maintenance:
 
     # --- merge ---
 
-    def merge(self, directory: QueueDirectory) -> None:
+    def merge(self, log: PartitionLog) -> None:
         """Replace many small files by one large file, if there are enough."""
-        known = self._merged.get(directory.queue, 0)
-        live = directory.live[bisect_left(directory.live, known, key=lambda file: file.first) :]
+        directory = log.directory
+        live = log.live[bisect_left(log.live, self._merged.get(log.id, 0), key=lambda file: file.first) :]
         if not self.merge_files:
             return
         windows = _windows(directory.options.retention)
-        files, self._merged[directory.queue] = _run_of_small(live, self.merge_files, windows)
+        files, self._merged[log.id] = _run_of_small(live, self.merge_files, windows)
         if not files:
             return
         driver = self.driver
         directory.hold(files)
         try:
-            driver.context.setJobGroup(keepers_group(driver), f"merging files of {directory.queue}", True)
+            driver.context.setJobGroup(keepers_group(driver), f"merging files of {log.id}", True)
             writers = {file.writer for file in files}
             writer = writers.pop() if len(writers) == 1 else f"{driver.graph}.keeper"
             work = functools.partial(merged, driver.files, directory.folder, writer, files[-1].record)
             (file,) = driver.context.parallelize([files], 1).map(work).collect()
             modified_ms = max(file.modified_ms for file in files)
-            self._exchange(directory, files, numbered([replace(file, modified_ms=modified_ms)], files[0].first))
+            self._exchange(directory, files, [replace(file, first=files[0].first, modified_ms=modified_ms)])
         finally:
             directory.release(files)
 
     # --- retain ---
 
-    def retain(self, directory: QueueDirectory, policy: Retention) -> None:
+    def retain(self, log: PartitionLog, policy: Retention) -> None:
         """Remove the files of which the policy keeps no message."""
-        goal = _goal(directory, policy, [s.positions[directory.queue] for s in self._readers(directory)])
-        for stage in self._readers(directory):
-            low = stage.holds(directory.queue)
+        readers = [(stage, tailer) for stage in self.stages if (tailer := stage.tailer_of(log)) is not None]
+        goal = _goal(log, policy, [stage.positions[tailer] for stage, tailer in readers])
+        for stage, tailer in readers:
+            low = stage.holds(tailer)
             if low is not None:
                 goal = min(goal, low)
-            elif stage.positions[directory.queue] < goal:
-                self._warn(directory, stage)
-        gone = [file for file in directory.live[:-1] if file.next <= goal]
+            elif stage.positions[tailer] < goal:
+                self._warn(log, stage)
+        gone = [file for file in log.live[:-1] if file.next <= goal]
         if gone:
-            self._exchange(directory, gone, [])
+            self._exchange(log.directory, gone, [])
 
-    def _readers(self, directory: QueueDirectory) -> list[Stage]:
-        return [stage for stage in self.stages if directory in stage.inputs.values()]
-
-    def _warn(self, directory: QueueDirectory, stage: Stage) -> None:
-        pair = (directory.queue, stage.node.id)
+    def _warn(self, log: PartitionLog, stage: Stage) -> None:
+        pair = (log.id, stage.node.id)
         if pair not in self._warned:
             self._warned.add(pair)
-            text = f"retention of {directory.queue} lets go of messages that {stage.node.id} has not read"
+            text = f"retention of {log.id} lets go of messages that {stage.node.id} has not read"
             self.driver.emit(events.Event(stage.node.id, text, logging.WARNING))
 
     # --- files that leave ---
@@ -148,7 +147,7 @@ class Maintenance:
 
 def merged(files: Files, folder: str, writer: str, number: int, small: Sequence[DataFile]) -> DataFile:
     """Write the messages of several files into one, in an executor."""
-    target = Writer(files, folder, writer, number, 0)
+    target = Writer(files, folder, writer, number, 0, small[0].partition)
     for file in small:
         target.append(read(files, Piece(folder, file, 0, file.count)))
     one = target.close()
@@ -232,12 +231,12 @@ def _run_of_small(
     return run if len(run) >= most else [], after
 
 
-def _goal(directory: QueueDirectory, policy: Retention, positions: list[int]) -> int:
+def _goal(log: PartitionLog, policy: Retention, positions: list[int]) -> int:
     """The index before which the policy keeps nothing; as :func:`cues.queues.retention.wanted` of a store's queue."""
-    goal = directory.first
-    live: Any = directory.live
+    goal = log.first
+    live: Any = log.live
     if policy.count is not None:
-        goal = max(goal, directory.next - policy.count)
+        goal = max(goal, log.next - policy.count)
     if policy.age is not None:
         assert isinstance(policy.age, (int, float))
         since_ms = clock.now_ns() // 1_000_000 - policy.age * 1000

@@ -2,6 +2,7 @@
 
 running_none    hold the lease of a graph, so that no driver of it runs
 seek            move the positions of a processor
+growing         a queue to add partitions to
 part_of         the queues and processors of a graph in the directory; remove: delete them
 
 Not guaranteed: that :func:`remove` stops a driver that has slept for longer than its lease, and continues later. Such
@@ -18,7 +19,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from cues.errors import AlreadyRunning
+from cues.errors import AlreadyRunning, GraphError
 from cues.queues.options import QueueOptions
 from cues.spark.cluster.directory import LOG, QueueDirectory
 from cues.spark.cluster.driver import Driver, id_of_graph
@@ -70,6 +71,19 @@ def seek(driver: Driver, processor: str, positions: Mapping[str, int]) -> Ledger
     moved = {tailer: (ledger.now.positions[tailer][0], index) for tailer, index in positions.items()}
     ledger.commit("seek", positions=ledger.now.positions | moved)
     return ledger.now
+
+
+def growing(files: Files, queue: str) -> QueueDirectory:
+    """A queue to add partitions to. Raises :class:`GraphError` if it is a copy of a queue in a store."""
+    directory = QueueDirectory(files, queue, QueueOptions())
+    writer = writer_of(files.place, queue)
+    if directory.published(f"{writer}.{queue}.feed") >= 0:
+        raise GraphError(
+            f"The queue {queue!r} in {files.url} is copied from the store of the graph {writer!r}, and has its"
+            " partitions.",
+            f"run cues grow GRAPH#{queue}, or name that store; the directory follows while the graph runs.",
+        )
+    return directory
 
 
 @dataclass(frozen=True)

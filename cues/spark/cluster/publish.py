@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from cues import faults
 from cues.errors import Fenced
-from cues.spark.cluster.data import numbered
 
 if TYPE_CHECKING:
     from cues.spark.cluster.directory import DataFile, QueueDirectory
@@ -20,7 +19,7 @@ def publish(
 ) -> None:
     """Append files to queues. The next record of the processor, with the fields ``record``, is the commit.
 
-    ``first`` is the index of the first message, if it is not the next one of the queue.
+    ``first`` is the index of the first message, if it is not the next one of its partition.
     Raises :class:`Fenced`; then this driver has changed no queue. After another error it is not known whether the
     record was put. Then this driver writes nothing more to these queues, and the next start decides.
     """
@@ -29,7 +28,7 @@ def publish(
         for directory in sorted(new, key=lambda directory: directory.queue):
             locked.enter_context(directory.lock)
             directory.settle()
-        placed = {directory: numbered(files, first or directory.next) for directory, files in new.items()}
+        placed = {directory: directory.numbered(files, first) for directory, files in new.items()}
         # 4. Commit.
         try:
             ledger.commit("step", files={directory.queue: files for directory, files in placed.items()}, **record)

@@ -14,6 +14,7 @@ another order than they began. Then the place of a time is one of those at which
 from __future__ import annotations
 
 import bisect
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
@@ -24,10 +25,10 @@ from cues import codec
 from cues.errors import Diverged, QueueNotFound
 from cues.queues.options import QueueOptions
 from cues.spark.cluster.data import Piece, last_time, pieces_of, read_groups
-from cues.spark.cluster.directory import QueueDirectory
+from cues.spark.cluster.directory import PartitionLog, QueueDirectory
 from cues.spark.cluster.files import folder_of, open_files, parsed
 from cues.spark.options import QueueAddress
-from cues.spark.place import Lost, MessageRows, ReadableQueue
+from cues.spark.place import Lost, MessageRows, ReadableQueue, partition_identity
 from cues.spark.position import Indices
 
 _ARRAY: Final = b"\xdd"
@@ -41,7 +42,8 @@ class SharedQueue(ReadableQueue):
         """Find the queue. Raises :class:`QueueNotFound`, and the errors of :class:`QueueDirectory`."""
         self.place = place
         self.files = open_files(place.store, make=False)
-        self._folder = folder_of(place.queue)
+        queue, slash, partition = place.queue.partition("/")
+        self._folder = folder_of(queue)
         text = self._record()
         if text is None:
             raise QueueNotFound(
@@ -51,7 +53,11 @@ class SharedQueue(ReadableQueue):
             )
         self._made = text
         self.identity = bytes.fromhex(parsed(self.files, f"{self._folder}/_cues/queue.json", text)["identity"])
-        self._log = QueueDirectory(self.files, place.queue, QueueOptions(), self.identity)
+        self._log = QueueDirectory(self.files, queue, QueueOptions(), self.identity)
+        self._partition = int(partition) if slash else None
+        self.spread = len(self._logs) > 1
+        if self._partition:  # partitions share the identity of the queue, but not their offsets
+            self.identity = partition_identity(self.identity, self._partition)
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "_log"}
@@ -72,64 +78,104 @@ class SharedQueue(ReadableQueue):
 
     def ends(self) -> tuple[Indices, Indices]:
         self._read_on()
-        return (self._log.first,), (self._log.next,)
+        logs = self._logs
+        return tuple(log.first for log in logs), tuple(log.next for log in logs)
+
+    @property
+    def _logs(self) -> list[PartitionLog]:
+        """The partitions that there are now."""
+        return self._log.logs if self._partition is None else [self._log.log(self._partition)]
 
     def index_at(self, time_ns: int) -> Indices:
-        """The place of the first message at or after a time, by a bisection over the metadata of the files."""
+        """The place of the first messages at or after a time, by a bisection over the metadata of the files."""
         self._read_on()
-        since, live = -(-time_ns // 1000), self._log.live
+        return tuple(self._index_at(log, -(-time_ns // 1000)) for log in self._logs)
+
+    def _index_at(self, log: PartitionLog, since: int) -> int:
+        live = log.live
         at = bisect.bisect_left(live, True, key=lambda file: last_time(self.files, self._folder, file) >= since)
         for piece in [Piece(self._folder, file, 0, file.count) for file in live[at : at + 1]]:
             for first, rows in read_groups(self.files, piece, ["time"]):
                 reached = rows.column("time").cast(pa.int64()).to_numpy() >= since
                 if reached.any():
-                    return (first + int(reached.argmax()),)
-        return (self._log.next,)
+                    return first + int(reached.argmax())
+        return log.next
 
     def edges(self, start: Indices, end: Indices, slices: int) -> list[Indices]:
-        (low,), (high,) = start, end
-        return [(low + (high - low) * number // slices,) for number in range(slices + 1)]
+        count = sum(end) - sum(start)
+        return [self.cut(start, end, count * number // slices) for number in range(slices + 1)]
 
     def cut(self, start: Indices, end: Indices, count: int) -> Indices:
-        return (min(start[0] + count, end[0]),)
+        """The place ``count`` messages after ``start``, or ``end`` if that comes first. Older files come first."""
+        if count >= sum(end) - sum(start):
+            return end
+        logs, goal = self._logs, sum(start) + count
+        low, high = start, end
+        times = [file.modified_ms for log, *span in zip(logs, start, end) for file in log.within(*span)]
+        sooner, later = min(times, default=0), max(times, default=0) + 1
+        while later - sooner > 1:
+            middle = (sooner + later) // 2
+            reached = tuple(_at(log, middle, *span) for log, *span in zip(logs, low, high))
+            if sum(reached) <= goal:
+                low, sooner = reached, middle
+            else:
+                high, later = reached, middle
+        # The files between them have one time, so the same part of each partition is taken.
+        whole, rest = sum(high) - sum(low), goal - sum(low)
+        sums = itertools.accumulate((b - a for a, b in zip(low, high)), initial=0)
+        parts = itertools.pairwise(part * rest // whole if whole else 0 for part in sums)
+        return tuple(at + after - before for at, (before, after) in zip(low, parts))
 
     def plan(self, start: Indices, end: Indices, lost: Lost) -> list[Piece]:
-        (at,), (stop,) = start, end
-        if at >= stop:
-            return []
-        if self._log.next < stop:
+        pieces: list[Piece] = []
+        for log, at, stop in zip(self._logs, start, end):
+            if at < stop:
+                pieces += self._plan(log, at, stop, lost)
+        return pieces
+
+    def _plan(self, log: PartitionLog, at: int, stop: int, lost: Lost) -> list[Piece]:
+        if log.next < stop:
             self._read_on()
-        if self._log.next < stop:
+        if log.next < stop:
             raise self.behind(
-                f"The queue {self.place.queue!r} of {self.place.store} ends before {self._log.next}, and messages up"
-                f" to {stop - 1} were planned."
+                f"The queue {log.id!r} of {self.place.store} ends before {log.next}, and messages up to {stop - 1}"
+                " were planned."
             )
-        pieces = pieces_of(self._folder, self._log.within(at, stop), at, stop)
+        pieces = pieces_of(self._folder, log.within(at, stop), at, stop)
         for piece in pieces:
             if piece.begin > at:
-                lost(at, piece.begin, 0)
+                lost(at, piece.begin, log.partition)
             at = piece.begin + piece.stop - piece.start
         if at < stop:
-            lost(at, stop, 0)
+            lost(at, stop, log.partition)
         return pieces
 
     def rows(
         self, start: Indices, end: Indices, plan: list[Piece], columns: Sequence[str], lost: Lost
     ) -> Iterator[MessageRows]:
-        stored = [name for name in columns if name != "index"]
+        stored = [name for name in columns if name not in ("index", "partition")]
         for piece in plan:
             for first, table in read_groups(self.files, piece, stored):
-                yield _TableRows(first, table)
+                yield _TableRows(first, piece.file.partition, table)
+
+
+def _at(log: PartitionLog, time_ms: int, low: int, high: int) -> int:
+    """The index of the first message in files of a time or later, between ``low`` and ``high``."""
+    at = bisect.bisect_left(log.live, time_ms, key=lambda file: file.modified_ms)
+    return min(max(log.live[at].first if at < len(log.live) else log.next, low), high)
 
 
 class _TableRows:
     """The rows of a row group."""
 
-    def __init__(self, first: int, table: pa.Table) -> None:
+    def __init__(self, first: int, partition: int, table: pa.Table) -> None:
         self.indices = numpy.arange(first, first + table.num_rows)
+        self._partition = partition
         self._table = table
 
     def column(self, name: str) -> pa.Array:
+        if name == "partition":
+            return pa.array(numpy.full(self._table.num_rows, self._partition, numpy.int32))
         return pa.concat_arrays(self._table.column(name).chunks)
 
     def messages(self) -> list[dict[str, Any]]:

@@ -31,12 +31,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from cues import faults
-from cues.base import clock, events, names
+from cues.base import clock, events
 from cues.errors import Diverged, ProcessorStopped, TopologyChanged
 from cues.graphs.processor import BATCH_SIZE, FRAME, Node
 from cues.spark.cluster import state_files
 from cues.spark.cluster.data import Piece, pieces_of
-from cues.spark.cluster.directory import DataFile, QueueDirectory
+from cues.spark.cluster.directory import DataFile, PartitionLog, QueueDirectory
 from cues.spark.cluster.ledger import Ledger, LedgerRecord, StepRange
 from cues.spark.cluster.publish import publish
 from cues.spark.cluster.rows import Entrance
@@ -91,19 +91,21 @@ class StepResult:
 
 
 class Stage:
-    """One processor that this driver owns. Used by one thread at a time."""
+    """One unit of a processor that this driver owns: its part for a partition. Used by one thread at a time."""
 
     def __init__(self, driver: Driver, node: Node) -> None:
         self.driver = driver
         self.node = node
         self.counters = events.Counters()
         self.ledger = Ledger(driver.files, node.id, driver.owner)
-        self.inputs = {names.tailer_id(node.id, port.queue): driver.queues[port.queue] for port in node.inputs}
+        self.inputs = {node.tailer(port.queue): driver.queues[port.queue].log(node.partition) for port in node.inputs}
         queues = dict.fromkeys([*(port.queue for port in node.outputs), *([node.errors] if node.errors else [])])
         self.targets = [driver.queues[queue] for queue in queues]
         self.ordered = node.side_effects or node.at_most_once
-        self._bindings = {names.tailer_id(node.id, port.queue): port.binding for port in node.inputs}
+        self._bindings = {node.tailer(port.queue): port.binding for port in node.inputs}
         self._served = 0
+        self.fresh = False
+        """True if it has no record from before the claim."""
         self._hasher = Hasher(node.id, 0)
         self._jobs = JobGroup(driver.context, node.id, f"cues {node.id} {driver.owner}")
         self._stop: ProcessorStopped | None = None
@@ -112,6 +114,8 @@ class Stage:
         """The work of a message, as tasks have measured it."""
         self._each_bytes = 0.0
         """The bytes of a message. In a file they are compressed."""
+        self._last_packed: tuple[list[int], bytes] | None = None
+        """The numbers of partitions of the targets, and the job."""
         self._under_way: StepRange | None = None
         self._warned: dict[str, int] = {}
         """By tailer id: the index up to which a warning about purged messages was sent."""
@@ -126,6 +130,7 @@ class Stage:
         """
         last = self.driver.claim(self.ledger, functools.partial(self._positions, accept_topology))
         where = ", ".join(f"{tailer} {next}" for tailer, (_, next) in self.ledger.now.positions.items())
+        self.fresh = last is None
         what = "rewind" if self.ledger.now.taking else "resume" if last else "fresh"
         self.driver.emit(events.Recovered(self.node.id, f"{what}: from {where}", logging.INFO, decision=what))
 
@@ -136,13 +141,13 @@ class Stage:
                 self.driver.ring()
             self._check_inputs(last, accept_topology)
         positions = {}
-        for tailer, directory in self.inputs.items():
-            identity = directory.identity.hex()
+        for tailer, log in self.inputs.items():
+            identity = log.directory.identity.hex()
             known, next = (last.positions.get(tailer) if last else None) or (identity, 1)
-            if known != identity or not directory.reaches(next):
+            if known != identity or not log.reaches(next):
                 raise Diverged(
-                    f"{self.node.id} is at {next} of queue {directory.queue!r} with identity {known}; in"
-                    f" {directory.files.url} it has {identity} and ends before {directory.next}.",
+                    f"{self.node.id} is at {next} of queue {log.id!r} with identity {known}; in"
+                    f" {log.directory.files.url} it has {identity} and ends before {log.next}.",
                     "use the directory that belongs to these steps; or start over with --fresh or another --queues"
                     " DIR.",
                     processor=self.node.id,
@@ -172,21 +177,28 @@ class Stage:
 
     @property
     def positions(self) -> dict[str, int]:
-        """The next index after the last commit, by queue."""
+        """The next index after the last commit, by tailer id."""
         positions = self.ledger.now.positions
-        return {directory.queue: positions[tailer][1] for tailer, directory in self.inputs.items()}
+        return {tailer: positions[tailer][1] for tailer in self.inputs}
 
-    def holds(self, queue: str) -> int | None:
-        """The first message of a queue that a step needs, if it is under way or will be repeated."""
+    def tailer_of(self, log: PartitionLog) -> str | None:
+        """The tailer id of the input that is this log; None if it is not an input."""
+        return next((tailer for tailer, input in self.inputs.items() if input is log), None)
+
+    def holds(self, tailer: str) -> int | None:
+        """The first message of an input that a step needs, if it is under way or will be repeated."""
         taking = self._under_way or self.ledger.now.taking
-        ranges = taking.ranges if taking else {}
-        tailers = {names.tailer_id(self.node.id, queue)} & ranges.keys()
-        return next((ranges[tailer][0] for tailer in tailers), None)
+        return taking.ranges[tailer][0] if taking and tailer in taking.ranges else None
+
+    @property
+    def lag(self) -> int:
+        """The number of messages that it has not taken."""
+        return sum(log.next - self.positions[tailer] for tailer, log in self.inputs.items())
 
     def _available(self) -> dict[str, tuple[int, int]]:
         """The range of messages available on each input, by tailer id."""
         positions = self.ledger.now.positions
-        return {tailer: directory.ready(positions[tailer][1]) for tailer, directory in self.inputs.items()}
+        return {tailer: log.ready(positions[tailer][1]) for tailer, log in self.inputs.items()}
 
     def cancel(self) -> None:
         """Give up a step under way."""
@@ -244,7 +256,7 @@ class Stage:
     def _discard(self, outputs: Sequence[TaskOutput]) -> None:
         """Delete the files of results that do not count."""
         for output in outputs:
-            for target, file in output.files.items():
+            for target, file in output.files:
                 self.driver.files.delete(f"{self.targets[target].folder}/{file.name}")
             self._drop([output.state] if output.state else [])
 
@@ -281,7 +293,7 @@ class Stage:
             lost = low - max(self.ledger.now.positions[tailer][1], self._warned.get(tailer, 0))
             if lost > 0:
                 self._warned[tailer] = low
-                text = f"{lost:,} messages of {self.inputs[tailer].queue} were purged before it took them"
+                text = f"{lost:,} messages of {self.inputs[tailer].id} were purged before it took them"
                 self.driver.emit(events.Event(self.node.id, text, logging.WARNING))
 
     def _size(self) -> int:
@@ -339,7 +351,8 @@ class Stage:
     @contextlib.contextmanager
     def _held(self, taking: StepRange) -> Iterator[None]:
         """Keep the files that a step reads on the disk, as long as the block runs."""
-        held = [(self.inputs[t], self.inputs[t].within(*span)) for t, span in taking.ranges.items()]
+        logs = {tailer: self.inputs[tailer] for tailer in taking.ranges}
+        held = [(log.directory, log.within(*taking.ranges[tailer])) for tailer, log in logs.items()]
         for directory, files in held:
             directory.hold(files)
         self._under_way = taking
@@ -420,18 +433,26 @@ class Stage:
 
     def pieces(self, tailer: str, low: int, high: int) -> list[Piece]:
         """The pieces of files that hold the messages [low, high) of an input."""
-        directory = self.inputs[tailer]
-        return pieces_of(directory.folder, directory.within(low, high), low, high)
+        log = self.inputs[tailer]
+        return pieces_of(log.directory.folder, log.within(low, high), low, high)
 
     def entrances(self) -> tuple[Entrance, ...]:
         return tuple(
-            Entrance(self._bindings[tailer], tailer, queue.queue, queue.identity, queue.options._kept)
-            for tailer, queue in self.inputs.items()
+            Entrance(
+                self._bindings[tailer], tailer, log.directory.queue, log.directory.identity, log.directory.options._kept
+            )
+            for tailer, log in self.inputs.items()
         )
 
-    @functools.cached_property
+    @property
     def _packed(self) -> bytes:
-        """The job of the tasks, packed after the claim, which gives the epoch."""
+        """The job of the tasks, packed after the claim, which gives the epoch, and when a target has grown."""
+        partitions = [target.options.partitions for target in self.targets]
+        if self._last_packed is None or self._last_packed[0] != partitions:
+            self._last_packed = partitions, self._pack()
+        return self._last_packed[1]
+
+    def _pack(self) -> bytes:
         places = {target.queue: number for number, target in enumerate(self.targets)}
         job = TaskJob(
             self.node,
@@ -458,14 +479,14 @@ class Stage:
                 raise self._stop
         outputs = ran.before_stop()
         digest = self._hasher.digest(
-            [(t, self.inputs[t].identity, low, low + whole) for t, (low, _) in sorted(taking.ranges.items())]
+            [(t, self.inputs[t].directory.identity, low, low + whole) for t, (low, _) in sorted(taking.ranges.items())]
         )
         answers = [answer for output in outputs for answer in output.answers]
         written, failed = sum(answer.written for answer in answers), sum(answer.failed for answer in answers)
         before = self.ledger.now
         new: dict[QueueDirectory, list[DataFile]] = {}
         for output in outputs:
-            for target, file in output.files.items():
+            for target, file in output.files:
                 new.setdefault(self.targets[target], []).append(file)
         publish(
             self.ledger,

@@ -33,9 +33,9 @@ from cues.queues.options import QueueOptions
 from cues.records import batch as batches
 from cues.records.provenance import Provenance, concat
 from cues.spark.cluster import state_files
-from cues.spark.cluster.data import Piece, Rows, Writer, read, read_rows
+from cues.spark.cluster.data import Piece, QueueWriter, Rows, read, read_rows
 from cues.spark.cluster.directory import DataFile
-from cues.spark.cluster.files import Files, folder_of
+from cues.spark.cluster.files import Files
 from cues.spark.cluster.rows import Entrance, RowSlice
 from cues.spark.cluster.state_files import StateRun, key_bytes
 from cues.spark.executor import Job, NeedsState, PartReport, reporting, runner_of, travelling, unpack_job
@@ -115,8 +115,8 @@ class TaskOutput:
     """All that a task has done."""
 
     answers: list[TaskResult] = field(default_factory=list)
-    files: dict[int, DataFile] = field(default_factory=dict)
-    """The new data file of each target that got messages."""
+    files: list[tuple[int, DataFile]] = field(default_factory=list)
+    """The new data files, each with the number of its target."""
     state: StateRun | None = None
     """The rows of the state that changed."""
     spent_s: float = 0.0
@@ -279,7 +279,7 @@ class _Work:
             _RowRunner,
         )
         self._folder = state_files.folder_of_state(self.job.node.id)
-        self._writers: dict[int, Writer] = {}
+        self._writers: dict[int, QueueWriter] = {}
         self._loaded = False
         self._ended = False
 
@@ -291,9 +291,7 @@ class _Work:
         if kind is not None:
             return
         for target, writer in self._writers.items():
-            file = writer.close()
-            if file is not None:
-                self.output.files[target] = file
+            self.output.files += [(target, file) for file in writer.close()]
         if self.state.changes:
             self.output.state = state_files.write(self.files, self._folder, self.task.record, self.state.changes)
         self.output.spent_s = time.monotonic() - self._began
@@ -351,7 +349,8 @@ class _Work:
             assert self.job.errors is not None
             span = range(count) if batch else (offset,)
             messages = {piece.binding: [piece.pristine(at) for at in span] for piece in pieces}
-            record = codec.pack(error_message(node, messages, failure))
+            record = Packed(codec.pack(error_message(node, messages, failure)))
+            record.place = node.partition % self.job.targets[self.job.errors][1].partitions
             own = taken.provenance().slice(span[-1], span[-1] + 1)
             chunks.setdefault(self.job.errors, []).append(_Chunk([offset], [record], own))
             answer.failed += len(span)
@@ -393,11 +392,12 @@ class _Work:
             chunks.setdefault(target, []).append(_Chunk(origins, values, came))
         return chunks
 
-    def _writer(self, target: int) -> Writer:
+    def _writer(self, target: int) -> QueueWriter:
         if target not in self._writers:
-            queue, _ = self.job.targets[target]
-            task = self.task
-            self._writers[target] = Writer(self.files, folder_of(queue), self.job.node.id, task.record, task.time_us)
+            queue, options = self.job.targets[target]
+            task, turn = self.task, self.task.record + self.output.first_part
+            node = self.job.node
+            self._writers[target] = QueueWriter(self.files, queue, options, node.id, task.record, task.time_us, turn)
         return self._writers[target]
 
 
@@ -409,7 +409,8 @@ def _split(values: list[bytes], came: Provenance | None) -> tuple[list[bytes], P
         own = _NOWHERE if came is None else came.slice(offset, offset + 1)
         if type(packed) is Packed and packed.marked:
             message, own = batches.split_meta(codec.unpack_known(packed), own)
-            packed = codec.pack(message)
+            place, packed = packed.place, Packed(codec.pack(message))
+            packed.place = place
         plain.append(packed)
         every.append(own)
     return plain, None if came is None else concat(every)

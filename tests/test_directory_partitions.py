@@ -1,0 +1,358 @@
+"""Partitions of queues in a shared directory: order and state by key, units, growth, deaths. No Spark, no Java."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pyspark", reason="pyspark is not installed (pip install 'cues-streams[test]')")
+pytest.importorskip("deltalake", reason="deltalake is not installed (pip install 'cues-streams[test]')")
+
+import seeds
+from directory_steps import DriverRun, FaultyFiles, Message, RandomDeaths, data_file, messages_of_log
+
+from cues import Graph, QueueOptions, Stream, codec, testing
+from cues.errors import CuesError, Diverged, GraphError, QueueNotFound, QueueOptionsError
+from cues.queues.partitioners import partition_for
+from cues.spark.cluster import inspection
+from cues.spark.cluster.data import Writer
+from cues.spark.cluster.directory import DataFile, PartitionLog, QueueDirectory, read_table
+from cues.spark.cluster.ledger import Ledger, LedgerRecord
+from cues.spark.cluster.maintenance import Maintenance
+from cues.spark.cluster.shared import SharedQueue
+from cues.spark.options import QueueAddress
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> FaultyFiles:
+    return FaultyFiles(str(tmp_path / "queues"))
+
+
+def by_user(partitions: int, **options: Any) -> QueueOptions:
+    return QueueOptions(partitions=partitions, key="user", **options)
+
+
+def orders(count: int, seed: int = 1) -> list[Message]:
+    chance = random.Random(seed)
+    return [{"i": i, "user": f"user-{chance.randrange(12)}"} for i in range(1, count + 1)]
+
+
+def counted(message: Message, process: Any) -> Message:
+    """The count of a key, and what the function sees of its unit."""
+    if message["i"] % 11 == 3:
+        raise ValueError("bad")
+    process.state["n"] = process.state.get("n", 0) + 1
+    return {**message, "n": process.state["n"], "unit": process.partition, "hash": process.delivery_hash}
+
+
+def same(message: Message) -> Message:
+    return message
+
+
+def seen(message: Message, process: Any) -> Message:
+    process.state["n"] = process.state.get("n", 0) + 1
+    return {**message, "seen": process.state["n"]}
+
+
+def joined(a: Message, b: Message) -> Message:
+    return {"user": a["user"], "a": a["i"], "b": b["i"]}
+
+
+def parted(loose: int = 2) -> Graph:
+    """Units of each kind: with state by key, with side effects, and without a key."""
+    streams = [
+        Stream(counted, "src", "counts", id="count", key="user"),
+        Stream(seen, "counts", "effects", id="effect", side_effects=True),
+        Stream(joined, {"a": "counts", "b": "counts-2"}, "pairs", id="join"),
+        Stream(same, "counts", "counts-2", id="copy"),
+        Stream(same, "src", "loose", id="spread"),
+        Stream(same, "loose", "end", id="after"),
+    ]
+    queues = {
+        "src": by_user(3, metadata={"t"}),
+        "counts": by_user(4),
+        "counts-2": by_user(4),
+        "errors": QueueOptions(partitions=2),
+        "effects": by_user(2, partitioner="rendezvous"),
+        "loose": QueueOptions(partitions=loose, partitioner="round-robin"),
+    }
+    return Graph("g", streams, errors="errors", queues=queues)
+
+
+def logs(driver: DriverRun, queue: str) -> list[list[Message]]:
+    return [messages_of_log(log) for log in driver.queues[queue].logs]
+
+
+def of_users(messages: Sequence[Message], *fields: str) -> dict[str, list[Any]]:
+    users: dict[str, list[Any]] = defaultdict(list)
+    for message in messages:
+        users[message["user"]].append(tuple(message[field] for field in fields))
+    return users
+
+
+def judge(driver: DriverRun, given: list[Message]) -> None:
+    """Each message once, those of a key in order, its state that of the key alone, errors on the unit's partition."""
+    users: dict[str, list[int]] = defaultdict(list)
+    for message in given:
+        if message["i"] % 11 != 3:
+            users[message["user"]].append(message["i"])
+    counts = {user: [(i, n, partition_for(user, 3)) for n, i in enumerate(all, 1)] for user, all in users.items()}
+    for partition, log in enumerate(logs(driver, "counts")):
+        here = {user: rows for user, rows in counts.items() if partition_for(user, 4) == partition}
+        assert of_users(log, "i", "n", "unit") == here
+    effects = [message for log in logs(driver, "effects") for message in log]
+    in_order = sorted(effects, key=lambda message: (message["user"], message["n"]))
+    assert of_users(effects, "i") == of_users(in_order, "i")
+    assert Counter(m["i"] for m in effects) == Counter(i for all in users.values() for i in all)
+    copies = [log[: len(log)] for log in logs(driver, "counts-2")]
+    assert copies == logs(driver, "counts")
+    pairs = sorted((m["a"], m["b"]) for m in driver.messages("pairs"))
+    assert pairs == sorted((m["i"], m["i"]) for m in driver.messages("counts"))
+    for partition, log in enumerate(logs(driver, "errors")):
+        failed = [error["err.proc/messages"]["src"][0] for error in log]
+        bad = [m for m in given if m["i"] % 11 == 3 and partition_for(m["user"], 3) % 2 == partition]
+        assert Counter(m["i"] for m in failed) == Counter(m["i"] for m in bad)
+    assert Counter(m["i"] for m in driver.messages("end")) == Counter(m["i"] for m in given)
+
+
+@pytest.mark.parametrize("cores", [1, 2])
+def test_units_keep_order_and_state_of_each_key_through_stages(files: FaultyFiles, cores: int) -> None:
+    given = orders(300)
+    driver = DriverRun(files, parted(), cores, lambda: 37).feed("src", given, lambda: 30).claim().run()
+    assert len(driver.stages) == 3 + 4 + 4 + 4 + 3 + 2
+    judge(driver, given)
+    assert {len(log) > 30 for log in logs(driver, "loose")} == {True}
+    assert inspection.problems_of(files.url) == []
+
+
+def test_a_unit_gives_the_messages_and_hashes_of_the_embedded_engine(files: FaultyFiles) -> None:
+    given = orders(200)
+    with testing.temporary_store() as store:
+        graph = Graph("g", [Stream(counted, "src", "counts", id="count", key="user")], errors="errors",
+                      queues={"src": by_user(3, metadata={"t"}), "counts": by_user(4)})  # fmt: skip
+        source = store.queue("src", partitions=3, key="user", metadata={"t"})
+        source.appender().write_many(given)
+        testing.run_until_idle(graph, store)
+        identity = source._row().identity
+        embedded = [list(view.tailer(meta=False)) for view in store.queue("counts")._views]
+    QueueDirectory(files, "src", by_user(3), identity)
+    driver = DriverRun(files, graph, 2, lambda: 41).feed("src", given, lambda: 30).claim().run()
+    for one, other in zip(logs(driver, "counts"), embedded):
+        assert of_users(one, "i", "n", "unit", "hash") == of_users(other, "i", "n", "unit", "hash")
+
+
+class DeadlyPartitions(RandomDeaths):
+    """An operator lets the queue ``loose`` grow at random moments, also while drivers sleep."""
+
+    MOST = 5
+
+    def graph(self) -> Graph:
+        grown = QueueDirectory(self.files, "loose", QueueOptions()).options.partitions
+        return parted(max(2, grown))
+
+    def given(self) -> list[Message]:
+        return orders(70)
+
+    def between(self, driver: DriverRun) -> None:
+        if self.chance.random() < 0.2:
+            loose = QueueDirectory(self.files, "loose", QueueOptions())  # an operator's process
+            if loose.options.partitions < self.MOST:
+                loose.grow(loose.options.partitions + 1)
+        driver.queues["loose"].read_on()
+        driver.growth.take_in(lambda nodes: [stage.claim() for stage in driver.take_in(nodes)])
+
+    def compare(self, driver: DriverRun) -> None:
+        judge(driver, self.given())
+        assert inspection.problems_of(self.files.url) == []
+
+
+@pytest.mark.parametrize(
+    "seed", [*seeds.among(range(10)), *(pytest.param(n, marks=pytest.mark.long) for n in range(10, 300))]
+)
+def test_units_that_die_or_sleep_while_queues_grow_lose_and_repeat_nothing(files: FaultyFiles, seed: int) -> None:
+    DeadlyPartitions(seed, files).finish()
+
+
+def test_random_deaths_find_a_unit_that_begins_with_the_records_of_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A negative control: all units of a processor share one ledger."""
+    make = Ledger.__init__
+
+    def shared(ledger: Ledger, files: Any, processor: str, owner: str) -> None:
+        make(ledger, files, processor.partition("/")[0], owner)
+
+    monkeypatch.setattr(Ledger, "__init__", shared)
+    with pytest.raises((CuesError, AssertionError)):
+        for seed in range(5):
+            DeadlyPartitions(seed, FaultyFiles(str(tmp_path / str(seed)))).finish()
+
+
+# --- growth and options ---------------------------------------------------------------------------
+
+
+def test_a_queue_grows_while_a_driver_runs_and_new_units_take_over_their_part(files: FaultyFiles) -> None:
+    driver = DriverRun(files, parted(), 1).feed("src", orders(100)).claim().run()
+    QueueDirectory(files, "loose", QueueOptions()).grow(6)
+    driver.queues["loose"].read_on()
+    new = driver.growth.take_in(lambda nodes: [stage.claim() for stage in driver.take_in(nodes)])
+    assert [node.id for node in new] == [f"g.after/{n}" for n in range(2, 6)]
+    assert "reads 4 more partitions from now on" in str(driver.events[-1])
+    driver.feed("src", orders(200)).run()
+    judge(driver, orders(200))
+    assert all(logs(driver, "loose")[2:])
+    with pytest.raises(QueueOptionsError, match="has 6 partitions and cannot have fewer, such as 2"):
+        DriverRun(files, parted())
+    again = DriverRun(files, parted(6)).claim().run()
+    judge(again, orders(200))
+
+
+def test_partitions_that_the_graph_and_the_directory_see_otherwise_are_refused_by_name(files: FaultyFiles) -> None:
+    def open_queue(**options: Any) -> QueueDirectory:
+        directory = QueueDirectory(files, "q", QueueOptions(**options))
+        directory.own("g")
+        return directory
+
+    assert open_queue(partitions=3, key="user").options.partitions == 3
+    assert open_queue().options._placing == ("user", "murmur2")  # what is not given stays
+    with pytest.raises(QueueOptionsError, match="has 3 partitions, not 4") as refused:
+        open_queue(partitions=4, key="user")
+    assert f"run cues grow {files.place}#q 4" in refused.value.hint
+    with pytest.raises(QueueOptionsError, match=r"places its messages by key='user', which cannot change"):
+        open_queue(partitions=3, key="other")
+    with pytest.raises(QueueOptionsError, match="cannot have fewer, such as 2"):
+        open_queue().grow(2)
+    with pytest.raises(GraphError, match="partitions that do not meet"):
+        Graph("g", [Stream(joined, {"a": "x", "b": "y"}, "z")], queues={"x": by_user(2), "y": by_user(3)}).plan()
+
+
+def test_an_operator_and_a_driver_that_add_entries_at_once_both_succeed(files: FaultyFiles) -> None:
+    """The driver's entry and the operator's have one number; who is second reads on and writes again."""
+    first, second = (QueueDirectory(files, "q", by_user(2)) for _ in range(2))
+    first.own("g")
+    second.load()
+    first.grow(4)
+    file = data_file(second, "g.p", 0, orders(3), 1)
+    second.publish("g.p", 0, second.numbered([file]))
+    first.grow(5)
+    second.read_on()
+    assert [log.next for log in second.logs] == [1, 4, 1, 1, 1]
+    assert [log.next for log in QueueDirectory(files, "q", QueueOptions()).logs] == [1, 4, 1, 1, 1]
+
+
+def test_a_table_of_the_version_before_is_a_queue_of_one_partition(
+    files: FaultyFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(QueueDirectory, "_metadata", _old_metadata(QueueDirectory._metadata))
+    directory = QueueDirectory(files, "q", QueueOptions())
+    directory.own("g")
+    directory.publish("g.p", 0, directory.numbered([data_file(directory, "g.p", 0, orders(4))]))
+    monkeypatch.undo()
+    reader = inspection.QueueReader(files.url, "q")
+    assert [read.message for read in reader.read(reader.last(2))] == orders(4)[2:]
+    again = QueueDirectory(files, "q", QueueOptions())
+    again.own("g")
+    again.grow(2)
+    assert [log.next for log in again.logs] == [5, 1]
+    fields = {"format": 2, "kind": "step", "owner": "o", "epoch": 1, "ends": {"q": 5},
+              "files": {"q": [{"name": "f", "first": 5, "count": 1, "size": 1, "modified_ms": 1}]}}  # fmt: skip
+    record = LedgerRecord.of(7, fields)
+    assert record.ends_after() == {"q": 6}
+    with pytest.raises(Diverged, match=r"has format 4; this version reads 2 to 3\."):
+        LedgerRecord.of(7, fields | {"format": 4})
+
+
+def _old_metadata(now: Any) -> Any:
+    def metadata(directory: QueueDirectory, options: QueueOptions) -> dict[str, Any]:
+        return {**now(directory, options), "configuration": {}}
+
+    return metadata
+
+
+# --- reading --------------------------------------------------------------------------------------
+
+
+def filled(files: FaultyFiles, given: Sequence[Message], size: int = 10, partitions: int = 3) -> QueueDirectory:
+    """A queue with files of ``size`` messages, in the order of time; times are distinct."""
+    directory = QueueDirectory(files, "q", by_user(partitions))
+    directory.own("g")
+    for number, low in enumerate(range(0, len(given), size)):
+        some = given[low : low + size]
+        shares = [[m for m in some if partition_for(m["user"], partitions) == p] for p in range(partitions)]
+        new = [timed(directory, number, share, p) for p, share in enumerate(shares) if share]
+        directory.publish("g.p", number, directory.numbered(new))
+    return directory
+
+
+def timed(directory: QueueDirectory, number: int, share: Sequence[Message], partition: int) -> DataFile:
+    target = Writer(directory.files, directory.folder, "g.p", number, 0, partition)
+    target.add([codec.pack(m) for m in share], [None] * len(share), None, [m["i"] * 1_000_000 for m in share])
+    file = target.close()
+    assert file is not None
+    return replace(file, modified_ms=share[0]["i"] * 1000)
+
+
+def test_a_whole_queue_is_read_in_the_order_of_time_and_a_partition_alone(files: FaultyFiles) -> None:
+    given = orders(100)
+    filled(files, given)
+    reader = inspection.QueueReader(files.url, "q")
+    assert [each.message["i"] for each in reader.read(reader.last(None))] == list(range(1, 101))
+    assert [each.message["i"] for each in reader.read(reader.last(7))] == list(range(94, 101))
+    odd = lambda message: message["i"] % 2  # noqa: E731
+    matching = [each.message["i"] for each in reader.read(reader.last(3, odd)) if odd(each.message)]
+    assert matching == [95, 97, 99]
+    alone = inspection.QueueReader(files.url, "q/1")
+    mine = [m["i"] for m in given if partition_for(m["user"], 3) == 1]
+    assert [each.message["i"] for each in alone.read(alone.last(None))] == mine
+    assert [(each.partition, each.index) for each in alone.read([2])] == [(1, n) for n in range(2, len(mine) + 1)]
+    with pytest.raises(CuesError, match="has 3 partitions, and an index belongs to one"):
+        reader.place_of(3, "--from")
+    with pytest.raises(QueueNotFound, match="has no partition 3; it has 3"):
+        inspection.QueueReader(files.url, "q/3")
+    assert not reader.has_more(reader.place_of("end", "--from"))
+    assert reader.has_more(reader.last(1))
+
+
+@pytest.mark.parametrize("count", [1, 9, 10, 11, 50, 99, 100])
+def test_a_cut_has_the_count_that_was_asked_for_and_the_older_files_first(files: FaultyFiles, count: int) -> None:
+    given = orders(100)
+    filled(files, given)
+    queue = SharedQueue(QueueAddress(str(files.place), "q", shared=True))
+    start, end = queue.ends()
+    place = queue.cut(start, end, count)
+    assert sum(place) - sum(start) == count
+    taken = {m["i"] for log, low, high in zip(queue._logs, start, place) for m in _range(log, low, high)}
+    whole = count // 10 * 10
+    assert set(range(1, whole + 1)) <= taken <= set(range(1, whole + 11))
+    edges = queue.edges(start, end, 7)
+    assert (edges[0], edges[-1]) == (start, end)
+    assert all(a <= b for one, next in itertools.pairwise(edges) for a, b in zip(one, next))
+
+
+def _range(log: PartitionLog, low: int, high: int) -> list[Message]:
+    return messages_of_log(log)[low - 1 : high - 1]
+
+
+def test_files_of_one_partition_are_merged_and_retention_acts_on_each(files: FaultyFiles) -> None:
+    given = orders(400)
+    driver = DriverRun(files, Graph("g", [Stream(same, "src", "out", id="s")],
+                                    queues={"src": by_user(3, retention=20)}))  # fmt: skip
+    driver.feed("src", given, lambda: 2).claim().run()
+    before = logs(driver, "src")
+    keeper: Maintenance = driver.maintenance
+    keeper.merge_files = 4
+    for _ in range(40):
+        keeper.step()
+    for log, messages in zip(driver.queues["src"].logs, before):
+        assert {file.partition for file in log.live} == {log.partition}
+        assert len(log.live) < 60 and 20 <= log.next - log.first <= 24
+        assert messages_of_log(log) == messages[log.first - 1 :]
+    table, _ = read_table(files, "src")
+    assert set(table.get_add_actions(flatten=True)["partition.partition"].to_pylist()) == {0, 1, 2}
