@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import random
 from collections import Counter, defaultdict
 from collections.abc import Sequence
@@ -16,8 +17,10 @@ pytest.importorskip("pyspark", reason="pyspark is not installed (pip install 'cu
 pytest.importorskip("deltalake", reason="deltalake is not installed (pip install 'cues-streams[test]')")
 
 import seeds
+import terminal
 from directory_steps import DriverRun, FaultyFiles, Message, RandomDeaths, data_file, messages_of_log
 
+import cues
 from cues import Graph, QueueOptions, Stream, codec, testing
 from cues.errors import CuesError, Diverged, GraphError, QueueNotFound, QueueOptionsError
 from cues.queues.partitioners import partition_for
@@ -356,3 +359,42 @@ def test_files_of_one_partition_are_merged_and_retention_acts_on_each(files: Fau
         assert messages_of_log(log) == messages[log.first - 1 :]
     table, _ = read_table(files, "src")
     assert set(table.get_add_actions(flatten=True)["partition.partition"].to_pylist()) == {0, 1, 2}
+
+
+# --- the command ----------------------------------------------------------------------------------
+
+
+def cues_grow(*arguments: str) -> terminal.Result:
+    return terminal.cues("grow", *arguments, "--json")
+
+
+def test_grow_asks_refuses_and_tells_what_it_did(files: FaultyFiles, tmp_path: Path) -> None:
+    DriverRun(files, Graph("g", [Stream(same, "src", "out")]))  # it makes the directory
+    filled(files, orders(20), partitions=2)
+    place = str(files.place)
+    asked = cues_grow(f"{place}#q", "4")
+    assert asked.code == 2 and "later messages of many keys go to another partition" in asked.err
+    assert len(QueueDirectory(files, "q", QueueOptions()).logs) == 2
+    done = cues_grow(f"{place}#q", "4", "--yes")
+    assert json.loads(done.out) == {"queue": "q", "partitions": 4, "before": 2}
+    assert [log.next - 1 for log in QueueDirectory(files, "q", QueueOptions()).logs][2:] == [0, 0]
+    for arguments, said in (
+        ((f"{place}#q", "3"), "has 4 partitions and cannot have fewer, such as 3"),
+        ((f"{place}#q", "0", "--yes"), "cannot have fewer, such as 0"),
+        ((f"{place}#q/1", "8", "--yes"), "q/1 is a partition"),
+        ((f"{place}#nothing", "8", "--yes"), "nothing"),
+    ):
+        refused = cues_grow(*arguments)
+        assert refused.code in (1, 2) and said in refused.err, arguments
+    with cues.open(tmp_path / "s") as store:
+        store.queue("orders", partitions=2, key="user")
+    assert json.loads(cues_grow(f"{tmp_path}/s#orders", "3", "--yes").out)["partitions"] == 3
+    with cues.open(tmp_path / "s", readonly=True) as store:
+        assert store.queue("orders").partitions == 3
+
+
+def test_a_queue_that_is_copied_from_a_store_grows_there(files: FaultyFiles) -> None:
+    graph = Graph("g", [Stream(same, "src", "out", id="s")], queues={"src": by_user(2)})
+    DriverRun(files, graph).feed("src", orders(10))
+    refused = cues_grow(f"{files.place}#src", "4", "--yes")
+    assert refused.code == 1 and "is copied from the store of the graph 'g'" in refused.err

@@ -10,6 +10,7 @@ import shutil
 import signal
 import sqlite3
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -54,7 +55,7 @@ from test_spark_engine import IGNORED, sums, template, without_times
 
 from cues import codec
 from cues.queues.options import Retention
-from cues.spark.cluster import inspection
+from cues.spark.cluster import inspection, operations
 from cues.spark.cluster.data import Writer
 from cues.spark.cluster.directory import QueueDirectory, file_name
 from cues.spark.cluster.driver import Driver
@@ -197,6 +198,62 @@ def test_files_hold_what_the_embedded_engine_leaves(spark: SparkSession, tmp_pat
         assert without_times(found[queue]) == without_times(expected[queue]), queue
 
 
+def by_partition(place: Path, queue: str) -> dict[int, list[Any]]:
+    """The messages of each partition, as any reader of Delta tables sees them. Their indices have no gap."""
+    table = QueryBuilder().register("queue", DeltaTable(str(place / "queues" / folder_of(queue))))
+    sql = 'select partition, first + "offset" as index, value from queue order by 1, 2'
+    logs: dict[int, list[Any]] = {}
+    for row in pa.table(table.execute(sql).read_all()).to_pylist():
+        log = logs.setdefault(row["partition"], [])
+        log.append(codec.unpack(row["value"]))
+        assert row["index"] == len(log)
+    return logs
+
+
+def each_key(messages: Sequence[dict[str, Any]]) -> dict[Any, list[Any]]:
+    keys: dict[Any, list[Any]] = {}
+    for message in messages:
+        keys.setdefault(message["n"], []).append(message)
+    return keys
+
+
+@pytest.mark.fast
+def test_partitions_hold_what_the_embedded_engine_leaves_and_grow_while_the_graph_runs(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    made = spark_graphs.GRAPHS["partitions"]
+    template(tmp_path / "template", made())
+    shutil.copytree(tmp_path / "template", tmp_path / "embedded", ignore=IGNORED)
+    copy_of(tmp_path / "template", tmp_path / "spark")
+    run_embedded(made(), tmp_path / "embedded")
+    run(made(), tmp_path / "spark", spark)
+    with cues.open(tmp_path / "embedded") as store:
+        for queue in ("in", "out", "counts"):
+            expected = {view._log.partition: list(view.tailer(meta=False)) for view in store.queue(queue)._views}
+            held = by_partition(tmp_path / "spark", queue)
+            assert held.keys() == {p for p, messages in expected.items() if messages}
+            for partition, messages in held.items():
+                assert each_key(messages) == each_key(expected[partition]), (queue, partition)
+    units = {last.processor for last in inspection.processors_of(tmp_path / "spark" / "queues")}
+    assert {"g.counted", "g.counted/1", "g.counted/2", "g.in.feed/2"} <= units
+
+    places: dict[str, Any] = {"store": tmp_path / "spark" / "store", "queues": tmp_path / "spark" / "queues"}
+    with made().start(engine="spark", spark=spark, **places) as running:
+        running._queue("in").grow(5)
+        operations.growing(open_files(str(places["queues"])), "out").grow(4)
+        until(lambda: {"g.counted/3", "g.several/4"} <= {unit.id for unit in running.standings()})
+        more = [{"n": n} for n in range(1000, 1200)]
+        running._queue("in").appender().write_many(more)
+        assert running.wait_idle(120)
+    held_in, held_out = by_partition(tmp_path / "spark", "in"), by_partition(tmp_path / "spark", "out")
+    assert held_in.keys() == set(range(5)) and held_out.keys() == set(range(4))
+    taken = [message for log in held_in.values() for message in log]
+    assert sorted(message["n"] for message in taken if message["n"] >= 1000) == list(range(1000, 1200))
+    counts = [message for log in by_partition(tmp_path / "spark", "counts").values() for message in log]
+    assert len(counts) == sum(map(len, held_out.values()))
+    assert inspection.problems_of(places["queues"]) == []
+
+
 def test_january_on_files_equals_an_independent_computation(spark: SparkSession, tmp_path: Path) -> None:
     """Sinks run on executors: a database with positions of its own, and a page drawn from the processor's state."""
     with test_flights.example(tmp_path) as flights:
@@ -304,6 +361,7 @@ def test_a_driver_that_dies_anywhere_has_lost_and_doubled_nothing(
 DRIVER = """
 import sys
 import cues
+from collections.abc import Sequence
 from pathlib import Path
 from test_spark_queues import mixed, queues_at
 
@@ -533,7 +591,7 @@ def named(record: LedgerRecord) -> set[str]:
 
 
 def live(place: Path) -> set[str]:
-    return {file.name for file in inspection.read_queue(place, "out")}
+    return {file.name for log in inspection.logs_of(place, "out") for file in log.live}
 
 
 def test_records_that_are_gone_or_old_are_refused_and_control_without_the_check_loses(
@@ -600,7 +658,7 @@ def test_small_files_become_one_and_old_ones_go_also_when_that_dies(
 
     faults.arm("spark.replaced", 1, die)
     with pytest.raises(Death):
-        keeper.merge(out)
+        keeper.merge(out.log(0))
     faults.disarm()
     assert len(out.live) < 6 and len(list((tmp_path / "out").glob("*.parquet"))) == 16
     assert numbers(tmp_path) == [2 * n for n in range(60)]
@@ -611,7 +669,7 @@ def test_small_files_become_one_and_old_ones_go_also_when_that_dies(
     assert numbers(tmp_path) == [2 * n for n in range(60)]
     # Retention: whole files below the bound, from the log at once and from the disk later; the last one stays.
     keeper = Maintenance(again.driver, [again])
-    keeper.retain(out, Retention(count=4))
+    keeper.retain(out.log(0), Retention(count=4))
     assert (out.log(0).first, out.log(0).next, len(out.live)) == (57, 61, 1)
     keeper.vacuum()
     assert len(list((tmp_path / "out").glob("*.parquet"))) == 16
@@ -619,7 +677,7 @@ def test_small_files_become_one_and_old_ones_go_also_when_that_dies(
     keeper.vacuum()
     assert len(list((tmp_path / "out").glob("*.parquet"))) == 1
     assert QueueDirectory(out.files, "out", cues.QueueOptions()).log(0).next == 61
-    keeper.retain(again.driver.queues["in"], Retention(read=True))
+    keeper.retain(again.driver.queues["in"].log(0), Retention(read=True))
     assert again.driver.queues["in"].log(0).next == 61
 
 
@@ -695,17 +753,7 @@ def test_what_has_no_form_there_is_refused_by_name(spark: SparkSession, tmp_path
     other = Graph("g", [Stream(spark_graphs.plain, "in", "out")], queues=elsewhere)
     with pytest.raises(GraphError, match="The queue 'out' has path="):
         other.start(**places)
-    for queue in ("in", "out"):
-        wide = {queue: cues.QueueOptions(partitions=3, key="n")}
-        with pytest.raises(GraphError, match=f"The queue '{queue}' has 3 partitions; queues in a shared directory"):
-            Graph("g", [Stream(spark_graphs.plain, "in", "out")], queues=wide).start(**places)
     assert not (tmp_path / "q").exists()
-    with cues.open(tmp_path / "wide") as store:
-        store.queue("in", partitions=2, key="n")
-    with pytest.raises(GraphError, match="The queue 'in' has 2 partitions"):  # which the graph does not say
-        Graph("g", [Stream(spark_graphs.plain, "in", "out")]).start(
-            **{**places, "store": tmp_path / "wide", "queues": tmp_path / "q2"}
-        )
     look = Graph("g", [Stream(lambda m, process: None, "in", None, id="look", appenders=["log"])])
     with pytest.raises(GraphError, match=r"g\.look is imperative"):
         look.start(**places)

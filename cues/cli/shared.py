@@ -15,6 +15,7 @@ _QUEUES = (
     TableColumn("messages", "messages", right=True),
     TableColumn("first", "first", right=True),
     TableColumn("last", "last", right=True),
+    TableColumn("partitions", "partitions", right=True, optional=True),
     TableColumn("files", "files", right=True),
     TableColumn("size", "size", right=True),
     TableColumn("last append", "when", optional=True),
@@ -49,7 +50,8 @@ def _figures(place: str, queue: str) -> dict[str, Any]:
     newest = max((file.modified_ms for file in files), default=None)
     appended = None if newest is None else clock.to_datetime(newest * 1_000_000)
     sizes = {"files": len(files), "bytes": sum(file.size for file in files), "appended": appended}
-    return figures | sizes | {"partitions": len(logs), "ends": {log.id: log.next for log in logs}}
+    parts = {"partitions": len(logs)} if len(logs) > 1 else {}
+    return figures | sizes | parts | {"ends": {log.id: log.next for log in logs}}
 
 
 def queues(target: StoreTarget, output: CommandOutput) -> None:
@@ -60,7 +62,7 @@ def queues(target: StoreTarget, output: CommandOutput) -> None:
     rows = []
     for queue in names:
         row = _figures(target.place, queue)
-        first, last = row.pop("first"), row.pop("last")
+        first, last, _ = row.pop("first"), row.pop("last"), row.pop("ends")
         row |= {"queue": queue, "graph": inspection.writer_of(target.place, queue)}
         if output.json:
             row |= {"first_index": first, "last_index": last}
@@ -80,6 +82,7 @@ def status(target: StoreTarget, output: CommandOutput) -> None:
 
     place = target.place
     queues = {queue: _figures(place, queue) for queue in inspection.queues_of(place)}
+    ends = {log: end for figures in queues.values() for log, end in figures.pop("ends").items()}
     rows: list[dict[str, Any]] = []
     for last in inspection.processors_of(place):
         about = {"processor": last.processor, "record": last.record.number, "committed": last.committed}
@@ -87,8 +90,8 @@ def status(target: StoreTarget, output: CommandOutput) -> None:
         if not last.positions:  # a source that is a stream
             rows.append(about)
         for queue, position in last.positions.items():
-            known = None if last.is_feeder else queues.get(queue)
-            lag = None if known is None else max(0, known["last"] + 1 - position)
+            end = None if last.is_feeder else ends.get(queue)
+            lag = None if end is None else max(0, end - position)
             rows.append(about | {"queue": queue, "position": position, "lag": lag})
     if output.json:
         output.rows([{"queue": queue} | figures for queue, figures in queues.items()], ())

@@ -1,7 +1,7 @@
 """Reading a shared directory without Spark. Nothing in it is changed.
 
 QueueReader      the messages of a queue; last_messages: its last ones
-queues_of        the queues of a directory; read_queue: the files of one
+queues_of        the queues of a directory; logs_of: the partitions of one
 processors_of    the last record of each processor; records_of: the last records of one
 problems_of      the damage
 
