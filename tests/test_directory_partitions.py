@@ -398,3 +398,25 @@ def test_a_queue_that_is_copied_from_a_store_grows_there(files: FaultyFiles) -> 
     DriverRun(files, graph).feed("src", orders(10))
     refused = cues_grow(f"{files.place}#src", "4", "--yes")
     assert refused.code == 1 and "is copied from the store of the graph 'g'" in refused.err
+
+
+def test_seek_moves_all_units_or_the_one_that_is_named(files: FaultyFiles) -> None:
+    graph = Graph("g", [Stream(same, "src", "out", id="s")], queues={"src": by_user(3)})
+    DriverRun(files, graph).feed("src", orders(60)).claim().run()
+    ends = [log.next for log in QueueDirectory(files, "src", QueueOptions()).logs]
+
+    def positions() -> list[int]:
+        lasts = inspection.processors_of(files.url)
+        return [next(iter(last.positions.values())) for last in lasts if not last.is_feeder]
+
+    assert positions() == ends
+    moved = terminal.cues("seek", f"{files.place}#s", "--to", "start", "--yes", "--json")
+    assert moved.code == 0 and len(moved.out.splitlines()) == 3, moved
+    assert positions() == [1, 1, 1]
+    refused = terminal.cues("seek", f"{files.place}#s", "--to", "4", "--yes")
+    assert refused.code == 2 and "reads 3 partitions, and an index belongs to one" in refused.err
+    assert terminal.cues("seek", f"{files.place}#s/2", "--to", "4", "--yes").code == 0
+    assert terminal.cues("seek", f"{files.place}#s/0", "--to", "3", "--yes").code == 0
+    assert positions() == [3, 1, 4]
+    again = DriverRun(files, graph).claim().run()
+    assert len(again.messages("out")) == 60 + sum(ends) - sum((3, 1, 4))

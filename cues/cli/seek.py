@@ -78,31 +78,42 @@ def _seek_shared(
     from cues.spark.cluster import inspection, operations
     from cues.spark.cluster.files import open_files
 
-    named = replace(target, name=target.name.removesuffix("/0"))
-    processor = targets.processor_of(named, [last.processor for last in inspection.processors_of(target.place)])
-    with operations.running_none(open_files(target.place), processor.partition(".")[0]) as driver:
-        (last,) = inspection.records_of(target.place, processor, 1)
-        if last.is_feeder or not last.positions:
-            raise CommandFailed(
-                f"{processor} copies from a source, which keeps its own position.",
-                "start it over with: cues run --engine spark --queues DIR --fresh.",
+    units = _units(target, [last.processor for last in inspection.processors_of(target.place)], where)
+    whole = units[0].partition("/")[0] if len(units) > 1 else units[0]
+    with operations.running_none(open_files(target.place), units[0].partition(".")[0]) as driver:
+        moves = {unit: _move_shared(target.place, unit, tailer, where) for unit in units}
+        words = "; ".join(words for _, words in moves.values())
+        confirm(f"{whole} will continue at another place: {words}.", "Move it?", yes)
+        for unit, (positions, words) in moves.items():
+            record = operations.seek(driver, unit, positions)
+            output.say(
+                f"{unit} moved: {words}",
+                processor=unit,
+                positions=positions,
+                epoch=record.epoch,
+                record=record.number,
             )
-        chosen = _chosen(processor, tailer, list(last.record.positions), where)
-        positions, words = {}, []
-        for id in chosen:
-            queue, before = last.queue_of(id), last.record.positions[id][1]
-            index = positions[id] = inspection.QueueReader(target.place, queue).place_of(where, "--to")[0]
-            effect = f"{count(abs(index - before), 'message')} {'skipped' if index > before else 'processed again'}"
-            words.append(f"{queue} from {before:,} to {index:,} ({effect})")
-        confirm(f"{processor} will continue at another place: {', '.join(words)}.", "Move it?", yes)
-        record = operations.seek(driver, processor, positions)
-    output.say(
-        f"{processor} moved: {', '.join(words)}",
-        processor=processor,
-        positions=positions,
-        epoch=record.epoch,
-        record=record.number,
-    )
+
+
+def _move_shared(place: str, unit: str, tailer: str | None, where: places.Place) -> tuple[dict[str, int], str]:
+    """The new positions of one unit in a shared directory, and what they mean."""
+    from cues.spark.cluster import inspection
+
+    (last,) = inspection.records_of(place, unit, 1)
+    if last.is_feeder or not last.positions:
+        raise CommandFailed(
+            f"{unit} copies from a source, which keeps its own position.",
+            "start it over with: cues run --engine spark --queues DIR --fresh.",
+        )
+    positions, words = {}, []
+    for id in _chosen(unit, tailer, list(last.record.positions), where):
+        log, before = last.queue_of(id), last.record.positions[id][1]
+        alone = log if "/" in log else f"{log}/0"
+        (index,) = inspection.QueueReader(place, alone).place_of(where, "--to")
+        positions[id] = index
+        effect = f"{count(abs(index - before), 'message')} {'skipped' if index > before else 'processed again'}"
+        words.append(f"{log} from {before:,} to {index:,} ({effect})")
+    return positions, ", ".join(words)
 
 
 @dataclass(frozen=True)
