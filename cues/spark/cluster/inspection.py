@@ -66,7 +66,7 @@ class QueueReader:
         if slash and not (partition.isdecimal() and int(partition) < len(logs)):
             raise QueueNotFound(
                 f"The queue {self._queue!r} in {self._files.url} has no partition {partition}; it has {len(logs)}.",
-                f"name one from {self._queue}/0 to {self._queue}/{len(logs) - 1}, or the whole queue.",
+                f"name the whole queue, {self._queue}, or one partition from {self._queue}/0 on.",
                 queue=queue,
             )
         self.logs = [logs[int(partition)]] if slash else list(logs)
