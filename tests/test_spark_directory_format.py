@@ -208,7 +208,7 @@ def test_a_merge_between_two_batches_repeats_and_skips_nothing(
     assert finish(copied(spark, tmp_path)) == [(0, 7), *((n, 7) for n in range(1, 8)), (8, 4)]
     keeper = Maintenance(stage.driver, [stage])
     keeper.merge_files = 6
-    keeper.merge(out)
+    keeper.merge(out.log(0))
     monkeypatch.setattr("cues.spark.cluster.directory.KEEP_FILES_H", 0)
     keeper.vacuum()
     assert len(list((tmp_path / "out").glob("*.parquet"))) == len(out.live) < 6
