@@ -19,18 +19,22 @@ pytest.importorskip("deltalake", reason="deltalake is not installed (pip install
 import seeds
 import terminal
 from directory_steps import DriverRun, FaultyFiles, Message, RandomDeaths, data_file, messages_of_log
+from pyspark.sql import types as T
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 import cues
 from cues import Graph, QueueOptions, Stream, codec, testing
-from cues.errors import CuesError, Diverged, GraphError, QueueNotFound, QueueOptionsError
+from cues.errors import CuesError, Diverged, GraphError, InvalidArgument, QueueNotFound, QueueOptionsError
 from cues.queues.partitioners import partition_for
 from cues.spark.cluster import inspection
 from cues.spark.cluster.data import Writer
 from cues.spark.cluster.directory import DataFile, PartitionLog, QueueDirectory, read_table
+from cues.spark.cluster.files import ID
 from cues.spark.cluster.ledger import Ledger, LedgerRecord
 from cues.spark.cluster.maintenance import Maintenance
 from cues.spark.cluster.shared import SharedQueue
-from cues.spark.options import QueueAddress
+from cues.spark.options import READ, READ_STREAM, QueueAddress, ReadOptions
+from cues.spark.reading import QueueReader, QueueStream, row_of
 
 
 @pytest.fixture
@@ -284,6 +288,7 @@ def _old_metadata(now: Any) -> Any:
 
 def filled(files: FaultyFiles, given: Sequence[Message], size: int = 10, partitions: int = 3) -> QueueDirectory:
     """A queue with files of ``size`` messages, in the order of time; times are distinct."""
+    files.ensure(ID, b'{"id": "1"}')
     directory = QueueDirectory(files, "q", by_user(partitions))
     directory.own("g")
     for number, low in enumerate(range(0, len(given), size)):
@@ -369,7 +374,6 @@ def cues_grow(*arguments: str) -> terminal.Result:
 
 
 def test_grow_asks_refuses_and_tells_what_it_did(files: FaultyFiles, tmp_path: Path) -> None:
-    DriverRun(files, Graph("g", [Stream(same, "src", "out")]))  # it makes the directory
     filled(files, orders(20), partitions=2)
     place = str(files.place)
     asked = cues_grow(f"{place}#q", "4")
@@ -420,3 +424,62 @@ def test_seek_moves_all_units_or_the_one_that_is_named(files: FaultyFiles) -> No
     assert positions() == [3, 1, 4]
     again = DriverRun(files, graph).claim().run()
     assert len(again.messages("out")) == 60 + sum(ends) - sum((3, 1, 4))
+
+
+# --- the format -----------------------------------------------------------------------------------
+
+
+def options_of(files: FaultyFiles, known: tuple[str, ...], queue: str = "q", **more: str) -> ReadOptions:
+    return ReadOptions.of({"path": f"{files.place}#{queue}", **more}, known)
+
+
+def rows_of(reader: Any, slices: Any) -> list[Any]:
+    return [row for part in slices for rows in reader.read(part) for row in rows.to_pylist()]
+
+
+def test_the_format_reads_all_partitions_or_one(files: FaultyFiles) -> None:
+    given = orders(100)
+    filled(files, given)
+    schema = T.StructType([*row_of(True).fields, T.StructField("i", T.LongType())])
+    reader = QueueReader(schema, options_of(files, READ, partitions="4"), 2)
+    assert reader.pinned.spread and len(reader.partitions()) == 4
+    rows = rows_of(reader, reader.partitions())
+    assert sorted(row["i"] for row in rows) == list(range(1, 101))
+    assert {(row["partition"], row["index"]) for row in rows} == {
+        (log.partition, index) for log in reader.pinned._logs for index in range(log.first, log.next)
+    }
+    for row in rows:
+        assert row["partition"] == partition_for(codec.unpack(row["value"])["user"], 3)
+    alone = QueueReader(row_of(False), options_of(files, READ, "q/2", startingPosition="3"), 2)
+    assert [row["index"] for row in rows_of(alone, alone.partitions())] == list(range(3, alone._next[0]))
+    with pytest.raises(InvalidArgument, match="each of the 3 partitions of 'q' has indices of its own"):
+        QueueReader(schema, options_of(files, READ, startingPosition="3"), 2)
+
+
+def test_a_stream_follows_partitions_that_are_added_and_a_merge_repeats_nothing(files: FaultyFiles) -> None:
+    driver = DriverRun(files, Graph("g", [Stream(same, "q", "out", id="s")], queues={"q": by_user(1)}))
+    driver.feed("q", orders(40), lambda: 3)
+    schema = T.StructType([T.StructField("i", T.LongType())])
+    stream = QueueStream(schema, options_of(files, READ_STREAM), 2)
+    at, taken = stream.initialOffset(), []
+    for count, partitions in ((40, 1), (90, 3), (150, 5)):
+        directory = driver.queues["q"]
+        directory.grow(partitions)
+        if count > 40:
+            more = orders(count)[count - 50 :]
+            for partition in range(partitions):
+                share = [m for m in more if m["i"] % partitions == partition]
+                number = directory.published("g.x") + 1
+                file = data_file(directory, "g.x", number, share, partition)
+                directory.publish("g.x", number, directory.numbered([file]))
+        while (end := stream.latestOffset(at, ReadMaxRows(17))) != at:
+            batch = [row["i"] for row in rows_of(stream, stream.partitions(at, end))]
+            assert 0 < len(batch) <= 17
+            taken += batch
+            at = end
+            driver.maintenance.merge_files = 3
+            for log in directory.logs:
+                driver.maintenance.merge(log)
+    assert sorted(taken) == [m["i"] for m in orders(150)][:40] + list(range(41, 91)) + list(range(101, 151))
+    again = QueueStream(schema, options_of(files, READ_STREAM), 2)
+    assert again.latestOffset(at, ReadAllAvailable()) == at

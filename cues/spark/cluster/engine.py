@@ -60,7 +60,9 @@ if TYPE_CHECKING:
     from cues.queues.store import Store
 
 _FENCE_S = 1.0
-"""Time between two checks that an idle stage still owns its processor."""
+"""Least time between two checks that an idle stage still owns its processor."""
+_LOOKS_PER_S: Final = 10
+"""Most such checks of all units in a second."""
 FEED_GAP_S = 0.05
 """Least time between two copies of a feeder. The messages that a source yields meanwhile are one step, not ten."""
 _KEEP_AGAIN_S = 60.0
@@ -104,9 +106,11 @@ class _Turns(WorkLoop):
 
 
 class _StageThread(_Turns):
-    def __init__(self, host: Host, driver: Driver, stage: Stage) -> None:
+    def __init__(self, host: Host, driver: Driver, stage: Stage, stages: Sequence[Stage]) -> None:
+        """``stages`` are all those of the engine."""
         super().__init__(host, driver, stage.node.id)
         self.stage = stage
+        self._stages = stages
         self.counters = stage.counters
         self._rings = 0
 
@@ -119,7 +123,9 @@ class _StageThread(_Turns):
 
     def sleep(self) -> None:
         with self.driver.bell:
-            self.driver.bell.wait_for(lambda: self.driver.rings != self._rings or self.running.halted, _FENCE_S)
+            # Each look lists a folder, so many units look less often.
+            fence_s = max(_FENCE_S, len(self._stages) / _LOOKS_PER_S)
+            self.driver.bell.wait_for(lambda: self.driver.rings != self._rings or self.running.halted, fence_s)
 
 
 class _InletThread(_Turns):
@@ -201,10 +207,12 @@ class _SharedQueues:
         return sum(stage.lag for stage in self._stages if stage.node.id == unit)
 
     def messages(self, queue: str) -> list[dict[str, Any]] | None:
-        directory = self._driver.queues.get(queue)
-        if directory is None or queue in self._home:
+        name, slash, partition = queue.partition("/")
+        directory = self._driver.queues.get(name)
+        if directory is None or name in self._home:
             return None
-        pieces = [piece for log in directory.logs for piece in pieces_of(directory.folder, log.live, 1, log.next)]
+        logs = [directory.log(int(partition))] if slash else directory.logs
+        pieces = [piece for log in logs for piece in pieces_of(directory.folder, log.live, 1, log.next)]
         return [message for *_, message in messages(self._driver.files, pieces)]
 
     def check_send(self, queue: str) -> None:
@@ -321,7 +329,7 @@ class ClusterEngine:
         self._owned = stages
         """The stages of all units. It gets those of new partitions."""
         self.shared = _SharedQueues(driver, stages, home)
-        self._stages = [_StageThread(host, driver, stage) for stage in stages]
+        self._stages = [_StageThread(host, driver, stage, stages) for stage in stages]
         self._inlets = [_InletThread(host, driver, inlet) for inlet in inlets]
         self._copiers = [_FeederThread(host, driver, feeder) for feeder in feeders]
         loops = [*self._inlets, *self._stages, *self._copiers, _KeeperThread(host, driver, stages)]
@@ -477,7 +485,7 @@ class ClusterEngine:
         for stage in stages:
             stage.claim()
         self._owned += stages
-        self._start([_StageThread(self._host, self.driver, stage) for stage in stages])
+        self._start([_StageThread(self._host, self.driver, stage, self._owned) for stage in stages])
 
     def _start(self, loops: Sequence[_FeederThread | _StageThread]) -> None:
         self._copiers = [*self._copiers, *(loop for loop in loops if isinstance(loop, _FeederThread))]
