@@ -2,6 +2,7 @@
 
     Context          the methods of a SparkContext that a step uses; tasks run one after another
     DriverRun        a driver with its stages, claimed in the order of the engine
+    HostRun          the same on a machine with a store, in which sources run, and with the engine's feeder
     FaultyFiles      a directory that calls a function of the test before and after each access
 
 Stages, tasks, ledgers, logs and files are those of the engine. Tasks and their results are pickled, as on their way to
@@ -16,6 +17,7 @@ import contextlib
 import itertools
 import pickle
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -24,15 +26,18 @@ import pyarrow as pa
 from pyspark import TaskContext
 
 from cues import Graph, codec
-from cues.spark.cluster.data import Writer, messages, pieces_of, read_rows
+from cues.engine.assembly import assemble
+from cues.spark.cluster.data import Writer, messages, numbered, pieces_of, read_rows
 from cues.spark.cluster.directory import DataFile, QueueDirectory
 from cues.spark.cluster.driver import Driver
+from cues.spark.cluster.engine import ClusterEngine, source_graph
 from cues.spark.cluster.files import Files, LocalFiles
 from cues.spark.cluster.frames import FrameStage
 from cues.spark.cluster.ledger import Ledger
 from cues.spark.cluster.maintenance import Maintenance, sweep
 from cues.spark.cluster.publish import publish
 from cues.spark.cluster.step import Stage
+from cues.steps.feed import SourceStepper
 
 TIME_US = 1_700_000_000_000_000
 """The time of messages that a test appends."""
@@ -139,19 +144,21 @@ class DriverRun:
     """A driver that has opened the queues of a graph. :meth:`claim` makes it the owner of the processors."""
 
     def __init__(self, files: Files, graph: Graph, cores: int = 1, size: Callable[[], int] = lambda: 10_000) -> None:
-        plan = graph.plan()
         self.files = files
         self.events: list[Any] = []
         self.driver = Driver(Session(cores), files, graph.id, None, self.events.append, lambda seconds: False)
         self.queues = self.driver.queues
-        for name, options in plan.queues.items():
-            self.queues[name] = QueueDirectory(files, name, options)
-            self.queues[name].own(graph.id)
-        nodes = [node for node in plan.running if node.kind != "source"]
+        self._open_queues(graph)
+        nodes = [node for node in graph.plan().running if node.kind != "source"]
         self.stages = [(SizedFrameStage if n.options.batch == "frame" else SizedStage)(self.driver, n) for n in nodes]
         for stage in self.stages:
             stage.size = size
         self.maintenance = Maintenance(self.driver, self.stages)
+
+    def _open_queues(self, graph: Graph) -> None:
+        for name, options in graph.plan().queues.items():
+            self.queues[name] = QueueDirectory(self.files, name, options)
+            self.queues[name].own(graph.id)
 
     @property
     def stage(self) -> SizedStage:
@@ -174,12 +181,13 @@ class DriverRun:
 
     def feed(self, queue: str, given: Sequence[Message], size: Callable[[], int] = lambda: 1000) -> DriverRun:
         """Append the messages that the queue does not have yet, in files of ``size()`` messages, as a feeder does."""
-        ledger = Ledger(self.files, f"{self.driver.graph}.{queue}.feed", self.driver.owner)
-        self.driver.claim(ledger, lambda last: last.positions if last is not None else {queue: ("", 1)})
+        ledger = Ledger(self.files, f"{self.driver.graph}.sources.feed", self.driver.owner)
+        self.driver.claim(ledger, lambda last: {queue: ("", 1)} | (last.positions if last is not None else {}))
         while (at := ledger.now.positions[queue][1]) <= len(given):
             some = given[at - 1 : at - 1 + size()]
             file = data_file(self.queues[queue], ledger.processor, ledger.now.number + 1, some)
-            publish(ledger, {self.queues[queue]: [file]}, at, positions={queue: ("", at + len(some))})
+            positions = ledger.now.positions | {queue: ("", at + len(some))}
+            publish(ledger, {self.queues[queue]: numbered([file], at)}, positions=positions)
         return self
 
     def run(self) -> DriverRun:
@@ -190,6 +198,39 @@ class DriverRun:
 
     def messages(self, queue: str) -> list[Message]:
         return messages_of(self.queues[queue])
+
+
+class HostRun(DriverRun):
+    """A driver on a machine with the store ``store``. :meth:`close` ends it, also after its death."""
+
+    def __init__(
+        self, files: Files, graph: Graph, store: Path, cores: int = 1, size: Callable[[], int] = lambda: 10_000
+    ) -> None:
+        """Raises the errors of the engine's start; then nothing is open."""
+        self._store = store
+        super().__init__(files, graph, cores, size)
+
+    def _open_queues(self, graph: Graph) -> None:
+        engine = ClusterEngine(graph, "", None, None, store=self._store, accept_topology=False, take_over=False)
+        engine.driver = self.driver
+        here = source_graph(graph, engine.plan)
+        self.assembly = assemble(here, self._store, before_claim=engine._open_queues)
+        self.sources = [stepper for stepper in self.assembly.steppers if isinstance(stepper, SourceStepper)]
+        (self.feeder,) = engine._feeders
+
+    def pull(self, source: SourceStepper, count: int) -> bool:
+        """Let a source yield ``count`` messages, and commit them. Return False if it yields nothing more."""
+        source.feed.pull(count)
+        return not source.ended and source.step() == "committed"
+
+    def run(self) -> DriverRun:
+        """Let sources, feeder and stages work in turn until all are idle."""
+        while sum([*(self.pull(source, 100) for source in self.sources), self.feeder.step()]):
+            pass
+        return super().run()
+
+    def close(self) -> None:
+        self.assembly.close()
 
 
 def data_file(directory: QueueDirectory, writer: str, record: int, given: Sequence[Message]) -> DataFile:

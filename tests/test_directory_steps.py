@@ -37,6 +37,7 @@ from cues.errors import AlreadyRunning, CuesError, Diverged, Fenced, ProcessorSt
 from cues.records import batch
 from cues.records.provenance import Provenance, merge
 from cues.spark.cluster import data, inspection, maintenance, operations, state_files
+from cues.spark.cluster import engine as engine_module
 from cues.spark.cluster import files as files_module
 from cues.spark.cluster import lease as lease_module
 from cues.spark.cluster.data import GROUP_ROWS, Piece, Rows, Writer, numbered, read, read_rows
@@ -1154,13 +1155,70 @@ def test_the_lease_of_a_dead_process_of_this_machine_is_taken_at_once(files: Fau
     assert time.monotonic() - started < LEASE_S / 2
 
 
+LEASE = "_cues/g.driver.json"
+
+
+@pytest.mark.parametrize("error", [Unsupported("no Spark.", "get one."), KeyboardInterrupt(), None])
+def test_the_lease_is_held_while_spark_starts_and_given_back_if_it_does_not(
+    files: FaultyFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException | None
+) -> None:
+    """A second driver was refused only after its Spark had started, and nobody saw the first one until then."""
+    graph = Graph("g", [Stream(same, "src", "out")])
+    places: dict[str, Any] = {"engine": "spark", "store": tmp_path / "store", "queues": files.url}
+    DriverRun(files, graph)
+    monkeypatch.setattr(lease_module, "LEASE_BEAT_S", 0.01)
+    starts: list[bytes | None] = []
+
+    def start(*_: object) -> None:
+        starts.append(first := files.read(LEASE))
+        while files.read(LEASE) == first:
+            time.sleep(0.01)
+        with pytest.raises(AlreadyRunning, match="runs the graph 'g'"):
+            graph.start(**places)
+        if error is not None:
+            raise error
+        with lease_module.held(files, "g", "other", take_over=True):
+            (one := DriverLease(files, "g", "g's")).beat()
+            assert b"other" in (files.read(LEASE) or b"")
+            one.release()
+        raise Unsupported("taken over.", "")
+
+    monkeypatch.setattr(engine_module, "open_session", start)
+    with pytest.raises(type(error) if error is not None else Unsupported):
+        graph.start(**places)
+    assert len(starts) == 1 and b'"beat": 1' in (starts[0] or b"")
+    assert files.read(LEASE) is None and not [t for t in threading.enumerate() if "lease" in t.name]
+    assert not (tmp_path / "store").exists()
+
+
+def test_a_dry_run_takes_no_lease_and_a_graph_without_spark_makes_no_directory(
+    files: FaultyFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "graph.py"
+    file.write_text("from cues import Graph, Source\ngraph = Graph('g', [Source('in')])\n")
+    with lease_module.held(files, "g", "other", take_over=False):
+        before = files.read(LEASE)
+        run = terminal.cues("run", str(file), "--engine", "spark", "--queues", files.url, "--dry-run")
+        assert run.code == 0 and files.read(LEASE) == before
+    assert terminal.cues("run", str(file), "--engine", "spark", "--queues", files.url, "--dry-run").code == 0
+    assert files.read(LEASE) is None
+
+    def start(*_: object) -> None:
+        raise Unsupported("no Spark.", "get one.")
+
+    monkeypatch.setattr(engine_module, "open_session", start)
+    with pytest.raises(Unsupported, match="no Spark"):
+        Graph("g", [Stream(same, "src", "out")]).start(engine="spark", queues=tmp_path / "new", store=tmp_path / "s")
+    assert not (tmp_path / "new").exists()
+
+
 def test_a_processor_named_feed_is_not_a_feeder(files: FaultyFiles) -> None:
     """The records of feeders end with ``.feed`` too. So seek refused the processor, and status had no lag for it."""
     graph = Graph("g", [Stream(add_ten, "in", "out", id="feed")])
     DriverRun(files, graph).claim().feed("in", numbers(20)).run()
     feed, feeder = inspection.processors_of(files.url)
     assert (feed.processor, feed.is_feeder) == ("g.feed", False)
-    assert (feeder.processor, feeder.is_feeder) == ("g.in.feed", True)
+    assert (feeder.processor, feeder.is_feeder) == ("g.sources.feed", True)
     moved = terminal.cues("seek", f"{files.url}#feed/0", "--to", 11, "--yes")
     assert moved.code == 0, moved
     assert [m["i"] for m in DriverRun(files, graph).claim().run().messages("out")[20:]] == list(range(21, 31))

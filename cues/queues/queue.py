@@ -339,6 +339,13 @@ def create_queue(txn: StoreTransaction, store: BaseStore, id: str, options: Queu
     return raw
 
 
+def continue_queue(txn: StoreTransaction, id: str, identity: bytes, next: int) -> None:
+    """Let a queue with one log, which never had a message, continue another one: its identity, and its next index."""
+    record = codec.unpack(txn.get(names.queue_key(id))) | {"identity": identity}
+    txn.put(names.queue_key(id), codec.pack(record))
+    txn.put(names.row_key(id, 0), pack_row(LogRow(identity, next, next, 0, record["version"])))
+
+
 def _create_logs(txn: StoreTransaction, store: BaseStore, queue: str, partitions: range, row: LogRow) -> None:
     for partition in partitions:
         txn.put(names.row_key(queue, partition), pack_row(row))

@@ -145,7 +145,8 @@ class QueueDirectory:
             raise Diverged(
                 f"The directory {self.files.url}/{self.folder} continues the queue {self.queue!r} with identity"
                 f" {identity.hex()}, and the one in this machine's store has {expected.hex()}: it is another queue.",
-                "use the store that the directory was fed from, or start over with another --queues DIR.",
+                "use the store from which the directory was fed last, or an empty one (--store DIR), which continues"
+                " after the last message in the directory. Or start over with --fresh or another --queues DIR.",
             )
         return identity
 

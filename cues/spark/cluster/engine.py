@@ -3,13 +3,13 @@
     graph.start(engine="spark", queues="s3://bucket/flights")
 
     sources     as on the embedded engine, in this process, into the store of this machine
-    feeders     a thread for the queue of each source: copies it from the store into the directory
+    feeder      a thread that copies the queues of the sources from the store into the directory
     stages      a thread for each stream and sink: take, run on executors, commit
     inlets      a thread for each source that is a Spark stream
     keeper      a thread that merges small files and removes old ones
 
 The store of this machine holds the queues and positions of the sources, and nothing else. A driver that starts
-elsewhere without this store is refused if the directory was fed from it.
+elsewhere, with an empty store, continues with the positions that the feeder keeps in the directory (feeder.py).
 """
 
 from __future__ import annotations
@@ -35,18 +35,17 @@ from cues.graphs.plan import build
 from cues.graphs.processor import FRAME, Node
 from cues.spark.cluster.data import messages, pieces_of
 from cues.spark.cluster.directory import QueueDirectory
-from cues.spark.cluster.driver import Driver
+from cues.spark.cluster.driver import Driver, new_owner
 from cues.spark.cluster.feeder import Feeder
-from cues.spark.cluster.files import open_files
+from cues.spark.cluster.files import ID, open_files
 from cues.spark.cluster.frames import FrameStage
 from cues.spark.cluster.ingest import StreamIngest
-from cues.spark.cluster.lease import DriverLease
+from cues.spark.cluster.lease import held
 from cues.spark.cluster.maintenance import Maintenance, keepers_group, sweep
 from cues.spark.cluster.step import Stage
 from cues.spark.session import in_short
 from cues.spark.shipping import open_session
 from cues.spark.source import Source as Stream
-from cues.steps.ownership import LEASE_BEAT_S
 from cues.steps.runner import Interrupted
 from cues.storage import wakeup
 
@@ -56,6 +55,7 @@ if TYPE_CHECKING:
     from cues.graphs.plan import Plan
     from cues.queues.queue import Queue
     from cues.queues.store import Store
+    from cues.spark.cluster.files import Files
 
 _FENCE_S = 1.0
 """Time between two checks that an idle stage still owns its processor."""
@@ -148,8 +148,9 @@ class _FeederThread(_Turns):
 
     def sleep(self) -> None:
         self.running.pause(FEED_GAP_S)
-        log = self.feeder.queue._log
-        wakeup.wait([(log.store._doorbells, log.mask)], lambda: self.running.halted or self.ready(), None)
+        logs = [queue._log for queue in self.feeder.queues.values()]
+        interests = [(log.store._doorbells, log.mask) for log in logs]
+        wakeup.wait(interests, lambda: self.running.halted or self.ready(), None)
 
 
 class _KeeperThread(_Turns):
@@ -258,18 +259,22 @@ class ClusterEngine:
         graph, plan = self._graph, self.plan
         check(plan)
         self._host = host
-        self.sources = EmbeddedEngine(source_graph(graph, plan), **self._options)
-        place = os.fspath(self._place)
-        open_files(place, make=False)  # before Spark starts: the place may be wrong
+        opening = {"before_claim": self._open_queues}
+        self.sources = EmbeddedEngine(source_graph(graph, plan), **self._options, **opening)
+        place, owner = os.fspath(self._place), new_owner()
+        files = open_files(place, make=False)  # before Spark starts: the place may be wrong
+        exists = files.size(ID) is not None
         try:
+            if exists:  # Spark takes seconds to start, and another driver may run the graph
+                self._hold(files, owner)
             remote = [node for node in plan.running if node.kind != "source"]
             self.spark = open_session(self._opened, graph, plan, self._given, self._master, remote)
             _refuse_speculation(self.spark, plan)
             files = open_files(place)
-            self.driver = Driver(self.spark, files, graph.id, plan.system, host.emit, host.pause)
-            self._lease = DriverLease(files, graph.id, self.driver.owner)
-            self._lease.acquire(self._options["take_over"])
-            self._opened.callback(self._lease.release)
+            if not exists:  # a graph that Spark refuses makes no directory
+                files = open_files(place)
+                self._hold(files, owner)
+            self.driver = Driver(self.spark, files, graph.id, plan.system, host.emit, host.pause, owner)
             self.sources.start(host)
         except BaseException:
             self._opened.close()
@@ -285,20 +290,32 @@ class ClusterEngine:
         text = f"{graph.id} runs on Spark {self.spark.version}, its queues in {files.url}"
         host.emit(events.Event("", text + (f": {address}" if address else "")))
 
-    def _open_stages(self) -> None:
-        """Open the queues, claim every processor, sweep, and start the threads."""
-        driver, plan, host = self.driver, self.plan, self._host
+    def _hold(self, files: Files, owner: str) -> None:
+        """Hold the lease of the graph until the end."""
+        self._opened.enter_context(held(files, self._graph.id, owner, self._options["take_over"]))
+
+    def _open_queues(self, store: Store, queues: dict[str, Queue]) -> None:
+        """Open the queues of the directory, and own the copying: it decides where the sources begin."""
+        driver, plan = self.driver, self.plan
         home, written = at_home(plan), written_on_spark(plan)
-        errors = {node.errors for node in plan.running if _runs_here(node)}
-        fed = [name for name in self.queues if name in home or name in errors]
-        for name in fed:
-            _require_one_log(name, self.queues[name].partitions)  # the store decides, and not the graph
+        here = [node for node in plan.running if _runs_here(node)]
+        errors = {node.errors for node in here}
+        fed = {name: queue for name, queue in queues.items() if name in home or name in errors}
+        for name, queue in fed.items():
+            _require_one_log(name, queue.partitions)  # the store decides, and not the graph
+        self._feeders = [Feeder(driver, store, fed, [node.id for node in here], written)] if fed else []
+        for feeder in self._feeders:
+            feeder.restore()
         for name, options in plan.queues.items():
-            same = name in fed and name not in written
-            identity = self.queues[name]._row().identity if same else None
+            identity = fed[name]._row().identity if name in fed and name not in written else None
             driver.queues[name] = QueueDirectory(driver.files, name, options, identity)
             driver.queues[name].own(plan.id)
-        feeders = [Feeder(driver, self.queues[name], driver.queues[name], name not in written) for name in fed]
+        for feeder in self._feeders:
+            feeder.claim()
+
+    def _open_stages(self) -> None:
+        """Claim every processor on Spark, sweep, and start the threads."""
+        driver, plan, host, feeders = self.driver, self.plan, self._host, self._feeders
         inlets = [StreamIngest(driver, node) for node in plan.running if isinstance(node.fn, Stream)]
         stages = [
             (FrameStage if node.options.batch == FRAME else Stage)(driver, node)
@@ -307,8 +324,6 @@ class ClusterEngine:
         ]
         parts: list[Feeder | StreamIngest | Stage] = [*feeders, *inlets, *stages]
         driver.forward_removed({part.ledger.processor for part in parts})
-        for feeder in feeders:
-            feeder.claim()
         for stage in stages:
             stage.claim(self._options["accept_topology"])
         for inlet in inlets:
@@ -317,15 +332,14 @@ class ClusterEngine:
             directory.load()  # from here on only this driver changes it
         faults.point("spark.claimed")
         sweep(driver, stages)
-        self.shared = _SharedQueues(driver, stages, home)
+        self.shared = _SharedQueues(driver, stages, at_home(plan))
         self._stages = [_StageThread(host, driver, stage) for stage in stages]
         self._inlets = [_InletThread(host, driver, inlet) for inlet in inlets]
         self._copiers = [_FeederThread(host, driver, feeder) for feeder in feeders]
         loops = [*self._inlets, *self._stages, *self._copiers, _KeeperThread(host, driver, stages)]
-        lease = threading.Thread(target=self._beat, name="cues lease on the directory", daemon=True)
         growth = threading.Thread(target=self._look_for_growth, name="cues growth", daemon=True)
         self._threads = [*(loop.thread for loop in loops), growth]
-        for thread in (*self._threads, lease):
+        for thread in self._threads:
             thread.start()
 
     @property
@@ -417,21 +431,16 @@ class ClusterEngine:
 
     # --- keeping ---
 
-    def _beat(self) -> None:
-        while not self._host.pause(LEASE_BEAT_S):
-            with contextlib.suppress(Exception):  # safety does not depend on the lease
-                self._lease.beat()
-
     def _grown(self) -> bool:
         """Return True if a queue that is copied from the store has got partitions, which no feeder reads."""
-        return any(loop.feeder.queue.partitions > 1 for loop in self._copiers)
+        return any(queue.partitions > 1 for loop in self._copiers for queue in loop.feeder.queues.values())
 
     def _look_for_growth(self) -> None:
         """Stop the graph when a queue that is copied from the store has got partitions."""
         while not self._host.pause(_LOOK_S):
             try:
-                for loop in self._copiers:
-                    _require_one_log(loop.feeder.queue.id, loop.feeder.queue.partitions)
+                for queue in [queue for loop in self._copiers for queue in loop.feeder.queues.values()]:
+                    _require_one_log(queue.id, queue.partitions)
             except CuesError as error:
                 if not (self._host.halted and isinstance(error, Closed)):
                     self.sources.fail(error)

@@ -71,6 +71,12 @@ class LedgerRecord:
     """The position of a source that is a stream, after this record; msgpack in hex."""
     whole: bool = False
     """True if the function asks for the processor's state. Then one task makes all calls, one after another."""
+    store: str | None = None
+    """Of a feeder: the id of the store that it copies from; None if another store cannot continue after it."""
+    seals: dict[str, str] = field(default_factory=dict)
+    """Of a feeder: the checksum of the last record batch that was copied, by queue."""
+    sources: dict[str, str] = field(default_factory=dict)
+    """Of a feeder: by source, its row in the store after the copied messages and before all others (feeder.py)."""
 
     def ends_after(self) -> dict[str, int]:
         """The ends for the next record."""
@@ -108,14 +114,18 @@ class LedgerRecord:
             data.get("counts", {}),
             data.get("source"),
             data.get("whole", False),
+            data.get("store"),
+            data.get("seals", {}),
+            data.get("sources", {}),
         )
 
 
 class Ledger:
     """The records of one processor, as one owner writes them. Used by one thread at a time."""
 
-    def __init__(self, files: Files, processor: str, owner: str) -> None:
+    def __init__(self, files: Files, processor: str, owner: str, store: str | None = None) -> None:
         self._files = files
+        self._store = store
         self._folder = f"_cues/steps/{folder_of(processor)}"
         self._trimmed = 0
         self.processor = processor
@@ -152,13 +162,13 @@ class Ledger:
 
     def claim(self, before: LedgerRecord | None, positions: dict[str, tuple[str, int]]) -> bool:
         """Own the processor after the record ``before``. Return False if another record came in between."""
-        record = LedgerRecord(
-            before.number + 1 if before else 0, "claim", self.owner, before.epoch + 1 if before else 1, positions
-        )
+        record = LedgerRecord(0, "claim", self.owner, 1, positions)
         if before is not None:
-            record = replace(record, taking=before.taking, ends=before.ends_after(), state=before.state)
-            record = replace(record, source=before.source, whole=before.whole)
-        return self._put(record)
+            number, epoch = before.number + 1, before.epoch + 1
+            changes: dict[str, Any] = {"kind": "claim", "owner": self.owner, "positions": positions}
+            changes |= {"hash": None, "files": {}, "counts": {}, "ends": before.ends_after()}
+            record = replace(before, number=number, epoch=epoch, **changes)
+        return self._put(replace(record, store=self._store))
 
     def commit(self, kind: Kind, **changes: Any) -> None:
         """Put the next record, with ``changes`` to the last one. Raises :class:`Fenced`; then nothing is committed."""

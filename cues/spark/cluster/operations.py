@@ -14,45 +14,29 @@ from __future__ import annotations
 import contextlib
 import json
 import secrets
-import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from cues.errors import AlreadyRunning
 from cues.queues.options import QueueOptions
 from cues.spark.cluster.directory import LOG, QueueDirectory
-from cues.spark.cluster.driver import Driver, id_of_graph
+from cues.spark.cluster.driver import Driver, id_of_graph, new_owner
 from cues.spark.cluster.files import Files, folder_of, name_of
 from cues.spark.cluster.inspection import queues_of, writer_of
-from cues.spark.cluster.lease import DriverLease
+from cues.spark.cluster.lease import held
 from cues.spark.cluster.ledger import Ledger, LedgerRecord
-from cues.steps.ownership import LEASE_BEAT_S
 
 
 @contextlib.contextmanager
 def running_none(files: Files, graph: str) -> Iterator[Driver]:
     """Hold the lease of a graph during the block. Raises :class:`AlreadyRunning` if a driver runs the graph."""
-    driver = Driver(None, files, graph, None, lambda event: None, lambda seconds: False)
-    lease = DriverLease(files, graph, driver.owner)
-    try:
-        lease.acquire(take_over=False)
-    except AlreadyRunning as error:
-        raise AlreadyRunning(error.message, "stop that driver first; nothing was changed.", pid=error.pid) from None
-    ended = threading.Event()
-
-    def beat() -> None:
-        while not ended.wait(LEASE_BEAT_S):
-            with contextlib.suppress(Exception):  # safety does not depend on the lease
-                lease.beat()
-
-    beating = threading.Thread(target=beat, name="cues lease on the directory", daemon=True)
-    beating.start()
-    try:
-        yield driver
-    finally:
-        ended.set()
-        beating.join()
-        lease.release()
+    owner = new_owner()
+    with contextlib.ExitStack() as opened:
+        try:
+            opened.enter_context(held(files, graph, owner, take_over=False))
+        except AlreadyRunning as error:
+            raise AlreadyRunning(error.message, "stop that driver first; nothing was changed.", pid=error.pid) from None
+        yield Driver(None, files, graph, None, lambda event: None, lambda seconds: False, owner)
 
 
 def seek(driver: Driver, processor: str, positions: Mapping[str, int]) -> LedgerRecord:

@@ -15,12 +15,10 @@ if TYPE_CHECKING:
     from cues.spark.cluster.ledger import Ledger
 
 
-def publish(
-    ledger: Ledger, new: Mapping[QueueDirectory, Sequence[DataFile]], first: int | None = None, **record: Any
-) -> None:
+def publish(ledger: Ledger, new: Mapping[QueueDirectory, Sequence[DataFile]], **record: Any) -> None:
     """Append files to queues. The next record of the processor, with the fields ``record``, is the commit.
 
-    ``first`` is the index of the first message, if it is not the next one of the queue.
+    Files that have an index keep it; else the first message of a queue gets the next one.
     Raises :class:`Fenced`; then this driver has changed no queue. After another error it is not known whether the
     record was put. Then this driver writes nothing more to these queues, and the next start decides.
     """
@@ -29,7 +27,9 @@ def publish(
         for directory in sorted(new, key=lambda directory: directory.queue):
             locked.enter_context(directory.lock)
             directory.settle()
-        placed = {directory: numbered(files, first or directory.next) for directory, files in new.items()}
+        placed = {
+            directory: files if files[0].first else numbered(files, directory.next) for directory, files in new.items()
+        }
         # 4. Commit.
         try:
             ledger.commit("step", files={directory.queue: files for directory, files in placed.items()}, **record)
