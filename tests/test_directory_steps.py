@@ -37,6 +37,7 @@ from cues.errors import AlreadyRunning, CuesError, Diverged, Fenced, ProcessorSt
 from cues.records import batch
 from cues.records.provenance import Provenance, merge
 from cues.spark.cluster import data, inspection, maintenance, operations, state_files
+from cues.spark.cluster import directory as directory_module
 from cues.spark.cluster import engine as engine_module
 from cues.spark.cluster import files as files_module
 from cues.spark.cluster import lease as lease_module
@@ -440,7 +441,7 @@ def test_a_removed_processor_owes_no_messages(files: FaultyFiles) -> None:
         driver.stages[1].step()
     files.interrupt = lambda access, name: None
     smaller = DriverRun(files, Graph("g", [Stream(same, "src", "out", id="x")]))
-    smaller.driver.forward_removed({stage.ledger.processor for stage in smaller.stages})
+    smaller.driver.forward_others({stage.ledger.processor for stage in smaller.stages})
     assert [message["i"] for message in smaller.messages("out")] == [1, 2, 3]
 
 
@@ -524,6 +525,24 @@ def test_merges_do_not_keep_messages_for_longer(
         assert min(directory.next - 1, 360) <= directory.next - directory.first <= 360 * 9 // 8 + 9
     assert most < 30, "files were merged"
     assert {file.writer for file in directory.live} == {"g.src.feed"}
+
+
+def test_retention_by_bytes_keeps_its_limit_where_files_are_merged(files: FaultyFiles) -> None:
+    """A merged file grew to any size, and left only as a whole: a queue that keeps 64 MB kept 192 MB."""
+    limit = 100_000
+    graph = Graph("g", [Stream(same, "src", "out", id="s")], queues={"src": {"retention": cues.Retention(bytes=limit)}})
+    driver = DriverRun(files, graph).claim()
+    driver.maintenance.merge_files = 3
+    directory, feeder = driver.queues["src"], claimed(files, "g.src.feed")
+    sizes, most = [], 0
+    for number in range(120):
+        given = [{"text": random.Random(number).randbytes(1000)}]
+        publish(feeder, {directory: [data_file(directory, feeder.processor, feeder.now.number + 1, given)]})
+        driver.maintenance.step()
+        most = max(most, max(file.count for file in directory.live))
+        sizes.append(sum(file.size for file in directory.live))
+    assert most > 2, "files were merged"
+    assert 0.8 * limit <= sizes[-1] <= max(sizes) <= 1.2 * limit
 
 
 def test_a_merge_of_the_state_reads_only_what_its_task_merges(files: FaultyFiles) -> None:
@@ -1186,7 +1205,7 @@ def test_the_lease_is_held_while_spark_starts_and_given_back_if_it_does_not(
     monkeypatch.setattr(engine_module, "open_session", start)
     with pytest.raises(type(error) if error is not None else Unsupported):
         graph.start(**places)
-    assert len(starts) == 1 and b'"beat": 1' in (starts[0] or b"")
+    assert len(starts) == 1 and starts[0] is not None
     assert files.read(LEASE) is None and not [t for t in threading.enumerate() if "lease" in t.name]
     assert not (tmp_path / "store").exists()
 
@@ -1252,6 +1271,86 @@ def test_a_stream_does_not_continue_on_a_new_queue(files: FaultyFiles) -> None:
         with pytest.raises(Diverged, match="a new checkpoint"):
             reader.ends()
         append(claimed(files, "g.p"), queue_of(files))
+
+
+def removed(files: LocalFiles, graph: str = "g") -> None:
+    """As cues run --fresh does it."""
+    part = operations.part_of(files, graph)
+    assert part is not None
+    operations.remove(files, graph, part)
+
+
+def look(files: LocalFiles) -> inspection.QueueReader:
+    return inspection.QueueReader(files.url, "q")
+
+
+def query(files: LocalFiles) -> SharedQueue:
+    return SharedQueue(QueueAddress(files.url, "q", shared=True))
+
+
+@pytest.mark.parametrize("reader", [look, query])
+def test_looking_at_a_queue_that_is_removed_at_this_moment_makes_none(
+    files: FaultyFiles, monkeypatch: pytest.MonkeyPatch, reader: Callable[[LocalFiles], Any]
+) -> None:
+    """The reader opened the queue as a driver does. A queue without messages stayed, which no graph writes."""
+    append(claimed(files, "g.p"), queue_of(files))
+    monkeypatch.setattr(directory_module, "refuse_old", lambda *_: removed(files))
+    with pytest.raises(cues.errors.QueueNotFound, match="The queue 'q' is not in"):
+        reader(files)
+    assert files.names("q") == [] and inspection.queues_of(files.url) == []
+
+
+def test_tail_says_that_the_queue_was_removed(files: FaultyFiles) -> None:
+    """Its files are gone then, and the error told to restore the directory from a copy."""
+    files.put("_cues/id.json", b'{"id": "00"}')
+    queue, ledger = queue_of(files), claimed(files, "g.p")
+    append(ledger, queue)
+    reader = look(files)
+    when = next(reader.read(1)).time
+    append(ledger, queue)
+    removed(files)
+    for act in (
+        lambda: list(reader.read(1)),
+        lambda: reader.reaches(5),
+        lambda: reader.last(1, lambda message: True),
+        lambda: reader.index_of(when, "--from"),
+    ):
+        with pytest.raises(cues.errors.QueueNotFound, match="or is a new one of that name"):
+            act()
+    files.delete("q")
+    append(claimed(files, "g.p"), queue_of(files))
+    reader = look(files)
+    files.delete(f"q/{queue_of(files).live[0].name}")
+    with pytest.raises(Diverged, match="is missing"):
+        list(reader.read(1))
+
+
+def test_seek_to_the_end_is_after_what_a_dead_driver_has_committed(files: FaultyFiles) -> None:
+    """The files of its last step are in a record, and in no log. They were after the end, and were processed later."""
+    graph = Graph("g", [Stream(same, "src", "mid", id="first"), Stream(same, "mid", "out", id="second")])
+    driver = DriverRun(files, graph).feed("src", numbers(10)).claim()
+    files.interrupt = failing("put", "mid/_delta_log", Died)
+    with pytest.raises(Died):
+        driver.run()
+    files.interrupt = lambda access, name: None
+    assert driver.stages[0].ledger.read() and QueueDirectory(files, "mid", cues.QueueOptions()).next == 1
+    moved = terminal.cues("seek", f"{files.url}#second", "--to", "end", "--yes")
+    assert moved.code == 0 and "from 1 to 11 (10 messages skipped)" in moved.err, moved
+    again = DriverRun(files, graph).claim().run()
+    assert [m["i"] for m in again.messages("mid")] == list(range(1, 11)) and again.messages("out") == []
+
+
+def test_a_directory_is_not_a_store_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands took it for the directory, and the format for the store."""
+    monkeypatch.setattr(engine_module, "open_session", lambda *_: pytest.fail("Spark was started"))
+    graph = Graph("g", [Stream(same, "src", "out")])
+    with pytest.raises(cues.errors.InvalidArgument, match="it is the directory of a store"):
+        graph.start(engine="spark", queues=tmp_path / "new", store=f"{tmp_path}/./new")
+    assert not (tmp_path / "new").exists()
+    cues.open(tmp_path / "old").close()
+    with pytest.raises(cues.errors.InvalidArgument, match="name another directory with --queues"):
+        graph.start(engine="spark", queues=tmp_path / "old", store=tmp_path / "store")
+    assert not (tmp_path / "old" / "_cues").exists() and not (tmp_path / "store").exists()
 
 
 def test_looking_at_a_url_of_a_mount_makes_no_directory(tmp_path: Path) -> None:

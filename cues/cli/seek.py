@@ -88,6 +88,7 @@ def _seek_shared(
                 "start it over with: cues run --engine spark --queues DIR --fresh.",
             )
         chosen = _chosen(processor, tailer, list(last.record.positions), where)
+        operations.settle(driver)
         positions, words = {}, []
         for id in chosen:
             queue, before = last.queue_of(id), last.record.positions[id][1]

@@ -35,7 +35,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote, unquote
 
-from cues.errors import Diverged, GraphError, Unsupported
+from cues.errors import Diverged, GraphError, QueueNotFound, Unsupported
 from cues.spark.cluster.files import folder_of, name_of, parsed
 
 if TYPE_CHECKING:
@@ -111,11 +111,13 @@ def _damaged(text: str) -> Diverged:
 class QueueDirectory:
     """One queue. A thread that appends holds :attr:`lock` from the read of :attr:`next` until it has appended."""
 
-    def __init__(self, files: Files, queue: str, options: QueueOptions, identity: bytes | None = None) -> None:
+    def __init__(
+        self, files: Files, queue: str, options: QueueOptions, identity: bytes | None = None, make: bool = True
+    ) -> None:
         """Open or make the queue. ``identity`` is that of the queue in the driver's store that is copied into it.
 
         Raises :class:`Diverged` if the directory belongs to another queue, and :class:`Unsupported` if an earlier
-        version of Cues wrote it.
+        version of Cues wrote it. Without ``make``, raises :class:`QueueNotFound` if there is no such queue.
         """
         self.files = files
         self.queue = queue
@@ -133,13 +135,19 @@ class QueueDirectory:
         self._published: dict[str, int] = {}
         self._table: Any = None
         refuse_old(files, self.folder)
-        self.identity = self._identity(identity)
+        self.identity = self._identity(identity, make)
         self.load()
 
-    def _identity(self, expected: bytes | None) -> bytes:
+    def _identity(self, expected: bytes | None, make: bool) -> bytes:
         draft = {"identity": (expected or secrets.token_bytes(8)).hex(), "queue": self.queue}
         name = f"{self.folder}/_cues/queue.json"
-        text = self.files.ensure(name, json.dumps(draft).encode())
+        text = self.files.ensure(name, json.dumps(draft).encode()) if make else self.files.read(name)
+        if text is None:
+            raise QueueNotFound(
+                f"The queue {self.queue!r} is not in {self.files.url}.",
+                "list the queues with cues queues; start the command again, if the graph was started over.",
+                queue=self.queue,
+            )
         identity = bytes.fromhex(parsed(self.files, name, text)["identity"])
         if expected is not None and identity != expected:
             raise Diverged(
@@ -396,8 +404,8 @@ def refuse_old(files: Files, folder: str) -> None:
         raise Unsupported(
             f"The queue in {files.url}/{folder} was written by an earlier version of Cues: its log is {_OLD_LOG}, and"
             " this version writes Delta tables.",
-            "let the earlier version finish, or read the queue with spark.read.parquet; then start over with another"
-            " --queues DIR, which is fed from the store again.",
+            "let the earlier version finish, or read the queue with spark.read.parquet; then start over with --fresh,"
+            " or with another --queues DIR, which is fed from the store again.",
         )
 
 

@@ -82,8 +82,8 @@ class Driver:
             if ledger.claim(last, positions(last)):
                 return last
 
-    def forward_removed(self, processors: Collection[str]) -> None:
-        """Add to the logs what processors have committed that the graph no longer has."""
+    def forward_others(self, processors: Collection[str]) -> None:
+        """Add to the logs what other processors of the graph have committed, such as those that it no longer has."""
         for folder in self.files.names("_cues/steps"):
             processor = name_of(folder)
             if processor.startswith(f"{self.graph}.") and processor not in processors:

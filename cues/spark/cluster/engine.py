@@ -263,6 +263,7 @@ class ClusterEngine:
         self.sources = EmbeddedEngine(source_graph(graph, plan), **self._options, **opening)
         place, owner = os.fspath(self._place), new_owner()
         files = open_files(place, make=False)  # before Spark starts: the place may be wrong
+        _refuse_store(files, graph, self._options["store"])
         exists = files.size(ID) is not None
         try:
             if exists:  # Spark takes seconds to start, and another driver may run the graph
@@ -323,7 +324,7 @@ class ClusterEngine:
             if node.kind != "source"
         ]
         parts: list[Feeder | StreamIngest | Stage] = [*feeders, *inlets, *stages]
-        driver.forward_removed({part.ledger.processor for part in parts})
+        driver.forward_others({part.ledger.processor for part in parts})
         for stage in stages:
             stage.claim(self._options["accept_topology"])
         for inlet in inlets:
@@ -500,6 +501,18 @@ def _require_one_log(queue: str, partitions: int) -> None:
             f"The queue {queue!r} has {partitions} partitions; queues in a shared directory have one, over which the"
             " executors divide each step.",
             "set partitions=1 (in a new store, if this one has the queue already), or run Spark without queues=.",
+        )
+
+
+def _refuse_store(files: Files, graph: Graph, given: str | os.PathLike[str] | Store | None) -> None:
+    """Refuse a directory that is a store too: a command could not know which of the two is meant."""
+    store = given if given is not None else graph.store if graph.store is not None else graph.store_path()
+    path: Any = getattr(store, "path", store)
+    if os.path.realpath(path) == os.path.realpath(files.url) or files.size("data.mdb") is not None:
+        raise InvalidArgument(
+            f"{files.url} is to hold the queues, and it is the directory of a store.",
+            "name another directory with --queues, or another store with --store. If both are there already, move the"
+            " files of the store (data.mdb, locks, mark, wake, open) to a directory of their own.",
         )
 
 

@@ -10,6 +10,7 @@ A directory is given by its place: a path or a URL (files.py). It must exist.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
@@ -50,9 +51,8 @@ class QueueReader:
         self._files = _files(place)
         self._queue = queue
         self._made = self._record()
-        if self._made is None:
-            raise self._gone()
-        self.directory = QueueDirectory(self._files, queue, QueueOptions())
+        with self._unless_gone():
+            self.directory = QueueDirectory(self._files, queue, QueueOptions(), make=False)
 
     def _record(self) -> bytes | None:
         return self._files.read(f"{folder_of(self._queue)}/_cues/queue.json")
@@ -64,9 +64,20 @@ class QueueReader:
             queue=self._queue,
         )
 
+    @contextlib.contextmanager
+    def _unless_gone(self) -> Iterator[None]:
+        """Raise :class:`QueueNotFound` if the queue was removed: files that are deleted now look like damage."""
+        try:
+            yield
+        except CuesError as error:
+            if self._made is None or self._record() != self._made:
+                raise self._gone() from error
+            raise
+
     def reaches(self, index: int) -> bool:
         """Return True if the message ``index`` is there now. Raises :class:`QueueNotFound` if the queue was removed."""
-        there = self.directory.reaches(index + 1)
+        with self._unless_gone():
+            there = self.directory.reaches(index + 1)
         if self._record() != self._made:
             raise self._gone()
         return there
@@ -74,8 +85,10 @@ class QueueReader:
     def read(self, start: int) -> Iterator[InspectedMessage]:
         """The messages from an index on that were there at the last look."""
         log = self.directory
-        for index, time_us, hash, message in messages(self._files, pieces_of(log.folder, log.live, start, log.next)):
-            yield InspectedMessage(index, clock.to_datetime(time_us * 1000), hash, message)
+        with self._unless_gone():
+            pieces = pieces_of(log.folder, log.live, start, log.next)
+            for index, time_us, hash, message in messages(self._files, pieces):
+                yield InspectedMessage(index, clock.to_datetime(time_us * 1000), hash, message)
 
     def last(self, count: int | None, matches: Callable[[dict[str, Any]], Any] | None = None) -> int:
         """The index of the first of the last ``count`` messages that match; None: of the first message."""
@@ -88,8 +101,9 @@ class QueueReader:
         for file in reversed(log.live):
             if len(found) >= count:
                 break
-            part = messages(self._files, [Piece(log.folder, file, 0, file.count)])
-            found = [index for index, _, _, message in part if matches(message)] + found
+            with self._unless_gone():
+                part = messages(self._files, [Piece(log.folder, file, 0, file.count)])
+                found = [index for index, _, _, message in part if matches(message)] + found
         return [*found, log.next][-count - 1 :][0]
 
     def index_of(self, place: str | int | datetime, what: str) -> int:
@@ -107,7 +121,8 @@ class QueueReader:
         return max(log.first, check_index(place, log.next, f"{what} {place} (queue {self._queue})"))
 
     def _times_us(self, file: DataFile) -> pa.ChunkedArray:
-        rows = read(self._files, Piece(self.directory.folder, file, 0, file.count), ["time"])
+        with self._unless_gone():
+            rows = read(self._files, Piece(self.directory.folder, file, 0, file.count), ["time"])
         return rows.column("time").cast(pa.int64())
 
     def _before(self, file: DataFile, when_us: int) -> int:

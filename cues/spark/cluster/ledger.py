@@ -95,7 +95,7 @@ class LedgerRecord:
             older = data["format"] < FORMAT
             raise Diverged(
                 f"A processor's record has format {data['format']}; this version reads {FORMAT}.",
-                "start over with another --queues DIR, which is fed from the store again."
+                "start over with --fresh, or with another --queues DIR, which is fed from the store again."
                 if older
                 else "install a newer version of Cues.",
             )

@@ -1,7 +1,7 @@
 """Changes to a shared directory that an operator makes, without Spark and without a driver.
 
 running_none    hold the lease of a graph, so that no driver of it runs
-seek            move the positions of a processor
+settle, seek    move the positions of a processor, after its queues have all that is committed
 part_of         the queues and processors of a graph in the directory; remove: delete them
 
 Not guaranteed: that :func:`remove` stops a driver that has slept for longer than its lease, and continues later. Such
@@ -39,17 +39,24 @@ def running_none(files: Files, graph: str) -> Iterator[Driver]:
         yield Driver(None, files, graph, None, lambda event: None, lambda seconds: False, owner)
 
 
+def settle(driver: Driver) -> None:
+    """Put the files of the last commit of each processor into the logs of their queues. Call it before :func:`seek`.
+
+    Else the end of a queue may be before messages that are committed.
+    """
+    for queue in queues_of(driver.files.place):
+        if writer_of(driver.files.place, queue) == driver.graph:
+            driver.queues[queue] = QueueDirectory(driver.files, queue, QueueOptions(), make=False)
+    driver.forward_others(())
+
+
 def seek(driver: Driver, processor: str, positions: Mapping[str, int]) -> LedgerRecord:
     """Move positions (indices by tailer id) of a processor, and return the record of it.
 
     State and outputs stay. A step that was under way is not repeated. First the processor is claimed, as by a driver:
-    the files of its last step get into the logs of their queues, and a driver that still runs is fenced.
+    a driver that still runs is fenced.
     """
     ledger = Ledger(driver.files, processor, driver.owner)
-    last = ledger.read()
-    assert last is not None
-    for queue in {*last.ends, *last.files} & set(queues_of(driver.files.place)):
-        driver.queues[queue] = QueueDirectory(driver.files, queue, QueueOptions())
     driver.claim(ledger, lambda last: last.positions if last is not None else {})
     moved = {tailer: (ledger.now.positions[tailer][0], index) for tailer, index in positions.items()}
     ledger.commit("seek", positions=ledger.now.positions | moved)

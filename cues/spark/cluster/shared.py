@@ -51,7 +51,7 @@ class SharedQueue(ReadableQueue):
             )
         self._made = text
         self.identity = bytes.fromhex(parsed(self.files, f"{self._folder}/_cues/queue.json", text)["identity"])
-        self._log = QueueDirectory(self.files, place.queue, QueueOptions(), self.identity)
+        self._log = QueueDirectory(self.files, place.queue, QueueOptions(), self.identity, make=False)
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "_log"}
