@@ -25,6 +25,7 @@ import cues
 from cues import Graph, Source, Stream
 from cues.errors import CuesError, Diverged, Fenced
 from cues.spark.cluster import feeder as feeder_module
+from cues.spark.cluster import operations
 from cues.spark.cluster.data import numbered
 from cues.spark.cluster.directory import QueueDirectory
 from cues.spark.cluster.feeder import Feeder
@@ -186,6 +187,26 @@ def test_a_host_that_purged_what_it_copied_is_refused_after_another(files: Fault
     b.claim().run()
     assert b.messages("sent") == [{"host": "a", "n": 0}, {"host": "a", "n": 1}, {"host": "b", "n": 0}]
     b.close()
+
+
+def test_a_store_without_messages_begins_anew_after_the_graph_was_started_over(
+    files: FaultyFiles, tmp_path: Path
+) -> None:
+    """It had the positions of the sources in the deleted part, and would have begun there."""
+    a = HostRun(files, graph(), tmp_path / "a")
+    a.pull(a.sources[0], 20)
+    assert a.feeder.step()
+    a.close()
+    HostRun(files, graph(), tmp_path / "b").close()
+    part = operations.part_of(files, "g")
+    assert part is not None
+    operations.remove(files, "g", part)
+    b = HostRun(files, graph(), tmp_path / "b")
+    b.claim().run()
+    expect_all(b)
+    b.close()
+    with pytest.raises(Diverged, match="it is another queue"):
+        HostRun(files, graph(), tmp_path / "a")
 
 
 def test_a_backlog_is_one_copy_of_many_files(

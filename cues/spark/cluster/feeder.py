@@ -23,6 +23,7 @@ other processors, from runs of another engine on the store, are not copied: here
 from __future__ import annotations
 
 import logging
+import secrets
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -103,8 +104,8 @@ class Feeder:
 
     def _restore(self, last: LedgerRecord | None) -> bool:
         """Do that, after the record ``last``. Return True if the store continues there now."""
-        rows = [queue._row() for queue in self.queues.values()]
-        if any(row.time_ns for row in rows):  # it has or had messages
+        rows = {name: queue._row() for name, queue in self.queues.items()}
+        if any(row.time_ns for row in rows.values()):  # it has or had messages
             return False
         known = self._known(last)
         for name in self.queues.keys() - known.keys() - set(self._written):
@@ -113,17 +114,24 @@ class Feeder:
             if made is not None:
                 known[name] = str(parsed(self.driver.files, place, made)["identity"]), 1
         no_cut = (last is None or last.store is None) and any(next > 1 for _, next in known.values())
-        if not known or no_cut or not self._has_cuts:
+        if no_cut or not self._has_cuts:
             return False
+        sources = last.sources if last is not None else {}
 
         def restore(txn: StoreTransaction) -> None:
-            for name in known.keys() & self.queues.keys():
-                identity, next = known[name]
+            # All rows are written: the store may have continued this directory before, and then been left without
+            # messages, and the graph may have been started over since.
+            for name, row in rows.items():
+                own = row.identity.hex() if row.next == 1 else secrets.token_hex(8)
+                identity, next = known.get(name, (own, 1))
                 continue_queue(txn, name, bytes.fromhex(identity), next)
-            for source, packed in last.sources.items() if last is not None else ():
+            for source in set(self._sources) - sources.keys():
+                txn.delete(names.processor_key(source))
+                txn.delete(names.topology_key(source))
+            for source, packed in sources.items():
                 epoch, generation, position = codec.unpack(bytes.fromhex(packed))
-                row = ProcessorRow(bytes(8), epoch, generation, 0, boot(), False, (), position)
-                txn.put(names.processor_key(source), row.pack())
+                restored = ProcessorRow(bytes(8), epoch, generation, 0, boot(), False, (), position)
+                txn.put(names.processor_key(source), restored.pack())
                 txn.put(names.topology_key(source), ProcessorInputs("source", (), (), ()).pack())
 
         self._store._commit(restore)
