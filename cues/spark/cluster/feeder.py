@@ -90,8 +90,7 @@ class Feeder:
         self._written = written
         # There is no cut through several stores.
         self._has_cuts = all(queue.store is store for queue in queues.values())
-        own = store.id.hex() if self._has_cuts else None
-        self.ledger = Ledger(driver.files, f"{driver.graph}.sources.feed", driver.owner, own)
+        self.ledger = Ledger(driver.files, f"{driver.graph}.sources.feed", driver.owner)
         self._cuts: deque[_Cut] = deque()
         """Cuts after the position, oldest first. They are made while files are written, so copies stay short."""
         self._readers: dict[str, Tailer] = {}
@@ -113,8 +112,7 @@ class Feeder:
             made = self.driver.files.read(place := f"{folder_of(name)}/_cues/queue.json")
             if made is not None:
                 known[name] = str(parsed(self.driver.files, place, made)["identity"]), 1
-        no_cut = (last is None or last.store is None) and any(next > 1 for _, next in known.values())
-        if no_cut or not self._has_cuts:
+        if not self._continues(last, known):
             return False
         sources = last.sources if last is not None else {}
 
@@ -137,6 +135,11 @@ class Feeder:
         self._store._commit(restore)
         return True
 
+    def _continues(self, last: LedgerRecord | None, known: Mapping[str, tuple[str, int]]) -> bool:
+        """Return True if an empty store can continue: the record is at a cut, or nothing was copied."""
+        at_cut = last is not None and last.store is not None
+        return self._has_cuts and (at_cut or all(next == 1 for _, next in known.values()))
+
     def _known(self, last: LedgerRecord | None) -> dict[str, tuple[str, int]]:
         """By queue that was copied: its identity, and the index that is copied next."""
         known = dict(last.positions) if last is not None else {}
@@ -155,6 +158,8 @@ class Feeder:
     def _positions(self, last: LedgerRecord | None) -> dict[str, tuple[str, int]]:
         """The positions of the feeder. Raises :class:`Diverged` if the store does not continue the directory."""
         restored, known = self._restore(last), self._known(last)
+        # A claim is no copy: if the last one did not end at a cut, this record does not either.
+        self.ledger.store = self._store.id.hex() if self._continues(last, known) else None
         positions = {name: (queue._row().identity.hex(), 1) for name, queue in self.queues.items()} | known
         for name, queue in self.queues.items() if not restored else ():
             self._compare(queue, *positions[name], last)
@@ -225,6 +230,7 @@ class Feeder:
             positions=now.positions | positions,
             seals=now.seals | cut.seals,
             sources=now.sources | cut.sources,
+            store=self._store.id.hex() if self._has_cuts else None,
         )
         self._cuts.popleft()
         for name, reader in self._readers.items():

@@ -123,15 +123,16 @@ class LedgerRecord:
 class Ledger:
     """The records of one processor, as one owner writes them. Used by one thread at a time."""
 
-    def __init__(self, files: Files, processor: str, owner: str, store: str | None = None) -> None:
+    def __init__(self, files: Files, processor: str, owner: str) -> None:
         self._files = files
-        self._store = store
         self._folder = f"_cues/steps/{folder_of(processor)}"
         self._trimmed = 0
         self.processor = processor
         self.owner = owner
         self.last: LedgerRecord | None = None
         """The last record of the processor; None before the first claim."""
+        self.store: str | None = None
+        """The field ``store`` of a claim."""
 
     @property
     def now(self) -> LedgerRecord:
@@ -168,7 +169,7 @@ class Ledger:
             changes: dict[str, Any] = {"kind": "claim", "owner": self.owner, "positions": positions}
             changes |= {"hash": None, "files": {}, "counts": {}, "ends": before.ends_after()}
             record = replace(before, number=number, epoch=epoch, **changes)
-        return self._put(replace(record, store=self._store))
+        return self._put(replace(record, store=self.store))
 
     def commit(self, kind: Kind, **changes: Any) -> None:
         """Put the next record, with ``changes`` to the last one. Raises :class:`Fenced`; then nothing is committed."""
