@@ -2,6 +2,7 @@
 
     Context          the methods of a SparkContext that a step uses; tasks run one after another
     DriverRun        a driver with its stages, claimed in the order of the engine
+    HostRun          the same on a machine with a store, in which sources run, and with the engine's feeder
     RandomDeaths     drivers that die or sleep at any access of the directory
     FaultyFiles      a directory that calls a function of the test before and after each access
 
@@ -18,6 +19,8 @@ import itertools
 import pickle
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -28,6 +31,7 @@ from pyspark import TaskContext
 
 from cues import Graph, codec
 from cues.base import names
+from cues.engine.assembly import assemble
 from cues.engine.growth import Growth, divide
 from cues.errors import CuesError, Diverged, Fenced
 from cues.graphs.processor import Node
@@ -35,12 +39,14 @@ from cues.queues.partitioners import Router
 from cues.spark.cluster.data import Writer, messages, pieces_of, read_rows
 from cues.spark.cluster.directory import DataFile, PartitionLog, QueueDirectory
 from cues.spark.cluster.driver import Driver
+from cues.spark.cluster.engine import ClusterEngine, source_graph
 from cues.spark.cluster.files import Files, LocalFiles
 from cues.spark.cluster.frames import FrameStage
 from cues.spark.cluster.ledger import Ledger
 from cues.spark.cluster.maintenance import Maintenance, sweep
 from cues.spark.cluster.publish import publish
 from cues.spark.cluster.step import Stage
+from cues.steps.feed import SourceStepper
 
 TIME_US = 1_700_000_000_000_000
 """The time of messages that a test appends."""
@@ -147,19 +153,16 @@ class DriverRun:
     """A driver that has opened the queues of a graph. :meth:`claim` makes it the owner of the processors."""
 
     def __init__(self, files: Files, graph: Graph, cores: int = 1, size: Callable[[], int] = lambda: 10_000) -> None:
-        plan = graph.plan()
         self.files = files
         self.events: list[Any] = []
         self.driver = Driver(Session(cores), files, graph.id, None, self.events.append, lambda seconds: False)
         self.queues = self.driver.queues
-        for name, options in plan.queues.items():
-            self.queues[name] = QueueDirectory(files, name, options)
-            self.queues[name].own(graph.id)
+        self._open_queues(graph)
         self._size = size
         self.stages: list[SizedStage] = []
-        self.take_in(divide(plan, self.queues))
+        self.take_in(divide(graph.plan(), self.queues))
         self.maintenance = Maintenance(self.driver, self.stages)
-        self.growth = Growth(plan, self.queues, divide(plan, self.queues), self.events.append)
+        self.growth = Growth(graph.plan(), self.queues, divide(graph.plan(), self.queues), self.events.append)
 
     def take_in(self, nodes: Sequence[Node]) -> list[SizedStage]:
         """Add stages for these units."""
@@ -169,6 +172,11 @@ class DriverRun:
             stage.size = self._size
         self.stages += stages
         return stages
+
+    def _open_queues(self, graph: Graph) -> None:
+        for name, options in graph.plan().queues.items():
+            self.queues[name] = QueueDirectory(self.files, name, options)
+            self.queues[name].own(graph.id)
 
     @property
     def stage(self) -> SizedStage:
@@ -197,15 +205,16 @@ class DriverRun:
         directory = self.queues[queue]
         options = directory.options
         placed = Router(options.partitions, options.key, options.partitioner).place(given)
+        ledger = Ledger(self.files, f"{self.driver.graph}.sources.feed", self.driver.owner)
+        self.driver.claim(ledger, lambda last: last.positions if last is not None else {})
         for partition in range(options.partitions):
             share = [message for message, place in zip(given, placed) if place == partition]
-            id = names.log_id(f"{self.driver.graph}.{queue}.feed", partition)
-            ledger = Ledger(self.files, id, self.driver.owner)
-            self.driver.claim(ledger, lambda last: last.positions if last is not None else {queue: ("", 1)})
-            while (at := ledger.now.positions[queue][1]) <= len(share):
+            id = names.log_id(queue, partition)
+            while (at := ledger.now.positions.get(id, ("", 1))[1]) <= len(share):
                 some = share[at - 1 : at - 1 + size()]
                 file = data_file(directory, ledger.processor, ledger.now.number + 1, some, partition)
-                publish(ledger, {directory: [file]}, at, positions={queue: ("", at + len(some))})
+                positions = ledger.now.positions | {id: ("", at + len(some))}
+                publish(ledger, {directory: [replace(file, first=at)]}, positions=positions)
         return self
 
     def run(self) -> DriverRun:
@@ -216,6 +225,39 @@ class DriverRun:
 
     def messages(self, queue: str) -> list[Message]:
         return messages_of(self.queues[queue])
+
+
+class HostRun(DriverRun):
+    """A driver on a machine with the store ``store``. :meth:`close` ends it, also after its death."""
+
+    def __init__(
+        self, files: Files, graph: Graph, store: Path, cores: int = 1, size: Callable[[], int] = lambda: 10_000
+    ) -> None:
+        """Raises the errors of the engine's start; then nothing is open."""
+        self._store = store
+        super().__init__(files, graph, cores, size)
+
+    def _open_queues(self, graph: Graph) -> None:
+        engine = ClusterEngine(graph, "", None, None, store=self._store, accept_topology=False, take_over=False)
+        engine.driver = self.driver
+        here = source_graph(graph, engine.plan)
+        self.assembly = assemble(here, self._store, before_claim=engine._open_queues)
+        self.sources = [stepper for stepper in self.assembly.steppers if isinstance(stepper, SourceStepper)]
+        (self.feeder,) = engine._feeders
+
+    def pull(self, source: SourceStepper, count: int) -> bool:
+        """Let a source yield ``count`` messages, and commit them. Return False if it yields nothing more."""
+        source.feed.pull(count)
+        return not source.ended and source.step() == "committed"
+
+    def run(self) -> DriverRun:
+        """Let sources, feeder and stages work in turn until all are idle."""
+        while sum([*(self.pull(source, 100) for source in self.sources), self.feeder.step()]):
+            pass
+        return super().run()
+
+    def close(self) -> None:
+        self.assembly.close()
 
 
 def data_file(

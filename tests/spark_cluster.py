@@ -2,6 +2,8 @@
 
     with Cluster() as cluster:
         ...start(engine="spark", master=cluster.master)
+    with connect_server() as url:                            a server of Spark Connect, a process of its own
+        cues.spark.session(url)
 
 All ports are free ones that the system chooses. Every process of the cluster, executors and their Python
 workers included, carries a mark in its environment, by which it is found and ended: nothing is left behind.
@@ -14,7 +16,9 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
+import sys
 import tempfile
 import time
 import uuid
@@ -129,6 +133,45 @@ class Cluster:
         for process in self._processes:
             process.wait()
         until(lambda: not self.processes(), None, END_TIMEOUT_S)
+
+
+@contextlib.contextmanager
+def connect_server() -> Iterator[str]:
+    """A Spark Connect server on the loopback interface, ended by its process id. The result is its URL."""
+    port = free_port()
+    options = {"spark.connect.grpc.binding.port": port, "spark.ui.enabled": "false", "spark.driver.host": "127.0.0.1"}
+    settings = [f"--conf={name}={value}" for name, value in options.items()]
+    main = "--class=org.apache.spark.sql.connect.service.SparkConnectServer"
+    environment = {
+        **os.environ,
+        "JAVA_HOME": str(java.find().home),
+        "PYSPARK_PYTHON": sys.executable,
+        "SPARK_LOCAL_IP": "127.0.0.1",
+    }
+    process = subprocess.Popen(
+        [str(_HOME / "bin" / "spark-submit"), main, "--master=local[2]", *settings, "spark-internal"],
+        env=environment,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        until(lambda: _answers(port) or process.poll() is not None, timeout_s=120)
+        assert process.poll() is None, "the server ended"
+        yield f"sc://127.0.0.1:{port}"
+    finally:
+        process.kill()
+        process.wait()
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
+def _answers(port: int) -> bool:
+    with socket.socket() as client:
+        return client.connect_ex(("127.0.0.1", port)) == 0
 
 
 def _spark_class(

@@ -13,6 +13,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -28,6 +29,7 @@ import pyarrow.parquet as pq
 import seeds
 import terminal
 from directory_steps import (
+    Died,
     DriverRun,
     FaultyFiles,
     Frame,
@@ -47,6 +49,8 @@ from cues.errors import AlreadyRunning, CuesError, Diverged, Fenced, ProcessorSt
 from cues.records import batch
 from cues.records.provenance import Provenance, merge
 from cues.spark.cluster import data, inspection, maintenance, operations, state_files
+from cues.spark.cluster import directory as directory_module
+from cues.spark.cluster import engine as engine_module
 from cues.spark.cluster import files as files_module
 from cues.spark.cluster import lease as lease_module
 from cues.spark.cluster.data import GROUP_ROWS, Piece, Rows, Writer, read, read_rows
@@ -449,7 +453,7 @@ def test_a_removed_processor_owes_no_messages(files: FaultyFiles) -> None:
         driver.stages[1].step()
     files.interrupt = lambda access, name: None
     smaller = DriverRun(files, Graph("g", [Stream(same, "src", "out", id="x")]))
-    smaller.driver.forward_removed({stage.ledger.processor for stage in smaller.stages})
+    smaller.driver.forward_others({stage.ledger.processor for stage in smaller.stages})
     assert [message["i"] for message in smaller.messages("out")] == [1, 2, 3]
 
 
@@ -468,7 +472,7 @@ def test_vacuum_keeps_what_somebody_may_need(files: FaultyFiles) -> None:
     older(files, (f"q/{name}" for name in stored(directory)), 30)
     older(files, ["q/_cues/queue.json", "q/_cues/writer.json"], 30)
     small = directory.live[:4]
-    assert directory.replace(small, directory.numbered([maintenance.merged(files, "q", "g.keeper", 1, small)], 1))
+    assert directory.replace(small, [replace(maintenance.merged(files, "q", "g.keeper", 1, small), first=1)])
     files.interrupt = failing("put", "q/_delta_log", eio)
     with pytest.raises(OSError, match="EIO"):
         append(x, directory)
@@ -534,6 +538,24 @@ def test_merges_do_not_keep_messages_for_longer(
         assert min(log.next - 1, 360) <= log.next - log.first <= 360 * 9 // 8 + 9
     assert most < 30, "files were merged"
     assert {file.writer for file in directory.live} == {"g.src.feed"}
+
+
+def test_retention_by_bytes_keeps_its_limit_where_files_are_merged(files: FaultyFiles) -> None:
+    """A merged file grew to any size, and left only as a whole: a queue that keeps 64 MB kept 192 MB."""
+    limit = 100_000
+    graph = Graph("g", [Stream(same, "src", "out", id="s")], queues={"src": {"retention": cues.Retention(bytes=limit)}})
+    driver = DriverRun(files, graph).claim()
+    driver.maintenance.merge_files = 3
+    directory, feeder = driver.queues["src"], claimed(files, "g.src.feed")
+    sizes, most = [], 0
+    for number in range(120):
+        given = [{"text": random.Random(number).randbytes(1000)}]
+        publish(feeder, {directory: [data_file(directory, feeder.processor, feeder.now.number + 1, given)]})
+        driver.maintenance.step()
+        most = max(most, max(file.count for file in directory.live))
+        sizes.append(sum(file.size for file in directory.live))
+    assert most > 2, "files were merged"
+    assert 0.8 * limit <= sizes[-1] <= max(sizes) <= 1.2 * limit
 
 
 def test_a_merge_of_the_state_reads_only_what_its_task_merges(files: FaultyFiles) -> None:
@@ -758,7 +780,7 @@ def test_two_writers_and_two_keepers_of_a_queue_make_one_list(files: FaultyFiles
             queue.read_on()
             small, _ = maintenance._run_of_small(queue.live, 4)
             if small:
-                one = queue.numbered([maintenance.merged(files, queue.folder, "g.keeper", 1, small)], small[0].first)
+                one = [replace(maintenance.merged(files, queue.folder, "g.keeper", 1, small), first=small[0].first)]
                 with queue.lock:
                     while {file.name for file in small} <= {file.name for file in queue.live}:
                         if queue.replace(small, one):
@@ -1063,13 +1085,70 @@ def test_the_lease_of_a_dead_process_of_this_machine_is_taken_at_once(files: Fau
     assert time.monotonic() - started < LEASE_S / 2
 
 
+LEASE = "_cues/g.driver.json"
+
+
+@pytest.mark.parametrize("error", [Unsupported("no Spark.", "get one."), KeyboardInterrupt(), None])
+def test_the_lease_is_held_while_spark_starts_and_given_back_if_it_does_not(
+    files: FaultyFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException | None
+) -> None:
+    """A second driver was refused only after its Spark had started, and nobody saw the first one until then."""
+    graph = Graph("g", [Stream(same, "src", "out")])
+    places: dict[str, Any] = {"engine": "spark", "store": tmp_path / "store", "queues": files.url}
+    DriverRun(files, graph)
+    monkeypatch.setattr(lease_module, "LEASE_BEAT_S", 0.01)
+    starts: list[bytes | None] = []
+
+    def start(*_: object) -> None:
+        starts.append(first := files.read(LEASE))
+        while files.read(LEASE) == first:
+            time.sleep(0.01)
+        with pytest.raises(AlreadyRunning, match="runs the graph 'g'"):
+            graph.start(**places)
+        if error is not None:
+            raise error
+        with lease_module.held(files, "g", "other", take_over=True):
+            (one := DriverLease(files, "g", "g's")).beat()
+            assert b"other" in (files.read(LEASE) or b"")
+            one.release()
+        raise Unsupported("taken over.", "")
+
+    monkeypatch.setattr(engine_module, "open_session", start)
+    with pytest.raises(type(error) if error is not None else Unsupported):
+        graph.start(**places)
+    assert len(starts) == 1 and starts[0] is not None
+    assert files.read(LEASE) is None and not [t for t in threading.enumerate() if "lease" in t.name]
+    assert not (tmp_path / "store").exists()
+
+
+def test_a_dry_run_takes_no_lease_and_a_graph_without_spark_makes_no_directory(
+    files: FaultyFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "graph.py"
+    file.write_text("from cues import Graph, Source\ngraph = Graph('g', [Source('in')])\n")
+    with lease_module.held(files, "g", "other", take_over=False):
+        before = files.read(LEASE)
+        run = terminal.cues("run", str(file), "--engine", "spark", "--queues", files.url, "--dry-run")
+        assert run.code == 0 and files.read(LEASE) == before
+    assert terminal.cues("run", str(file), "--engine", "spark", "--queues", files.url, "--dry-run").code == 0
+    assert files.read(LEASE) is None
+
+    def start(*_: object) -> None:
+        raise Unsupported("no Spark.", "get one.")
+
+    monkeypatch.setattr(engine_module, "open_session", start)
+    with pytest.raises(Unsupported, match="no Spark"):
+        Graph("g", [Stream(same, "src", "out")]).start(engine="spark", queues=tmp_path / "new", store=tmp_path / "s")
+    assert not (tmp_path / "new").exists()
+
+
 def test_a_processor_named_feed_is_not_a_feeder(files: FaultyFiles) -> None:
     """The records of feeders end with ``.feed`` too. So seek refused the processor, and status had no lag for it."""
     graph = Graph("g", [Stream(add_ten, "in", "out", id="feed")])
     DriverRun(files, graph).claim().feed("in", numbers(20)).run()
     feed, feeder = inspection.processors_of(files.url)
     assert (feed.processor, feed.is_feeder) == ("g.feed", False)
-    assert (feeder.processor, feeder.is_feeder) == ("g.in.feed", True)
+    assert (feeder.processor, feeder.is_feeder) == ("g.sources.feed", True)
     moved = terminal.cues("seek", f"{files.url}#feed/0", "--to", 11, "--yes")
     assert moved.code == 0, moved
     assert [m["i"] for m in DriverRun(files, graph).claim().run().messages("out")[20:]] == list(range(21, 31))
@@ -1103,6 +1182,86 @@ def test_a_stream_does_not_continue_on_a_new_queue(files: FaultyFiles) -> None:
         with pytest.raises(Diverged, match="a new checkpoint"):
             reader.ends()
         append(claimed(files, "g.p"), queue_of(files))
+
+
+def removed(files: LocalFiles, graph: str = "g") -> None:
+    """As cues run --fresh does it."""
+    part = operations.part_of(files, graph)
+    assert part is not None
+    operations.remove(files, graph, part)
+
+
+def look(files: LocalFiles) -> inspection.QueueReader:
+    return inspection.QueueReader(files.url, "q")
+
+
+def query(files: LocalFiles) -> SharedQueue:
+    return SharedQueue(QueueAddress(files.url, "q", shared=True))
+
+
+@pytest.mark.parametrize("reader", [look, query])
+def test_looking_at_a_queue_that_is_removed_at_this_moment_makes_none(
+    files: FaultyFiles, monkeypatch: pytest.MonkeyPatch, reader: Callable[[LocalFiles], Any]
+) -> None:
+    """The reader opened the queue as a driver does. A queue without messages stayed, which no graph writes."""
+    append(claimed(files, "g.p"), queue_of(files))
+    monkeypatch.setattr(directory_module, "refuse_old", lambda *_: removed(files))
+    with pytest.raises(cues.errors.QueueNotFound, match="The queue 'q' is not in"):
+        reader(files)
+    assert files.names("q") == [] and inspection.queues_of(files.url) == []
+
+
+def test_tail_says_that_the_queue_was_removed(files: FaultyFiles) -> None:
+    """Its files are gone then, and the error told to restore the directory from a copy."""
+    files.put("_cues/id.json", b'{"id": "00"}')
+    queue, ledger = queue_of(files), claimed(files, "g.p")
+    append(ledger, queue)
+    reader = look(files)
+    when = next(reader.read([1])).time
+    append(ledger, queue)
+    removed(files)
+    for act in (
+        lambda: list(reader.read([1])),
+        lambda: reader.has_more([5]),
+        lambda: reader.last(1, lambda message: True),
+        lambda: reader.place_of(when, "--from"),
+    ):
+        with pytest.raises(cues.errors.QueueNotFound, match="or is a new one of that name"):
+            act()
+    files.delete("q")
+    append(claimed(files, "g.p"), queue_of(files))
+    reader = look(files)
+    files.delete(f"q/{queue_of(files).live[0].name}")
+    with pytest.raises(Diverged, match="is missing"):
+        list(reader.read([1]))
+
+
+def test_seek_to_the_end_is_after_what_a_dead_driver_has_committed(files: FaultyFiles) -> None:
+    """The files of its last step are in a record, and in no log. They were after the end, and were processed later."""
+    graph = Graph("g", [Stream(same, "src", "mid", id="first"), Stream(same, "mid", "out", id="second")])
+    driver = DriverRun(files, graph).feed("src", numbers(10)).claim()
+    files.interrupt = failing("put", "mid/_delta_log", Died)
+    with pytest.raises(Died):
+        driver.run()
+    files.interrupt = lambda access, name: None
+    assert driver.stages[0].ledger.read() and QueueDirectory(files, "mid", cues.QueueOptions()).log(0).next == 1
+    moved = terminal.cues("seek", f"{files.url}#second", "--to", "end", "--yes")
+    assert moved.code == 0 and "from 1 to 11 (10 messages skipped)" in moved.err, moved
+    again = DriverRun(files, graph).claim().run()
+    assert [m["i"] for m in again.messages("mid")] == list(range(1, 11)) and again.messages("out") == []
+
+
+def test_a_directory_is_not_a_store_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands took it for the directory, and the format for the store."""
+    monkeypatch.setattr(engine_module, "open_session", lambda *_: pytest.fail("Spark was started"))
+    graph = Graph("g", [Stream(same, "src", "out")])
+    with pytest.raises(cues.errors.InvalidArgument, match="it is the directory of a store"):
+        graph.start(engine="spark", queues=tmp_path / "new", store=f"{tmp_path}/./new")
+    assert not (tmp_path / "new").exists()
+    cues.open(tmp_path / "old").close()
+    with pytest.raises(cues.errors.InvalidArgument, match="name another directory with --queues"):
+        graph.start(engine="spark", queues=tmp_path / "old", store=tmp_path / "store")
+    assert not (tmp_path / "old" / "_cues").exists() and not (tmp_path / "store").exists()
 
 
 def test_looking_at_a_url_of_a_mount_makes_no_directory(tmp_path: Path) -> None:

@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import socket
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,9 +14,7 @@ import cues
 pytest.importorskip("pyspark", reason="pyspark is not installed (pip install 'cues-streams[test]')")
 pytest.importorskip("grpc", reason="Spark Connect is not installed (pip install 'cues-streams[test]')")
 
-from spark_cluster import until
-
-from cues.spark import java
+from spark_cluster import connect_server, free_port
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -52,43 +46,8 @@ print(json.dumps(facts))
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[str]:
-    """A Spark Connect server on the loopback interface, ended by its process id."""
-    port = free_port()
-    options = {"spark.connect.grpc.binding.port": port, "spark.ui.enabled": "false", "spark.driver.host": "127.0.0.1"}
-    settings = [f"--conf={name}={value}" for name, value in options.items()]
-    main = "--class=org.apache.spark.sql.connect.service.SparkConnectServer"
-    environment = {
-        **os.environ,
-        "JAVA_HOME": str(java.find().home),
-        "PYSPARK_PYTHON": sys.executable,
-        "SPARK_LOCAL_IP": "127.0.0.1",
-    }
-    command = [sys.executable, "-m", "pyspark.find_spark_home"]
-    home = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-    process = subprocess.Popen(
-        [f"{home}/bin/spark-submit", main, "--master=local[2]", *settings, "spark-internal"],
-        env=environment,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    try:
-        until(lambda: answers(port) or process.poll() is not None, 120)
-        assert process.poll() is None, "the server ended"
-        yield f"sc://127.0.0.1:{port}"
-    finally:
-        process.kill()
-        process.wait()
-
-
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
-
-
-def answers(port: int) -> bool:
-    with socket.socket() as client:
-        return client.connect_ex(("127.0.0.1", port)) == 0
+    with connect_server() as url:
+        yield url
 
 
 def test_queues_through_spark_connect(server: str, tmp_path: Path) -> None:

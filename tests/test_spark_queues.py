@@ -275,12 +275,12 @@ class Death(BaseException):
     """The death of a thread of a driver; the other threads stop at once."""
 
 
-def mixed() -> Graph:
+def mixed(source: Source | None = None) -> Graph:
     """A fork, an error queue with another writer on one of its queues, keyed state, and a sink that keeps positions."""
     return Graph(
         "g",
         [
-            Source("in"),
+            source or Source("in"),
             Stream(spark_graphs.parity, "in", {"even": "even", "odd": "odd"}),
             Stream(spark_graphs.counted, "even", "counted", key=spark_graphs.by_ten),
             Stream(spark_graphs.picky, "in", "odd", retries=cues.Retry(2, 0.0)),
@@ -435,6 +435,53 @@ def test_a_driver_that_is_killed_anywhere_has_lost_and_doubled_nothing(
         assert child.returncode(240) == -signal.SIGKILL, child.errors()
     finish(place, spark, 30, 120)
     expect_exact(place, 150)
+
+
+# Runs the graph of :func:`poured` with a store, until it is killed.
+HOST = """
+import sys
+from test_spark_queues import poured, queues_at
+from pathlib import Path
+
+place = Path(sys.argv[1])
+poured(120).run(engine="spark", master="local[1]", store=place / "a", queues=queues_at(place))
+"""
+
+
+def poured(count: int) -> Graph:
+    def pour(position: int | None) -> Any:
+        yield from ((n + 1, {"n": n}) for n in range(position or 0, count))
+
+    return mixed(Source("in", pour, batch_size=20))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    "fault", ["spark.recorded:1", *(pytest.param(f"spark.{at}", marks=pytest.mark.long) for at in ("ran:3", "claimed"))]
+)
+def test_a_driver_on_another_host_continues_and_the_first_store_is_refused(
+    fault: str, spark: SparkSession, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Host A is killed. Host B has an empty store: sources, state and sinks continue. Then A comes back."""
+    notes = str(place / "notes.db")
+    monkeypatch.setitem(spark.sparkContext.environment, "CUES_TEST_NOTES", notes)
+    with Child(HOST, place, CUES_FAULT=fault, CUES_TEST_NOTES=notes) as child:
+        child._process.wait(timeout=300)
+        assert child.returncode(240) == -signal.SIGKILL, child.errors()
+
+    def run(store: str, count: int) -> None:
+        poured(count).run(engine="spark", spark=spark, store=place / store, queues=queues_at(place))
+
+    run("b", 150)
+    expect_exact(place, 150)
+    with pytest.raises(Diverged, match="does not continue the one in"):
+        run("a", 150)
+    shutil.rmtree(place / "a")
+    run("a", 170)
+    expect_exact(place, 170)
+    with pytest.raises(Diverged, match="does not continue the one in"):
+        run("b", 170)
 
 
 def python_workers(spark: SparkSession) -> list[int]:
@@ -774,9 +821,10 @@ def test_what_has_no_form_there_is_refused_by_name(spark: SparkSession, tmp_path
     )
     with pytest.raises(TopologyChanged, match=r"new: g\.plain\.other"):
         more.start(**places)
-    shutil.rmtree(tmp_path / "s")
+    with cues.open(tmp_path / "s3") as store:
+        store.queue("in").appender().write({"n": 9})
     with pytest.raises(Diverged, match="it is another queue"):
-        Graph("g", [Stream(spark_graphs.plain, "in", "out")]).start(**places)
+        Graph("g", [Stream(spark_graphs.plain, "in", "out")]).start(**{**places, "store": tmp_path / "s3"})
 
 
 def test_a_graph_with_a_stopped_feeder_is_not_done(spark: SparkSession, tmp_path: Path) -> None:
@@ -789,9 +837,11 @@ def test_a_graph_with_a_stopped_feeder_is_not_done(spark: SparkSession, tmp_path
         shutil.rmtree(tmp_path / "q" / "in")
         (tmp_path / "q" / "in").write_text("no folder")
         running.send("in", {"n": 1})
-        with pytest.raises(ProcessorStopped, match=r"g\.in\.feed stopped"):
+        with pytest.raises(ProcessorStopped, match=r"g\.sources\.feed stopped"):
             running.wait_idle(timeout=120)
-        assert [error.processor for error in running.stopped if isinstance(error, ProcessorStopped)] == ["g.in.feed"]
+        assert [error.processor for error in running.stopped if isinstance(error, ProcessorStopped)] == [
+            "g.sources.feed"
+        ]
 
 
 GRAPH_FILE = """
@@ -933,7 +983,7 @@ def test_status_of_a_directory_without_spark(spark: SparkSession, tmp_path: Path
     rows = {row.get("processor", row["queue"]): row for row in map(json.loads, lines)}
     assert (rows["out"]["messages"], rows["out"]["last"]) == (7, 7)
     assert (rows["g.count"]["queue"], rows["g.count"]["position"], rows["g.count"]["lag"]) == ("in", 8, 0)
-    assert rows["g.in.feed"]["position"] == 8
+    assert rows["g.sources.feed"]["position"] == 8
 
 
 def test_failures_of_an_embedded_run_are_not_copied_into_a_directory(spark: SparkSession, tmp_path: Path) -> None:

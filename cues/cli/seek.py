@@ -81,6 +81,7 @@ def _seek_shared(
     units = _units(target, [last.processor for last in inspection.processors_of(target.place)], where)
     whole = units[0].partition("/")[0] if len(units) > 1 else units[0]
     with operations.running_none(open_files(target.place), units[0].partition(".")[0]) as driver:
+        operations.settle(driver)
         moves = {unit: _move_shared(target.place, unit, tailer, where) for unit in units}
         words = "; ".join(words for _, words in moves.values())
         confirm(f"{whole} will continue at another place: {words}.", "Move it?", yes)

@@ -4,7 +4,7 @@
    divide every processor into units, one for each partition that it reads; make the try logs and fork
    queues that are missing
 2. take the locks of all units, or none
-3. claim: raise every epoch, in one transaction
+3. claim: raise every epoch, in one transaction; ``before_claim`` may change the rows of the store first
 4. recover each unit by the start table
 5. compare the fork queues with the messages that the other stores got from them
 
@@ -111,6 +111,7 @@ def assemble(
     emit: Emit = lambda event: None,
     runner: Callable[..., Runner] = Runner,
     delivery: type[Stepper] = Stepper,
+    before_claim: Callable[[Store, dict[str, Queue]], None] = lambda store, queues: None,
 ) -> Assembly:
     """Do the five steps. An error is raised before a function of the graph ran, and leaves nothing locked.
 
@@ -135,6 +136,7 @@ def assemble(
         ownership = Ownership(stores.home, claimants, take_over)
         if not accept_topology:
             _refuse_renamed(stores.home, plan, ownership.claimants)
+        before_claim(stores.home, queues)
         rows = _claim(stores, nodes, queues, ownership, claimants, accept_topology)
         if accept_topology:
             _give_up(stores, every)

@@ -340,6 +340,16 @@ def create_queue(txn: StoreTransaction, store: BaseStore, id: str, options: Queu
     return raw
 
 
+def continue_log(txn: StoreTransaction, id: str, partition: int, identity: bytes, next: int) -> None:
+    """Let a log, which never had a message, continue another one: the identity of its queue, and its next index.
+
+    The caller does it for all partitions of the queue.
+    """
+    record = codec.unpack(txn.get(names.queue_key(id))) | {"identity": identity}
+    txn.put(names.queue_key(id), codec.pack(record))
+    txn.put(names.row_key(id, partition), pack_row(LogRow(identity, next, next, 0, record["version"])))
+
+
 def _create_logs(txn: StoreTransaction, store: BaseStore, queue: str, partitions: range, row: LogRow) -> None:
     for partition in partitions:
         txn.put(names.row_key(queue, partition), pack_row(row))

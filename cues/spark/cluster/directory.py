@@ -37,7 +37,7 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote, unquote
 
 from cues.base import names
-from cues.errors import Diverged, GraphError, Unsupported
+from cues.errors import Diverged, GraphError, QueueNotFound, Unsupported
 from cues.queues.options import QueueOptions
 from cues.queues.queue import refuse_replacing, refuse_shrinking
 from cues.spark.cluster.files import folder_of, name_of, parsed
@@ -182,11 +182,13 @@ class PartitionLog:
 class QueueDirectory:
     """One queue. A thread that appends holds :attr:`lock` from the read of the next index until it has appended."""
 
-    def __init__(self, files: Files, queue: str, options: QueueOptions, identity: bytes | None = None) -> None:
+    def __init__(
+        self, files: Files, queue: str, options: QueueOptions, identity: bytes | None = None, make: bool = True
+    ) -> None:
         """Open or make the queue. ``identity`` is that of the queue in the driver's store that is copied into it.
 
         Raises :class:`Diverged` if the directory belongs to another queue, and :class:`Unsupported` if an earlier
-        version of Cues wrote it.
+        version of Cues wrote it. Without ``make``, raises :class:`QueueNotFound` if there is no such queue.
         """
         self.files = files
         self.queue = queue
@@ -206,19 +208,26 @@ class QueueDirectory:
         self._published: dict[str, int] = {}
         self._table: Any = None
         refuse_old(files, self.folder)
-        self.identity = self._identity(identity)
+        self.identity = self._identity(identity, make)
         self.load()
 
-    def _identity(self, expected: bytes | None) -> bytes:
+    def _identity(self, expected: bytes | None, make: bool) -> bytes:
         draft = {"identity": (expected or secrets.token_bytes(8)).hex(), "queue": self.queue}
         name = f"{self.folder}/_cues/queue.json"
-        text = self.files.ensure(name, json.dumps(draft).encode())
+        text = self.files.ensure(name, json.dumps(draft).encode()) if make else self.files.read(name)
+        if text is None:
+            raise QueueNotFound(
+                f"The queue {self.queue!r} is not in {self.files.url}.",
+                "list the queues with cues queues; start the command again, if the graph was started over.",
+                queue=self.queue,
+            )
         identity = bytes.fromhex(parsed(self.files, name, text)["identity"])
         if expected is not None and identity != expected:
             raise Diverged(
                 f"The directory {self.files.url}/{self.folder} continues the queue {self.queue!r} with identity"
                 f" {identity.hex()}, and the one in this machine's store has {expected.hex()}: it is another queue.",
-                "use the store that the directory was fed from, or start over with another --queues DIR.",
+                "use the store from which the directory was fed last, or an empty one (--store DIR), which continues"
+                " after the last message in the directory. Or start over with --fresh or another --queues DIR.",
             )
         return identity
 
@@ -405,15 +414,15 @@ class QueueDirectory:
                 self.logs[file.partition].live.append(file)
         return True
 
-    def numbered(self, files: Sequence[DataFile], first: int | None = None) -> list[DataFile]:
-        """New files with their indices, which follow those of their partitions, or begin at ``first``.
+    def numbered(self, files: Sequence[DataFile]) -> list[DataFile]:
+        """New files with their indices, which follow those of their partitions. A file that has an index keeps it.
 
         The caller holds the lock.
         """
         ends: dict[int, int] = {}
         placed = []
         for file in files:
-            start = ends.get(file.partition) or first or self.log(file.partition).next
+            start = file.first or ends.get(file.partition) or self.log(file.partition).next
             ends[file.partition] = start + file.count
             placed.append(replace(file, first=start))
         return placed
@@ -486,8 +495,8 @@ def refuse_old(files: Files, folder: str) -> None:
         raise Unsupported(
             f"The queue in {files.url}/{folder} was written by an earlier version of Cues: its log is {_OLD_LOG}, and"
             " this version writes Delta tables.",
-            "let the earlier version finish, or read the queue with spark.read.parquet; then start over with another"
-            " --queues DIR, which is fed from the store again.",
+            "let the earlier version finish, or read the queue with spark.read.parquet; then start over with --fresh,"
+            " or with another --queues DIR, which is fed from the store again.",
         )
 
 

@@ -27,6 +27,11 @@ def id_of_graph(graph: str) -> str:
     return f"_cues/{folder_of(graph)}.id.json"
 
 
+def new_owner() -> str:
+    """A name for a driver, which no other driver has."""
+    return f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(6)}"
+
+
 class Driver:
     def __init__(
         self,
@@ -36,8 +41,9 @@ class Driver:
         system: Any,
         emit: Callable[[events.Event], None],
         pause: Callable[[float], bool],
+        owner: str | None = None,
     ) -> None:
-        """``session`` is None for an operator's command, which runs nothing."""
+        """``session`` is None for an operator's command, which runs nothing; ``owner`` is a :func:`new_owner`."""
         self.session = session
         self.context: Any = None if session is None else session.sparkContext
         self.files = files
@@ -45,7 +51,7 @@ class Driver:
         self.system = system
         self.emit = emit
         self.pause = pause
-        self.owner = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(6)}"
+        self.owner = owner or new_owner()
         draft = json.dumps({"id": secrets.token_hex(8)}).encode()
         made = files.ensure(ID, draft)
         own = files.read(id_of_graph(graph))
@@ -76,8 +82,8 @@ class Driver:
             if ledger.claim(last, positions(last)):
                 return last
 
-    def forward_removed(self, processors: Collection[str]) -> None:
-        """Add to the logs what processors have committed that the graph no longer has."""
+    def forward_others(self, processors: Collection[str]) -> None:
+        """Add to the logs what other processors of the graph have committed, such as those that it no longer has."""
         for folder in self.files.names("_cues/steps"):
             processor = name_of(folder)
             if processor.startswith(f"{self.graph}.") and processor not in processors:

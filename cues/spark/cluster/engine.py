@@ -3,13 +3,13 @@
     graph.start(engine="spark", queues="s3://bucket/flights")
 
     sources     as on the embedded engine, in this process, into the store of this machine
-    feeders     a thread for the queue of each source: copies it from the store into the directory
+    feeder      a thread that copies the queues of the sources from the store into the directory
     stages      a thread for each stream and sink: take, run on executors, commit
     inlets      a thread for each source that is a Spark stream
     keeper      a thread that merges small files and removes old ones
 
 The store of this machine holds the queues and positions of the sources, and nothing else. A driver that starts
-elsewhere without this store is refused if the directory was fed from it.
+elsewhere, with an empty store, continues with the positions that the feeder keeps in the directory (feeder.py).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from cues import faults
@@ -37,18 +37,17 @@ from cues.graphs.plan import build
 from cues.graphs.processor import FRAME, Node
 from cues.spark.cluster.data import messages, pieces_of
 from cues.spark.cluster.directory import QueueDirectory
-from cues.spark.cluster.driver import Driver
+from cues.spark.cluster.driver import Driver, new_owner
 from cues.spark.cluster.feeder import Feeder
-from cues.spark.cluster.files import open_files
+from cues.spark.cluster.files import ID, open_files
 from cues.spark.cluster.frames import FrameStage
 from cues.spark.cluster.ingest import StreamIngest
-from cues.spark.cluster.lease import DriverLease
+from cues.spark.cluster.lease import held
 from cues.spark.cluster.maintenance import Maintenance, keepers_group, sweep
 from cues.spark.cluster.step import Stage
 from cues.spark.session import in_short
 from cues.spark.shipping import open_session
 from cues.spark.source import Source as Stream
-from cues.steps.ownership import LEASE_BEAT_S
 from cues.steps.runner import Interrupted
 from cues.storage import wakeup
 
@@ -58,6 +57,7 @@ if TYPE_CHECKING:
     from cues.graphs.plan import Plan
     from cues.queues.queue import Queue
     from cues.queues.store import Store
+    from cues.spark.cluster.files import Files
 
 _FENCE_S = 1.0
 """Least time between two checks that an idle stage still owns its processor."""
@@ -158,8 +158,9 @@ class _FeederThread(_Turns):
 
     def sleep(self) -> None:
         self.running.pause(FEED_GAP_S)
-        log = self.feeder.queue._log
-        wakeup.wait([(log.store._doorbells, log.mask)], lambda: self.running.halted or self.ready(), None)
+        logs = [view._log for view in self.feeder.logs().values()]
+        interests = [(log.store._doorbells, log.mask) for log in logs]
+        wakeup.wait(interests, lambda: self.running.halted or self.ready(), None)
 
 
 class _KeeperThread(_Turns):
@@ -263,18 +264,23 @@ class ClusterEngine:
         graph, plan = self._graph, self.plan
         check(plan)
         self._host = host
-        self.sources = EmbeddedEngine(source_graph(graph, plan), **self._options)
-        place = os.fspath(self._place)
-        open_files(place, make=False)  # before Spark starts: the place may be wrong
+        opening = {"before_claim": self._open_queues}
+        self.sources = EmbeddedEngine(source_graph(graph, plan), **self._options, **opening)
+        place, owner = os.fspath(self._place), new_owner()
+        files = open_files(place, make=False)  # before Spark starts: the place may be wrong
+        _refuse_store(files, graph, self._options["store"])
+        exists = files.size(ID) is not None
         try:
+            if exists:  # Spark takes seconds to start, and another driver may run the graph
+                self._hold(files, owner)
             remote = [node for node in plan.running if node.kind != "source"]
             self.spark = open_session(self._opened, graph, plan, self._given, self._master, remote)
             _refuse_speculation(self.spark, plan)
             files = open_files(place)
-            self.driver = Driver(self.spark, files, graph.id, plan.system, host.emit, host.pause)
-            self._lease = DriverLease(files, graph.id, self.driver.owner)
-            self._lease.acquire(self._options["take_over"])
-            self._opened.callback(self._lease.release)
+            if not exists:  # a graph that Spark refuses makes no directory
+                files = open_files(place)
+                self._hold(files, owner)
+            self.driver = Driver(self.spark, files, graph.id, plan.system, host.emit, host.pause, owner)
             self.sources.start(host)
         except BaseException:
             self._opened.close()
@@ -290,32 +296,41 @@ class ClusterEngine:
         text = f"{graph.id} runs on Spark {self.spark.version}, its queues in {files.url}"
         host.emit(events.Event("", text + (f": {address}" if address else "")))
 
-    def _open_stages(self) -> None:
-        """Open the queues, claim every processor, sweep, and start the threads."""
-        driver, plan, host = self.driver, self.plan, self._host
+    def _hold(self, files: Files, owner: str) -> None:
+        """Hold the lease of the graph until the end."""
+        self._opened.enter_context(held(files, self._graph.id, owner, self._options["take_over"]))
+
+    def _open_queues(self, store: Store, queues: dict[str, Queue]) -> None:
+        """Open the queues of the directory, and own the copying: it decides where the sources begin."""
+        driver, plan = self.driver, self.plan
         home, written = at_home(plan), written_on_spark(plan)
-        errors = {node.errors for node in plan.running if _runs_here(node)}
-        self._fed = [name for name in self.queues if name in home or name in errors]
-        self._same = {name for name in self._fed if name not in written}
+        here = [node for node in plan.running if _runs_here(node)]
+        errors = {node.errors for node in here}
+        fed = {name: queue for name, queue in queues.items() if name in home or name in errors}
+        self._fed = {name: queue for name, queue in fed.items() if name not in written}
         """Queues that have the same messages, at the same indices, in the store and in the directory."""
+        self._feeders = [Feeder(driver, store, fed, [node.id for node in here], written)] if fed else []
+        for feeder in self._feeders:
+            feeder.restore()
         for name, options in plan.queues.items():
-            if name not in self._same:
-                driver.queues[name] = QueueDirectory(driver.files, name, options)
-                driver.queues[name].own(plan.id)
-                continue
-            queue = self.queues[name]
-            options = options._changed({"partitions": queue.options.partitions})  # the store decides
-            driver.queues[name] = QueueDirectory(driver.files, name, options, queue._row().identity)
-            driver.queues[name].grow_to(queue.options.partitions)
+            identity = None
+            if name in self._fed:  # the store decides, and not the graph
+                identity = fed[name]._row().identity
+                options = options._changed({"partitions": fed[name].options.partitions})
+            driver.queues[name] = QueueDirectory(driver.files, name, options, identity)
+            driver.queues[name].grow_to(options.partitions if identity else 1)
             driver.queues[name].own(plan.id)
-        feeders = self._feeders(())
+        for feeder in self._feeders:
+            feeder.claim()
+
+    def _open_stages(self) -> None:
+        """Claim every processor on Spark, sweep, and start the threads."""
+        driver, plan, host, feeders = self.driver, self.plan, self._host, self._feeders
         inlets = [StreamIngest(driver, node) for node in plan.running if isinstance(node.fn, Stream)]
         units = divide(plan, driver.queues)
         stages = self._units(units)
         parts: list[Feeder | StreamIngest | Stage] = [*feeders, *inlets, *stages]
-        driver.forward_removed({part.ledger.processor for part in parts})
-        for feeder in feeders:
-            feeder.claim()
+        driver.forward_others({part.ledger.processor for part in parts})
         for stage in stages:
             stage.claim(self._options["accept_topology"])
         _tell_of_growth(stages, host.emit)
@@ -328,26 +343,15 @@ class ClusterEngine:
         self._growth = Growth(plan, driver.queues, units, host.emit)
         self._owned = stages
         """The stages of all units. It gets those of new partitions."""
-        self.shared = _SharedQueues(driver, stages, home)
+        self.shared = _SharedQueues(driver, stages, at_home(plan))
         self._stages = [_StageThread(host, driver, stage, stages) for stage in stages]
         self._inlets = [_InletThread(host, driver, inlet) for inlet in inlets]
         self._copiers = [_FeederThread(host, driver, feeder) for feeder in feeders]
         loops = [*self._inlets, *self._stages, *self._copiers, _KeeperThread(host, driver, stages)]
-        lease = threading.Thread(target=self._beat, name="cues lease on the directory", daemon=True)
         growth = threading.Thread(target=self._look_for_growth, name="cues growth", daemon=True)
         self._threads = [*(loop.thread for loop in loops), growth]
-        for thread in (*self._threads, lease):
+        for thread in self._threads:
             thread.start()
-
-    def _feeders(self, known: Collection[str]) -> list[Feeder]:
-        """A feeder for each partition of the queues that are copied, without the ``known`` ones."""
-        feeders = []
-        for name in self._fed:
-            for view in self.queues[name]._views:
-                feeder = Feeder(self.driver, view, self.driver.queues[name], name in self._same)
-                if feeder.ledger.processor not in known:
-                    feeders.append(feeder)
-        return feeders
 
     def _units(self, nodes: Sequence[Node]) -> list[Stage]:
         kinds = ((FrameStage if node.options.batch == FRAME else Stage, node) for node in nodes)
@@ -442,24 +446,19 @@ class ClusterEngine:
 
     # --- keeping ---
 
-    def _beat(self) -> None:
-        while not self._host.pause(LEASE_BEAT_S):
-            with contextlib.suppress(Exception):  # safety does not depend on the lease
-                self._lease.beat()
-
     def _grown(self) -> bool:
-        """Return True if there are partitions that no feeder or no stage reads yet."""
-        fed = sum(self.queues[name].options.partitions for name in self._fed)
-        return fed > len(self._copiers) or any(self._growth.look())
+        """Return True if there are partitions that no stage reads yet."""
+        directories = self.driver.queues
+        behind = any(queue.options.partitions > len(directories[name].logs) for name, queue in self._fed.items())
+        return behind or any(self._growth.look())
 
     def _look_for_growth(self) -> None:
         """Take in the new partitions of queues."""
         while not self._host.pause(_LOOK_S):
             try:
-                for name in self._same:
-                    self.driver.queues[name].grow_to(self.queues[name].options.partitions)
+                for name, queue in self._fed.items():
+                    self.driver.queues[name].grow_to(queue.options.partitions)
                 self._look_at_directory()
-                self._start([_FeederThread(self._host, self.driver, feeder) for feeder in self._new_feeders()])
                 self._growth.take_in(self._own)
             except CuesError as error:
                 if not (self._host.halted and isinstance(error, Closed)):
@@ -473,23 +472,14 @@ class ClusterEngine:
                 for directory in self.driver.queues.values():
                     directory.read_on()
 
-    def _new_feeders(self) -> list[Feeder]:
-        feeders = self._feeders({loop.feeder.ledger.processor for loop in self._copiers})
-        for feeder in feeders:
-            feeder.claim()
-        return feeders
-
     def _own(self, nodes: Sequence[Node]) -> None:
         """Claim and run units of partitions that came while the graph ran."""
         stages = self._units(nodes)
         for stage in stages:
             stage.claim()
         self._owned += stages
-        self._start([_StageThread(self._host, self.driver, stage, self._owned) for stage in stages])
-
-    def _start(self, loops: Sequence[_FeederThread | _StageThread]) -> None:
-        self._copiers = [*self._copiers, *(loop for loop in loops if isinstance(loop, _FeederThread))]
-        self._stages = [*self._stages, *(loop for loop in loops if isinstance(loop, _StageThread))]
+        loops = [_StageThread(self._host, self.driver, stage, self._owned) for stage in stages]
+        self._stages = [*self._stages, *loops]
         self._threads = [*self._threads, *(loop.thread for loop in loops)]
         for loop in loops:
             loop.thread.start()
@@ -546,6 +536,18 @@ def _tell_of_growth(stages: Sequence[Stage], emit: Emit) -> None:
     """Warn of processors that have new units besides old ones."""
     old = {stage.node.processor for stage in stages if not stage.fresh}
     tell(Counter(s.node.processor for s in stages if s.fresh and s.node.processor in old), "than before", emit)
+
+
+def _refuse_store(files: Files, graph: Graph, given: str | os.PathLike[str] | Store | None) -> None:
+    """Refuse a directory that is a store too: a command could not know which of the two is meant."""
+    store = given if given is not None else graph.store if graph.store is not None else graph.store_path()
+    path: Any = getattr(store, "path", store)
+    if os.path.realpath(path) == os.path.realpath(files.url) or files.size("data.mdb") is not None:
+        raise InvalidArgument(
+            f"{files.url} is to hold the queues, and it is the directory of a store.",
+            "name another directory with --queues, or another store with --store. If both are there already, move the"
+            " files of the store (data.mdb, locks, mark, wake, open) to a directory of their own.",
+        )
 
 
 def _refuse_speculation(session: Any, plan: Plan) -> None:

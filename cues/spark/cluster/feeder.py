@@ -1,8 +1,20 @@
-"""From a queue in the driver's store into its directory: same identity, same indices, same hashes.
+"""From the queues of sources into the directory: same identity, same indices, same hashes.
+
+    the driver's store                           DIR/_cues/steps/<graph>.sources.feed/<n>.json
+    messages, and the rows of the sources  ──▶   files, next indices, the rows of the sources, the store's id
 
 Sources run as they do on the embedded engine, and commit into the store of the driver's machine. The feeder then
-copies their messages, some thousand in a file. Each copy is a step of its own (ledger.py). So the
-first stages read the same messages under the same names as without Spark.
+copies their messages, some thousand in a file. Each copy is a step of its own (ledger.py). So the first stages read
+the same messages under the same names as without Spark.
+
+A copy ends at a *cut*: the ends of all queues and the rows of all sources, read in one transaction of the store. So a
+source that continues at its row in the record yields exactly the messages that the directory does not have. A driver
+with an empty store uses this, on any machine (:meth:`Feeder.restore`): its queues begin at the next indices, and its
+sources at these rows. The store that was used before is refused after that, unless its last copied messages are the
+last ones of the directory: the record has a checksum of the batch that holds them.
+
+Not guaranteed: messages that no source can yield again, and that were not copied, are only in the store that was used
+before (``send``, ``cues send``, a webhook). After a start with another store they are not processed.
 
 An error queue of sources is copied too. Its messages follow those of other writers, and get new indices. Failures of
 other processors, from runs of another engine on the store, are not copied: here these processors begin again.
@@ -11,112 +23,312 @@ other processors, from runs of another engine on the store, are not copied: here
 from __future__ import annotations
 
 import logging
+import secrets
+from collections import deque
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from cues import codec
 from cues.base import events, names
 from cues.errors import Diverged, Unsupported
+from cues.queues.processor_rows import NO_SEAL, ProcessorInputs, ProcessorRow, boot, read_row
+from cues.queues.queue import continue_log
 from cues.queues.tailer import Tailer
 from cues.records.batch import Batch
 from cues.records.provenance import Provenance, concat, decode
 from cues.spark.cluster.data import Writer
+from cues.spark.cluster.files import folder_of, parsed
 from cues.spark.cluster.ledger import Ledger, LedgerRecord
 from cues.spark.cluster.publish import publish
 
 if TYPE_CHECKING:
     from cues.queues.queue import Queue
+    from cues.queues.store import Store
     from cues.spark.cluster.directory import DataFile, QueueDirectory
     from cues.spark.cluster.driver import Driver
+    from cues.storage.transaction import StoreTransaction
 
 FEED_MESSAGES: Final = 50_000
+"""Most messages of a file. A copy has more files if there is no cut before."""
 FEED_BYTES: Final = 16 << 20
-"""Most bytes of one copy, which is in the driver's memory."""
+"""Most bytes of a file, which is in the driver's memory."""
+
+
+@dataclass(frozen=True)
+class _Cut:
+    """A moment in the history of the store."""
+
+    ends: dict[str, int]
+    """By log id: the index after its last message."""
+    seals: dict[str, str]
+    """By log id: the checksum of its last record batch, in hex."""
+    sources: dict[str, str]
+    """By source that has yielded: epoch, generation and position of its row, in msgpack and hex."""
 
 
 class Feeder:
-    """Copies one partition of a queue. Used by one thread at a time."""
+    """Copies the queues of the sources of one graph. Used by one thread at a time."""
 
-    def __init__(self, driver: Driver, queue: Queue, directory: QueueDirectory, same: bool) -> None:
-        """``same``: the directory has the same indices as the queue. Else others write into it too.
+    def __init__(
+        self,
+        driver: Driver,
+        store: Store,
+        queues: Mapping[str, Queue],
+        sources: Collection[str],
+        written: Collection[str],
+    ) -> None:
+        """``sources`` are the ids of the sources with a function, ``written`` the queues that stages write to.
 
-        ``queue`` is the handle on one partition, if there are several.
+        A queue that stages write to has other indices in the directory.
         """
         self.driver = driver
-        self.queue = queue
-        self.directory = directory
-        self.partition = queue._log.partition
-        self.same = same
-        self.id = names.log_id(directory.queue, self.partition)
-        processor = names.log_id(f"{driver.graph}.{directory.queue}.feed", self.partition)
-        self.ledger = Ledger(driver.files, processor, driver.owner)
-        # A named reader, which retention waits for.
-        self._reader: Tailer = queue.tailer(f"spark-{driver.store_id}")
+        self.queues = queues
+        self._store = store
+        self._sources = sources
+        self._written = written
+        # There is no cut through several stores.
+        self._has_cuts = all(queue.store is store for queue in queues.values())
+        self.ledger = Ledger(driver.files, f"{driver.graph}.sources.feed", driver.owner)
+        self._cuts: deque[_Cut] = deque()
+        """Cuts after the position, oldest first. They are made while files are written, so copies stay short."""
+        self._readers: dict[str, Tailer] = {}
 
-    @property
-    def position(self) -> int:
-        """The index that is copied next."""
-        return self.ledger.now.positions[self.id][1]
+    # --- the start ---
+
+    def restore(self) -> None:
+        """Let an empty store continue where the directory ends. Nothing is changed in another store."""
+        self._restore(self.ledger.read())
+
+    def _restore(self, last: LedgerRecord | None) -> bool:
+        """Do that, after the record ``last``. Return True if the store continues there now."""
+        if any(view._row().time_ns for view in self.logs().values()):  # it has or had messages
+            return False
+        known = self._known(last)
+        for name in self.queues.keys() - set(self._written):
+            # The driver that made the queue in the directory may have died before it copied a message.
+            made = self.driver.files.read(place := f"{folder_of(name)}/_cues/queue.json")
+            if made is not None:
+                identity = str(parsed(self.driver.files, place, made)["identity"])
+                known = {names.log_id(name, n): (identity, 1) for n in range(self.queues[name].partitions)} | known
+        if not self._continues(last, known):
+            return False
+        for name, queue in self.queues.items():
+            queue.grow(max([queue.partitions, *(n + 1 for of, n in map(names.log_parts, known) if of == name)]))
+        rows = {id: view._row() for id, view in self.logs().items()}
+        fresh = {name: secrets.token_bytes(8) for name in self.queues}
+        sources = last.sources if last is not None else {}
+
+        def restore(txn: StoreTransaction) -> None:
+            # All rows are written: the store may have continued this directory before, and then been left without
+            # messages, and the graph may have been started over since.
+            for id, row in rows.items():
+                name, partition = names.log_parts(id)
+                own = row.identity if row.next == 1 else fresh[name]
+                identity, next = known.get(id, (own.hex(), 1))
+                continue_log(txn, name, partition, bytes.fromhex(identity), next)
+            for source in set(self._sources) - sources.keys():
+                txn.delete(names.processor_key(source))
+                txn.delete(names.topology_key(source))
+            for source, packed in sources.items():
+                epoch, generation, position = codec.unpack(bytes.fromhex(packed))
+                restored = ProcessorRow(bytes(8), epoch, generation, 0, boot(), False, (), position)
+                txn.put(names.processor_key(source), restored.pack())
+                txn.put(names.topology_key(source), ProcessorInputs("source", (), (), ()).pack())
+
+        self._store._commit(restore)
+        return True
+
+    def _continues(self, last: LedgerRecord | None, known: Mapping[str, tuple[str, int]]) -> bool:
+        """Return True if an empty store can continue: the record is at a cut, or nothing was copied."""
+        at_cut = last is not None and last.store is not None
+        return self._has_cuts and (at_cut or all(next == 1 for _, next in known.values()))
+
+    def _known(self, last: LedgerRecord | None) -> dict[str, tuple[str, int]]:
+        """By log that was copied: its identity, and the index that is copied next."""
+        known = dict(last.positions) if last is not None else {}
+        for name in self.queues.keys() - known.keys():  # an earlier version had a feeder for each queue
+            old = Ledger(self.driver.files, f"{self.driver.graph}.{name}.feed", "").read()
+            known |= {} if old is None else {name: old.positions[name]}
+        return known
+
+    def logs(self) -> dict[str, Queue]:
+        """The handles on all partitions that there are now, by log id."""
+        return {
+            names.log_id(name, view._log.partition): view
+            for name, queue in self.queues.items()
+            for view in queue._views
+        }
 
     def claim(self) -> None:
-        """Own the copying after its last commit, and forward the file of that commit."""
+        """Own the copying after its last commit, and forward the files of that commit."""
         self.driver.claim(self.ledger, self._positions)
+        self._cuts.clear()
+        for id, view in self.logs().items():
+            self._reader(id, view)
+
+    def _reader(self, id: str, view: Queue) -> Tailer:
+        """The named reader of a log, which retention waits for."""
+        if id not in self._readers:
+            self._readers[id] = view.tailer(f"spark-{self.driver.store_id}")
+        return self._readers[id]
 
     def _positions(self, last: LedgerRecord | None) -> dict[str, tuple[str, int]]:
-        """The position of the feeder. Raises :class:`Diverged` if the store has another queue."""
-        row = self.queue._row()
-        identity = row.identity.hex()
-        known, next = last.positions[self.id] if last is not None else (identity, 1)
-        if known != identity or next > row.next:
-            raise Diverged(
-                f"{self.directory.files.url} was fed from a queue {self.id!r} with identity {known} up to"
-                f" {next - 1}; the one in {self.queue.store.path} has {identity} and ends before {row.next}.",
-                "use the store that the directory was fed from, or start over with another --queues DIR.",
-                processor=self.ledger.processor,
+        """The positions of the feeder. Raises :class:`Diverged` if the store does not continue the directory."""
+        restored, known = self._restore(last), self._known(last)
+        # A claim is no copy: if the last one did not end at a cut, this record does not either.
+        self.ledger.store = self._store.id.hex() if self._continues(last, known) else None
+        logs = self.logs()
+        positions = {id: (view._row().identity.hex(), 1) for id, view in logs.items()} | known
+        if not restored:
+            for id, position in positions.items():
+                self._compare(id, logs.get(id), *position, last)
+        return positions
+
+    def _compare(self, id: str, queue: Queue | None, identity: str, next: int, last: LedgerRecord | None) -> None:
+        """Raise :class:`Diverged` if a log does not continue after the messages that were copied before ``next``."""
+        whole = self.queues[names.log_parts(id)[0]]
+        row = whole._row() if queue is None else queue._row()
+        with whole.store._view() as txn:
+            seal = NO_SEAL if queue is None else queue._log.seal_before(txn, row, next)
+        expected = last.seals.get(id) if last is not None else None
+        problem = None
+        if queue is None:
+            problem = f"it has {whole.partitions} partitions"
+        elif identity != row.identity.hex():
+            problem = f"it has identity {row.identity.hex()}, not {identity}"
+        elif next > row.next:
+            problem = f"it ends with message {row.next - 1}"
+        elif expected and seal != NO_SEAL:
+            problem = None if seal.hex() == expected else f"it has another message {next - 1}"
+        elif next > 1 and last is not None and last.store not in (None, self._store.id.hex()):
+            problem = "another store has been used since"
+        if problem is None:
+            return
+        again = "start over with --fresh or another --queues DIR."
+        if last is not None and last.store is not None and self._has_cuts:
+            again = (
+                "start with an empty store (--store DIR): the sources continue after the last message in the"
+                f" directory, and messages that only {whole.store.path} has are not processed. Or {again}"
             )
-        return {self.id: (identity, next)}
+        raise Diverged(
+            f"The queue {id!r} in {whole.store.path} does not continue the one in {self.driver.files.url}, which"
+            f" has its messages up to {next - 1}: {problem}.",
+            f"use the store from which the directory was fed last. Or {again}",
+            processor=self.ledger.processor,
+        )
+
+    # --- copying ---
 
     def ready(self) -> bool:
         """Return True if there are messages to copy."""
-        return self.queue._row().next > self.position
+        return any(view._row().next > self._next(id) for id, view in self.logs().items())
+
+    def _next(self, log: str) -> int:
+        """The index that is copied next."""
+        positions = self.ledger.now.positions
+        return positions[log][1] if log in positions else 1
 
     def step(self) -> bool:
         """Make one copy; return False if there is nothing to copy. Raises :class:`Fenced`."""
-        runs, first, next = self._read(self.position)
-        if not runs:
+        if not self._cuts:
+            self._look()
+        if not self._cuts:
             self.ledger.check()
             return False
-        if not self.same:
-            runs = [run for run in map(_of_sources, runs) if run.values]
-        if first > self.position:
-            text = f"{first - self.position:,} messages of {self.id} were purged before they were copied"
-            self.driver.emit(events.Event(self.ledger.processor, text, logging.WARNING))
-        identity = self.ledger.now.positions[self.id][0]
-        file = self._write(runs) if runs else None
+        while len(self._cuts) > 1 and self._count(self._cuts[1]) <= FEED_MESSAGES:
+            self._cuts.popleft()
+        cut = self._cuts[0]
+        new: dict[QueueDirectory, list[DataFile]] = {}
+        logs = self.logs()
+        for id, end in cut.ends.items():
+            files = self._copy(id, logs[id], end)
+            if files is None:
+                return False
+            if files:
+                new.setdefault(self.driver.queues[logs[id].name], []).extend(files)
+        now = self.ledger.now
+        positions = {id: (logs[id]._row().identity.hex(), end) for id, end in cut.ends.items()}
         publish(
             self.ledger,
-            {} if file is None else {self.directory: [file]},
-            first if self.same else None,
-            positions={self.id: (identity, next)},
+            new,
+            positions=now.positions | positions,
+            seals=now.seals | cut.seals,
+            sources=now.sources | cut.sources,
+            store=self._store.id.hex() if self._has_cuts else None,
         )
-        self._reader.to_index(next)
+        self._cuts.popleft()
+        for id, end in cut.ends.items():
+            self._reader(id, logs[id]).to_index(end)
         self.driver.ring()
         return True
 
-    def _read(self, start: int) -> tuple[list[_Run], int, int]:
-        """The messages from an index on, the index of the first, and the index after the last."""
-        with self.queue.store._view() as txn:
-            row = self.queue._log.row(txn)
-            next = first = max(start, row.first)
-            raws = self.queue._log.read(txn, row, first, FEED_MESSAGES, FEED_BYTES)
+    def _look(self) -> None:
+        """Note a cut, if there are messages after the last one."""
+        ends: dict[str, int] = {}
+        seals: dict[str, str] = {}
+        sources: dict[str, str] = {}
+        logs = self.logs()
+        for id, view in logs.items():
+            if view.store is not self._store:
+                ends[id] = view._row().next
+        with self._store._view() as txn:
+            for id, view in logs.items():
+                if view.store is self._store:
+                    row = view._log.row(txn)
+                    ends[id], seal = row.next, view._log.seal_before(txn, row, row.next)
+                    seals |= {id: seal.hex()} if seal != NO_SEAL else {}
+            for source in self._sources:
+                own = read_row(txn, source)
+                if own is not None and own.source:
+                    sources[source] = codec.pack([own.epoch, own.generation, own.source]).hex()
+        before = self._cuts[-1].ends if self._cuts else {id: self._next(id) for id in ends}
+        if any(end != before.get(id, 1) for id, end in ends.items()):
+            self._cuts.append(_Cut(ends, seals, sources))
+
+    def _count(self, cut: _Cut) -> int:
+        return sum(end - self._next(id) for id, end in cut.ends.items())
+
+    def _copy(self, id: str, queue: Queue, end: int) -> list[DataFile] | None:
+        """Write the messages of a log up to ``end`` into files. None if the graph was halted meanwhile."""
+        directory, files = self.driver.queues[queue.name], []
+        same, partition = queue.name not in self._written, queue._log.partition
+        if same:
+            directory.grow_to(partition + 1)
+        next = self._next(id)
+        while next < end:
+            runs, first, after = self._read(queue, next, end)
+            if first > next:
+                text = f"{first - next:,} messages of {id} were purged before they were copied"
+                self.driver.emit(events.Event(self.ledger.processor, text, logging.WARNING))
+            if not same:
+                runs = [run for run in map(_of_sources, runs) if run.values]
+            file = self._write(directory, runs, partition % len(directory.logs)) if runs else None
+            if file is not None:
+                files.append(replace(file, first=first) if same else file)
+            next = after
+            if next < end:
+                self._look()
+                if self.driver.pause(0):
+                    return None
+        return files
+
+    def _read(self, queue: Queue, start: int, end: int) -> tuple[list[_Run], int, int]:
+        """Messages from an index on, the index of the first, and the index after the last."""
+        with queue.store._view() as txn:
+            row = queue._log.row(txn)
+            next = first = min(max(start, row.first), end)
+            count = min(end - first, FEED_MESSAGES)
+            raws = queue._log.read(txn, row, first, count, FEED_BYTES)
         runs = []
-        for batch in self.queue._log.batches(raws):
-            low, high = max(first, batch.first), min(batch.next, first + FEED_MESSAGES)
+        for batch in queue._log.batches(raws):
+            low, high = max(first, batch.first), min(batch.next, first + count)
             if high <= low:
                 continue
             if batch.head.acknowledges:
                 raise Unsupported(
-                    f"The queue {self.id!r} holds acknowledgements of transactions (cues.txn), at {low}, which a"
+                    f"The queue {queue.id!r} holds acknowledgements of transactions (cues.txn), at {low}, which a"
                     " queue in a shared directory cannot keep.",
                     "use a queue without them, or run Spark without queues=.",
                 )
@@ -124,11 +336,9 @@ class Feeder:
             next = high
         return runs, first, next
 
-    def _write(self, runs: list[_Run]) -> DataFile | None:
+    def _write(self, directory: QueueDirectory, runs: Sequence[_Run], partition: int) -> DataFile | None:
         driver, record = self.driver, self.ledger.now.number + 1
-        folder = self.directory.folder
-        partition = self.partition % len(self.directory.logs)  # those of an error queue may be fewer there
-        writer = Writer(driver.files, folder, self.ledger.processor, record, 0, partition)
+        writer = Writer(driver.files, directory.folder, self.ledger.processor, record, 0, partition)
         writer.add(
             [value for run in runs for value in run.values],
             [run.hash for run in runs for _ in run.values],

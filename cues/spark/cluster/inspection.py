@@ -10,6 +10,7 @@ A directory is given by its place: a path or a URL (files.py). It must exist.
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 import os
 from bisect import bisect_left
@@ -59,9 +60,8 @@ class QueueReader:
         self._files = _files(place)
         self._queue, slash, partition = queue.partition("/")
         self._made = self._record()
-        if self._made is None:
-            raise self._gone()
-        self.directory = QueueDirectory(self._files, self._queue, QueueOptions())
+        with self._unless_gone():
+            self.directory = QueueDirectory(self._files, self._queue, QueueOptions(), make=False)
         logs = self.directory.logs
         if slash and not (partition.isdecimal() and int(partition) < len(logs)):
             raise QueueNotFound(
@@ -81,16 +81,28 @@ class QueueReader:
             queue=self._queue,
         )
 
+    @contextlib.contextmanager
+    def _unless_gone(self) -> Iterator[None]:
+        """Raise :class:`QueueNotFound` if the queue was removed: files that are deleted now look like damage."""
+        try:
+            yield
+        except CuesError as error:
+            if self._made is None or self._record() != self._made:
+                raise self._gone() from error
+            raise
+
     def has_more(self, place: Sequence[int]) -> bool:
         """Return True if there are messages after a place. Raises :class:`QueueNotFound` if the queue was removed."""
-        more = any(log.reaches(index + 1) for log, index in zip(self.logs, place))
+        with self._unless_gone():
+            more = any(log.reaches(index + 1) for log, index in zip(self.logs, place))
         if self._record() != self._made:
             raise self._gone()
         return more
 
     def read(self, place: Sequence[int]) -> Iterator[InspectedMessage]:
         """The messages after a place that were there at the last look. Several partitions are merged by time."""
-        yield from heapq.merge(*map(self._read, self.logs, place), key=lambda read: (read.time, read.partition))
+        with self._unless_gone():
+            yield from heapq.merge(*map(self._read, self.logs, place), key=lambda read: (read.time, read.partition))
 
     def _read(self, log: PartitionLog, start: int) -> Iterator[InspectedMessage]:
         folder = self.directory.folder
@@ -118,8 +130,9 @@ class QueueReader:
         for file in reversed(log.live):
             if len(last) >= count:
                 break
-            part = messages(self._files, [Piece(self.directory.folder, file, 0, file.count)])
-            last = [index for index, _, _, message in part if matches(message)] + last
+            with self._unless_gone():
+                part = messages(self._files, [Piece(self.directory.folder, file, 0, file.count)])
+                last = [index for index, _, _, message in part if matches(message)] + last
         return [*last, log.next][-count - 1 :][0]
 
     def place_of(self, place: str | int | datetime, what: str) -> list[int]:
@@ -144,7 +157,8 @@ class QueueReader:
         return max(log.first, check_index(place, log.next, f"{what} {place} (queue {log.id})"))
 
     def _times_us(self, file: DataFile) -> pa.ChunkedArray:
-        rows = read(self._files, Piece(self.directory.folder, file, 0, file.count), ["time"])
+        with self._unless_gone():
+            rows = read(self._files, Piece(self.directory.folder, file, 0, file.count), ["time"])
         return rows.column("time").cast(pa.int64())
 
     def _before(self, file: DataFile, when_us: int) -> int:

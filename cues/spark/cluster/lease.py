@@ -6,16 +6,19 @@ driver is refused at its start, with the host and the pid of the first one, befo
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
+import threading
 import time
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 from cues.errors import AlreadyRunning
 from cues.spark.cluster.files import folder_of
 from cues.spark.place import this_machine
-from cues.steps.ownership import LEASE_S
+from cues.steps.ownership import LEASE_BEAT_S, LEASE_S
 from cues.storage import locks
 
 if TYPE_CHECKING:
@@ -24,6 +27,28 @@ if TYPE_CHECKING:
 _LOOK_S: Final = 0.25
 _mine: set[str] = set()
 """The owners in this process."""
+
+
+@contextlib.contextmanager
+def held(files: Files, graph: str, owner: str, take_over: bool) -> Iterator[None]:
+    """Hold the lease of a graph during the block. Raises :class:`AlreadyRunning` as :meth:`DriverLease.acquire`."""
+    lease, ended = DriverLease(files, graph, owner), threading.Event()
+
+    def beat() -> None:
+        while not ended.wait(LEASE_BEAT_S):
+            with contextlib.suppress(Exception):  # safety does not depend on the lease
+                lease.beat()
+
+    beating = threading.Thread(target=beat, name="cues lease on the directory", daemon=True)
+    try:
+        lease.acquire(take_over)
+        beating.start()
+        yield
+    finally:
+        ended.set()
+        if beating.ident is not None:
+            beating.join()
+        lease.release()
 
 
 class DriverLease:
@@ -57,7 +82,7 @@ class DriverLease:
             if now is None:
                 break  # it was given back
         _mine.add(self._owner)
-        self.beat()
+        self._write()
 
     def _is_dead(self, text: bytes) -> bool:
         """Return True if its owner was a process of this machine and has ended.
@@ -72,7 +97,12 @@ class DriverLease:
         return locks.process_state(int(lease.get("pid", 0))) == "gone"
 
     def beat(self) -> None:
-        """Show that this driver is alive."""
+        """Show that this driver is alive, unless another one has taken the lease over."""
+        text = self._files.read(self._name)
+        if not text or _parsed(text).get("owner", self._owner) == self._owner:
+            self._write()
+
+    def _write(self) -> None:
         self._beats += 1
         lease = {"owner": self._owner, "host": socket.gethostname(), "pid": os.getpid(), "machine": this_machine()}
         self._files.write(self._name, json.dumps({**lease, "beat": self._beats}).encode())

@@ -73,6 +73,12 @@ class LedgerRecord:
     """The position of a source that is a stream, after this record; msgpack in hex."""
     whole: bool = False
     """True if the function asks for the processor's state. Then one task makes all calls, one after another."""
+    store: str | None = None
+    """Of a feeder: the id of the store that it copies from; None if another store cannot continue after it."""
+    seals: dict[str, str] = field(default_factory=dict)
+    """Of a feeder: the checksum of the last record batch that was copied, by queue."""
+    sources: dict[str, str] = field(default_factory=dict)
+    """Of a feeder: by source, its row in the store after the copied messages and before all others (feeder.py)."""
 
     def ends_after(self) -> dict[str, int]:
         """The ends for the next record."""
@@ -92,7 +98,7 @@ class LedgerRecord:
             older = data["format"] < FORMAT
             raise Diverged(
                 f"A processor's record has format {data['format']}; this version reads {OLDEST_FORMAT} to {FORMAT}.",
-                "start over with another --queues DIR, which is fed from the store again."
+                "start over with --fresh, or with another --queues DIR, which is fed from the store again."
                 if older
                 else "install a newer version of Cues.",
             )
@@ -111,6 +117,9 @@ class LedgerRecord:
             data.get("counts", {}),
             data.get("source"),
             data.get("whole", False),
+            data.get("store"),
+            data.get("seals", {}),
+            data.get("sources", {}),
         )
 
 
@@ -125,6 +134,8 @@ class Ledger:
         self.owner = owner
         self.last: LedgerRecord | None = None
         """The last record of the processor; None before the first claim."""
+        self.store: str | None = None
+        """The field ``store`` of a claim."""
 
     @property
     def now(self) -> LedgerRecord:
@@ -155,13 +166,13 @@ class Ledger:
 
     def claim(self, before: LedgerRecord | None, positions: dict[str, tuple[str, int]]) -> bool:
         """Own the processor after the record ``before``. Return False if another record came in between."""
-        record = LedgerRecord(
-            before.number + 1 if before else 0, "claim", self.owner, before.epoch + 1 if before else 1, positions
-        )
+        record = LedgerRecord(0, "claim", self.owner, 1, positions)
         if before is not None:
-            record = replace(record, taking=before.taking, ends=before.ends_after(), state=before.state)
-            record = replace(record, source=before.source, whole=before.whole)
-        return self._put(record)
+            number, epoch = before.number + 1, before.epoch + 1
+            changes: dict[str, Any] = {"kind": "claim", "owner": self.owner, "positions": positions}
+            changes |= {"hash": None, "files": {}, "counts": {}, "ends": before.ends_after()}
+            record = replace(before, number=number, epoch=epoch, **changes)
+        return self._put(replace(record, store=self.store))
 
     def commit(self, kind: Kind, **changes: Any) -> None:
         """Put the next record, with ``changes`` to the last one. Raises :class:`Fenced`; then nothing is committed."""

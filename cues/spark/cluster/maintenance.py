@@ -91,8 +91,11 @@ class Maintenance:
         live = log.live[bisect_left(log.live, self._merged.get(log.id, 0), key=lambda file: file.first) :]
         if not self.merge_files:
             return
-        windows = _windows(directory.options.retention)
-        files, self._merged[log.id] = _run_of_small(live, self.merge_files, windows)
+        policy = directory.options.retention
+        limit = MERGE_BYTES
+        if policy is not None and policy.bytes is not None:
+            limit = min(limit, int(policy.bytes) // _RETENTION_PARTS)
+        files, self._merged[log.id] = _run_of_small(live, self.merge_files, _windows(policy), limit)
         if not files:
             return
         driver = self.driver
@@ -208,21 +211,24 @@ def _windows(policy: Retention | None) -> Callable[[DataFile], Any]:
 
 
 def _run_of_small(
-    live: Sequence[DataFile], most: int, window: Callable[[DataFile], Any] = lambda file: None
+    live: Sequence[DataFile],
+    most: int,
+    window: Callable[[DataFile], Any] = lambda file: None,
+    limit: int = MERGE_BYTES,
 ) -> tuple[list[DataFile], int]:
-    """The first ``most`` or more small files of one window, without a gap, that fit into one file; else none.
+    """The first ``most`` or more small files of one window, without a gap, that fit into one of ``limit`` bytes.
 
-    Also the index of the file from which on files may be merged later.
+    No file, if there are none. Also the index of the file from which on files may be merged later.
     """
     run: list[DataFile] = []
     size = 0
     for file in live[:-1]:  # the last file stays, because it has the index of the next message
-        fits = file.size <= MERGE_BYTES // 2 and size + file.size <= MERGE_BYTES
+        fits = file.size <= limit // 2 and size + file.size <= limit
         if not fits or (run and (run[-1].next != file.first or window(run[0]) != window(file))):
             if len(run) >= most:
                 break
             run, size = [], 0
-        if file.size <= MERGE_BYTES // 2:
+        if file.size <= limit // 2:
             run.append(file)
             size += file.size
     after = run[0].first if run else live[-1].first if live else 0

@@ -1,7 +1,7 @@
 """Changes to a shared directory that an operator makes, without Spark and without a driver.
 
 running_none    hold the lease of a graph, so that no driver of it runs
-seek            move the positions of a processor
+settle, seek    move the positions of a processor, after its queues have all that is committed
 growing         a queue to add partitions to
 part_of         the queues and processors of a graph in the directory; remove: delete them
 
@@ -15,58 +15,49 @@ from __future__ import annotations
 import contextlib
 import json
 import secrets
-import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from cues.errors import AlreadyRunning, GraphError
 from cues.queues.options import QueueOptions
 from cues.spark.cluster.directory import LOG, QueueDirectory
-from cues.spark.cluster.driver import Driver, id_of_graph
+from cues.spark.cluster.driver import Driver, id_of_graph, new_owner
 from cues.spark.cluster.files import Files, folder_of, name_of
 from cues.spark.cluster.inspection import queues_of, writer_of
-from cues.spark.cluster.lease import DriverLease
+from cues.spark.cluster.lease import held
 from cues.spark.cluster.ledger import Ledger, LedgerRecord
-from cues.steps.ownership import LEASE_BEAT_S
 
 
 @contextlib.contextmanager
 def running_none(files: Files, graph: str) -> Iterator[Driver]:
     """Hold the lease of a graph during the block. Raises :class:`AlreadyRunning` if a driver runs the graph."""
-    driver = Driver(None, files, graph, None, lambda event: None, lambda seconds: False)
-    lease = DriverLease(files, graph, driver.owner)
-    try:
-        lease.acquire(take_over=False)
-    except AlreadyRunning as error:
-        raise AlreadyRunning(error.message, "stop that driver first; nothing was changed.", pid=error.pid) from None
-    ended = threading.Event()
+    owner = new_owner()
+    with contextlib.ExitStack() as opened:
+        try:
+            opened.enter_context(held(files, graph, owner, take_over=False))
+        except AlreadyRunning as error:
+            raise AlreadyRunning(error.message, "stop that driver first; nothing was changed.", pid=error.pid) from None
+        yield Driver(None, files, graph, None, lambda event: None, lambda seconds: False, owner)
 
-    def beat() -> None:
-        while not ended.wait(LEASE_BEAT_S):
-            with contextlib.suppress(Exception):  # safety does not depend on the lease
-                lease.beat()
 
-    beating = threading.Thread(target=beat, name="cues lease on the directory", daemon=True)
-    beating.start()
-    try:
-        yield driver
-    finally:
-        ended.set()
-        beating.join()
-        lease.release()
+def settle(driver: Driver) -> None:
+    """Put the files of the last commit of each processor into the logs of their queues. Call it before :func:`seek`.
+
+    Else the end of a queue may be before messages that are committed.
+    """
+    for queue in queues_of(driver.files.place):
+        if writer_of(driver.files.place, queue) == driver.graph:
+            driver.queues[queue] = QueueDirectory(driver.files, queue, QueueOptions(), make=False)
+    driver.forward_others(())
 
 
 def seek(driver: Driver, processor: str, positions: Mapping[str, int]) -> LedgerRecord:
     """Move positions (indices by tailer id) of a processor, and return the record of it.
 
     State and outputs stay. A step that was under way is not repeated. First the processor is claimed, as by a driver:
-    the files of its last step get into the logs of their queues, and a driver that still runs is fenced.
+    a driver that still runs is fenced.
     """
     ledger = Ledger(driver.files, processor, driver.owner)
-    last = ledger.read()
-    assert last is not None
-    for queue in {*last.ends, *last.files} & set(queues_of(driver.files.place)):
-        driver.queues[queue] = QueueDirectory(driver.files, queue, QueueOptions())
     driver.claim(ledger, lambda last: last.positions if last is not None else {})
     moved = {tailer: (ledger.now.positions[tailer][0], index) for tailer, index in positions.items()}
     ledger.commit("seek", positions=ledger.now.positions | moved)
@@ -75,9 +66,9 @@ def seek(driver: Driver, processor: str, positions: Mapping[str, int]) -> Ledger
 
 def growing(files: Files, queue: str) -> QueueDirectory:
     """A queue to add partitions to. Raises :class:`GraphError` if it is a copy of a queue in a store."""
-    directory = QueueDirectory(files, queue, QueueOptions())
+    directory = QueueDirectory(files, queue, QueueOptions(), make=False)
     writer = writer_of(files.place, queue)
-    if directory.published(f"{writer}.{queue}.feed") >= 0:
+    if directory.published(f"{writer}.sources.feed") >= 0:
         raise GraphError(
             f"The queue {queue!r} in {files.url} is copied from the store of the graph {writer!r}, and has its"
             " partitions.",

@@ -14,12 +14,10 @@ if TYPE_CHECKING:
     from cues.spark.cluster.ledger import Ledger
 
 
-def publish(
-    ledger: Ledger, new: Mapping[QueueDirectory, Sequence[DataFile]], first: int | None = None, **record: Any
-) -> None:
+def publish(ledger: Ledger, new: Mapping[QueueDirectory, Sequence[DataFile]], **record: Any) -> None:
     """Append files to queues. The next record of the processor, with the fields ``record``, is the commit.
 
-    ``first`` is the index of the first message, if it is not the next one of its partition.
+    Files that have an index keep it; else the first message of a partition gets the next one.
     Raises :class:`Fenced`; then this driver has changed no queue. After another error it is not known whether the
     record was put. Then this driver writes nothing more to these queues, and the next start decides.
     """
@@ -28,7 +26,7 @@ def publish(
         for directory in sorted(new, key=lambda directory: directory.queue):
             locked.enter_context(directory.lock)
             directory.settle()
-        placed = {directory: directory.numbered(files, first) for directory, files in new.items()}
+        placed = {directory: directory.numbered(files) for directory, files in new.items()}
         # 4. Commit.
         try:
             ledger.commit("step", files={directory.queue: files for directory, files in placed.items()}, **record)

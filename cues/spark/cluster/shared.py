@@ -53,7 +53,7 @@ class SharedQueue(ReadableQueue):
             )
         self._made = text
         self.identity = bytes.fromhex(parsed(self.files, f"{self._folder}/_cues/queue.json", text)["identity"])
-        self._log = QueueDirectory(self.files, queue, QueueOptions(), self.identity)
+        self._log = QueueDirectory(self.files, queue, QueueOptions(), self.identity, make=False)
         self._partition = int(partition) if slash else None
         self.spread = len(self._logs) > 1
         if self._partition:  # partitions share the identity of the queue, but not their offsets
