@@ -18,12 +18,12 @@ pytest.importorskip("deltalake", reason="deltalake is not installed (pip install
 
 import seeds
 import terminal
-from directory_steps import DriverRun, FaultyFiles, Message, RandomDeaths, data_file, messages_of_log
+from directory_steps import DriverRun, FaultyFiles, HostRun, Message, RandomDeaths, data_file, messages_of_log
 from pyspark.sql import types as T
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 import cues
-from cues import Graph, QueueOptions, Stream, codec, testing
+from cues import Graph, QueueOptions, Source, Stream, codec, testing
 from cues.errors import CuesError, Diverged, GraphError, InvalidArgument, QueueNotFound, QueueOptionsError
 from cues.queues.partitioners import partition_for
 from cues.spark.cluster import inspection
@@ -483,3 +483,61 @@ def test_a_stream_follows_partitions_that_are_added_and_a_merge_repeats_nothing(
     assert sorted(taken) == [m["i"] for m in orders(150)][:40] + list(range(41, 91)) + list(range(101, 151))
     again = QueueStream(schema, options_of(files, READ_STREAM), 2)
     assert again.latestOffset(at, ReadAllAvailable()) == at
+
+
+# --- failover -------------------------------------------------------------------------------------
+
+
+def users(position: Any) -> Any:
+    for i in range((position or 0) + 1, 201):
+        yield i, {"i": i, "user": f"user-{i % 9}"}
+
+
+def fed(partitions: int = 2) -> Graph:
+    return Graph(
+        "g",
+        [Source("src", users), Stream(same, "src", "out", id="s")],
+        queues={"src": by_user(partitions), "out": by_user(3)},
+        durability="process",
+    )
+
+
+def test_a_driver_with_an_empty_store_continues_all_partitions_also_those_that_were_added(
+    files: FaultyFiles, tmp_path: Path
+) -> None:
+    first = HostRun(files, fed(), tmp_path / "a")
+    (source,) = first.sources
+    assert first.pull(source, 30) and first.feeder.step()
+    first.assembly.queues["src"].grow(4)
+    assert first.pull(source, 30) and first.feeder.step()
+    assert first.pull(source, 30)  # these are only in the store that is lost
+    first.close()
+    second = HostRun(files, fed(4), tmp_path / "b")
+    assert [log.next for log in second.queues["src"].logs] == [view._row().next for view in
+                                                               second.assembly.queues["src"]._views]  # fmt: skip
+    second.claim().run()
+    for queue in ("src", "out"):
+        held = [message for log in logs(second, queue) for message in log]
+        assert Counter(m["i"] for m in held) == Counter(range(1, 201)), queue
+        assert len(logs(second, queue)) == (4 if queue == "src" else 3)
+    for log in logs(second, "src"):
+        for user, rows in of_users(log, "i").items():
+            assert rows == sorted(rows), user
+    second.close()
+    with pytest.raises(Diverged, match="does not continue the one in"):
+        HostRun(files, fed(4), tmp_path / "a")
+
+
+def test_a_copy_takes_in_partitions_that_its_store_got_and_a_store_with_fewer_is_refused(
+    files: FaultyFiles, tmp_path: Path
+) -> None:
+    run = HostRun(files, fed(), tmp_path / "a").claim()
+    run.assembly.queues["src"].grow(5)
+    run.run()
+    assert [len(log) > 0 for log in logs(run, "src")].count(True) > 2  # the feeder has grown the directory itself
+    assert len(run.queues["src"].logs) == 5 and not run.feeder.ready()
+    run.close()
+    with cues.open(tmp_path / "other", durability="process") as store:
+        store.queue("src", partitions=2, key="user").appender().write({"i": 0, "user": "x"})
+    with pytest.raises(Diverged, match="it is another queue"):
+        HostRun(files, fed(), tmp_path / "other")
