@@ -105,6 +105,8 @@ GROUP_POINTS: dict[str, str] = {
 SPARK_POINTS: dict[str, str] = {
     "spark.take": "a step's range is chosen, nothing written",
     "spark.taking": "the range of a step with side effects is recorded, its function not called",
+    "spark.batch": "Spark has written the offsets of a batch of a frame's query, and the batch has not run",
+    "spark.answered": "the batch of a query is committed and forwarded; Spark has not written that it is done",
     "spark.ran": "the results of the step are in the work folder, in no queue",
     "spark.written": "the step's files are with their queues, in no log; no record",
     "spark.recorded": "the step is committed, its files in no log",

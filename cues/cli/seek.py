@@ -87,6 +87,12 @@ def _seek_shared(
                 f"{processor} copies from a source, which keeps its own position.",
                 "start it over with: cues run --engine spark --queues DIR --fresh.",
             )
+        if last.record.batch is not None:
+            raise CommandFailed(
+                f"{processor} is a frame that keeps state, which belongs to all messages up to its position.",
+                "give it another id in the graph, so that it begins at the first message; or start over with: cues run"
+                " --engine spark --queues DIR --fresh.",
+            )
         chosen = _chosen(processor, tailer, list(last.record.positions), where)
         positions, words = {}, []
         for id in chosen:

@@ -188,7 +188,11 @@ class Graph:
 
     @lists_options(FrameOptions)
     def frame(
-        self, inputs: str, outputs: str, fields: str | None = None, **options: Unpack[FrameOptions]
+        self,
+        inputs: str | Mapping[str, str],
+        outputs: str,
+        fields: str | Mapping[str, str] | None = None,
+        **options: Unpack[FrameOptions],
     ) -> Callable[[F], F]:
         """Declare the function below as a stage for Spark: from DataFrame to DataFrame.
 

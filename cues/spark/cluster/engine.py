@@ -42,7 +42,9 @@ from cues.spark.cluster.frames import FrameStage
 from cues.spark.cluster.ingest import StreamIngest
 from cues.spark.cluster.lease import DriverLease
 from cues.spark.cluster.maintenance import Maintenance, keepers_group, sweep
+from cues.spark.cluster.queries import FrameQuery
 from cues.spark.cluster.step import Stage
+from cues.spark.plans import queries_of
 from cues.spark.session import in_short
 from cues.spark.shipping import open_session
 from cues.spark.source import Source as Stream
@@ -105,6 +107,12 @@ class _StageThread(_Turns):
         self.stage = stage
         self.counters = stage.counters
         self._rings = 0
+
+    def _run(self) -> None:
+        try:
+            super()._run()
+        finally:
+            self.stage.close()
 
     def step(self) -> bool:
         self._rings = self.driver.rings
@@ -265,6 +273,7 @@ class ClusterEngine:
             remote = [node for node in plan.running if node.kind != "source"]
             self.spark = open_session(self._opened, graph, plan, self._given, self._master, remote)
             _refuse_speculation(self.spark, plan)
+            self._frames = queries_of(self.spark, plan)
             files = open_files(place)
             self.driver = Driver(self.spark, files, graph.id, plan.system, host.emit, host.pause)
             self._lease = DriverLease(files, graph.id, self.driver.owner)
@@ -285,6 +294,12 @@ class ClusterEngine:
         text = f"{graph.id} runs on Spark {self.spark.version}, its queues in {files.url}"
         host.emit(events.Event("", text + (f": {address}" if address else "")))
 
+    def _stage(self, node: Node) -> Stage:
+        query = self._frames.get(node.id)
+        if query is not None:
+            return FrameQuery(self.driver, node, query)
+        return (FrameStage if node.options.batch == FRAME else Stage)(self.driver, node)
+
     def _open_stages(self) -> None:
         """Open the queues, claim every processor, sweep, and start the threads."""
         driver, plan, host = self.driver, self.plan, self._host
@@ -300,11 +315,7 @@ class ClusterEngine:
             driver.queues[name].own(plan.id)
         feeders = [Feeder(driver, self.queues[name], driver.queues[name], name not in written) for name in fed]
         inlets = [StreamIngest(driver, node) for node in plan.running if isinstance(node.fn, Stream)]
-        stages = [
-            (FrameStage if node.options.batch == FRAME else Stage)(driver, node)
-            for node in plan.running
-            if node.kind != "source"
-        ]
+        stages = [self._stage(node) for node in plan.running if node.kind != "source"]
         parts: list[Feeder | StreamIngest | Stage] = [*feeders, *inlets, *stages]
         driver.forward_removed({part.ledger.processor for part in parts})
         for feeder in feeders:
@@ -516,7 +527,12 @@ def place(node: Node) -> str:
     if node.kind == "sink" or node.side_effects:
         return "on an executor, one task a step: its effects happen in order"
     if node.options.batch == FRAME:
-        return "its plan, on all executors"
+        step = "its plan, on all executors, for the messages of each step"
+        query = "a streaming query, whose batches are commits"
+        mode = node.options.output_mode
+        return (
+            step if mode == "step" else query if mode or node.mode == "join" else f"{step}; {query}, if it keeps state"
+        )
     if node.options.key is not None:
         if node.options.batch or node.mode == "join":
             return "on an executor, one task a step, which has the state"

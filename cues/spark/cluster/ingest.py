@@ -2,7 +2,7 @@
 
     DIR/_cues/checkpoints/<processor id>/       Spark's own: the offsets of batch n, written before it runs
 
-1. Spark fixes the offsets of batch n, and calls :meth:`StreamIngest._batch`.
+1. Spark fixes the offsets of batch n, and calls :meth:`StreamIngest._commit_batch`.
 2. The offsets are compared with those in the processor's last record (position.py). A batch that was committed is
    skipped. A batch that does not follow the last one is refused. Else:
 3. Tasks write the rows as messages into data files, which are committed and forwarded (publish.py). The record
@@ -41,44 +41,22 @@ _LOOK_S: Final = 0.2
 _WAITING: Final = ("Waiting for next trigger", "Waiting for data to arrive", "Stopped")
 
 
-class StreamIngest:
-    """One source that is a Spark stream. Spark calls it in a thread of its own."""
+class BatchCommits:
+    """The owner of a query whose batches are commits. Spark calls :meth:`_commit_batch` in a thread of its own."""
 
-    def __init__(self, driver: Driver, node: Node) -> None:
-        assert isinstance(node.fn, Source)
-        self.driver = driver
-        self.node = node
-        self.source: Source = node.fn
-        self.counters = events.Counters()
-        self.ledger = Ledger(driver.files, node.id, driver.owner)
-        self.directory = driver.queues[node.outputs[0].queue]
-        self._checkpoint = f"_cues/checkpoints/{folder_of(node.id)}"
-        self._hasher = Hasher(node.id, 0)
-        self._query: Any = None
-        self._failed: BaseException | None = None
+    node: Node
+    _failed: BaseException | None = None
+    """The error of a batch."""
 
-    def claim(self) -> None:
-        """Own the processor after its last commit, and forward the file of that commit."""
-        self.driver.claim(self.ledger, lambda last: {})
+    def _commit_batch(self, rows: Any, number: int) -> None:
+        raise NotImplementedError
 
-    def run(self, ending: Callable[[], bool]) -> None:
-        """Run the query until it ends or fails, or until ``ending()`` is true. Raises :class:`ProcessorStopped`."""
-        stream = self.driver.session.readStream.format(self.source.format).options(**self.source.options)
-        if self.source.schema is not None:
-            stream = stream.schema(self.source.schema)
-        writer = stream.load().writeStream.foreachBatch(self._batch).queryName(f"cues {self.node.id}")
-        if self.source.available_now:
-            writer = writer.trigger(availableNow=True)
-        place = self.driver.files.for_spark(self._checkpoint)
-        self._query = writer.option("checkpointLocation", place).start()
+    def _run_batch(self, rows: Any, number: int) -> None:
         try:
-            while not ending() and not self._query.awaitTermination(_LOOK_S):
-                pass
-        except Exception as error:
-            stopped = self._stopped(error)
-            raise stopped from (None if stopped is self._failed else self._failed)
-        finally:
-            self._query.stop()
+            self._commit_batch(rows, number)
+        except BaseException as error:
+            self._failed = error
+            raise
 
     def _stopped(self, error: Exception) -> CuesError:
         """The error that ended the query: the error of a batch if there is one, else Spark's."""
@@ -92,6 +70,45 @@ class StreamIngest:
             processor=self.node.id,
         )
 
+
+class StreamIngest(BatchCommits):
+    """One source that is a Spark stream."""
+
+    def __init__(self, driver: Driver, node: Node) -> None:
+        assert isinstance(node.fn, Source)
+        self.driver = driver
+        self.node = node
+        self.source: Source = node.fn
+        self.counters = events.Counters()
+        self.ledger = Ledger(driver.files, node.id, driver.owner)
+        self.directory = driver.queues[node.outputs[0].queue]
+        self._checkpoint = f"_cues/checkpoints/{folder_of(node.id)}"
+        self._hasher = Hasher(node.id, 0)
+        self._query: Any = None
+
+    def claim(self) -> None:
+        """Own the processor after its last commit, and forward the file of that commit."""
+        self.driver.claim(self.ledger, lambda last: {})
+
+    def run(self, ending: Callable[[], bool]) -> None:
+        """Run the query until it ends or fails, or until ``ending()`` is true. Raises :class:`ProcessorStopped`."""
+        stream = self.driver.session.readStream.format(self.source.format).options(**self.source.options)
+        if self.source.schema is not None:
+            stream = stream.schema(self.source.schema)
+        writer = stream.load().writeStream.foreachBatch(self._run_batch).queryName(f"cues {self.node.id}")
+        if self.source.available_now:
+            writer = writer.trigger(availableNow=True)
+        place = self.driver.files.for_spark(self._checkpoint)
+        self._query = writer.option("checkpointLocation", place).start()
+        try:
+            while not ending() and not self._query.awaitTermination(_LOOK_S):
+                pass
+        except Exception as error:
+            stopped = self._stopped(error)
+            raise stopped from (None if stopped is self._failed else self._failed)
+        finally:
+            self._query.stop()
+
     def idle(self) -> bool:
         """Return True if the stream has no rows now."""
         query = self._query
@@ -100,14 +117,7 @@ class StreamIngest:
         status = query.status
         return not status["isTriggerActive"] and not status["isDataAvailable"] and status["message"] in _WAITING
 
-    def _batch(self, rows: Any, number: int) -> None:
-        try:
-            self._commit(rows, number)
-        except BaseException as error:
-            self._failed = error
-            raise
-
-    def _commit(self, rows: Any, number: int) -> None:
+    def _commit_batch(self, rows: Any, number: int) -> None:
         last = self.ledger.now
         part = part_of(self.driver.files.table(self._checkpoint), number)
         kept = codec.unpack(bytes.fromhex(last.source)) if last.source else None

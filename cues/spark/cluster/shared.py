@@ -70,6 +70,11 @@ class SharedQueue(ReadableQueue):
                     "start the query again with a new checkpoint, if the graph was started over.",
                 )
 
+    def log(self) -> QueueDirectory:
+        """The log of the queue, at this moment."""
+        self._read_on()
+        return self._log
+
     def ends(self) -> tuple[Indices, Indices]:
         self._read_on()
         return (self._log.first,), (self._log.next,)
