@@ -32,7 +32,9 @@ from cues.spark.cluster.frames import FrameStage
 from cues.spark.cluster.ledger import Ledger
 from cues.spark.cluster.maintenance import Maintenance, sweep
 from cues.spark.cluster.publish import publish
+from cues.spark.cluster.queries import FrameQuery
 from cues.spark.cluster.step import Stage
+from cues.spark.plans import QueryPlan
 
 TIME_US = 1_700_000_000_000_000
 """The time of messages that a test appends."""
@@ -138,7 +140,15 @@ class SizedFrameStage(FrameStage, SizedStage):
 class DriverRun:
     """A driver that has opened the queues of a graph. :meth:`claim` makes it the owner of the processors."""
 
-    def __init__(self, files: Files, graph: Graph, cores: int = 1, size: Callable[[], int] = lambda: 10_000) -> None:
+    def __init__(
+        self,
+        files: Files,
+        graph: Graph,
+        cores: int = 1,
+        size: Callable[[], int] = lambda: 10_000,
+        queries: dict[str, QueryPlan] | None = None,
+    ) -> None:
+        """``queries`` are the frames that keep state."""
         plan = graph.plan()
         self.files = files
         self.events: list[Any] = []
@@ -148,13 +158,18 @@ class DriverRun:
             self.queues[name] = QueueDirectory(files, name, options)
             self.queues[name].own(graph.id)
         nodes = [node for node in plan.running if node.kind != "source"]
-        self.stages = [(SizedFrameStage if n.options.batch == "frame" else SizedStage)(self.driver, n) for n in nodes]
+        self.stages: list[Any] = [
+            FrameQuery(self.driver, n, queries[n.id])
+            if queries and n.id in queries
+            else (SizedFrameStage if n.options.batch == "frame" else SizedStage)(self.driver, n)
+            for n in nodes
+        ]
         for stage in self.stages:
             stage.size = size
         self.maintenance = Maintenance(self.driver, self.stages)
 
     @property
-    def stage(self) -> SizedStage:
+    def stage(self) -> Any:
         """The only stage."""
         (stage,) = self.stages
         return stage

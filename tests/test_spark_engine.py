@@ -130,7 +130,7 @@ def sums(frame: Any, process: Any) -> Any:
 def test_a_stage_from_dataframe_to_dataframe(spark: SparkSession, tmp_path: Path) -> None:
     """Its rows are messages of the step, under the step's hash; it fails as a whole, and is refused elsewhere."""
     made = Graph("g", [Source("in", spark_graphs.numbers, batch_size=500)], errors="errors", durability="process")
-    made.frame("in", "out", fields="n long", id="sums")(sums)
+    made.frame("in", "out", fields="n long", id="sums", output_mode="step")(sums)
     made.frame("out", "failed", id="fails")(lambda frame: frame.select("no_such_column"))
     run(made, tmp_path / "store", engine="spark", spark=spark)
     with cues.open(tmp_path / "store") as store:

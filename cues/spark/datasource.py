@@ -53,7 +53,7 @@ class CuesSource(DataSource):
     def streamReader(self, schema: T.StructType) -> QueueStream:
         options = ReadOptions.of(self.options, READ_STREAM)
         if options.frame is not None:
-            from cues.spark.cluster.batches import BatchStream
+            from cues.spark.cluster.batch_stream import BatchStream
 
             return BatchStream(schema, options, self.parallelism)
         return QueueStream(schema, options, self.parallelism)

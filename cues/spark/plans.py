@@ -26,7 +26,7 @@ from cues.spark.columns import frame_encoder
 from cues.spark.session import in_short
 from cues.steps.hashes import Hasher
 from cues.steps.imperative import Imperative
-from cues.steps.process import Process
+from cues.steps.process import Delivery, Process
 
 if TYPE_CHECKING:
     from cues.graphs.plan import Plan
@@ -62,10 +62,22 @@ def call(node: Node, given: Mapping[str, Any], process: Process) -> Any:
     return node.fn(*given.values(), **keywords)
 
 
-def process_of(node: Node, system: Any, hasher: Hasher | None = None, epoch: int = 0, store: str = "") -> Process:
-    """The argument ``process`` of a frame."""
+class _ProcessOfAnyStep(Process):
+    """The argument ``process`` of a function that is called only to see its plan of a table."""
+
+    delivery = property(lambda self: Delivery(bytes(16), 0, {}, {}, 0))
+    binding = property(lambda self: self._node.inputs[0].binding)
+    index = property(lambda self: 1)
+    indices = property(lambda self: [1])
+    metadata = property(lambda self: {})
+
+
+def process_of(
+    node: Node, system: Any, epoch: int = 0, store: str = "", process_type: type[Process] = Process
+) -> Process:
+    """The argument ``process`` of a frame. Outside of a step it has no delivery, index or metadata."""
     imperative = Imperative(node.id, {}, {})
-    return Process(node, system, hasher or Hasher(node.id, 0), epoch, store, None, lambda: False, imperative)
+    return process_type(node, system, Hasher(node.id, 0), epoch, store, None, lambda: False, imperative)
 
 
 def fields_of(node: Node, binding: str) -> str | None:
@@ -111,11 +123,11 @@ def _query_of(session: Any, system: Any, node: Node) -> QueryPlan | None:
         if node.mode == "join":
             raise _refused(node, "reads several queues, and a step of a frame reads one", "leave output_mode= out.")
         return None
-    process = process_of(node, system)
     try:
-        result = call(node, {port.binding: _empty(session, node, port.binding, True) for port in node.inputs}, process)
+        given = {port.binding: _empty(session, node, port.binding, True) for port in node.inputs}
+        result = call(node, given, process_of(node, system))
     except Exception as error:
-        if asked is not None or node.mode == "join" or _batch_is_stateful(session, node, process):
+        if asked is not None or node.mode == "join" or _batch_is_stateful(session, node, system):
             raise _refused(
                 node,
                 f"cannot be called with a stream ({in_short(error)})",
@@ -198,10 +210,11 @@ def _empty(session: Any, node: Node, binding: str, streaming: bool) -> Any:
     return session.readStream.format("rate").load().selectExpr(*types)
 
 
-def _batch_is_stateful(session: Any, node: Node, process: Process) -> bool:
+def _batch_is_stateful(session: Any, node: Node, system: Any) -> bool:
     """Return True if the function makes a plan with state of a table."""
     try:
-        result = call(node, {port.binding: _empty(session, node, port.binding, False) for port in node.inputs}, process)
+        given = {port.binding: _empty(session, node, port.binding, False) for port in node.inputs}
+        result = call(node, given, process_of(node, system, process_type=_ProcessOfAnyStep))
         names = set(_operators(_analysed(result), streaming=False))
     except Exception:
         return False  # it fails with every input

@@ -120,7 +120,7 @@ class FrameStage(Stage):
         taken = Taken([_Range(entrance, low, high)], high - low)
         digest = self._hasher.digest(taken.ranges(0, high - low))
         taken.hash = digest
-        process = process_of(node, driver.system, self._hasher, self.ledger.now.epoch, driver.store_id)
+        process = process_of(node, driver.system, self.ledger.now.epoch, driver.store_id)
         (last,) = self.pieces(tailer, high - 1, high)
         came = RowSlice(entrance, read_rows(driver.files, [last])).provenance()
         directory = self.targets[0]

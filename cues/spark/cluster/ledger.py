@@ -78,7 +78,7 @@ class LedgerRecord:
     @property
     def batch(self) -> tuple[int, str] | None:
         """Of a frame that runs as a query: the number and the checksum of its last batch (batches.py)."""
-        kept = codec.unpack(bytes.fromhex(self.source)) if self.source else [None]
+        kept: list[Any] = codec.unpack(bytes.fromhex(self.source)) if self.source else [None]
         return (kept[1], kept[2]) if kept[0] == BATCH else None
 
     def ends_after(self) -> dict[str, int]:

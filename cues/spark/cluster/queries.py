@@ -81,14 +81,15 @@ class FrameQuery(BatchCommits, Stage):
         """Held while the ledger is used: by Spark's thread, or by that of the stage."""
         self._query: Any = None
         self._here = ""
+        self.checkpoint = ""
 
     # --- start ---
 
     def _positions(self, accept_topology: bool, last: LedgerRecord | None) -> dict[str, tuple[str, int]]:
         if last is not None and last.positions.keys() != self.inputs.keys():
             raise TopologyChanged(
-                f"{self.node.id} has read {', '.join(last.positions)}, and reads {', '.join(self.inputs)} now; its state"
-                " belongs to the former.",
+                f"{self.node.id} has read {', '.join(last.positions)}, and reads {', '.join(self.inputs)} now; its"
+                " state belongs to the former.",
                 "give the frame another id; or start over with --fresh or another --queues DIR.",
                 processor=self.node.id,
             )
@@ -170,6 +171,21 @@ class FrameQuery(BatchCommits, Stage):
                         last=min(start, high) - 1,
                     )
 
+    def prepare(self, settings: dict[str, str]) -> dict[str, str]:
+        """Choose the checkpoint. Return the settings of the first start: ``settings``, if this is the first."""
+        files = self.driver.files
+        plan: dict[str, Any] = self.batches.begin({"id": secrets.token_hex(8), "settings": settings})
+        folder, first = self._usable()
+        if folder is None:
+            for old in files.names(self._checkpoints):
+                files.delete(f"{self._checkpoints}/{old}")
+        self.checkpoint = folder or f"{self._checkpoints}/{self.ledger.now.epoch}"
+        if first <= self.committed:
+            text = f"runs batches {first} to {self.committed} again, to make its state; their rows are there already"
+            self.driver.emit(events.Event(self.node.id, text))
+        self._here = tempfile.mkdtemp(prefix="cues-frame-")
+        return {name: str(value) for name, value in plan["settings"].items()}
+
     def _begin(self) -> None:
         """Start the query."""
         from pyspark.sql import SparkSession
@@ -179,43 +195,30 @@ class FrameQuery(BatchCommits, Stage):
         session.dataSource.register(source_for(session))
         for listener in driver.session._jsparkSession.streams().listListeners():
             session._jsparkSession.streams().addListener(listener)
-        settings = {name: session.conf.get(name) for name in _KEPT}
-        plan = self.batches.begin({"id": secrets.token_hex(8), "settings": settings})
-        for name, value in {**plan["settings"], **_SETTINGS}.items():
+        settings = self.prepare({name: str(session.conf.get(name)) for name in _KEPT})
+        for name, value in {**settings, **_SETTINGS}.items():
             session.conf.set(name, value)
-        folder, first = self._usable()
-        if folder is None:
-            for old in driver.files.names(self._checkpoints):
-                driver.files.delete(f"{self._checkpoints}/{old}")
-            folder = f"{self._checkpoints}/{self.ledger.now.epoch}"
-        if first <= self.committed:
-            text = f"batches {first} to {self.committed} run again, to make its state; their rows are there already"
-            driver.emit(events.Event(node.id, text))
-        self._here = tempfile.mkdtemp(prefix="cues-frame-")
-        result = call(node, self._streams(session), process_of(node, driver.system, self._hasher, 0, driver.store_id))
+        streams = {}
+        for binding in self._queues:
+            stream = session.readStream.format("cues").options(**self.options_of(binding))
+            streams[binding] = stream.load()
+        result = call(node, streams, process_of(node, driver.system, self.ledger.now.epoch, driver.store_id))
         frame_encoder(node.id, result)
         driver.context.setLocalProperty("spark.scheduler.pool", node.id)
-        writer = (
-            result.writeStream.foreachBatch(self._run_batch).queryName(f"cues {node.id}").outputMode(self.query.mode)
-        )
+        writer = result.writeStream.queryName(f"cues {node.id}").outputMode(self.query.mode)
         if node.options.trigger is not None:
             writer = writer.trigger(processingTime=node.options.trigger)
-        self._folder = folder
-        self._query = writer.option("checkpointLocation", driver.files.for_spark(folder)).start()
+        writer = writer.option("checkpointLocation", driver.files.for_spark(self.checkpoint))
+        self._query = writer.foreachBatch(self._run_batch).start()
 
-    def _streams(self, session: Any) -> dict[str, Any]:
-        """The stream of each input, by binding."""
+    def options_of(self, binding: str) -> dict[str, str]:
+        """The options with which the query reads an input."""
         queues = [directory.queue for directory in self._queues.values()]
         size = self.node.options.batch_size
         frame = FrameSource(self.node.id, queues, size, self.query.closes, self.committed, self._here)
-        streams = {}
-        for binding, directory in self._queues.items():
-            stream = session.readStream.format("cues").option("frame", json.dumps(asdict(frame)))
-            fields = fields_of(self.node, binding)
-            stream = stream.option("fields", fields) if fields else stream
-            place = self.driver.files.place
-            streams[binding] = stream.option("store", place).option("queue", directory.queue).load()
-        return streams
+        options = {"store": self.driver.files.place, "queue": self._queues[binding].queue}
+        fields = fields_of(self.node, binding)
+        return options | ({"fields": fields} if fields else {}) | {"frame": json.dumps(asdict(frame))}
 
     # --- for other threads ---
 
@@ -266,7 +269,7 @@ class FrameQuery(BatchCommits, Stage):
 
     def _batch_of(self, number: int) -> Batch:
         """The batch that Spark's batch of this number runs."""
-        batch = self._planned(self._folder, number)
+        batch = self._planned(self.checkpoint, number)
         if batch is None or number > self.committed + 1 or (number == self.committed and batch != self._last):
             self.ledger.check()  # another driver may use this checkpoint
             raise Diverged(
