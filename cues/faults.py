@@ -105,8 +105,6 @@ GROUP_POINTS: dict[str, str] = {
 SPARK_POINTS: dict[str, str] = {
     "spark.take": "a step's range is chosen, nothing written",
     "spark.taking": "the range of a step with side effects is recorded, its function not called",
-    "spark.batch": "Spark has written the offsets of a batch of a frame's query, and the batch has not run",
-    "spark.answered": "the batch of a query is committed and forwarded; Spark has not written that it is done",
     "spark.ran": "the results of the step are in the work folder, in no queue",
     "spark.written": "the step's files are with their queues, in no log; no record",
     "spark.recorded": "the step is committed, its files in no log",
@@ -115,6 +113,12 @@ SPARK_POINTS: dict[str, str] = {
     "spark.replaced": "small files replaced by a large one in the log, and still on the disk",
 }
 """Points of graphs whose queues are on a shared filesystem (cues/spark/cluster)."""
+
+FRAME_POINTS: dict[str, str] = {
+    "frame.batch": "Spark has written the offsets of a batch of a query, and the batch has not run",
+    "frame.committed": "the batch is committed, and in the log of its queue; Spark has not written that it is done",
+}
+"""Further points of frames that run as a query, which also reach spark.written, spark.recorded and spark.forwarded."""
 
 POINTS: dict[str, str] = {
     **STORE_POINTS,
@@ -126,6 +130,7 @@ POINTS: dict[str, str] = {
     **CONSUMER_POINTS,
     **GROUP_POINTS,
     **SPARK_POINTS,
+    **FRAME_POINTS,
 }
 """Every crash point, and the state at it. A test that draws one draws from those that it can reach."""
 

@@ -139,9 +139,9 @@ class FrameQuery(BatchCommits, Stage):
             ends = {number for number in (done, last) if number >= 0}
             if (
                 planned >= ends  # it is whole
-                and last <= self.committed + 1  # it is not ahead: rows of these batches would be lost
-                and last - 1 <= done <= self.committed
                 and ends
+                and last - 1 <= done
+                and done <= self.committed  # it is not ahead: the rows of these batches would be lost
                 and all(self._planned(folder, number) == self.batches.read(number) for number in ends)
             ):
                 return folder, done + 1
@@ -259,13 +259,13 @@ class FrameQuery(BatchCommits, Stage):
 
     def _commit_batch(self, rows: Any, number: int) -> None:
         with self._committing:
-            faults.point("spark.batch")
+            faults.point("frame.batch")
             batch = self._batch_of(number)
             if batch.number <= self.committed:
                 rows.write.format("noop").mode("overwrite").save()  # for its state
             else:
                 self._publish(rows, batch)
-        faults.point("spark.answered")
+        faults.point("frame.committed")
 
     def _batch_of(self, number: int) -> Batch:
         """The batch that Spark's batch of this number runs."""
