@@ -119,7 +119,7 @@ class Spark:
         before = self.files.read(state)
         assert before is None or before == text, "a repeated batch has another state"
         self.files.put(state, text)
-        self.stage._run_batch(Rows([[table]], OUT), number)
+        self.stage._commit_batch(Rows([[table]], OUT), number)
         self.files.put(f"{self.folder}/commits/{number}", b"v1")
         self.ran.append(number)
 
@@ -358,6 +358,22 @@ def test_retention_leaves_the_messages_of_the_last_batch(files: FaultyFiles) -> 
     run.maintenance.retain(run.queues["src"], policy)
     assert run.queues["src"].first == 16  # the second batch is [16, 25)
     started(files).run()
+    expect_exact(files)
+
+
+def test_retention_leaves_the_messages_of_a_rebuild_under_way(files: FaultyFiles) -> None:
+    """The positions are at the end already; the batches that make the state again still read."""
+    Spark(opened(files).feed("src", GIVEN, lambda: 3).claim().stage).run()
+    files.delete("_cues/checkpoints")
+    run = opened(files).claim()
+    spark = Spark(run.stage)
+    policy = Retention(read=True)
+    run.maintenance.retain(run.queues["src"], policy)
+    assert run.queues["src"].first == 1
+    spark.run(2)
+    run.maintenance.retain(run.queues["src"], policy)
+    assert run.queues["src"].first == 16
+    spark.run()
     expect_exact(files)
 
 

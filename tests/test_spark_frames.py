@@ -15,7 +15,7 @@ import pytest
 
 import cues
 from cues import Graph, faults
-from cues.errors import GraphError, MessagesPurged, ProcessorStopped
+from cues.errors import GraphError, MessagesPurged, ProcessorStopped, Unsupported
 from cues.storage.locks import process_state
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming import StreamingQueryListener
 from spark_cluster import until
 
-from cues.queues.options import Retention
+from cues.spark.cluster.files import open_files
 
 BEGIN = datetime(2024, 1, 1, tzinfo=UTC)
 Message = dict[str, Any]
@@ -119,12 +119,12 @@ def test_closed_windows_are_those_of_a_batch_computation_whatever_happens_to_the
 @pytest.mark.timeout(600)
 def test_a_state_whose_messages_were_purged_is_not_counted_anew(spark: SparkSession, tmp_path: Path) -> None:
     made = graph()
-    made.queues["in"] = cues.QueueOptions(retention=Retention(count=1))
+    made.queues["in"] = cues.QueueOptions(retention="read")
     play(spark, tmp_path, made, range(150))
     rows = play(spark, tmp_path, made, range(150, 250))
     with made.start(engine="spark", spark=spark, store=tmp_path / "store", queues=tmp_path / "queues") as running:
         shared: Any = running
-        until(lambda: shared._engine.driver.queues["in"].first > 1, timeout_s=120)
+        until(lambda: shared.engine.driver.queues["in"].first > 1, timeout_s=120)
     kept = tmp_path / "kept"
     shutil.move(checkpoint(tmp_path), kept)
     with pytest.raises(MessagesPurged, match=r"g\.windows cannot make its state again: the checkpoint .* is missing"):
@@ -339,3 +339,13 @@ def again(spark: SparkSession, place: Path, sent: range = range(0), **options: A
         return play(spark, place, graph(), sent, **options)
     except cues.AlreadyRunning:
         return None
+
+
+def test_a_directory_to_which_spark_cannot_write_its_checkpoint_is_refused(
+    spark: SparkSession, tmp_path: Path, object_store: str
+) -> None:
+    """An object store without Hadoop's connector. Frames without state need none."""
+    with pytest.raises(Unsupported, match=r"Spark cannot keep the checkpoint of g\.windows in s3a://"):
+        graph().start(engine="spark", spark=spark, store=tmp_path / "store", queues=object_store)
+    assert not (tmp_path / "store").exists()
+    assert open_files(object_store).names("") == []

@@ -42,7 +42,7 @@ from cues.spark.cluster.frames import FrameStage
 from cues.spark.cluster.ingest import StreamIngest
 from cues.spark.cluster.lease import DriverLease
 from cues.spark.cluster.maintenance import Maintenance, keepers_group, sweep
-from cues.spark.cluster.queries import FrameQuery
+from cues.spark.cluster.queries import FrameQuery, require_checkpoints
 from cues.spark.cluster.step import Stage
 from cues.spark.plans import queries_of
 from cues.spark.session import in_short
@@ -275,6 +275,8 @@ class ClusterEngine:
             _refuse_speculation(self.spark, plan)
             self._frames = queries_of(self.spark, plan)
             files = open_files(place)
+            if self._frames:
+                require_checkpoints(self.spark, files, self._frames)
             self.driver = Driver(self.spark, files, graph.id, plan.system, host.emit, host.pause)
             self._lease = DriverLease(files, graph.id, self.driver.owner)
             self._lease.acquire(self._options["take_over"])

@@ -56,9 +56,15 @@ class BatchCommits:
             self._commit_batch(rows, number)
         except BaseException as error:
             self._failed = error
-            raise
+            if isinstance(error, Exception):
+                raise
+            raise RuntimeError(f"{type(error).__name__}") from error  # py4j would not answer Spark, which waits
 
-    def _stopped(self, error: Exception) -> CuesError:
+    def _stopped(
+        self,
+        error: Exception,
+        default: str = "start again when the cause is gone; it continues after its last batch.",
+    ) -> CuesError:
         """The error that ended the query: the error of a batch if there is one, else Spark's."""
         if isinstance(self._failed, Fenced):
             return self._failed
@@ -66,7 +72,7 @@ class BatchCommits:
         hint = self._failed.hint if isinstance(self._failed, CuesError) else ""
         return ProcessorStopped(
             f"{self.node.id} stopped: {why}",
-            hint or "start again when the cause is gone; it continues after its last batch.",
+            hint or default,
             processor=self.node.id,
         )
 

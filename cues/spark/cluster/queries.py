@@ -22,6 +22,7 @@ when the state is made again, because Spark adds in another order.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import secrets
 import shutil
@@ -32,7 +33,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from cues import codec, faults
 from cues.base import clock, events, names
-from cues.errors import Diverged, MessagesPurged, TopologyChanged
+from cues.errors import Diverged, MessagesPurged, TopologyChanged, Unsupported
 from cues.graphs.processor import Node
 from cues.records.provenance import Provenance, merge
 from cues.spark.checkpoint import record_of
@@ -49,9 +50,13 @@ from cues.spark.columns import frame_encoder
 from cues.spark.datasource import source_for
 from cues.spark.options import FrameSource
 from cues.spark.plans import QueryPlan, call, fields_of, process_of
+from cues.spark.session import in_short
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from cues.spark.cluster.driver import Driver
+    from cues.spark.cluster.files import Files
 
 _KEPT: Final = (
     "spark.sql.session.timeZone",
@@ -63,7 +68,22 @@ _KEPT: Final = (
 _SETTINGS: Final = {
     "spark.sql.streaming.noDataMicroBatches.enabled": "false",
     "spark.sql.streaming.pollingDelay": "100ms",  # of an object store, each look costs a request
+    "spark.sql.streaming.stopTimeout": "30s",
 }
+
+
+def require_checkpoints(session: Any, files: Files, frames: Collection[str]) -> None:
+    """Raise :class:`Unsupported` if Spark cannot write the checkpoints of these frames into the directory."""
+    place = files.for_spark("_cues/checkpoints")
+    try:
+        path = session._jvm.org.apache.hadoop.fs.Path(place)
+        path.getFileSystem(session._jsc.hadoopConfiguration()).exists(path)
+    except Exception as error:
+        raise Unsupported(
+            f"Spark cannot keep the checkpoint of {', '.join(sorted(frames))} in {place}: {in_short(error)}.",
+            "give Spark the connector of this object store (spark.jars.packages=org.apache.hadoop:hadoop-aws:…) and"
+            " its settings; or keep the queues on a mount.",
+        ) from None
 
 
 class FrameQuery(BatchCommits, Stage):
@@ -77,6 +97,8 @@ class FrameQuery(BatchCommits, Stage):
         self._queues = {port.binding: driver.queues[port.queue] for port in node.inputs}
         self._last: Batch | None = None
         """The last batch that is committed."""
+        self._again: Batch | None = None
+        """The first batch that Spark may run again: one that makes the state, or the last one."""
         self._committing = threading.Lock()
         """Held while the ledger is used: by Spark's thread, or by that of the stage."""
         self._query: Any = None
@@ -120,7 +142,9 @@ class FrameQuery(BatchCommits, Stage):
                     "restore the directory from a copy.",
                     processor=self.node.id,
                 )
-        self._require_messages(*self._usable())
+        folder, first = self._usable()
+        self._require_messages(folder, first)
+        self._again = self.batches.read(first) if first <= self.committed else self._last
         return positions
 
     @property
@@ -178,7 +202,8 @@ class FrameQuery(BatchCommits, Stage):
         folder, first = self._usable()
         if folder is None:
             for old in files.names(self._checkpoints):
-                files.delete(f"{self._checkpoints}/{old}")
+                if old.isdecimal() and int(old) <= self.ledger.now.epoch:  # not that of a later driver
+                    files.delete(f"{self._checkpoints}/{old}")
         self.checkpoint = folder or f"{self._checkpoints}/{self.ledger.now.epoch}"
         if first <= self.committed:
             text = f"runs batches {first} to {self.committed} again, to make its state; their rows are there already"
@@ -228,18 +253,18 @@ class FrameQuery(BatchCommits, Stage):
         return more or (self.query.closes and last is not None and last.messages > 0)
 
     def holds(self, queue: str) -> int | None:
-        """The first message of the last batch. Spark runs this batch again if it has not written that it is done."""
-        return self._last.ranges[queue][0] if self._last is not None else None
+        """The first message that Spark may read again, or has not read."""
+        return self._again.ranges[queue][0] if self._again is not None else 1
 
     def cancel(self) -> None:
         super().cancel()
         if self._query is not None:
-            self._query.stop()
+            with contextlib.suppress(Exception):  # the session was stopped, and its queries with it
+                self._query.stop()
 
     def close(self) -> None:
         """Stop the query, and wait until the batch under way has ended."""
-        if self._query is not None:
-            self._query.stop()
+        self.cancel()
         with self._committing:
             shutil.rmtree(self._here, ignore_errors=True)
 
@@ -251,7 +276,11 @@ class FrameQuery(BatchCommits, Stage):
             self._begin()
         if not self._query.isActive:
             error = self._query.exception() or RuntimeError("the query was stopped")
-            stopped = self._stopped(error)
+            stopped = self._stopped(
+                error,
+                f"start again when the cause is gone. If Spark cannot read its checkpoint, delete {self._checkpoints}"
+                f" in {self.driver.files.url}; the batches make the state again.",
+            )
             raise stopped from (None if stopped is self._failed else self._failed or error)
         with self._committing:
             self.ledger.check()
@@ -265,6 +294,7 @@ class FrameQuery(BatchCommits, Stage):
                 rows.write.format("noop").mode("overwrite").save()  # for its state
             else:
                 self._publish(rows, batch)
+            self._again = batch
         faults.point("frame.committed")
 
     def _batch_of(self, number: int) -> Batch:
