@@ -155,7 +155,7 @@ def test_an_invalid_frame_is_refused_at_its_declaration() -> None:
         with pytest.raises(GraphError, match="The frame 'f'"):
             made.frame("a", "b", id="f", **options)(lambda frame: frame)
     with pytest.raises(GraphError, match="one queue as input"):
-        made.frame({"a": "a"}, "b", id="f")(lambda a: a)  # type: ignore[arg-type]
+        made.frame(cues.AnyOf("a", "c"), "b", id="f")(lambda a: a)  # type: ignore[arg-type]
 
 
 def test_the_engines_take_turns_on_one_store(spark: SparkSession, tmp_path: Path) -> None:

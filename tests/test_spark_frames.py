@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import shutil
 import signal
 from collections import Counter
@@ -10,6 +11,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.request import urlopen
 
 import pytest
 
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 
 pytest.importorskip("pyspark", reason="pyspark is not installed (pip install 'cues-streams[test]')")
 
+import spark_graphs
 from children import Child
 from pyspark.sql import functions as F
 from pyspark.sql.streaming import StreamingQueryListener
@@ -339,6 +342,29 @@ def again(spark: SparkSession, place: Path, sent: range = range(0), **options: A
         return play(spark, place, graph(), sent, **options)
     except cues.AlreadyRunning:
         return None
+
+
+def test_lag_and_rate_are_metrics_of_spark(spark: SparkSession, tmp_path: Path) -> None:
+    """Also of a second run in the same session, which has other values under the same names."""
+
+    def gauges() -> dict[str, int]:
+        with urlopen(f"{spark.sparkContext.uiWebUrl}/metrics/json/", timeout=60) as answer:
+            found = json.load(answer)["gauges"]
+        return {name.partition("AccumulatorSource.")[2]: gauge["value"] for name, gauge in found.items()}
+
+    for count in (3, 5):
+        made = Graph("metrics", durability="process")
+        made.source("in")
+        made.stream("in", "out", id="copy")(spark_graphs.mended)
+        place = {"store": tmp_path / f"store-{count}", "queues": tmp_path / f"queues-{count}"}
+        with made.start(engine="spark", spark=spark, **place) as running:
+            for n in range(count):
+                running.send("in", {"n": n})
+            assert running.wait_idle(300)
+            until(lambda count=count: gauges().get("metrics.copy.written") == count, timeout_s=120)
+            seen = gauges()
+            assert seen["metrics.copy.lag"] == seen["metrics.copy.failed"] == 0 and "metrics.copy.rate" in seen
+            assert seen["metrics.out.messages"] == count and seen["metrics.out.bytes"] > 0
 
 
 def test_a_directory_to_which_spark_cannot_write_its_checkpoint_is_refused(

@@ -42,6 +42,7 @@ from cues.spark.cluster.frames import FrameStage
 from cues.spark.cluster.ingest import StreamIngest
 from cues.spark.cluster.lease import DriverLease
 from cues.spark.cluster.maintenance import Maintenance, keepers_group, sweep
+from cues.spark.cluster.metrics import SparkMetrics
 from cues.spark.cluster.queries import FrameQuery, require_checkpoints
 from cues.spark.cluster.step import Stage
 from cues.spark.plans import queries_of
@@ -431,9 +432,12 @@ class ClusterEngine:
     # --- keeping ---
 
     def _beat(self) -> None:
+        metrics = SparkMetrics(self.driver.context, self.plan.id)
         while not self._host.pause(LEASE_BEAT_S):
             with contextlib.suppress(Exception):  # safety does not depend on the lease
                 self._lease.beat()
+            with contextlib.suppress(Exception):  # nor on metrics
+                metrics.update([loop.stage for loop in self._stages], list(self.driver.queues.values()))
 
     def _grown(self) -> bool:
         """Return True if a queue that is copied from the store has got partitions, which no feeder reads."""
