@@ -51,6 +51,7 @@ from cues.spark.datasource import source_for
 from cues.spark.options import FrameSource
 from cues.spark.plans import QueryPlan, call, fields_of, process_of
 from cues.spark.session import in_short
+from cues.steps.runner import Interrupted
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -275,6 +276,8 @@ class FrameQuery(BatchCommits, Stage):
         if self._query is None:
             self._begin()
         if not self._query.isActive:
+            if self.driver.closed:
+                raise Interrupted
             error = self._query.exception() or RuntimeError("the query was stopped")
             stopped = self._stopped(
                 error,
