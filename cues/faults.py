@@ -114,6 +114,12 @@ SPARK_POINTS: dict[str, str] = {
 }
 """Points of graphs whose queues are on a shared filesystem (cues/spark/cluster)."""
 
+FRAME_POINTS: dict[str, str] = {
+    "frame.batch": "Spark has written the offsets of a batch of a query, and the batch has not run",
+    "frame.committed": "the batch is committed, and in the log of its queue; Spark has not written that it is done",
+}
+"""Further points of frames that run as a query, which also reach spark.written, spark.recorded and spark.forwarded."""
+
 POINTS: dict[str, str] = {
     **STORE_POINTS,
     **STEP_POINTS,
@@ -124,6 +130,7 @@ POINTS: dict[str, str] = {
     **CONSUMER_POINTS,
     **GROUP_POINTS,
     **SPARK_POINTS,
+    **FRAME_POINTS,
 }
 """Every crash point, and the state at it. A test that draws one draws from those that it can reach."""
 

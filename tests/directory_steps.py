@@ -45,7 +45,9 @@ from cues.spark.cluster.frames import FrameStage
 from cues.spark.cluster.ledger import Ledger
 from cues.spark.cluster.maintenance import Maintenance, sweep
 from cues.spark.cluster.publish import publish
+from cues.spark.cluster.queries import FrameQuery
 from cues.spark.cluster.step import Stage
+from cues.spark.plans import QueryPlan
 from cues.steps.feed import SourceStepper
 
 TIME_US = 1_700_000_000_000_000
@@ -152,26 +154,39 @@ class SizedFrameStage(FrameStage, SizedStage):
 class DriverRun:
     """A driver that has opened the queues of a graph. :meth:`claim` makes it the owner of the processors."""
 
-    def __init__(self, files: Files, graph: Graph, cores: int = 1, size: Callable[[], int] = lambda: 10_000) -> None:
+    def __init__(
+        self,
+        files: Files,
+        graph: Graph,
+        cores: int = 1,
+        size: Callable[[], int] = lambda: 10_000,
+        queries: dict[str, QueryPlan] | None = None,
+    ) -> None:
+        """``queries`` are the frames that keep state."""
         self.files = files
         self.events: list[Any] = []
         self.driver = Driver(Session(cores), files, graph.id, None, self.events.append, lambda seconds: False)
         self.queues = self.driver.queues
         self._open_queues(graph)
         self._size = size
-        self.stages: list[SizedStage] = []
+        self._queries = queries or {}
+        self.stages: list[Any] = []
         self.take_in(divide(graph.plan(), self.queues))
         self.maintenance = Maintenance(self.driver, self.stages)
         self.growth = Growth(graph.plan(), self.queues, divide(graph.plan(), self.queues), self.events.append)
 
-    def take_in(self, nodes: Sequence[Node]) -> list[SizedStage]:
+    def take_in(self, nodes: Sequence[Node]) -> list[Any]:
         """Add stages for these units."""
-        kinds = ((SizedFrameStage if node.options.batch == "frame" else SizedStage, node) for node in nodes)
-        stages = [kind(self.driver, node) for kind, node in kinds if node.kind != "source"]
+        stages = [self._stage(node) for node in nodes if node.kind != "source"]
         for stage in stages:
             stage.size = self._size
         self.stages += stages
         return stages
+
+    def _stage(self, node: Node) -> Any:
+        if node.id in self._queries:
+            return FrameQuery(self.driver, node, self._queries[node.id])
+        return (SizedFrameStage if node.options.batch == "frame" else SizedStage)(self.driver, node)
 
     def _open_queues(self, graph: Graph) -> None:
         for name, options in graph.plan().queues.items():
@@ -179,7 +194,7 @@ class DriverRun:
             self.queues[name].own(graph.id)
 
     @property
-    def stage(self) -> SizedStage:
+    def stage(self) -> Any:
         """The only stage."""
         (stage,) = self.stages
         return stage

@@ -130,7 +130,7 @@ def sums(frame: Any, process: Any) -> Any:
 def test_a_stage_from_dataframe_to_dataframe(spark: SparkSession, tmp_path: Path) -> None:
     """Its rows are messages of the step, under the step's hash; it fails as a whole, and is refused elsewhere."""
     made = Graph("g", [Source("in", spark_graphs.numbers, batch_size=500)], errors="errors", durability="process")
-    made.frame("in", "out", fields="n long", id="sums")(sums)
+    made.frame("in", "out", fields="n long", id="sums", output_mode="step")(sums)
     made.frame("out", "failed", id="fails")(lambda frame: frame.select("no_such_column"))
     run(made, tmp_path / "store", engine="spark", spark=spark)
     with cues.open(tmp_path / "store") as store:
@@ -155,7 +155,7 @@ def test_an_invalid_frame_is_refused_at_its_declaration() -> None:
         with pytest.raises(GraphError, match="The frame 'f'"):
             made.frame("a", "b", id="f", **options)(lambda frame: frame)
     with pytest.raises(GraphError, match="one queue as input"):
-        made.frame({"a": "a"}, "b", id="f")(lambda a: a)  # type: ignore[arg-type]
+        made.frame(cues.AnyOf("a", "c"), "b", id="f")(lambda a: a)  # type: ignore[arg-type]
 
 
 def test_the_engines_take_turns_on_one_store(spark: SparkSession, tmp_path: Path) -> None:

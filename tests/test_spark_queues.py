@@ -775,7 +775,7 @@ def test_a_spark_stream_is_a_source_and_another_checkpoint_is_refused(spark: Spa
 
 def test_an_object_store_will_do_and_frames_run_there(spark: SparkSession, tmp_path: Path, object_store: str) -> None:
     made = Graph("g", [Source("in", spark_graphs.numbers, batch_size=500)], errors="errors", durability="process")
-    made.frame("in", "out", fields="n long", id="sums")(sums)
+    made.frame("in", "out", fields="n long", id="sums", output_mode="step")(sums)
     made.frame("out", "failed", id="fails")(lambda frame: frame.select("no_such_column"))
     with made.start(engine="spark", spark=spark, store=tmp_path / "store", queues=object_store) as running:
         running.wait_done()

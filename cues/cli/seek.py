@@ -106,6 +106,12 @@ def _move_shared(place: str, unit: str, tailer: str | None, where: places.Place)
             f"{unit} copies from a source, which keeps its own position.",
             "start it over with: cues run --engine spark --queues DIR --fresh.",
         )
+    if last.record.batch is not None:
+        raise CommandFailed(
+            f"{unit} is a frame that keeps state, which belongs to all messages up to its position.",
+            "give it another id in the graph, so that it begins at the first message; or start over with: cues run"
+            " --engine spark --queues DIR --fresh.",
+        )
     positions, words = {}, []
     for id in _chosen(unit, tailer, list(last.record.positions), where):
         log, before = last.queue_of(id), last.record.positions[id][1]

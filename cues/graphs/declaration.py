@@ -24,6 +24,7 @@ from cues.graphs.options import (
     FRAME,
     INHERIT,
     OPTION_NAMES,
+    OUTPUT_MODES,
     STRATEGIES,
     Function,
     Kind,
@@ -114,8 +115,12 @@ class Processor:
         retries_fit = isinstance(given.retries, Retry) or is_count(given.retries, 0)
         need(retries_fit, "retries", "give a count from 0, or cues.Retry(...).")
         need(isinstance(batch, bool) or batch == FRAME, "batch", "give True (lists of messages) or False.")
-        fields_fit = given.fields is None or (isinstance(given.fields, str) and batch == FRAME)
+        fields_fit = given.fields is None or (isinstance(given.fields, (str, Mapping)) and batch == FRAME)
         need(fields_fit, "fields", "declare it with @graph.frame(…, fields='name type, …').")
+        mode_fits = given.output_mode in (None, *OUTPUT_MODES) and (batch == FRAME or given.output_mode is None)
+        need(mode_fits, "output_mode", f"give {', '.join(map(repr, OUTPUT_MODES))}, to a frame.")
+        trigger_fits = given.trigger is None or (isinstance(given.trigger, str) and batch == FRAME)
+        need(trigger_fits, "trigger", "give an interval such as '10 seconds', to a frame.")
         need(is_count(given.batch_size), "batch_size", "give a count of messages from 1.")
         step_fits = step_s is None or (is_number(step_s) and step_s > 0)
         need(step_fits, "step_s", "give a number of seconds above 0, or None for no bound.")
@@ -507,11 +512,20 @@ def _check_frame(processor: Processor) -> None:
     if options.batch != FRAME:
         return
     here = f"The frame {processor.id!r}"
-    if not isinstance(processor.inputs, str) or not isinstance(processor.outputs, str):
+    if not isinstance(processor.inputs, (str, dict)) or not isinstance(processor.outputs, str):
         raise processor._wrong(
             f"{here} reads {processor.inputs!r} and writes {processor.outputs!r}.",
-            "give one queue as input and one as output.",
+            "give one queue as input, or a dict {binding: queue}, and one queue as output.",
         )
+    given = options.fields if isinstance(options.fields, Mapping) else {}
+    unknown = [name for name in given if name not in bindings(processor.inputs)]
+    if unknown:
+        raise processor._wrong(
+            f"{here} has fields= of {', '.join(map(repr, unknown))}, which it does not read.",
+            f"name bindings: {', '.join(map(repr, bindings(processor.inputs)))}.",
+        )
+    if options.trigger is not None and options.output_mode == "step":
+        raise processor._wrong(f"{here} has trigger= and runs in steps.", "leave trigger= out.")
     for name in ("types", "topics", "where", "key", "tailers", "appenders", "side_effects"):
         if name in options.given():
             raise processor._wrong(f"{here} has {name}=.", f"leave {name}= out, and do this inside the DataFrame.")

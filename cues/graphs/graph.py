@@ -188,14 +188,21 @@ class Graph:
 
     @lists_options(FrameOptions)
     def frame(
-        self, inputs: str, outputs: str, fields: str | None = None, **options: Unpack[FrameOptions]
+        self,
+        inputs: str | Mapping[str, str],
+        outputs: str,
+        fields: str | Mapping[str, str] | None = None,
+        **options: Unpack[FrameOptions],
     ) -> Callable[[F], F]:
         """Declare the function below as a stage for Spark: from DataFrame to DataFrame.
 
-        It is called with the messages of a step. The columns are ``index``, ``time``, ``hash``, ``value`` (msgpack),
-        and those that ``fields`` declares (``"origin string, delay double"``). Each row of the result is a
-        message. A step takes the messages that are there, up to ``batch_size`` (50,000). The embedded engine
-        refuses a graph with such a stage.
+        The columns are ``index``, ``time``, ``hash``, ``value`` (msgpack), and those that ``fields`` declares
+        (``"origin string, delay double"``). Each row of the result is a message. If the plan keeps no state, the
+        function is called with the messages of each step, up to ``batch_size`` (50,000). If it keeps state (aggregates,
+        watermarks, windows, deduplication, joins of streams), it runs as a streaming query of Spark, with queues in a
+        shared directory; ``output_mode`` chooses the rows that it writes. ``inputs`` may then be a dict of bindings:
+        the function gets a stream for each, and ``fields`` may be a dict too. At the start the function is called once
+        more, with an empty stream, to see its plan. The embedded engine refuses a graph with such a stage.
         """
         options.setdefault("batch_size", FRAME_SIZE)
         return self.stream(inputs, outputs, batch=FRAME, fields=fields, **options)

@@ -38,6 +38,8 @@ ACROSS: Final = ("forwarded", "pending")
 """The ways in which messages of a stream get to other stores."""
 FRAME: Final = "frame"
 """The value of ``batch`` of a stage that is a function from DataFrame to DataFrame (:meth:`Graph.frame`)."""
+OUTPUT_MODES: Final = ("append", "update", "complete", "step")
+"""The rows that a frame writes: those of Spark's output modes, or those of each step on their own."""
 FRAME_SIZE: Final = 50_000
 """The most messages of one DataFrame by default. Each DataFrame is a Spark job of half a second."""
 BATCH_SIZE: Final = 1000
@@ -93,7 +95,9 @@ class Options:
     strategy: str | None = None
     retries: int | Retry = 0
     batch: bool | str = False
-    fields: str | None = None
+    fields: str | Mapping[str, str] | None = None
+    output_mode: str | None = None
+    trigger: str | None = None
     batch_size: int = BATCH_SIZE
     step_s: float | None = STEP_S
     linger_s: float = 0.0
@@ -146,7 +150,9 @@ class _Taking(_Common, total=False):
     topics: Collection[str] | Mapping[str, Collection[str]] | None
     where: Predicate | Mapping[str, Predicate] | None
     batch: bool | Literal["frame"]
-    fields: str | None
+    fields: str | Mapping[str, str] | None
+    output_mode: Literal["append", "update", "complete", "step"] | None
+    trigger: str | None
     step_s: float | None
     linger_s: float
     key: str | Predicate | None
@@ -187,6 +193,8 @@ class FrameOptions(_Common, total=False):
     """The keyword arguments of :meth:`Graph.frame`."""
 
     id: str | None
+    output_mode: Literal["append", "update", "complete", "step"] | None
+    trigger: str | None
     step_s: float | None
     instances: int
     across: Literal["forwarded", "pending"]
@@ -253,6 +261,11 @@ _TEXTS: Final = {
     "batch": "True: the function takes the list of the messages of a step, which succeeds or fails as a whole.",
     "fields": "The columns of the DataFrame besides index, time, hash and value, such as"
     ' `"origin string, delay double"`.',
+    "output_mode": 'The rows that a frame with state writes after a batch, as Spark has it: `"append"` (rows that are'
+    ' final), `"update"` (changed rows) or `"complete"` (all). `"step"`: the plan is applied to the messages of'
+    ' each step on their own. None: `"append"`, or steps if the plan keeps no state.',
+    "trigger": 'The time between two batches of a frame with state, such as `"10 seconds"`; None: as soon as there are'
+    " messages.",
     "batch_size": "The most messages of one step. A step takes the messages that are there and does not wait for more."
     " For a message function it changes only the speed. `graph.frame` has 50000.",
     "step_s": "Seconds: a step of a message function ends after this time; None: no limit.",
@@ -314,7 +327,7 @@ START_TEXTS: Final = {
 
 def kinds(name: str) -> str:
     """Return the declarations that take an option, as docs/options.md shows them."""
-    if name == "fields":
+    if name in ("fields", "output_mode", "trigger"):
         return "`graph.frame`"
     kinds = [kind for kind, allowed in ALLOWED.items() if name in allowed and (kind, name) != ("source", "id")]
     return "all" if len(kinds) == len(ALLOWED) else ", ".join(kinds)

@@ -86,8 +86,11 @@ def part_of(checkpoint: str, batch: int) -> SourcePart:
 def read_record(checkpoint: str, batch: int) -> OffsetRecord | None:
     """The offset record of a batch; None if there is none."""
     raw = _read(checkpoint, f"offsets/{batch}")
-    if raw is None:
-        return None
+    return None if raw is None else record_of(checkpoint, raw)
+
+
+def record_of(checkpoint: str, raw: bytes) -> OffsetRecord:
+    """An offset record, from its file. Raises :class:`Unsupported` for another format."""
     lines = raw.decode().splitlines()
     if lines[0] != _VERSION:
         raise Unsupported(

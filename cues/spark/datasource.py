@@ -50,7 +50,12 @@ class CuesSource(DataSource):
         return QueueReader(schema, ReadOptions.of(self.options, READ), self.parallelism)
 
     def streamReader(self, schema: T.StructType) -> QueueStream:
-        return QueueStream(schema, ReadOptions.of(self.options, READ_STREAM), self.parallelism)
+        options = ReadOptions.of(self.options, READ_STREAM)
+        if options.frame is not None:
+            from cues.spark.cluster.batch_stream import BatchStream
+
+            return BatchStream(schema, options, self.parallelism)
+        return QueueStream(schema, options, self.parallelism)
 
     def writer(self, schema: T.StructType, overwrite: bool) -> BatchWriter:
         return BatchWriter(schema, WriteOptions.of_batch(self.options), overwrite)

@@ -20,6 +20,7 @@ from cues.errors import GraphError
 from cues.graphs.graph import Graph
 from cues.graphs.plan import Plan
 from cues.graphs.processor import Node
+from cues.spark.plans import queries_of, require_steps
 from cues.spark.remote import SparkRunner, require_sight, why_local
 from cues.spark.session import is_local
 from cues.spark.shipping import open_session
@@ -47,6 +48,7 @@ class SparkEngine(EmbeddedEngine):
         try:
             remote = [node for node in plan.running if why_local(node) is None]
             self.spark = open_session(self._session, graph, plan, self._given, self._master, remote)
+            require_steps(queries_of(self.spark, plan))
             self._options["runner"] = functools.partial(SparkRunner, self.spark, plan.system)
             super().start(host)
             self._require_sight()

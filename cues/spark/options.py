@@ -2,7 +2,7 @@
 
 read, readStream       path or store and queue; fields, mode, rowColumns, partitions, failOnDataLoss,
                        startingPosition; read: endingPosition;
-                       readStream: maxMessagesPerTrigger, resumeFrom
+                       readStream: maxMessagesPerTrigger, resumeFrom, and frame, which only the engine sets
 write, writeStream     path or store and queue; id, encode; write: start, end;
                        writeStream: delivery, adopt, checkpointLocation
 """
@@ -10,6 +10,7 @@ write, writeStream     path or store and queue; id, encode; write: start, end;
 from __future__ import annotations
 
 import difflib
+import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -25,7 +26,7 @@ _PLACE: Final = ("path", "store", "queue")
 _NO_OPTIONS: Final = " Spark does not pass the options of a table (CREATE TABLE … USING cues) to its format."
 _READ: Final = (*_PLACE, "fields", "mode", "rowColumns", "partitions", "failOnDataLoss", "startingPosition")
 READ: Final = (*_READ, "endingPosition")
-READ_STREAM: Final = (*_READ, "maxMessagesPerTrigger", "resumeFrom")
+READ_STREAM: Final = (*_READ, "maxMessagesPerTrigger", "resumeFrom", "frame")
 WRITE: Final = (*_PLACE, "id", "encode", "start", "end")
 WRITE_STREAM: Final = (*_PLACE, "id", "encode", "delivery", "adopt", "checkpointLocation")
 
@@ -48,6 +49,22 @@ class QueueAddress:
 
 
 @dataclass(frozen=True)
+class FrameSource:
+    """The frame whose query reads the stream."""
+
+    processor: str
+    queues: list[str]
+    size: int
+    """Most messages of a batch, of each queue."""
+    closes: bool
+    """True if a batch without messages follows the last one with messages."""
+    committed: int
+    """The number of the last batch that is committed; -1 before the first."""
+    folder: str
+    """A folder of the driver's machine, for the sources of one query."""
+
+
+@dataclass(frozen=True)
 class ReadOptions:
     place: QueueAddress
     mode: Mode
@@ -60,6 +77,7 @@ class ReadOptions:
     messages_per_trigger: int | None
     resume_from: tuple[str, str] | None
     """The store and the id of the writer at whose position this stream starts."""
+    frame: FrameSource | None = None
 
     @staticmethod
     def of(options: Mapping[str, str], known: tuple[str, ...]) -> ReadOptions:
@@ -81,6 +99,7 @@ class ReadOptions:
             end=_position(options, "endingPosition", "latest"),
             messages_per_trigger=_count(options, "maxMessagesPerTrigger"),
             resume_from=_writer(committed) if committed else None,
+            frame=FrameSource(**json.loads(options["frame"])) if "frame" in options else None,
         )
 
 

@@ -241,13 +241,15 @@ class SparkRunner(Runner):
         if self._node.options.batch != FRAME:
             return super()._call_batch(taken, process)
         from cues.spark.columns import frame_encoder
+        from cues.spark.plans import fields_of
 
         (piece,) = taken.slices
         queue = piece.input.queue
         reader = self._session.read.format("cues")
         reader = reader.option("startingPosition", piece.start).option("endingPosition", piece.stop)
-        if self._node.options.fields:
-            reader = reader.option("fields", self._node.options.fields)
+        fields = fields_of(self._node, self._node.inputs[0].binding)
+        if fields:
+            reader = reader.option("fields", fields)
         given = reader.load(f"{os.path.abspath(queue.store.path)}#{queue.id}")
         faults.point("function.before")
         try:

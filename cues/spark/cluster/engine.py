@@ -20,7 +20,7 @@ import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from cues import faults
@@ -33,7 +33,7 @@ from cues.engine.threads import WorkLoop
 from cues.errors import Closed, CuesError, GraphError, InvalidArgument, Unsupported
 from cues.graphs.declaration import Processor, Source
 from cues.graphs.graph import Graph
-from cues.graphs.plan import build
+from cues.graphs.plan import build, partitions_of
 from cues.graphs.processor import FRAME, Node
 from cues.spark.cluster.data import messages, pieces_of
 from cues.spark.cluster.directory import QueueDirectory
@@ -44,10 +44,14 @@ from cues.spark.cluster.frames import FrameStage
 from cues.spark.cluster.ingest import StreamIngest
 from cues.spark.cluster.lease import held
 from cues.spark.cluster.maintenance import Maintenance, keepers_group, sweep
+from cues.spark.cluster.metrics import SparkMetrics
+from cues.spark.cluster.queries import FrameQuery, require_checkpoints
 from cues.spark.cluster.step import Stage
+from cues.spark.plans import queries_of
 from cues.spark.session import in_short
 from cues.spark.shipping import open_session
 from cues.spark.source import Source as Stream
+from cues.steps.ownership import LEASE_BEAT_S
 from cues.steps.runner import Interrupted
 from cues.storage import wakeup
 
@@ -113,6 +117,12 @@ class _StageThread(_Turns):
         self._stages = stages
         self.counters = stage.counters
         self._rings = 0
+
+    def _run(self) -> None:
+        try:
+            super()._run()
+        finally:
+            self.stage.close()
 
     def step(self) -> bool:
         self._rings = self.driver.rings
@@ -276,7 +286,11 @@ class ClusterEngine:
             remote = [node for node in plan.running if node.kind != "source"]
             self.spark = open_session(self._opened, graph, plan, self._given, self._master, remote)
             _refuse_speculation(self.spark, plan)
+            self._frames = queries_of(self.spark, plan)
             files = open_files(place)
+            if self._frames:
+                require_checkpoints(self.spark, files, self._frames)
+                _refuse_partitions(plan, self._frames)
             if not exists:  # a graph that Spark refuses makes no directory
                 files = open_files(place)
                 self._hold(files, owner)
@@ -349,13 +363,21 @@ class ClusterEngine:
         self._copiers = [_FeederThread(host, driver, feeder) for feeder in feeders]
         loops = [*self._inlets, *self._stages, *self._copiers, _KeeperThread(host, driver, stages)]
         growth = threading.Thread(target=self._look_for_growth, name="cues growth", daemon=True)
-        self._threads = [*(loop.thread for loop in loops), growth]
+        metrics = threading.Thread(target=self._show_metrics, name="cues metrics", daemon=True)
+        self._threads = [*(loop.thread for loop in loops), growth, metrics]
         for thread in self._threads:
             thread.start()
 
     def _units(self, nodes: Sequence[Node]) -> list[Stage]:
-        kinds = ((FrameStage if node.options.batch == FRAME else Stage, node) for node in nodes)
-        return [kind(self.driver, node) for kind, node in kinds if node.kind != "source"]
+        return [self._stage(node) for node in nodes if node.kind != "source"]
+
+    def _stage(self, node: Node) -> Stage:
+        query = self._frames.get(node.processor)
+        if query is None:
+            return (FrameStage if node.options.batch == FRAME else Stage)(self.driver, node)
+        if node.partition:
+            raise _parted(node)
+        return FrameQuery(self.driver, node, query)
 
     @property
     def store(self) -> Store:
@@ -445,6 +467,13 @@ class ClusterEngine:
         self.sources.keep_stop(event)
 
     # --- keeping ---
+
+    def _show_metrics(self) -> None:
+        """Set the metrics of Spark, again and again."""
+        metrics = SparkMetrics(self.driver.context, self.plan.id)
+        while not self._host.pause(LEASE_BEAT_S):
+            with contextlib.suppress(Exception):  # a run does not depend on metrics
+                metrics.update(self._owned, list(self.driver.queues.values()))
 
     def _grown(self) -> bool:
         """Return True if there are partitions that no stage reads yet."""
@@ -538,6 +567,22 @@ def _tell_of_growth(stages: Sequence[Stage], emit: Emit) -> None:
     tell(Counter(s.node.processor for s in stages if s.fresh and s.node.processor in old), "than before", emit)
 
 
+def _refuse_partitions(plan: Plan, frames: Collection[str]) -> None:
+    """Refuse a frame that keeps state over several partitions: its query has one position for all of them."""
+    for node in plan.running:
+        if node.id in frames and partitions_of(node, plan.queues) > 1:
+            raise _parted(node)
+
+
+def _parted(node: Node) -> GraphError:
+    return GraphError(
+        f"{node.processor} is a frame that keeps state, and reads a queue with several partitions"
+        f" ({', '.join(port.queue for port in node.inputs)}).",
+        "copy the messages to a queue with one partition with a stream, and let the frame read that one.",
+        processor=node.name,
+    )
+
+
 def _refuse_store(files: Files, graph: Graph, given: str | os.PathLike[str] | Store | None) -> None:
     """Refuse a directory that is a store too: a command could not know which of the two is meant."""
     store = given if given is not None else graph.store if graph.store is not None else graph.store_path()
@@ -572,7 +617,12 @@ def place(node: Node) -> str:
     if node.kind == "sink" or node.side_effects:
         return "on an executor, one task a step: its effects happen in order"
     if node.options.batch == FRAME:
-        return "its plan, on all executors"
+        step = "its plan, on all executors, for the messages of each step"
+        query = "a streaming query, whose batches are commits"
+        mode = node.options.output_mode
+        return (
+            step if mode == "step" else query if mode or node.mode == "join" else f"{step}; {query}, if it keeps state"
+        )
     if node.options.key is not None:
         if node.options.batch or node.mode == "join":
             return "on an executor, one task a step, which has the state"

@@ -5,33 +5,29 @@ from __future__ import annotations
 import pickle
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, cast
+from typing import Any, cast
 
 import pyarrow as pa
 
 from cues import codec
 from cues.base import clock
-from cues.graphs.processor import wants_process
+from cues.errors import TopologyChanged
 from cues.queues.options import QueueOptions
 from cues.records.provenance import Provenance
 from cues.spark.cluster.data import Piece, QueueWriter, Writer, read, read_rows
 from cues.spark.cluster.directory import DataFile
 from cues.spark.cluster.files import Files
-from cues.spark.cluster.ledger import StepRange
+from cues.spark.cluster.ledger import LedgerRecord, StepRange
 from cues.spark.cluster.rows import RowSlice
 from cues.spark.cluster.step import Stage, StepResult
 from cues.spark.cluster.tasks import TaskOutput, TaskResult
 from cues.spark.columns import Column, Encoder, frame_encoder
 from cues.spark.executor import is_of_spark
+from cues.spark.plans import ROWS, call, fields_of, process_of
 from cues.steps.failure import Failure, error_message, retry_event
-from cues.steps.imperative import Imperative
 from cues.steps.outgoing import Packer
-from cues.steps.process import Process
 from cues.steps.runner import Interrupted
 from cues.steps.taking import Input, Slice, Taken
-
-_ROWS: Final = "index BIGINT, time TIMESTAMP_LTZ, hash STRING, value BINARY"
-"""The columns that a frame gets."""
 
 
 class _Range(Slice):
@@ -108,6 +104,16 @@ class Encoding:
 class FrameStage(Stage):
     """A stage whose function makes a plan."""
 
+    def _positions(self, accept_topology: bool, last: LedgerRecord | None) -> dict[str, tuple[str, int]]:
+        if last is not None and last.batch is not None:
+            raise TopologyChanged(
+                f"{self.node.id} has run as a query, whose state is in Spark's checkpoint, and its plan runs in steps"
+                " now.",
+                "give the frame another id; or start over with --fresh or another --queues DIR.",
+                processor=self.node.id,
+            )
+        return super()._positions(accept_topology, last)
+
     def _run(self, taking: StepRange) -> StepResult:
         """Call the function with the messages of the step, and let executors carry out the plan that it returns."""
         node, driver = self.node, self.driver
@@ -116,11 +122,7 @@ class FrameStage(Stage):
         taken = Taken([_Range(entrance, low, high)], high - low)
         digest = self._hasher.digest(taken.ranges(0, high - low))
         taken.hash = digest
-        imperative = Imperative(node.id, {}, {})
-        process = Process(
-            node, driver.system, self._hasher, self.ledger.now.epoch, driver.store_id, None, lambda: False, imperative
-        )
-        assert node.fn is not None
+        process = process_of(node, driver.system, self.ledger.now.epoch, driver.store_id)
         (last,) = self.pieces(tailer, high - 1, high)
         came = RowSlice(entrance, read_rows(driver.files, [last])).provenance()
         directory = self.targets[0]
@@ -133,7 +135,7 @@ class FrameStage(Stage):
             try:
                 process._begin(taken)
                 given = self._given(tailer, low, high)
-                result = node.fn(given, process=process) if wants_process(node.fn) else node.fn(given)
+                result = call(node, {node.inputs[0].binding: given}, process)
                 frame_encoder(node.id, result)  # rows that cannot be messages are refused here, not in a task
                 files = replace(encoding, schema=result.schema).files_of(result)
                 answer = TaskResult(0, high - low, sum(file.count for file in files), retries=attempt - 1)
@@ -160,10 +162,11 @@ class FrameStage(Stage):
         pieces = self.pieces(tailer, low, high)
         files = self.driver.files
         numbers = self.driver.session.range(0, len(pieces), 1, len(pieces))
-        rows = numbers.mapInArrow(lambda given: rows_of(files, pieces, given), _ROWS)
-        if not self.node.options.fields:
+        rows = numbers.mapInArrow(lambda given: rows_of(files, pieces, given), ROWS)
+        declared = fields_of(self.node, self.node.inputs[0].binding)
+        if not declared:
             return rows
-        fields: Any = T.StructType.fromDDL(self.node.options.fields)
+        fields: Any = T.StructType.fromDDL(declared)
         schema = T.StructType([*rows.schema.fields, *fields.fields])
         return rows.mapInArrow(lambda given: _decode(fields.fields, given), schema)
 

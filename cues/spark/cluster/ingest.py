@@ -2,7 +2,7 @@
 
     DIR/_cues/checkpoints/<processor id>/       Spark's own: the offsets of batch n, written before it runs
 
-1. Spark fixes the offsets of batch n, and calls :meth:`StreamIngest._batch`.
+1. Spark fixes the offsets of batch n, and calls :meth:`StreamIngest._commit_batch`.
 2. The offsets are compared with those in the processor's last record (position.py). A batch that was committed is
    skipped. A batch that does not follow the last one is refused. Else:
 3. Tasks write the rows as messages into data files, which are committed and forwarded (publish.py). The record
@@ -41,8 +41,44 @@ _LOOK_S: Final = 0.2
 _WAITING: Final = ("Waiting for next trigger", "Waiting for data to arrive", "Stopped")
 
 
-class StreamIngest:
-    """One source that is a Spark stream. Spark calls it in a thread of its own."""
+class BatchCommits:
+    """The owner of a query whose batches are commits. Spark calls :meth:`_commit_batch` in a thread of its own."""
+
+    node: Node
+    _failed: BaseException | None = None
+    """The error of a batch."""
+
+    def _commit_batch(self, rows: Any, number: int) -> None:
+        raise NotImplementedError
+
+    def _run_batch(self, rows: Any, number: int) -> None:
+        try:
+            self._commit_batch(rows, number)
+        except BaseException as error:
+            self._failed = error
+            if isinstance(error, Exception):
+                raise
+            raise RuntimeError(f"{type(error).__name__}") from error  # py4j would not answer Spark, which waits
+
+    def _stopped(
+        self,
+        error: Exception,
+        default: str = "start again when the cause is gone; it continues after its last batch.",
+    ) -> CuesError:
+        """The error that ended the query: the error of a batch if there is one, else Spark's."""
+        if isinstance(self._failed, Fenced):
+            return self._failed
+        why = self._failed.message if isinstance(self._failed, CuesError) else f"{in_short(error)}."
+        hint = self._failed.hint if isinstance(self._failed, CuesError) else ""
+        return ProcessorStopped(
+            f"{self.node.id} stopped: {why}",
+            hint or default,
+            processor=self.node.id,
+        )
+
+
+class StreamIngest(BatchCommits):
+    """One source that is a Spark stream."""
 
     def __init__(self, driver: Driver, node: Node) -> None:
         assert isinstance(node.fn, Source)
@@ -55,7 +91,6 @@ class StreamIngest:
         self._checkpoint = f"_cues/checkpoints/{folder_of(node.id)}"
         self._hasher = Hasher(node.id, 0)
         self._query: Any = None
-        self._failed: BaseException | None = None
 
     def claim(self) -> None:
         """Own the processor after its last commit, and forward the file of that commit."""
@@ -66,7 +101,7 @@ class StreamIngest:
         stream = self.driver.session.readStream.format(self.source.format).options(**self.source.options)
         if self.source.schema is not None:
             stream = stream.schema(self.source.schema)
-        writer = stream.load().writeStream.foreachBatch(self._batch).queryName(f"cues {self.node.id}")
+        writer = stream.load().writeStream.foreachBatch(self._run_batch).queryName(f"cues {self.node.id}")
         if self.source.available_now:
             writer = writer.trigger(availableNow=True)
         place = self.driver.files.for_spark(self._checkpoint)
@@ -80,18 +115,6 @@ class StreamIngest:
         finally:
             self._query.stop()
 
-    def _stopped(self, error: Exception) -> CuesError:
-        """The error that ended the query: the error of a batch if there is one, else Spark's."""
-        if isinstance(self._failed, Fenced):
-            return self._failed
-        why = self._failed.message if isinstance(self._failed, CuesError) else f"{in_short(error)}."
-        hint = self._failed.hint if isinstance(self._failed, CuesError) else ""
-        return ProcessorStopped(
-            f"{self.node.id} stopped: {why}",
-            hint or "start again when the cause is gone; it continues after its last batch.",
-            processor=self.node.id,
-        )
-
     def idle(self) -> bool:
         """Return True if the stream has no rows now."""
         query = self._query
@@ -100,14 +123,7 @@ class StreamIngest:
         status = query.status
         return not status["isTriggerActive"] and not status["isDataAvailable"] and status["message"] in _WAITING
 
-    def _batch(self, rows: Any, number: int) -> None:
-        try:
-            self._commit(rows, number)
-        except BaseException as error:
-            self._failed = error
-            raise
-
-    def _commit(self, rows: Any, number: int) -> None:
+    def _commit_batch(self, rows: Any, number: int) -> None:
         last = self.ledger.now
         part = part_of(self.driver.files.table(self._checkpoint), number)
         kept = codec.unpack(bytes.fromhex(last.source)) if last.source else None

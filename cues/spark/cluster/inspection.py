@@ -27,6 +27,7 @@ from cues.base import clock
 from cues.errors import CuesError, InvalidArgument, QueueNotFound
 from cues.queues.base import check_index
 from cues.queues.options import QueueOptions
+from cues.spark.cluster.batches import Batches
 from cues.spark.cluster.data import Piece, messages, pieces_of, read
 from cues.spark.cluster.directory import DataFile, PartitionLog, QueueDirectory
 from cues.spark.cluster.files import ID, Files, folder_of, name_of, open_files, parsed
@@ -270,11 +271,27 @@ def problems_of(place: Place) -> list[str]:
                 problems.append(
                     f"{last.processor} has messages up to {end - 1} of queue {log!r}, which ends with {ends[log] - 1}."
                 )
+        if last.record.batch is not None:
+            problems += _problems_of_batches(place, last)
         names = [name for run in last.record.state for name in run.files]
         stored = set(_files(place).names(folder_of_state(last.processor))) if names else set()
         missing = [name for name in names if name not in stored]
         problems += [f"{name}, a part of the state of {last.processor}, is missing." for name in missing]
     return problems
+
+
+def _problems_of_batches(place: Place, last: ProcessorRecord) -> Iterator[str]:
+    """The damage of the batches of a frame that keeps state."""
+    assert last.record.batch is not None
+    number, chain = last.record.batch
+    batches = Batches(_files(place), last.processor)
+    try:
+        held = [batches.need(n) for n in range(number + 1)]
+    except CuesError as error:
+        yield error.message
+    else:
+        if held[-1].chain != chain:
+            yield f"Batch {number} of {last.processor} is not the one that its last record has committed."
 
 
 def _problems_of_names(place: Place) -> Iterator[str]:

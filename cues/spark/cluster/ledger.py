@@ -21,6 +21,7 @@ import json
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, Literal
 
+from cues import codec
 from cues.base import clock, names
 from cues.errors import Diverged, Fenced
 from cues.spark.cluster.directory import DataFile
@@ -36,6 +37,8 @@ OLDEST_FORMAT: Final = 2
 KEEP_RECORDS: Final = 256
 """Number of records that are kept. A try log keeps about as many steps."""
 _TRIM_EVERY: Final = 64
+BATCH: Final = "batch"
+"""The first item of the position of a frame that runs as a query."""
 Kind = Literal["claim", "taking", "step", "seek"]
 
 
@@ -70,7 +73,7 @@ class LedgerRecord:
     counts: dict[str, int] = field(default_factory=dict)
     """For people who read the record: messages taken, written, failed."""
     source: str | None = None
-    """The position of a source that is a stream, after this record; msgpack in hex."""
+    """The position in a stream, of a source or of a frame that runs as a query, after this record; msgpack in hex."""
     whole: bool = False
     """True if the function asks for the processor's state. Then one task makes all calls, one after another."""
     store: str | None = None
@@ -79,6 +82,12 @@ class LedgerRecord:
     """Of a feeder: the checksum of the last record batch that was copied, by queue."""
     sources: dict[str, str] = field(default_factory=dict)
     """Of a feeder: by source, its row in the store after the copied messages and before all others (feeder.py)."""
+
+    @property
+    def batch(self) -> tuple[int, str] | None:
+        """Of a frame that runs as a query: the number and the checksum of its last batch (batches.py)."""
+        kept: list[Any] = codec.unpack(bytes.fromhex(self.source)) if self.source else [None]
+        return (kept[1], kept[2]) if kept[0] == BATCH else None
 
     def ends_after(self) -> dict[str, int]:
         """The ends for the next record."""

@@ -91,7 +91,7 @@ def part_of(files: Files, graph: str) -> GraphPart | None:
     queues = [queue for queue in queues_of(files.place) if writer_of(files.place, queue) == graph]
     folders = [
         f"_cues/{kind}/{folder}"
-        for kind in ("steps", "state", "checkpoints")
+        for kind in ("steps", "state", "checkpoints", "batches")
         for folder in files.names(f"_cues/{kind}")
         if name_of(folder).startswith(f"{graph}.")
     ]

@@ -76,6 +76,12 @@ class SharedQueue(ReadableQueue):
                     "start the query again with a new checkpoint, if the graph was started over.",
                 )
 
+    def log(self) -> PartitionLog:
+        """The log of a queue with one partition, at this moment."""
+        self._read_on()
+        (log,) = self._logs
+        return log
+
     def ends(self) -> tuple[Indices, Indices]:
         self._read_on()
         logs = self._logs

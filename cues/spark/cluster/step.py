@@ -204,6 +204,9 @@ class Stage:
         """Give up a step under way."""
         self._jobs.cancel()
 
+    def close(self) -> None:
+        """End, after the last step."""
+
     # --- step ---
 
     def step(self) -> bool:
