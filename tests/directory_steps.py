@@ -146,7 +146,8 @@ class DriverRun:
         self.queues = self.driver.queues
         for name, options in plan.queues.items():
             self.queues[name] = QueueDirectory(files, name, options)
-            self.queues[name].own(graph.id)
+        for directory in self.queues.values():
+            directory.own(graph.id)
         nodes = [node for node in plan.running if node.kind != "source"]
         self.stages = [(SizedFrameStage if n.options.batch == "frame" else SizedStage)(self.driver, n) for n in nodes]
         for stage in self.stages:
@@ -194,7 +195,7 @@ class DriverRun:
 
 def data_file(directory: QueueDirectory, writer: str, record: int, given: Sequence[Message]) -> DataFile:
     """A data file with these messages, which is in no log yet."""
-    target = Writer(directory.files, directory.folder, writer, record, TIME_US)
+    target = Writer(directory.files, directory.folder, writer, record, TIME_US, directory.columns)
     target.add([codec.pack(message) for message in given], [None] * len(given), None)
     file = target.close()
     assert file is not None

@@ -221,6 +221,11 @@ def open_queue(store: BaseStore, id: str, options: Mapping[str, Any] | None = No
             f"call cues.open({options['path']!r}).queue({id!r}), or pass {{{id!r}: cues.QueueOptions(path=…)}} to"
             " Graph(…, queues=…).",
         )
+    if options.get("schema") is not None:
+        raise InvalidArgument(
+            f"schema= of queue {id!r}: a store keeps packed messages, and has no columns.",
+            f"pass {{{id!r}: cues.QueueOptions(schema=…)}} to Graph(…, queues=…), and run the graph with --queues DIR.",
+        )
     for part in id.split(".") if isinstance(id, str) else (id,):
         name, slash, number = part.rpartition("/") if isinstance(id, str) else ("", "", part)
         names.check("queue", name if slash and number.isdecimal() else part)

@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 import socket
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Protocol
@@ -99,6 +99,10 @@ class MessageRows(Protocol):
         """The column ``time``, ``hash``, ``value`` or ``partition``, with its type in a row of the format."""
         ...
 
+    def typed(self, field: str, kind: Any) -> Any | None:
+        """A field of the messages as it is stored, if it is a column of this Arrow type; NULL where it does not fit."""
+        ...
+
     def messages(self) -> list[dict[str, Any]]:
         """The decoded messages."""
         ...
@@ -137,10 +141,8 @@ class ReadableQueue(ABC):
         """On the driver: the plan of one task, beside the range that it reads."""
 
     @abstractmethod
-    def rows(
-        self, start: Indices, end: Indices, plan: Any, columns: Sequence[str], lost: Lost
-    ) -> Iterator[MessageRows]:
-        """On an executor: the messages of a range, in order, with at least these columns."""
+    def rows(self, start: Indices, end: Indices, plan: Any, lost: Lost) -> Iterator[MessageRows]:
+        """On an executor: the messages of a range, in order. Each can be read until the next is asked for."""
 
     def behind(self, text: str) -> Diverged:
         """The error for a queue that has fewer messages than a plan or a checkpoint names."""
@@ -197,9 +199,7 @@ class Pinned(ReadableQueue):
     def plan(self, start: Indices, end: Indices, lost: Lost) -> None:
         """The range is the plan: messages that were purged meanwhile are found by the task."""
 
-    def rows(
-        self, start: Indices, end: Indices, plan: None, columns: Sequence[str], lost: Lost
-    ) -> Iterator[MessageRows]:
+    def rows(self, start: Indices, end: Indices, plan: None, lost: Lost) -> Iterator[MessageRows]:
         with self.opened() as queue:
             logs = [view._log for view in queue._views]
             count = len(end)

@@ -83,9 +83,6 @@ class Columns:
                     f" cues it is {own[field.name].simpleString()}.",
                     f"set option('rowColumns', 'false') if the message's own field {field.name!r} is meant.",
                 )
-        self.needed = [name for name in self.schema.names if name in own]
-        if self._fields and "value" not in self.needed:
-            self.needed.append("value")
 
     def arrow(self, rows: MessageRows) -> pa.RecordBatch:
         """The messages of ``rows``."""
@@ -94,9 +91,13 @@ class Columns:
         indices = rows.indices
         for name in self.schema.names:
             if name in self._fields:
-                if messages is None:
-                    messages = rows.messages()
-                arrays.append(self._fields[name].array(messages, lambda offset: int(indices[offset])))
+                field = self._fields[name]
+                stored = rows.typed(name, field.type)
+                if stored is None or not field.fits(stored):
+                    if messages is None:
+                        messages = rows.messages()
+                    stored = field.array(messages, lambda offset: int(indices[offset]))
+                arrays.append(stored)
             else:
                 arrays.append(pa.array(indices) if name == "index" else rows.column(name))
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
@@ -145,7 +146,7 @@ class _Reading:
         assert isinstance(partition, ReadSlice)
         columns = Columns(self._schema, self.options, self.pinned.spread)
         start, stop, plan = partition.start, partition.stop, partition.plan
-        for rows in self.pinned.rows(start, stop, plan, columns.needed, self.lost):
+        for rows in self.pinned.rows(start, stop, plan, self.lost):
             yield columns.arrow(rows)
 
     def lost(self, start: int, first: int, partition: int) -> int:

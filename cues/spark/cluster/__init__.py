@@ -3,6 +3,7 @@
     files.py        a directory on a mount or in an object store, and *put if absent*, which makes commits exact
     directory.py    a queue: a Delta table, whose log names the files that count
     data.py         data files: messages and their provenance as columns
+    typed.py        fields of messages as columns beside them
     ledger.py       a processor's steps, its owner and its positions; each record is one commit
     state_files.py  keyed state: files by the hash of the key
     rows.py         messages as a step takes them

@@ -7,6 +7,7 @@
 
     partition INT, first BIGINT                of a file, in the log
     offset BIGINT, time TIMESTAMP, hash STRING, value BINARY, provenance MAP, meta BINARY
+    …                                          fields of the messages as typed columns (typed.py)
 
 The index of a message is ``first + offset``. The index of a file's first message is in the log, because it is known
 only when the step commits. Every reader of Delta tables sees exactly the messages that count: no file of a step that
@@ -36,7 +37,9 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote, unquote
 
 from cues.errors import Diverged, GraphError, Unsupported
+from cues.queues.schema import INFER
 from cues.spark.cluster.files import folder_of, name_of, parsed
+from cues.spark.cluster.typed import NONE, TypedColumns
 
 if TYPE_CHECKING:
     from cues.queues.options import QueueOptions
@@ -115,7 +118,8 @@ class QueueDirectory:
         """Open or make the queue. ``identity`` is that of the queue in the driver's store that is copied into it.
 
         Raises :class:`Diverged` if the directory belongs to another queue, and :class:`Unsupported` if an earlier
-        version of Cues wrote it.
+        version of Cues wrote it. Raises :class:`QueueOptionsError` if the option ``schema`` gives a field of the table
+        another type.
         """
         self.files = files
         self.queue = queue
@@ -130,11 +134,14 @@ class QueueDirectory:
         """The error after which this driver cannot tell which index is next."""
         self._held: Counter[str] = Counter()
         self.version = -1
+        self.columns = NONE
+        """The typed columns of the table."""
         self._published: dict[str, int] = {}
         self._table: Any = None
         refuse_old(files, self.folder)
         self.identity = self._identity(identity)
         self.load()
+        self._with_schema()
 
     def _identity(self, expected: bytes | None) -> bytes:
         draft = {"identity": (expected or secrets.token_bytes(8)).hex(), "queue": self.queue}
@@ -163,15 +170,37 @@ class QueueDirectory:
                 " it too.",
                 "give the queue another name in one of the graphs, or use another --queues DIR.",
             )
+        columns = self._with_schema()
         if self.version < 0:
-            self._commit([{"protocol": _PROTOCOL}, {"metaData": self._metadata()}])
+            self._commit([{"protocol": _PROTOCOL}, {"metaData": self._metadata(columns)}])
+        self.add_columns(columns.fields)
 
-    def _metadata(self) -> dict[str, Any]:
+    def _with_schema(self) -> TypedColumns:
+        """The typed columns of the table, and those that the option ``schema`` adds."""
+        schema = self.options.schema
+        fields = () if schema is None or isinstance(schema, str) else schema
+        return self.columns.plus(fields, self.queue, self.files.url)
+
+    @property
+    def infers(self) -> bool:
+        """True if the table is to get its typed columns from its messages."""
+        return self.options.schema == INFER and not self.columns
+
+    def add_columns(self, schema: Sequence[tuple[str, str]]) -> None:
+        """Add typed columns to the table, for the files that come. Nothing is written if it has them all.
+
+        Raises :class:`QueueOptionsError` if a field has another type in the table.
+        """
+        with self.lock:
+            while (columns := self.columns.plus(schema, self.queue, self.files.url)) != self.columns:
+                self._commit([{"metaData": self._metadata(columns)}])
+
+    def _metadata(self, columns: TypedColumns) -> dict[str, Any]:
         return {
             "id": str(uuid.UUID(bytes=self.identity * 2)),
             "name": self.queue,
             "format": {"provider": "parquet", "options": {}},
-            "schemaString": json.dumps({"type": "struct", "fields": _FIELDS}),
+            "schemaString": json.dumps({"type": "struct", "fields": [*_FIELDS, *columns.to_log()]}),
             "partitionColumns": ["partition", "first"],
             "createdTime": time.time_ns() // 1_000_000,
             "configuration": {},
@@ -201,6 +230,8 @@ class QueueDirectory:
             self._published = {}
             self._table, live = read_table(self.files, self.folder)
             self.version = -1 if self._table is None else self._table.version()
+            if self._table is not None:
+                self.columns = TypedColumns.of_log(json.loads(self._table.schema().to_json())["fields"])
             self._keep(live)
 
     def _keep(self, live: Iterable[DataFile]) -> None:
@@ -231,6 +262,8 @@ class QueueDirectory:
             live[name] = DataFile(name, first, count, add["size"], add["modificationTime"])
         elif "remove" in action:
             live.pop(unquote(action["remove"]["path"]), None)
+        elif "metaData" in action:
+            self.columns = TypedColumns.of_log(json.loads(action["metaData"]["schemaString"])["fields"])
         elif "txn" in action:
             self._published[action["txn"]["appId"]] = action["txn"]["version"]
 
@@ -297,7 +330,7 @@ class QueueDirectory:
             return False
         self.version += 1
         for action in actions:
-            if "txn" in action:
+            if "txn" in action or "metaData" in action:
                 self._apply(action, {})
         if gone:
             self._keep([*(file for file in self.live if file.name not in gone), *new])

@@ -297,7 +297,8 @@ class ClusterEngine:
             same = name in fed and name not in written
             identity = self.queues[name]._row().identity if same else None
             driver.queues[name] = QueueDirectory(driver.files, name, options, identity)
-            driver.queues[name].own(plan.id)
+        for directory in driver.queues.values():  # none changes before all are checked
+            directory.own(plan.id)
         feeders = [Feeder(driver, self.queues[name], driver.queues[name], name not in written) for name in fed]
         inlets = [StreamIngest(driver, node) for node in plan.running if isinstance(node.fn, Stream)]
         stages = [

@@ -120,7 +120,8 @@ class Feeder:
 
     def _write(self, runs: list[_Run]) -> DataFile | None:
         driver, record = self.driver, self.ledger.now.number + 1
-        writer = Writer(driver.files, self.directory.folder, self.ledger.processor, record, 0)
+        columns = self.directory.columns
+        writer = Writer(driver.files, self.directory.folder, self.ledger.processor, record, 0, columns)
         writer.add(
             [value for run in runs for value in run.values],
             [run.hash for run in runs for _ in run.values],

@@ -22,6 +22,7 @@ from cues.spark.cluster.ledger import StepRange
 from cues.spark.cluster.rows import RowSlice
 from cues.spark.cluster.step import Stage, StepResult
 from cues.spark.cluster.tasks import TaskOutput, TaskResult
+from cues.spark.cluster.typed import TypedColumns
 from cues.spark.columns import Column, Encoder, frame_encoder
 from cues.spark.executor import is_of_spark
 from cues.steps.failure import Failure, error_message, retry_event
@@ -70,6 +71,7 @@ class Encoding:
 
     files: Files
     folder: str
+    columns: TypedColumns
     options: QueueOptions
     processor: str
     record: int
@@ -84,7 +86,7 @@ class Encoding:
         from pyspark import TaskContext
 
         encoder = None if self.schema is None else Encoder(self.schema)
-        writer = Writer(self.files, self.folder, self.processor, self.record, self.time_us)
+        writer = Writer(self.files, self.folder, self.processor, self.record, self.time_us, self.columns)
         came = None if self.options._strips else self.came
         for rows in given:
             messages = encoder.messages(rows) if encoder else map(codec.unpack, rows.column("value").to_pylist())
@@ -124,7 +126,15 @@ class FrameStage(Stage):
         directory = self.targets[0]
         record, now_us = self.ledger.now.number + 1, clock.now_ns() // 1000
         encoding = Encoding(
-            driver.files, directory.folder, directory.options, node.id, record, now_us, digest.hex(), came
+            driver.files,
+            directory.folder,
+            directory.columns,
+            directory.options,
+            node.id,
+            record,
+            now_us,
+            digest.hex(),
+            came,
         )
         retry = node.options.retry
         for attempt in range(1, retry.attempts + 1):
@@ -177,7 +187,8 @@ class FrameStage(Stage):
         rows = read_rows(files, self.pieces(tailer, low, high))
         messages = {node.inputs[0].binding: [codec.unpack(value) for value in rows.values]}
         target = next(number for number, directory in enumerate(self.targets) if directory.queue == node.errors)
-        writer = Writer(files, self.targets[target].folder, node.id, encoding.record, encoding.time_us)
+        errors = self.targets[target]
+        writer = Writer(files, errors.folder, node.id, encoding.record, encoding.time_us, errors.columns)
         writer.add([codec.pack(error_message(node, messages, failure))], [encoding.hash], encoding.came)
         file = writer.close()
         assert file is not None

@@ -131,6 +131,7 @@ class StreamIngest:
         encoding = Encoding(
             self.driver.files,
             self.directory.folder,
+            self.directory.columns,
             self.directory.options,
             self.node.id,
             last.number + 1,

@@ -1,5 +1,6 @@
 """Maintenance of queues: small files are merged, retention removes old files, orphans are swept.
 
+    infer        a table whose queue has schema="infer" gets typed columns, from the first messages
     merge        a run of small files is written again as one file, which replaces them in the log
     retain       files whose messages retention removes leave the log; the last file always stays
     checkpoint   the library writes a checkpoint of the log, and deletes old entries
@@ -20,12 +21,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
-from cues import faults
+from cues import codec, faults
 from cues.base import clock, events
 from cues.errors import Diverged
-from cues.spark.cluster.data import Piece, Writer, numbered, read
+from cues.queues.schema import infer
+from cues.spark.cluster.data import COLUMNS, Piece, Writer, numbered, pieces_of, read
 from cues.spark.cluster.directory import CHECKPOINT_EVERY, DataFile, QueueDirectory
 from cues.spark.cluster.state_files import folder_of_state, record_of
+from cues.spark.cluster.typed import NONE, TypedColumns
 
 if TYPE_CHECKING:
     from cues.queues.options import Retention
@@ -37,6 +40,8 @@ MERGE_FILES: Final = 64
 """This number of small files in a row becomes one file. A step writes one file for each task and queue."""
 MERGE_BYTES: Final = 128 << 20
 """The largest merged file, approximately. A file larger than half of it is not small."""
+INFER_MESSAGES: Final = 1000
+"""Most messages from which columns are inferred."""
 _RETENTION_PARTS: Final = 8
 """A merged file has at most this part of the messages that retention keeps, because it removes whole files."""
 _VACUUM_S: Final = 3600.0
@@ -55,10 +60,13 @@ class Maintenance:
         self._merged: dict[str, int] = {}
         """By queue: the index before which there is nothing to merge."""
         self._warned: set[tuple[str, str]] = set()
+        self._inferred: set[str] = set()
 
     def step(self) -> None:
         """Look once at every queue."""
         for directory in self.driver.queues.values():
+            if directory.infers and directory.live:
+                self.infer(directory)
             self.merge(directory)
             if directory.options.retention is not None:
                 self.retain(directory, directory.options.retention)
@@ -82,6 +90,20 @@ class Maintenance:
         for directory in self.driver.queues.values():
             directory.vacuum(lambda writer, record: record > done.get(writer, record))
 
+    # --- infer ---
+
+    def infer(self, directory: QueueDirectory) -> None:
+        """Add the typed columns of the first messages to the table, once in the life of this driver."""
+        if directory.queue in self._inferred:
+            return
+        self._inferred.add(directory.queue)
+        pieces = pieces_of(directory.folder, directory.live, directory.first, directory.first + INFER_MESSAGES)
+        values = [read(self.driver.files, piece, ["value"]).column("value").to_pylist() for piece in pieces]
+        columns = infer([codec.unpack_known(value) for some in values for value in some])
+        directory.add_columns(columns)
+        names = ", ".join(f"{name} {kind}" for name, kind in columns) or "none"
+        self.driver.emit(events.Event("", f"columns of the queue {directory.queue} by schema='infer': {names}"))
+
     # --- merge ---
 
     def merge(self, directory: QueueDirectory) -> None:
@@ -100,7 +122,8 @@ class Maintenance:
             driver.context.setJobGroup(keepers_group(driver), f"merging files of {directory.queue}", True)
             writers = {file.writer for file in files}
             writer = writers.pop() if len(writers) == 1 else f"{driver.graph}.keeper"
-            work = functools.partial(merged, driver.files, directory.folder, writer, files[-1].record)
+            last, columns = files[-1].record, directory.columns
+            work = functools.partial(merged, driver.files, directory.folder, writer, last, columns=columns)
             (file,) = driver.context.parallelize([files], 1).map(work).collect()
             modified_ms = max(file.modified_ms for file in files)
             self._exchange(directory, files, numbered([replace(file, modified_ms=modified_ms)], files[0].first))
@@ -146,11 +169,13 @@ class Maintenance:
         faults.point("spark.replaced")
 
 
-def merged(files: Files, folder: str, writer: str, number: int, small: Sequence[DataFile]) -> DataFile:
+def merged(
+    files: Files, folder: str, writer: str, number: int, small: Sequence[DataFile], columns: TypedColumns = NONE
+) -> DataFile:
     """Write the messages of several files into one, in an executor."""
-    target = Writer(files, folder, writer, number, 0)
+    target = Writer(files, folder, writer, number, 0, columns)
     for file in small:
-        target.append(read(files, Piece(folder, file, 0, file.count)))
+        target.append(read(files, Piece(folder, file, 0, file.count), [*COLUMNS.names, *columns.schema.names]))
     one = target.close()
     assert one is not None
     return one

@@ -38,6 +38,7 @@ from cues.spark.cluster.directory import DataFile
 from cues.spark.cluster.files import Files, folder_of
 from cues.spark.cluster.rows import Entrance, RowSlice
 from cues.spark.cluster.state_files import StateRun, key_bytes
+from cues.spark.cluster.typed import TypedColumns
 from cues.spark.executor import Job, NeedsState, PartReport, reporting, runner_of, travelling, unpack_job
 from cues.steps.failure import Failure, error_message
 from cues.steps.hashes import Hasher
@@ -92,6 +93,8 @@ class Task(NamedTuple):
     """The state."""
     once: bool
     """True if Spark must not repeat the task."""
+    columns: tuple[TypedColumns, ...]
+    """The typed columns of each target."""
 
 
 @dataclass
@@ -397,7 +400,9 @@ class _Work:
         if target not in self._writers:
             queue, _ = self.job.targets[target]
             task = self.task
-            self._writers[target] = Writer(self.files, folder_of(queue), self.job.node.id, task.record, task.time_us)
+            self._writers[target] = Writer(
+                self.files, folder_of(queue), self.job.node.id, task.record, task.time_us, task.columns[target]
+            )
         return self._writers[target]
 
 
