@@ -36,6 +36,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote, unquote
 
+from cues import faults
 from cues.errors import Diverged, GraphError, Unsupported
 from cues.queues.schema import INFER
 from cues.spark.cluster.files import folder_of, name_of, parsed
@@ -311,13 +312,27 @@ class QueueDirectory:
     def replace(self, gone: Sequence[DataFile], new: Sequence[DataFile]) -> bool:
         """Replace files in the log: no message changes. Return False if the log has got another entry meanwhile.
 
-        The caller holds the lock. The files stay on the disk for :data:`KEEP_FILES_H`.
+        The messages of files without a new file are removed. The caller holds the lock. The files stay on the disk for
+        :data:`KEEP_FILES_H`.
         """
         names = {file.name for file in gone}
-        now = time.time_ns() // 1_000_000
-        removed = [{"remove": {"path": quote(n), "deletionTimestamp": now, "dataChange": not new}} for n in names]
+        about = {"deletionTimestamp": time.time_ns() // 1_000_000}
+        removed = []
+        for file in gone:
+            kept = any(file.first < other.next and other.first < file.next for other in new)
+            removed.append({"remove": {"path": quote(file.name), **about, "dataChange": not kept}})
         added = [{"add": _add(file)["add"] | {"dataChange": False}} for file in new]
         return self._commit([*removed, *added], new, names)
+
+    def exchange(self, gone: Sequence[DataFile], new: Sequence[DataFile]) -> bool:
+        """:meth:`replace`, until it succeeds. Return False if another driver has removed some of the files."""
+        names = {file.name for file in gone}
+        with self.lock:
+            while names <= {file.name for file in self.live}:
+                if self.replace(gone, new):
+                    faults.point("spark.replaced")
+                    return True
+        return False
 
     def _commit(
         self, actions: Sequence[dict[str, Any]], new: Sequence[DataFile] = (), gone: Collection[str] = ()

@@ -21,7 +21,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
-from cues import codec, faults
+from cues import codec
 from cues.base import clock, events
 from cues.errors import Diverged
 from cues.queues.schema import infer
@@ -126,7 +126,7 @@ class Maintenance:
             work = functools.partial(merged, driver.files, directory.folder, writer, last, columns=columns)
             (file,) = driver.context.parallelize([files], 1).map(work).collect()
             modified_ms = max(file.modified_ms for file in files)
-            self._exchange(directory, files, numbered([replace(file, modified_ms=modified_ms)], files[0].first))
+            directory.exchange(files, numbered([replace(file, modified_ms=modified_ms)], files[0].first))
         finally:
             directory.release(files)
 
@@ -143,7 +143,7 @@ class Maintenance:
                 self._warn(directory, stage)
         gone = [file for file in directory.live[:-1] if file.next <= goal]
         if gone:
-            self._exchange(directory, gone, [])
+            directory.exchange(gone, [])
 
     def _readers(self, directory: QueueDirectory) -> list[Stage]:
         return [stage for stage in self.stages if directory in stage.inputs.values()]
@@ -154,19 +154,6 @@ class Maintenance:
             self._warned.add(pair)
             text = f"retention of {directory.queue} lets go of messages that {stage.node.id} has not read"
             self.driver.emit(events.Event(stage.node.id, text, logging.WARNING))
-
-    # --- files that leave ---
-
-    def _exchange(self, directory: QueueDirectory, gone: list[DataFile], new: list[DataFile]) -> None:
-        """Replace files in the log. Do nothing if another driver has removed some of them meanwhile."""
-        names = {file.name for file in gone}
-        with directory.lock:
-            while names <= {file.name for file in directory.live}:
-                if directory.replace(gone, new):
-                    break
-            else:
-                return
-        faults.point("spark.replaced")
 
 
 def merged(

@@ -2,6 +2,7 @@
 
 running_none    hold the lease of a graph, so that no driver of it runs
 seek            move the positions of a processor
+plan_purge      the messages of a queue before an index, and the processors that have not read them; purge: delete them
 part_of         the queues and processors of a graph in the directory; remove: delete them
 
 Not guaranteed: that :func:`remove` stops a driver that has slept for longer than its lease, and continues later. Such
@@ -16,14 +17,17 @@ import json
 import secrets
 import threading
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Literal
 
 from cues.errors import AlreadyRunning
 from cues.queues.options import QueueOptions
-from cues.spark.cluster.directory import LOG, QueueDirectory
+from cues.queues.retention import PlannedPurge, PositionHolder, refuse_unread
+from cues.spark.cluster.data import COLUMNS, Piece, Writer, numbered, read
+from cues.spark.cluster.directory import LOG, DataFile, QueueDirectory
 from cues.spark.cluster.driver import Driver, id_of_graph
 from cues.spark.cluster.files import Files, folder_of, name_of
-from cues.spark.cluster.inspection import queues_of, writer_of
+from cues.spark.cluster.inspection import processors_of, queues_of, writer_of
 from cues.spark.cluster.lease import DriverLease
 from cues.spark.cluster.ledger import Ledger, LedgerRecord
 from cues.steps.ownership import LEASE_BEAT_S
@@ -70,6 +74,70 @@ def seek(driver: Driver, processor: str, positions: Mapping[str, int]) -> Ledger
     moved = {tailer: (ledger.now.positions[tailer][0], index) for tailer, index in positions.items()}
     ledger.commit("seek", positions=ledger.now.positions | moved)
     return ledger.now
+
+
+@dataclass(frozen=True)
+class DirectoryPurge:
+    """A purge of a queue: the messages before an index."""
+
+    directory: QueueDirectory
+    plan: PlannedPurge
+    whole: list[DataFile]
+    """Files that leave the log."""
+    cut: DataFile | None
+    """The file with the index inside. A file with the rest of it replaces it."""
+
+
+def plan_purge(files: Files, queue: str, index: int) -> DirectoryPurge:
+    """Find the messages of a queue before an index, and the processors that have not read them.
+
+    The last message always stays, because the index of the next one is that of its file.
+    """
+    directory = QueueDirectory(files, queue, QueueOptions())
+    index = max(directory.first, min(index, directory.next - 1))
+    whole = [file for file in directory.live if file.next <= index]
+    cut = next((file for file in directory.live if file.first < index < file.next), None)
+    size = sum(file.size for file in whole)
+    if cut is not None:
+        size += cut.size * (index - cut.first) // cut.count
+    readers = []
+    for last in processors_of(files.place):
+        ranges = last.record.taking.ranges if last.record.taking is not None else {}
+        for tailer, (_, next_index) in last.record.positions.items():
+            if not last.is_feeder and last.queue_of(tailer) == queue:
+                readers.append(PositionHolder(last.processor, next_index, tailer in ranges))
+    behind = [reader for reader in readers if max(reader.next, directory.first) < index]
+    known = frozenset(reader.name for reader in readers)
+    return DirectoryPurge(directory, PlannedPurge(queue, directory.first, index, size, behind, known), whole, cut)
+
+
+def purge(driver: Driver, queue: str, index: int, unread: Literal["drop", "refuse"] = "refuse") -> PlannedPurge:
+    """Delete the messages of a queue before an index, inside :func:`running_none`, and return what was deleted.
+
+    One entry in the log makes them invisible for readers. The files stay on the disk for a day, for readers that have
+    begun. Raises :class:`QueueInUse`, and deletes nothing, if a processor has not read them, unless ``unread="drop"``.
+
+    1. Write the rest of the file with the index inside into a new one, which is in no log yet.
+    2. Replace the files in the log. A death before it changes nothing; the new file is deleted by a later vacuum.
+    """
+    while True:
+        found = plan_purge(driver.files, queue, index)
+        if unread == "refuse":
+            refuse_unread(found.plan)
+        if not found.plan.count:
+            return found.plan
+        directory, cut, new = found.directory, found.cut, []
+        if cut is not None:
+            # 1. The rest.
+            rest = Piece(directory.folder, cut, found.plan.index - cut.first, cut.count)
+            writer = Writer(driver.files, directory.folder, cut.writer, cut.record, 0, directory.columns)
+            writer.append(read(driver.files, rest, [*COLUMNS.names, *directory.columns.schema.names]))
+            file = writer.close()
+            assert file is not None
+            new = numbered([replace(file, modified_ms=cut.modified_ms)], found.plan.index)
+        # 2. Replace.
+        if directory.exchange([*found.whole, *([cut] if cut else [])], new):
+            return found.plan
 
 
 @dataclass(frozen=True)
