@@ -21,6 +21,7 @@ import cues.spark
 from cues import Graph, Sink, Source, Stream, faults, testing
 from cues.cli.run import run as run_command
 from cues.cli.show import show
+from cues.engine import record
 from cues.errors import (
     AlreadyRunning,
     Diverged,
@@ -718,6 +719,10 @@ def test_typed_columns_from_every_writer(spark: SparkSession, tmp_path: Path) ->
     run_with({"more": str})
     last = rows_of("came")[-1]
     assert last["n"] == 11 and last["more"] is None
+    noted = record.queues_of(tmp_path / "store", "g")
+    assert noted is not None and noted.directory == str(tmp_path / "queues")
+    rows = map(json.loads, terminal.cues("status", tmp_path / "queues").out.splitlines())
+    assert {row["processor"]: row["lag"] for row in rows if row.get("processor") == "g.in.feed"} == {"g.in.feed": 0}
     table = spark.read.format("cues").schema("index bigint, n bigint").load(f"{tmp_path}/queues#keyed")
     assert sorted(n for _, n in table.collect()) == [2 * n for n in range(spark_graphs.COUNT)]
 

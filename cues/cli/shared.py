@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cues.base import clock
 from cues.cli import options
@@ -11,6 +12,10 @@ from cues.cli import target as targets
 from cues.cli.options import WrongUsage
 from cues.cli.output import CommandOutput, TableColumn, ago, count, size
 from cues.cli.target import StoreTarget
+from cues.tools import metrics
+
+if TYPE_CHECKING:
+    from cues.spark.cluster.directory import DataFile
 
 _QUEUES = (
     TableColumn("queue", "queue"),
@@ -27,6 +32,8 @@ _PROCESSORS = (
     TableColumn("reads", "queue", optional=True),
     TableColumn("at", "position", right=True, optional=True),
     TableColumn("lag", "lag", right=True, optional=True),
+    TableColumn("per second", "rate", right=True),
+    TableColumn("failed", "errors", right=True, optional=True),
     TableColumn("last commit", "when"),
     TableColumn("epoch", "epoch", right=True),
     TableColumn("driver", "owner"),
@@ -47,11 +54,8 @@ def queue_of(target: StoreTarget) -> str:
     return queue
 
 
-def _figures(place: str, queue: str) -> dict[str, Any]:
+def _figures(files: Sequence[DataFile]) -> dict[str, Any]:
     """Counts of a queue, and the time of its last file."""
-    from cues.spark.cluster import inspection
-
-    files = inspection.read_queue(place, queue)
     first, next = (files[0].first, files[-1].next) if files else (1, 1)
     figures = {"messages": sum(file.count for file in files), "first": first, "last": next - 1}
     appended = clock.to_datetime(files[-1].modified_ms * 1_000_000) if files else None
@@ -65,7 +69,7 @@ def queues(target: StoreTarget, output: CommandOutput) -> None:
     names = [queue_of(target)] if target.name else inspection.queues_of(target.place)
     rows = []
     for queue in names:
-        row = _figures(target.place, queue)
+        row = _figures(inspection.read_queue(target.place, queue))
         first, last = row.pop("first"), row.pop("last")
         row |= {"queue": queue, "graph": inspection.writer_of(target.place, queue)}
         if output.json:
@@ -81,32 +85,69 @@ def queues(target: StoreTarget, output: CommandOutput) -> None:
 
 
 def status(target: StoreTarget, output: CommandOutput) -> None:
-    """Print the queues, and position, lag and last commit of each processor."""
-    from cues.spark.cluster import inspection
+    """Print the queues; position, lag, rate and failures of each processor; and the drivers.
+
+    With the name of a queue: this queue, and the processors that read it or write it.
+    """
+    from cues.spark.cluster import inspection, lease
+    from cues.spark.cluster.files import open_files
 
     place = target.place
-    queues = {queue: _figures(place, queue) for queue in inspection.queues_of(place)}
+    files = {queue: inspection.read_queue(place, queue) for queue in inspection.queues_of(place)}
+    failures: dict[str, metrics.Failures] = {}
+    for queue, live in files.items():
+        metrics.count_failures(queue, inspection.backwards(place, queue, live, metrics.ERRORS_MAX), failures)
+    chosen = queue_of(target) if target.name else None
+    queues = {queue: _figures(live) for queue, live in files.items() if chosen in (None, queue)}
     rows: list[dict[str, Any]] = []
     for last in inspection.processors_of(place):
+        if chosen not in (None, *last.positions, *last.record.ends_after()):
+            continue
+        failed = failures.get(last.processor, metrics.Failures())
         about = {"processor": last.processor, "record": last.record.number, "committed": last.committed}
         about |= {"epoch": last.record.epoch, "owner": last.record.owner, "when": ago(last.committed)}
+        about |= {"rate": inspection.rate_of(place, last), "errors": failed.count}
+        about["last_error"] = vars(failed.last) if failed.last else None
         if not last.positions:  # a source that is a stream
             rows.append(about)
         for queue, position in last.positions.items():
-            known = None if last.is_feeder else queues.get(queue)
-            lag = None if known is None else max(0, known["last"] + 1 - position)
+            if last.is_feeder:
+                lag = inspection.feeder_lag(place, last)
+            else:
+                lag = max(0, files[queue][-1].next - position) if files.get(queue) else None
             rows.append(about | {"queue": queue, "position": position, "lag": lag})
+    holders = list(lease.holders(open_files(place)))
     if output.json:
         output.rows([{"queue": queue} | figures for queue, figures in queues.items()], ())
         output.rows([{name: value for name, value in row.items() if name != "when"} for row in rows], ())
+        output.rows([vars(holder) for holder in holders], ())
         return
     messages = sum(figures["messages"] for figures in queues.values())
     stored = size(sum(figures["bytes"] for figures in queues.values()))
-    print(f"{target.text}: {count(len(queues), 'queue')} in files, {count(messages, 'message')}, {stored}\n")
+    print(f"{target.text}: {count(len(queues), 'queue')} in files, {count(messages, 'message')}, {stored}")
+    for holder in holders:
+        since = f", since {ago(holder.since)}" if holder.since else ""
+        answers = f"; its last answer was {ago(holder.beat)}" if holder.state == "does not answer" else ""
+        print(f"{holder.graph}: the driver {holder.pid} on {holder.host} {holder.state}{since}{answers}")
+    if not holders:
+        print("Not running")
+    print()
     output.rows([{"queue": queue, "size": size(f["bytes"])} | f for queue, f in queues.items()], _QUEUES)
     if rows:
         print()
-        output.rows(rows, _PROCESSORS)
+        output.rows([row | {"errors": row["errors"] or None} for row in rows], _PROCESSORS)
+    for processor in dict.fromkeys(row["processor"] for row in rows):
+        if processor in failures:
+            print(f"\n{last_error(processor, failures[processor].last, target)}")
+
+
+def last_error(processor: str, last: metrics.LastError | None, target: StoreTarget) -> str:
+    """The last error of a processor, and the command that prints it."""
+    assert last is not None
+    return (
+        f"Last error of {processor}, {ago(last.time)}: {last.type}: {last.text}"
+        f"\n  {target.tail.format(last.queue)} --from {last.index} -n 1"
+    )
 
 
 def check(target: StoreTarget, output: CommandOutput) -> int:

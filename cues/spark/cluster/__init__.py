@@ -22,6 +22,7 @@
     DIR/_cues/id.json                           the id that ``process.delivery.store`` has
     DIR/_cues/<graph>.id.json                   the same, after cues run --fresh of this graph
     DIR/_cues/<graph>.driver.json               the lease of the driver that runs the graph
+    DIR/_cues/<graph>.store.json                the store of the graph's sources, for the lag of feeders in cues status
     DIR/_cues/steps/<processor id>/<n>.json     record n of a processor (ledger.py)
     DIR/_cues/state/<processor id>/             keyed state
     DIR/<queue>/_cues/queue.json                the queue's identity

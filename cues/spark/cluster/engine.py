@@ -15,8 +15,10 @@ elsewhere without this store is refused if the directory was fed from it.
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import os
+import socket
 import threading
 import time
 from collections.abc import Sequence
@@ -24,6 +26,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from cues import faults
 from cues.base import events, names
+from cues.engine import record
 from cues.engine.engine import Host
 from cues.engine.local import EmbeddedEngine, join
 from cues.engine.status import QueueProgress, Shared, UnitStatus, sources_ended
@@ -37,7 +40,7 @@ from cues.spark.cluster.data import messages, pieces_of
 from cues.spark.cluster.directory import QueueDirectory
 from cues.spark.cluster.driver import Driver
 from cues.spark.cluster.feeder import Feeder
-from cues.spark.cluster.files import open_files
+from cues.spark.cluster.files import folder_of, open_files
 from cues.spark.cluster.frames import FrameStage
 from cues.spark.cluster.ingest import StreamIngest
 from cues.spark.cluster.lease import DriverLease
@@ -319,6 +322,10 @@ class ClusterEngine:
         faults.point("spark.claimed")
         sweep(driver, stages)
         self.shared = _SharedQueues(driver, stages, home)
+        with contextlib.suppress(Exception):  # the notes are for cues status, and nothing depends on them
+            record.note_queues(self.store.directory, plan.id, driver.files.url)
+            feeder_store = {"store": self.store.directory, "host": socket.gethostname()}
+            driver.files.write(f"_cues/{folder_of(plan.id)}.store.json", json.dumps(feeder_store).encode())
         self._stages = [_StageThread(host, driver, stage) for stage in stages]
         self._inlets = [_InletThread(host, driver, inlet) for inlet in inlets]
         self._copiers = [_FeederThread(host, driver, feeder) for feeder in feeders]

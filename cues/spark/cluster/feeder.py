@@ -92,6 +92,7 @@ class Feeder:
             {} if file is None else {self.directory: [file]},
             first if self.same else None,
             positions={self.queue.id: (identity, next)},
+            counts={"written": 0 if file is None else file.count},
         )
         self._reader.to_index(next)
         self.driver.ring()

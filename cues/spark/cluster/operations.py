@@ -175,3 +175,4 @@ def remove(files: Files, graph: str, part: GraphPart) -> None:
         files.delete(folder_of(queue))
     for folder in part.folders:
         files.delete(folder)
+    files.delete(f"_cues/{folder_of(graph)}.store.json")
