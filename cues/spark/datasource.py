@@ -19,7 +19,7 @@ from pyspark.sql import types as T
 from pyspark.sql.datasource import DataSource
 
 from cues.spark.options import READ, READ_STREAM, ReadOptions, WriteOptions, place
-from cues.spark.place import is_spread
+from cues.spark.place import is_spread, message_first
 from cues.spark.reading import QueueReader, QueueStream, row_of
 from cues.spark.writing import BatchWriter, StreamWriter
 
@@ -37,6 +37,7 @@ class CuesSource(DataSource):
     def name(cls) -> str:
         return "cues"
 
+    @message_first()
     def schema(self) -> str:
         """The columns of the row, followed by the columns of the option ``fields``."""
         address = place(self.options)
@@ -47,15 +48,19 @@ class CuesSource(DataSource):
         fields = self.options.get("fields")
         return f"{own}, {fields}" if fields else own
 
+    @message_first()
     def reader(self, schema: T.StructType) -> QueueReader:
         return QueueReader(schema, ReadOptions.of(self.options, READ), self.parallelism)
 
+    @message_first()
     def streamReader(self, schema: T.StructType) -> QueueStream:
         return QueueStream(schema, ReadOptions.of(self.options, READ_STREAM), self.parallelism)
 
+    @message_first()
     def writer(self, schema: T.StructType, overwrite: bool) -> BatchWriter:
         return BatchWriter(schema, WriteOptions.of_batch(self.options), overwrite)
 
+    @message_first()
     def streamWriter(self, schema: T.StructType, overwrite: bool) -> StreamWriter:
         return StreamWriter(schema, WriteOptions.of_stream(self.options), overwrite)
 

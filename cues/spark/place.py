@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -254,6 +255,22 @@ def _some(pieces: Iterator[BatchSlice]) -> Iterator[list[BatchSlice]]:
             some, size = [], 0
     if some:
         yield some
+
+
+@contextmanager
+def message_first() -> Iterator[None]:
+    """Let an error of Cues that goes to Spark begin with its message. Also a decorator.
+
+    Spark shows a Python traceback before it, unless this variable is set. Its Python processes, for plans and for
+    tasks, end with their first error, so no traceback of a user's function is hidden.
+    """
+    try:
+        yield
+    except CuesError:
+        process = getattr(sys.modules["__main__"], "__spec__", None)
+        if process is not None and process.name.startswith("pyspark."):
+            os.environ["SPARK_HIDE_TRACEBACK"] = "1"
+        raise
 
 
 def this_machine() -> str:
