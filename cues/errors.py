@@ -203,7 +203,8 @@ class QueueNotFound(CuesError):
 
 
 class QueueInUse(CuesError):
-    """Raised by the removal of a queue that has messages, or that a processor or its try log still names."""
+    """Raised by the removal of a queue that has messages, or that a processor or its try log still names, and by a
+    purge of messages that a reader has not read, if the purge is to be refused then."""
 
     queue: str
 

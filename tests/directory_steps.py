@@ -191,7 +191,8 @@ class DriverRun:
     def _open_queues(self, graph: Graph) -> None:
         for name, options in graph.plan().queues.items():
             self.queues[name] = QueueDirectory(self.files, name, options)
-            self.queues[name].own(graph.id)
+        for directory in self.queues.values():
+            directory.own(graph.id)
 
     @property
     def stage(self) -> Any:
@@ -279,7 +280,8 @@ def data_file(
     directory: QueueDirectory, writer: str, record: int, given: Sequence[Message], partition: int = 0
 ) -> DataFile:
     """A data file with these messages, which is in no log yet."""
-    target = Writer(directory.files, directory.folder, writer, record, TIME_US, partition)
+    columns = directory.columns
+    target = Writer(directory.files, directory.folder, writer, record, TIME_US, columns, partition)
     target.add([codec.pack(message) for message in given], [None] * len(given), None)
     file = target.close()
     assert file is not None

@@ -16,8 +16,10 @@ import pytest
 pytest.importorskip("pyspark", reason="pyspark is not installed (pip install 'cues-streams[test]')")
 pytest.importorskip("deltalake", reason="deltalake is not installed (pip install 'cues-streams[test]')")
 
+import pyarrow as pa
 import seeds
 import terminal
+from deltalake import DeltaTable, QueryBuilder
 from directory_steps import DriverRun, FaultyFiles, HostRun, Message, RandomDeaths, data_file, messages_of_log
 from pyspark.sql import types as T
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
@@ -277,8 +279,8 @@ def test_a_table_of_the_version_before_is_a_queue_of_one_partition(
 
 
 def _old_metadata(now: Any) -> Any:
-    def metadata(directory: QueueDirectory, options: QueueOptions) -> dict[str, Any]:
-        return {**now(directory, options), "configuration": {}}
+    def metadata(directory: QueueDirectory, *given: Any) -> dict[str, Any]:
+        return {**now(directory, *given), "configuration": {}}
 
     return metadata
 
@@ -300,7 +302,7 @@ def filled(files: FaultyFiles, given: Sequence[Message], size: int = 10, partiti
 
 
 def timed(directory: QueueDirectory, number: int, share: Sequence[Message], partition: int) -> DataFile:
-    target = Writer(directory.files, directory.folder, "g.p", number, 0, partition)
+    target = Writer(directory.files, directory.folder, "g.p", number, 0, directory.columns, partition)
     target.add([codec.pack(m) for m in share], [None] * len(share), None, [m["i"] * 1_000_000 for m in share])
     file = target.close()
     assert file is not None
@@ -541,3 +543,39 @@ def test_a_copy_takes_in_partitions_that_its_store_got_and_a_store_with_fewer_is
         store.queue("src", partitions=2, key="user").appender().write({"i": 0, "user": "x"})
     with pytest.raises(Diverged, match="it is another queue"):
         HostRun(files, fed(), tmp_path / "other")
+
+
+# --- purge and typed columns ----------------------------------------------------------------------
+
+
+def test_a_purge_by_time_acts_on_each_partition_and_by_index_on_one(files: FaultyFiles) -> None:
+    given = orders(100)
+    filled(files, given)
+    refused = terminal.cues("purge", f"{files.place}#q", "--before", "5", "--yes")
+    assert refused.code != 0 and "has 3 partitions, and an index belongs to one" in refused.err
+    done = terminal.cues("purge", f"{files.place}#q", "--before", "1970-01-01T00:00:41Z", "--yes", "--json")
+    assert done.code == 0 and json.loads(done.out)["messages"] == 40, done
+    reader = inspection.QueueReader(files.url, "q")
+    assert [each.message["i"] for each in reader.read(reader.last(None))] == list(range(41, 101))
+    (first,) = inspection.QueueReader(files.url, "q/1").last(None)
+    assert terminal.cues("purge", f"{files.place}#q/1", "--before", str(first + 2), "--yes").code == 0
+    logs = QueueDirectory(files, "q", QueueOptions()).logs
+    assert sum(log.next - log.first for log in logs) == 58 and logs[1].first == first + 2
+    assert {file.partition for file in logs[1].live} == {1}
+
+
+def test_partitions_have_typed_columns_and_grow_with_them(files: FaultyFiles) -> None:
+    def graph(partitions: int) -> Graph:
+        queues = {"src": by_user(2), "out": by_user(partitions, schema={"i": int, "user": str})}
+        return Graph("g", [Stream(same, "src", "out", id="s")], queues=queues)
+
+    DriverRun(files, graph(2)).feed("src", orders(50)).claim().run()
+    QueueDirectory(files, "out", QueueOptions()).grow(4)
+    DriverRun(files, graph(4)).feed("src", orders(100)).claim().run()
+    table = DeltaTable(str(Path(files.place) / "out"))
+    rows = QueryBuilder().register("q", table).execute('select partition, i, "user" from q').read_all()
+    held = pa.table(rows).to_pylist()
+    assert sorted(row["i"] for row in held) == list(range(1, 101))
+    assert {row["partition"] for row in held if row["i"] > 50} == {0, 1, 2, 3}
+    for row in held:
+        assert row["partition"] == partition_for(row["user"], 2 if row["i"] <= 50 else 4)

@@ -177,7 +177,7 @@ def test_columns_that_nobody_asked_for_are_not_read(tmp_path: Path, monkeypatch:
         (T.StructType([ROW["index"], T.StructField("n", T.LongType())]), ["value"]),
     ]:
         assert indices(QueueReader(schema, options(tmp_path), 1)) == list(range(1, 21))
-        assert read == [columns] * 2
+        assert sorted(read) == sorted([column] for column in columns * 2)
         read.clear()
 
 

@@ -96,6 +96,14 @@ def test_the_commands_read_an_object_store(object_store: str) -> None:
     assert "hdfs:// is not supported" in refused(1, "status", "hdfs://flights")
 
 
+def test_a_purge_in_an_object_store(object_store: str) -> None:
+    made(object_store, 20)
+    (gone,) = printed("purge", f"{object_store}#in", "--before", "6", "--yes")
+    assert (gone["messages"], gone["first_index"], gone["unread"]) == (5, 6, {})
+    assert tail(f"{object_store}#in", "-n", "all") == list(range(5, 20))
+    assert printed("check", object_store) == [{"store": object_store, "problems": 0}]
+
+
 def test_a_directory_that_does_not_exist_is_not_made(tmp_path: Path) -> None:
     for place in (tmp_path / "none", f"file://{tmp_path}/none"):
         for command in ("status", "check", "queues"):

@@ -23,6 +23,7 @@ pytest.importorskip("pyspark", reason="pyspark is not installed (pip install 'cu
 from pyspark.errors import AnalysisException, PySparkException
 
 from cues.spark import staging
+from cues.spark.session import in_short
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -43,6 +44,35 @@ def contents(store: Path, queue: str) -> list[dict[str, Any]]:
 
 def load(spark: SparkSession, path: str, **options: Any) -> DataFrame:
     return spark.read.format("cues").options(**options).load(path)
+
+
+def test_errors_begin_with_their_message(spark: SparkSession, tmp_path: Path) -> None:
+    """Without a Python traceback: of plans, of tasks and of streams. A user's function still shows its own."""
+    fill(tmp_path, "in", [{"n": 1}])
+
+    def fails(rows: Any) -> Any:
+        raise ValueError("mine")
+
+    def stream() -> None:
+        read = spark.readStream.format("cues").option("startingPosition", "77").load(f"{tmp_path}#in")
+        query = read.writeStream.format("noop").option("checkpointLocation", str(tmp_path / "checkpoint")).start()
+        query.processAllAvailable()
+
+    table = load(spark, f"{tmp_path}#in", fields="n string", mode="strict")
+    for action, text in [
+        (lambda: load(spark, f"{tmp_path}#inn"), "has no queue 'inn'"),
+        (lambda: load(spark, f"{tmp_path}#in", startingPosition="77").count(), "ends before 2"),
+        (lambda: load(spark, f"{tmp_path}#in", misspelt=1).count(), "has no option 'misspelt'"),
+        (table.collect, "Message 1, field n: found int"),
+        (stream, "ends before 2"),
+        (lambda: table.write.format("cues").mode("overwrite").save(f"{tmp_path}#in"), "never overwritten"),
+    ]:
+        with pytest.raises(PySparkException, match=rf"cues\.errors\.\w+: .*{text}.* Try: ") as refused:
+            action()
+        assert "Traceback" not in str(refused.value).partition("JVM stacktrace")[0]
+        assert in_short(refused.value).startswith("cues.errors.")
+    with pytest.raises(PySparkException, match=r"Traceback(.|\n)*ValueError: mine"):
+        load(spark, f"{tmp_path}#in").mapInArrow(fails, "n long").collect()
 
 
 def finish(query: StreamingQuery) -> list[tuple[int, int]]:

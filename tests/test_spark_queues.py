@@ -22,6 +22,7 @@ import cues.spark
 from cues import Graph, Sink, Source, Stream, faults, testing
 from cues.cli.run import run as run_command
 from cues.cli.show import show
+from cues.engine import record
 from cues.errors import (
     AlreadyRunning,
     Diverged,
@@ -30,6 +31,7 @@ from cues.errors import (
     InvalidArgument,
     PositionMismatch,
     ProcessorStopped,
+    QueueOptionsError,
     TopologyChanged,
 )
 from cues.storage.locks import process_state
@@ -731,9 +733,9 @@ def test_small_files_become_one_and_old_ones_go_also_when_that_dies(
 # --- other ways in, other places ------------------------------------------------------------------
 
 
-def arrivals(folder: Path) -> cues.Source:
+def arrivals(folder: Path, queue: str = "in") -> cues.Source:
     options = {"path": str(folder), "maxFilesPerTrigger": "1"}
-    return cues.Source("in", cues.spark.Source("json", options, schema="n bigint", available_now=True))
+    return cues.Source(queue, cues.spark.Source("json", options, schema="n bigint", available_now=True))
 
 
 def arrive(folder: Path, *numbers: range) -> None:
@@ -789,6 +791,45 @@ def test_an_object_store_will_do_and_frames_run_there(spark: SparkSession, tmp_p
         assert [row["hash"] for row in seen] == [message["hash"] for message in found]
         with pytest.raises(InvalidArgument, match="messages can be sent only to queues in the store of this machine"):
             running.send("out", {"n": 1})
+
+
+def test_typed_columns_from_every_writer(spark: SparkSession, tmp_path: Path) -> None:
+    """A feeder, tasks by key and without one, a frame and a Spark stream; then a second run adds a column."""
+    arrive(tmp_path / "files", range(10))
+
+    def made(schema: Any) -> Graph:
+        numbers = Source("in", spark_graphs.numbers, batch_size=500)
+        streams = [Stream(spark_graphs.plain, "in", "out"), Stream(spark_graphs.plain, "in", "keyed", id="k", key="n")]
+        graph = Graph("g", [numbers, *streams, arrivals(tmp_path / "files", "came")])
+        graph.frame("in", "sums", fields="n long", id="sums")(sums)
+        graph.queues["*"] = cues.QueueOptions(schema=schema)
+        return graph
+
+    def run_with(schema: Any) -> None:
+        made(schema).run(engine="spark", spark=spark, store=tmp_path / "store", queues=tmp_path / "queues")
+
+    def rows_of(queue: str) -> list[dict[str, Any]]:
+        table = QueryBuilder().register("queue", DeltaTable(str(tmp_path / "queues" / queue)))
+        found = pa.table(table.execute('select *, first + "offset" as i from queue order by i').read_all())
+        return found.to_pylist()
+
+    run_with({"n": int, "total": "double"})
+    for queue, name in [("in", "n"), ("out", "n"), ("keyed", "n"), ("came", "n"), ("sums", "total")]:
+        rows = rows_of(queue)
+        messages = [codec.unpack(row["value"])[name] for row in rows]
+        assert [row[name] for row in rows] == messages and messages
+    with pytest.raises(QueueOptionsError, match="a column 'total', which is double, and schema= says long"):
+        run_with({"total": int})
+    arrive(tmp_path / "files", range(10, 12))
+    run_with({"more": str})
+    last = rows_of("came")[-1]
+    assert last["n"] == 11 and last["more"] is None
+    noted = record.queues_of(tmp_path / "store", "g")
+    assert noted is not None and noted.directory == str(tmp_path / "queues")
+    rows = map(json.loads, terminal.cues("status", tmp_path / "queues").out.splitlines())
+    assert {row["processor"]: row["lag"] for row in rows if row.get("processor") == "g.in.feed"} == {"g.in.feed": 0}
+    table = spark.read.format("cues").schema("index bigint, n bigint").load(f"{tmp_path}/queues#keyed")
+    assert sorted(n for _, n in table.collect()) == [2 * n for n in range(spark_graphs.COUNT)]
 
 
 def test_what_has_no_form_there_is_refused_by_name(spark: SparkSession, tmp_path: Path) -> None:

@@ -33,6 +33,7 @@ COMMANDS: Final = {
     "check": "Check a store and name all damage.",
     "seek": "Move a processor's position.",
     "grow": "Add partitions to a queue.",
+    "purge": "Delete the messages of a queue before an index or a time.",
     "compact": "Give free pages back to the file system, and remove queues.",
     "completion": "Print the script with which a shell completes command lines.",
 }

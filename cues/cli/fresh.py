@@ -190,7 +190,7 @@ def _delete(path: Path) -> None:
         bell.unlink(missing_ok=True)
     with contextlib.suppress(OSError):
         (path / "bells").rmdir()
-    for pattern in ("lease-*", record.PATTERN):
+    for pattern in ("lease-*", record.PATTERN, record.PLACES):
         for file in path.glob(pattern):
             file.unlink(missing_ok=True)
     for name in _FILES:

@@ -22,6 +22,7 @@ from typing import Any, Final, Literal
 
 import click
 
+from cues.base import events
 from cues.cli import completion, options, target
 from cues.cli import fresh as fresh_start
 from cues.cli.options import command, option, store_option, yes_option
@@ -29,6 +30,7 @@ from cues.cli.output import CommandOutput, output_options
 from cues.cli.progress import Progress, progress_for
 from cues.cli.show import draw_plan
 from cues.cli.summary import Before, Ending, Summary
+from cues.engine import record
 from cues.engine.running import Running
 from cues.errors import CuesError, Fenced, ProcessorStopped
 from cues.graphs import graphfile
@@ -186,7 +188,15 @@ def run(
     declared = file.graph.store is not None and chosen is None
     before = Before.of(path, elsewhere)
     progress = progress_for(file.graph.id, quiet=quiet, verbose=verbose)
+    noted = record.queues_of(path, file.graph.id) if queues is None else None
     with progress, _logs_to(progress), _Signals() as signals:
+        if noted is not None:
+            text = (
+                f"the last run had its queues in {noted.directory}. This one has them in the store"
+                f" {target.shown(path)}: its streams and sinks do not continue there, but after their last steps in the"
+                f" store, or at the start. To continue: cues run {graph} --engine spark --queues {noted.directory}"
+            )
+            progress.event(events.Event("", text, logging.WARNING))
         running = file.graph.start(
             store=None if declared else path,
             accept_topology=accept_topology,
@@ -194,6 +204,8 @@ def run(
             listeners=(progress.event,),
             **more,
         )
+        if noted is not None:
+            record.note_queues(str(path), file.graph.id, None)
         session = _Session(running, progress, signals, idle_exit, Summary(running, graph, before, chosen))
         ending = session.watch()
     session.summary.show(output, ending, (lambda text: None) if quiet else progress.say)

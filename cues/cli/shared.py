@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from cues.base import clock
 from cues.cli import options
 from cues.cli import target as targets
 from cues.cli.output import CommandOutput, TableColumn, ago, count, size
 from cues.cli.target import StoreTarget
+from cues.tools import metrics
+
+if TYPE_CHECKING:
+    from cues.spark.cluster.directory import PartitionLog
 
 _QUEUES = (
     TableColumn("queue", "queue"),
@@ -26,6 +31,8 @@ _PROCESSORS = (
     TableColumn("reads", "queue", optional=True),
     TableColumn("at", "position", right=True, optional=True),
     TableColumn("lag", "lag", right=True, optional=True),
+    TableColumn("per second", "rate", right=True),
+    TableColumn("failed", "errors", right=True, optional=True),
     TableColumn("last commit", "when"),
     TableColumn("epoch", "epoch", right=True),
     TableColumn("driver", "owner"),
@@ -39,19 +46,15 @@ def queue_of(target: StoreTarget) -> str:
     return targets.queue_of(target, inspection.queues_of(target.place))
 
 
-def _figures(place: str, queue: str) -> dict[str, Any]:
+def _figures(logs: Sequence[PartitionLog]) -> dict[str, Any]:
     """Counts of a queue, and the time of its last file."""
-    from cues.spark.cluster import inspection
-
-    logs = inspection.QueueReader(place, queue).logs
     files = [file for log in logs for file in log.live]
     figures = {"messages": sum(file.count for file in files), "first": min(log.first for log in logs)}
     figures["last"] = max(log.next - 1 for log in logs)
     newest = max((file.modified_ms for file in files), default=None)
     appended = None if newest is None else clock.to_datetime(newest * 1_000_000)
     sizes = {"files": len(files), "bytes": sum(file.size for file in files), "appended": appended}
-    parts = {"partitions": len(logs)} if len(logs) > 1 else {}
-    return figures | sizes | parts | {"ends": {log.id: log.next for log in logs}}
+    return figures | sizes | ({"partitions": len(logs)} if len(logs) > 1 else {})
 
 
 def queues(target: StoreTarget, output: CommandOutput) -> None:
@@ -61,8 +64,8 @@ def queues(target: StoreTarget, output: CommandOutput) -> None:
     names = [queue_of(target)] if target.name else inspection.queues_of(target.place)
     rows = []
     for queue in names:
-        row = _figures(target.place, queue)
-        first, last, _ = row.pop("first"), row.pop("last"), row.pop("ends")
+        row = _figures(inspection.logs_of(target.place, queue))
+        first, last = row.pop("first"), row.pop("last")
         row |= {"queue": queue, "graph": inspection.writer_of(target.place, queue)}
         if output.json:
             row |= {"first_index": first, "last_index": last}
@@ -77,33 +80,70 @@ def queues(target: StoreTarget, output: CommandOutput) -> None:
 
 
 def status(target: StoreTarget, output: CommandOutput) -> None:
-    """Print the queues, and position, lag and last commit of each processor."""
-    from cues.spark.cluster import inspection
+    """Print the queues; position, lag, rate and failures of each processor; and the drivers.
+
+    With the name of a queue: this queue, and the processors that read it or write it.
+    """
+    from cues.spark.cluster import inspection, lease
+    from cues.spark.cluster.files import open_files
 
     place = target.place
-    queues = {queue: _figures(place, queue) for queue in inspection.queues_of(place)}
-    ends = {log: end for figures in queues.values() for log, end in figures.pop("ends").items()}
+    logs = {queue: inspection.logs_of(place, queue) for queue in inspection.queues_of(place)}
+    ends = {log.id: log.next for parts in logs.values() for log in parts}
+    failures: dict[str, metrics.Failures] = {}
+    for queue, parts in logs.items():
+        metrics.count_failures(queue, inspection.backwards(place, parts, metrics.ERRORS_MAX), failures)
+    chosen = queue_of(target) if target.name else None
+    queues = {queue: _figures(parts) for queue, parts in logs.items() if chosen in (None, queue)}
     rows: list[dict[str, Any]] = []
     for last in inspection.processors_of(place):
+        if chosen not in (None, *last.positions, *last.record.ends_after()):
+            continue
+        failed = failures.get(last.processor, metrics.Failures())
         about = {"processor": last.processor, "record": last.record.number, "committed": last.committed}
         about |= {"epoch": last.record.epoch, "owner": last.record.owner, "when": ago(last.committed)}
+        about |= {"rate": inspection.rate_of(place, last), "errors": failed.count}
+        about["last_error"] = vars(failed.last) if failed.last else None
         if not last.positions:  # a source that is a stream
             rows.append(about)
         for queue, position in last.positions.items():
-            end = None if last.is_feeder else ends.get(queue)
-            lag = None if end is None else max(0, end - position)
+            if last.is_feeder:
+                lag = inspection.feeder_lag(place, last, queue)
+            else:
+                lag = max(0, ends[queue] - position) if queue in ends else None
             rows.append(about | {"queue": queue, "position": position, "lag": lag})
+    holders = list(lease.holders(open_files(place)))
     if output.json:
         output.rows([{"queue": queue} | figures for queue, figures in queues.items()], ())
         output.rows([{name: value for name, value in row.items() if name != "when"} for row in rows], ())
+        output.rows([vars(holder) for holder in holders], ())
         return
     messages = sum(figures["messages"] for figures in queues.values())
     stored = size(sum(figures["bytes"] for figures in queues.values()))
-    print(f"{target.text}: {count(len(queues), 'queue')} in files, {count(messages, 'message')}, {stored}\n")
+    print(f"{target.text}: {count(len(queues), 'queue')} in files, {count(messages, 'message')}, {stored}")
+    for holder in holders:
+        since = f", since {ago(holder.since)}" if holder.since else ""
+        answers = f"; its last answer was {ago(holder.beat)}" if holder.state == "does not answer" else ""
+        print(f"{holder.graph}: the driver {holder.pid} on {holder.host} {holder.state}{since}{answers}")
+    if not holders:
+        print("Not running")
+    print()
     output.rows([{"queue": queue, "size": size(f["bytes"])} | f for queue, f in queues.items()], _QUEUES)
     if rows:
         print()
-        output.rows(rows, _PROCESSORS)
+        output.rows([row | {"errors": row["errors"] or None} for row in rows], _PROCESSORS)
+    for processor in dict.fromkeys(row["processor"] for row in rows):
+        if processor in failures:
+            print(f"\n{last_error(processor, failures[processor].last, target)}")
+
+
+def last_error(processor: str, last: metrics.LastError | None, target: StoreTarget) -> str:
+    """The last error of a processor, and the command that prints it."""
+    assert last is not None
+    return (
+        f"Last error of {processor}, {ago(last.time)}: {last.type}: {last.text}"
+        f"\n  {target.tail.format(last.queue)} --from {last.index} -n 1"
+    )
 
 
 def check(target: StoreTarget, output: CommandOutput) -> int:

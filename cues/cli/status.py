@@ -8,6 +8,7 @@ from cues.cli import shared
 from cues.cli import target as targets
 from cues.cli.options import command
 from cues.cli.output import CommandOutput, TableColumn, ago, calling, count, output_options, plain, size
+from cues.engine import record
 from cues.engine.status import processor_of
 from cues.graphs import draw
 from cues.tools import metrics
@@ -52,6 +53,7 @@ def status(target: targets.StoreTarget, output: CommandOutput) -> None:
       cues status data/flights
       cues status shared/flights           a directory of cues run --queues
       cues status s3://bucket/flights      the same, in an object store
+      cues status shared/flights#orders    one queue, and the processors that read it or write it
       cues status data/flights --json | jq 'select(.lag > 0)'
 
     The store is opened read-only, whether its graph runs or not. A processor over partitions is one line, the
@@ -62,18 +64,24 @@ def status(target: targets.StoreTarget, output: CommandOutput) -> None:
         return shared.status(target, output)
     with target.open() as opened:
         seen = metrics.of_store(opened)
+    graph = target.file.graph.id if target.file else None
+    place = record.queues_of(target.path, graph) if graph else None
     processors = list(seen.processors)
     if target.file is not None:
-        place = {node.id: number for number, node in enumerate(draw.in_order(target.file.graph.plan()))}
-        processors.sort(key=lambda processor: place.get(processor_of(processor.processor), len(place)))
+        order = {node.id: number for number, node in enumerate(draw.in_order(target.file.graph.plan()))}
+        processors.sort(key=lambda processor: order.get(processor_of(processor.processor), len(order)))
     if output.json:
-        rows = [_store(seen)]
+        rows = [_store(seen) | {"directory": place.directory if place else None}]
         for processor in processors:
             own = [forward for forward in seen.forwards if forward.processor == processor.processor]
             rows.append(_processor(processor, {forward.store: forward.waiting for forward in own}))
         output.rows(rows + [_group(group) for group in seen.groups], ())
         return
     print(_headline(seen))
+    if place is not None:
+        print(
+            f"{graph} last ran with its queues in {place.directory}, {ago(place.when)}: cues status {place.directory}"
+        )
     if processors:
         print()
         groups: dict[str, list[ProcessorMetrics]] = {}
@@ -88,10 +96,7 @@ def status(target: targets.StoreTarget, output: CommandOutput) -> None:
     for processor in processors:
         last = processor.last_error
         if last is not None:
-            print(
-                f"\nLast error of {processor.processor}, {ago(last.time)}: {last.type}: {last.text}"
-                f"\n  {target.tail.format(last.queue)} --from {last.index} -n 1"
-            )
+            print(f"\n{shared.last_error(processor.processor, last, target)}")
     for line in [line for supervisor in seen.supervisors for line in _failures(supervisor)]:
         print(f"\n{line}")
     abroad = [line for forward in seen.forwards if (line := _forward(forward))]

@@ -1,6 +1,7 @@
 """The record of a supervisor about its workers, for ``cues status`` and for the next supervisor.
 
     data/flights/workers-<graph>.json
+    data/flights/queues-<graph>.json         the directory with the queues of the last run (cues run --queues)
 
 The file is replaced as a whole at every start, death and stop of a worker. It stays after the end, because users ask
 for the last failure then. Exactness does not depend on it. A POSIX lock shows whether the supervisor is alive
@@ -19,6 +20,7 @@ from typing import Any, Final
 from cues.base import clock
 
 PATTERN: Final = "workers-*.json"
+PLACES: Final = "queues-*.json"
 
 
 @dataclass
@@ -99,6 +101,37 @@ def forget_stops(store: str, graph: str) -> None:
     record = WorkersRecord.of(store, graph)
     if record is not None and (record.stopped or record.workers):
         WorkersRecord(graph, os.getpid()).save(store)
+
+
+@dataclass(frozen=True)
+class QueuesPlace:
+    """The directory in which a graph had its queues when it last ran, and the time of that start."""
+
+    directory: str
+    time: str
+
+    @property
+    def when(self) -> datetime:
+        return datetime.fromisoformat(self.time)
+
+
+def note_queues(store: str, graph: str, directory: str | None) -> None:
+    """Note the directory of a graph's queues beside the store of its sources; None: they are in the store."""
+    path = Path(store) / f"queues-{graph}.json"
+    if directory is None:
+        path.unlink(missing_ok=True)
+        return
+    part = path.with_suffix(".part")
+    part.write_text(json.dumps({"directory": directory, "time": clock.to_datetime(clock.now_ns()).isoformat()}))
+    os.replace(part, path)
+
+
+def queues_of(store: str | os.PathLike[str], graph: str) -> QueuesPlace | None:
+    """The note of :func:`note_queues`; None if there is none, or if it cannot be read."""
+    try:
+        return QueuesPlace(**json.loads((Path(store) / f"queues-{graph}.json").read_text()))
+    except (OSError, ValueError, TypeError):
+        return None
 
 
 def _path(store: str, graph: str) -> Path:

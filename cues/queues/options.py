@@ -6,7 +6,7 @@ import dataclasses
 import os
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any, Final, TypedDict
 
@@ -15,6 +15,7 @@ from cues.base.option_texts import OptionText, describes
 from cues.errors import InvalidArgument
 from cues.queues import partitioners
 from cues.queues.partitioners import PARTITIONS_MAX, Key, Missing, Placement
+from cues.queues.schema import Schema, schema_of
 
 MESSAGE_BYTES_MAX: Final = 64 << 20
 METADATA: Final = frozenset({"t", "time", "tx"})
@@ -72,7 +73,7 @@ class Retention:
 
 
 class QueueKeywords(TypedDict, total=False):
-    """The keyword arguments of :meth:`Store.queue`: the options of a queue without ``path``."""
+    """The keyword arguments of :meth:`Store.queue`: the options of a queue without ``path`` and ``schema``."""
 
     metadata: Iterable[str] | bool
     retention: Retention | str | int | None
@@ -110,6 +111,12 @@ QUEUE_TEXTS: Final = {
         '`"murmur2"` (the default with a key; as Kafka places keys), `"fnv1a-modulo"`, `"rendezvous"`, `"round-robin"`,'
         ' `"sticky"` (the default without a key), or a function `(message, n) -> int`.',
     ),
+    "schema": OptionText(
+        None,
+        "Fields of messages that are columns of the queue's table in a shared directory (`--queues DIR`; graphs only):"
+        ' a dataclass, a TypedDict, `{"id": int, "price": "double"}`, a pyarrow schema, or `"infer"`, from the first'
+        " messages. A value that does not fit is NULL there, and stays in the message.",
+    ),
 }
 
 
@@ -125,6 +132,7 @@ class QueueOptions:
     path: str | None = None
     key: str | Key | None = None
     partitioner: str | Placement | None = None
+    schema: Schema | str | None = None
 
     def __init__(
         self,
@@ -135,6 +143,7 @@ class QueueOptions:
         path: str | os.PathLike[str] | None = None,
         key: str | Key | None = None,
         partitioner: str | Placement | None = None,
+        schema: Any = None,
     ) -> None:
         path = os.fspath(path) if isinstance(path, os.PathLike) else path
         size_fits = is_count(max_message_bytes, 1, (1 << 32) - 1)
@@ -148,6 +157,7 @@ class QueueOptions:
         self._set("metadata", _metadata(metadata))
         self._set("retention", Retention.of(retention))
         self._set("partitioner", _partitioner(partitioner, key))
+        self._set("schema", schema_of(schema))
 
     def _set(self, name: str, value: object, fits: object = True, hint: str = "") -> None:
         if not fits:
@@ -172,8 +182,8 @@ class QueueOptions:
 
     @property
     def _inside(self) -> QueueOptions:
-        """The options as the queue's own store keeps them: without the path."""
-        return self if self.path is None else QueueOptions(**{**vars(self), "path": None})
+        """The options as the queue's own store keeps them: without the path, and without the schema."""
+        return replace(self, path=None, schema=None)
 
     @property
     def _asked(self) -> dict[str, Any]:
@@ -200,6 +210,8 @@ class QueueOptions:
                     value = sorted(value)
                 elif isinstance(value, Retention):
                     value = {k: v for k, v in dataclasses.asdict(value).items() if v}
+                elif field.name == "schema" and not isinstance(value, str):
+                    value = dict(value)
                 elif field.name in FUNCTIONS and not isinstance(value, str):
                     value = {"function": partitioners.name_of(value)}
                 plain[field.name] = value

@@ -39,6 +39,7 @@ from cues.queues.committed import CommittedTailer
 from cues.queues.log import DELETE_BATCHES_MAX, Log, read_row
 from cues.queues.merged import MergedTailer
 from cues.queues.options import FUNCTIONS, QueueOptions, check_names
+from cues.queues.retention import PlannedPurge, planned, refuse_unread
 from cues.queues.tailer import Tailer
 from cues.records.log_row import LogRow, pack_row
 from cues.storage import transaction
@@ -133,35 +134,53 @@ class Queue(BaseQueue):
             return MergedTailer(self, name, meta)
         return Tailer(self, name, meta)
 
-    def purge(self, before: int | datetime) -> int:
+    def purge(self, before: int | datetime, unread: Literal["drop", "refuse"] = "drop") -> int:
         """Drop the messages below the index ``before``, or appended before that aware datetime; return how many.
 
         The message at ``before`` stays. Readers see the purge at once. Space is freed in commits of at most 1,000
         record batches. Positions on purged messages continue at the first message that is left. An index after the
         next one to be written raises. For several partitions ``before`` must be a time, and all are purged in one
         transaction.
+
+        ``unread="refuse"``: raise :class:`QueueInUse`, and drop nothing, if a known reader (a processor, a named tailer
+        or a consumer group) has not read some of these messages.
         """
+        if unread not in ("drop", "refuse"):
+            raise InvalidArgument(f"unread={unread!r}.", "pass 'drop' or 'refuse'.")
+        return self._purge(self._place_of(before), unread == "refuse")
+
+    def _place_of(self, before: int | datetime) -> Place:
+        """The index on a log before which a purge drops messages."""
         if isinstance(before, datetime):
             ns = clock.to_ns(before)
-            return self._purge(lambda txn, log, row: log.index_at(txn, row, ns))
+            return lambda txn, log, row: log.index_at(txn, row, ns)
         if self.partitions > 1:
             raise InvalidArgument(
                 f"purge(before={before!r}): each of the {self.partitions} partitions of {self.id!r} has indices of its"
                 " own.",
                 "pass a time, or call queue.partition(i).purge(before=index).",
             )
-        return self._purge(lambda txn, log, row: check_index(before, row.next, f"purge(before={before!r})"))
+        return lambda txn, log, row: check_index(before, row.next, f"purge(before={before!r})")
+
+    def plan_purge(self, before: int | datetime) -> list[PlannedPurge]:
+        """Return what :meth:`purge` would drop now from each partition: messages, bytes, and readers that lose some."""
+        self._check()
+        self._not_a_try_log("trims")
+        place, logs = self._place_of(before), [view._log for view in self._views]
+        with self.store._view() as txn:
+            rows = [(log, log.row(txn)) for log in logs]
+            return [planned(txn, log, row, place(txn, log, row)) for log, row in rows]
 
     def delete(self) -> int:
         """Drop all messages, of all partitions. The queue stays, with its identity, and its indices continue."""
         return self._purge(lambda txn, log, row: row.next)
 
-    def _purge(self, place: Place) -> int:
+    def _purge(self, place: Place, refuse: bool = False) -> int:
         self._check()
         self._not_a_try_log("trims")
         logs = [view._log for view in self._views]
         try:
-            dropped = self.store._commit(self._move_fronts, logs, place)
+            dropped = self.store._commit(self._move_fronts, logs, place, refuse)
         except StoreFull as error:
             error.hint = "open the store with a larger map_size=, then purge; a purge itself needs some free pages."
             raise
@@ -190,11 +209,13 @@ class Queue(BaseQueue):
                     # The pages that a commit frees can be used two commits later: this commit is the one between.
                     self.store._commit(lambda txn: txn.put(log.key, pack_row(log.row(txn))))
 
-    def _move_fronts(self, txn: StoreTransaction, logs: list[Log], place: Place) -> int:
+    def _move_fronts(self, txn: StoreTransaction, logs: list[Log], place: Place, refuse: bool) -> int:
         dropped = 0
         for log in logs:
             row = log.row(txn)
             index = place(txn, log, row)
+            if refuse:
+                refuse_unread(planned(txn, log, row, index))
             if index > row.first:
                 log.move_front(txn, row, index)
                 dropped += index - row.first
@@ -219,6 +240,11 @@ def open_queue(store: BaseStore, id: str, options: Mapping[str, Any] | None = No
             f"path={options['path']!r} of queue {id!r}: only a graph can have queues in other stores.",
             f"call cues.open({options['path']!r}).queue({id!r}), or pass {{{id!r}: cues.QueueOptions(path=…)}} to"
             " Graph(…, queues=…).",
+        )
+    if options.get("schema") is not None:
+        raise InvalidArgument(
+            f"schema= of queue {id!r}: a store keeps packed messages, and has no columns.",
+            f"pass {{{id!r}: cues.QueueOptions(schema=…)}} to Graph(…, queues=…), and run the graph with --queues DIR.",
         )
     for part in id.split(".") if isinstance(id, str) else (id,):
         name, slash, number = part.rpartition("/") if isinstance(id, str) else ("", "", part)

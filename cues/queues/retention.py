@@ -12,11 +12,13 @@ a reader has not read, and log a warning, once for each reader in each process.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from cues import codec
 from cues.base import clock, names
 from cues.base.events import log as logger
+from cues.errors import QueueInUse
 from cues.queues import claims, marks
 from cues.queues.log import Log
 from cues.queues.options import Retention
@@ -43,6 +45,53 @@ class PositionHolder(NamedTuple):
     next: int
     pending: bool
     """It took messages from ``next`` on and has not committed."""
+
+
+@dataclass(frozen=True)
+class PlannedPurge:
+    """The messages that a purge deletes from a queue or from one of its partitions, and who has not read them."""
+
+    log: str
+    first: int
+    index: int
+    """The first message that stays."""
+    bytes: int
+    """Approximately."""
+    behind: list[PositionHolder]
+    """The readers whose position is before the index. They lose messages."""
+    readers: frozenset[str]
+    """The names of all readers."""
+
+    @property
+    def count(self) -> int:
+        return self.index - self.first
+
+    def lost_to(self, reader: PositionHolder) -> int:
+        """The number of messages that a reader loses."""
+        return self.index - max(reader.next, self.first)
+
+
+def planned(txn: StoreTransaction, log: Log, row: LogRow, index: int) -> PlannedPurge:
+    """A purge of the messages below an index."""
+    index = max(row.first, index)
+    size = log.size_bytes(txn) * (index - row.first) // max(1, row.next - row.first)
+    known = readers(txn, log)
+    behind = [reader for reader in known if max(reader.next, row.first) < index]
+    return PlannedPurge(log.id, row.first, index, size, behind, frozenset(reader.name for reader in known))
+
+
+def refuse_unread(plan: PlannedPurge) -> None:
+    """Raise :class:`QueueInUse` if a reader has not read what the purge deletes."""
+    if plan.behind:
+        readers = ", ".join(
+            f"{reader.name} is at {reader.next}" + " and has a step under way" * reader.pending
+            for reader in sorted(plan.behind, key=lambda reader: (reader.next, reader.name))
+        )
+        raise QueueInUse(
+            f"A purge of {plan.log!r} before {plan.index} would delete messages that readers have not read: {readers}.",
+            f"purge before {max(plan.first, min(reader.next for reader in plan.behind))}, or wait for these readers.",
+            queue=plan.log,
+        )
 
 
 def let_go(txn: StoreTransaction, log: Log, policy: Retention) -> None:

@@ -75,6 +75,10 @@ class Column:
         self._strict = strict
         self._plain = _PLAIN.get(type(field.dataType), set())
 
+    def fits(self, stored: pa.Array) -> bool:
+        """Return True if a stored column of this type is what :meth:`array` makes of the messages, errors included."""
+        return not stored.null_count or (self.nullable and not self._strict)
+
     def array(self, messages: Sequence[dict[str, Any]], index_of: Callable[[int], int]) -> pa.Array:
         """The column of ``messages``. ``index_of`` returns the index of each, for errors."""
         name = self.name

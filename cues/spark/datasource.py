@@ -19,6 +19,7 @@ from pyspark.sql import types as T
 from pyspark.sql.datasource import DataSource
 
 from cues.spark.options import READ, READ_STREAM, ReadOptions, WriteOptions, place
+from cues.spark.place import message_first
 from cues.spark.reading import QueueReader, QueueStream, find, row_of
 from cues.spark.writing import BatchWriter, StreamWriter
 
@@ -36,6 +37,7 @@ class CuesSource(DataSource):
     def name(cls) -> str:
         return "cues"
 
+    @message_first()
     def schema(self) -> str:
         """The columns of the row, followed by the columns of the option ``fields``."""
         address = place(self.options)
@@ -46,9 +48,11 @@ class CuesSource(DataSource):
         fields = self.options.get("fields")
         return f"{own}, {fields}" if fields else own
 
+    @message_first()
     def reader(self, schema: T.StructType) -> QueueReader:
         return QueueReader(schema, ReadOptions.of(self.options, READ), self.parallelism)
 
+    @message_first()
     def streamReader(self, schema: T.StructType) -> QueueStream:
         options = ReadOptions.of(self.options, READ_STREAM)
         if options.frame is not None:
@@ -57,9 +61,11 @@ class CuesSource(DataSource):
             return BatchStream(schema, options, self.parallelism)
         return QueueStream(schema, options, self.parallelism)
 
+    @message_first()
     def writer(self, schema: T.StructType, overwrite: bool) -> BatchWriter:
         return BatchWriter(schema, WriteOptions.of_batch(self.options), overwrite)
 
+    @message_first()
     def streamWriter(self, schema: T.StructType, overwrite: bool) -> StreamWriter:
         return StreamWriter(schema, WriteOptions.of_stream(self.options), overwrite)
 

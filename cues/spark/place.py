@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Protocol
@@ -99,6 +100,10 @@ class MessageRows(Protocol):
         """The column ``time``, ``hash``, ``value`` or ``partition``, with its type in a row of the format."""
         ...
 
+    def typed(self, field: str, kind: Any) -> Any | None:
+        """A field of the messages as it is stored, if it is a column of this Arrow type; NULL where it does not fit."""
+        ...
+
     def messages(self) -> list[dict[str, Any]]:
         """The decoded messages."""
         ...
@@ -137,10 +142,8 @@ class ReadableQueue(ABC):
         """On the driver: the plan of one task, beside the range that it reads."""
 
     @abstractmethod
-    def rows(
-        self, start: Indices, end: Indices, plan: Any, columns: Sequence[str], lost: Lost
-    ) -> Iterator[MessageRows]:
-        """On an executor: the messages of a range, in order, with at least these columns."""
+    def rows(self, start: Indices, end: Indices, plan: Any, lost: Lost) -> Iterator[MessageRows]:
+        """On an executor: the messages of a range, in order. Each can be read until the next is asked for."""
 
     def behind(self, text: str) -> Diverged:
         """The error for a queue that has fewer messages than a plan or a checkpoint names."""
@@ -197,9 +200,7 @@ class Pinned(ReadableQueue):
     def plan(self, start: Indices, end: Indices, lost: Lost) -> None:
         """The range is the plan: messages that were purged meanwhile are found by the task."""
 
-    def rows(
-        self, start: Indices, end: Indices, plan: None, columns: Sequence[str], lost: Lost
-    ) -> Iterator[MessageRows]:
+    def rows(self, start: Indices, end: Indices, plan: None, lost: Lost) -> Iterator[MessageRows]:
         with self.opened() as queue:
             logs = [view._log for view in queue._views]
             count = len(end)
@@ -254,6 +255,22 @@ def _some(pieces: Iterator[BatchSlice]) -> Iterator[list[BatchSlice]]:
             some, size = [], 0
     if some:
         yield some
+
+
+@contextmanager
+def message_first() -> Iterator[None]:
+    """Let an error of Cues that goes to Spark begin with its message. Also a decorator.
+
+    Spark shows a Python traceback before it, unless this variable is set. Its Python processes, for plans and for
+    tasks, end with their first error, so no traceback of a user's function is hidden.
+    """
+    try:
+        yield
+    except CuesError:
+        process = getattr(sys.modules["__main__"], "__spec__", None)
+        if process is not None and process.name.startswith("pyspark."):
+            os.environ["SPARK_HIDE_TRACEBACK"] = "1"
+        raise
 
 
 def this_machine() -> str:

@@ -43,7 +43,7 @@ from cues.queues.store import Store
 from cues.spark.checkpoint import Offset
 from cues.spark.columns import Column
 from cues.spark.options import Position, QueueAddress, ReadOptions
-from cues.spark.place import MessageRows, ReadableQueue, pin
+from cues.spark.place import MessageRows, ReadableQueue, message_first, pin
 from cues.spark.position import Indices, read_place, widened
 
 ROW: Final = T.StructType(
@@ -83,9 +83,6 @@ class Columns:
                     f" cues it is {own[field.name].simpleString()}.",
                     f"set option('rowColumns', 'false') if the message's own field {field.name!r} is meant.",
                 )
-        self.needed = [name for name in self.schema.names if name in own]
-        if self._fields and "value" not in self.needed:
-            self.needed.append("value")
 
     def arrow(self, rows: MessageRows) -> pa.RecordBatch:
         """The messages of ``rows``."""
@@ -94,9 +91,13 @@ class Columns:
         indices = rows.indices
         for name in self.schema.names:
             if name in self._fields:
-                if messages is None:
-                    messages = rows.messages()
-                arrays.append(self._fields[name].array(messages, lambda offset: int(indices[offset])))
+                field = self._fields[name]
+                stored = rows.typed(name, field.type)
+                if stored is None or not field.fits(stored):
+                    if messages is None:
+                        messages = rows.messages()
+                    stored = field.array(messages, lambda offset: int(indices[offset]))
+                arrays.append(stored)
             else:
                 arrays.append(pa.array(indices) if name == "index" else rows.column(name))
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
@@ -145,8 +146,9 @@ class _Reading:
         assert isinstance(partition, ReadSlice)
         columns = Columns(self._schema, self.options, self.pinned.spread)
         start, stop, plan = partition.start, partition.stop, partition.plan
-        for rows in self.pinned.rows(start, stop, plan, columns.needed, self.lost):
-            yield columns.arrow(rows)
+        with message_first():
+            for rows in self.pinned.rows(start, stop, plan, self.lost):
+                yield columns.arrow(rows)
 
     def lost(self, start: int, first: int, partition: int) -> int:
         """Handle that the messages from ``start`` to ``first`` (exclusive) are purged. Return the next index."""
@@ -197,6 +199,7 @@ class QueueReader(_Reading, DataSourceReader):
         self.start = self.place_of(options.start, "startingPosition")
         self.end = self._next if options.end == "latest" else self.place_of(options.end, "endingPosition")
 
+    @message_first()
     def partitions(self) -> list[InputPartition]:
         count = max(len(self.start), len(self.end))  # it may have grown between the two
         start, end = widened(self.start, count), widened(self.end, count)
@@ -210,6 +213,7 @@ class QueueStream(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow)
         super().__init__(schema, options, parallelism)
         self._target: Indices | None = None
 
+    @message_first()
     def initialOffset(self) -> dict[str, Any]:
         place = self._committed() or self.place_of(self.options.start, "startingPosition")
         return Offset(self.pinned.identity, place, place).to_dict()
@@ -221,6 +225,7 @@ class QueueStream(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow)
     def prepareForTriggerAvailableNow(self) -> None:
         self._target = self._last()
 
+    @message_first()
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         at = self._mine(start).end
         end = self._last() if self._target is None else self._target
@@ -246,6 +251,7 @@ class QueueStream(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow)
         last = self._last()
         return Offset(self.pinned.identity, last, last).to_dict()
 
+    @message_first()
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         before, asked = self._mine(start), self._mine(end)
         if any(map(int.__lt__, before.end, asked.start)) and before.start != before.end:

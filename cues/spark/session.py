@@ -176,11 +176,14 @@ def _submitted() -> bool:
 def in_short(error: Exception) -> str:
     """The one line that explains a failure inside Spark, without a full stop at its end.
 
-    It is taken from Python's traceback if there is one, else from Java's.
+    It is taken from Python's traceback if there is one, else from an error of Cues without one, else from Java's.
     """
     text = str(error)
     _, python, trace = text.rpartition("Traceback (most recent call last):\n")
-    if python:
+    own = re.search(r"\bcues\.errors\.\w+: .*", text)
+    if own and not python:
+        line = own[0]
+    elif python:
         line = next((line for line in trace.splitlines() if line and not line[0].isspace()), "")
     else:
         cause = re.search(r"most recent failure: (?:Lost task .*?\): )?(.*)", text) or re.search(r"^: (.*)", text, re.M)

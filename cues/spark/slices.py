@@ -98,6 +98,9 @@ class SliceRows:
     def column(self, name: str) -> pa.Array:
         return _COLUMNS[name](self._pieces, self.indices)
 
+    def typed(self, field: str, kind: pa.DataType) -> None:
+        """None: a store has packed messages only."""
+
     def messages(self) -> list[dict[str, Any]]:
         some = (codec.unpack_known(b.body())[low:high] for _, b, low, high in self._pieces)
         return list(chain.from_iterable(some))

@@ -296,7 +296,7 @@ def of_processors(store: Store, only: Iterable[str] | None = None) -> list[Proce
     known = processors(store)
     failures = _failures(store)
     wanted = known if only is None else [id for id in only if id in known]
-    return [_processor(store, id, failures.get(id, _Failures())) for id in wanted]
+    return [_processor(store, id, failures.get(id, Failures())) for id in wanted]
 
 
 def tailers(store: Store, processor: str) -> list[TailerMetrics]:
@@ -373,7 +373,7 @@ def _holder(store: Store, lock: int) -> int | None:
         return None  # without locks no process can run a graph
 
 
-def _processor(store: Store, id: str, failures: _Failures) -> ProcessorMetrics:
+def _processor(store: Store, id: str, failures: Failures) -> ProcessorMetrics:
     with store._view() as txn:
         row = processor_rows.read_row(txn, id)
         topology = processor_rows.read_topology(txn, id)
@@ -512,18 +512,20 @@ def _group_member(table: GroupTable, name: str, row: MemberRow) -> GroupMemberMe
 
 
 @dataclass
-class _Failures:
+class Failures:
+    """The failed messages of a processor that are on error queues, and the last error."""
+
     count: int = 0
     last: LastError | None = None
 
 
-def _failures(store: Store) -> dict[str, _Failures]:
+def _failures(store: Store) -> dict[str, Failures]:
     """By processor: the number of its messages that are on error queues, and the last error.
 
     A queue is an error queue if its last message is an error record; the store does not say which queues
     are. An error queue may be in another store.
     """
-    failures: dict[str, _Failures] = {}
+    failures: dict[str, Failures] = {}
     _count_failures(store, failures)
     with other_stores.Others(store) as others:
         for id in other_stores.places(store):
@@ -533,18 +535,25 @@ def _failures(store: Store) -> dict[str, _Failures]:
     return failures
 
 
-def _count_failures(store: BaseStore, failures: dict[str, _Failures]) -> None:
+def _count_failures(store: BaseStore, failures: dict[str, Failures]) -> None:
     for log in [view._log for name in store.queues() for view in open_queue(store, name)._views]:
-        for index, time_ns, message in _backwards(log):
-            if message.get(names.TYPE) != names.PROCESSOR_ERROR:
-                break
-            processor = str(message.get(names.ERR_CONFIG, {}).get("id"))
-            known = failures.setdefault(processor, _Failures())
-            known.count += _inputs(message)
-            time = clock.to_datetime(time_ns)
-            if known.last is None or time > known.last.time:
-                cause = (message.get(names.ERR_CAUSE) or [{}])[0]
-                known.last = LastError(log.id, index, time, str(cause.get("type")), str(cause.get("message")))
+        count_failures(log.id, _backwards(log), failures)
+
+
+def count_failures(
+    queue: str, backwards: Iterable[tuple[int, int, dict[str, Any]]], failures: dict[str, Failures]
+) -> None:
+    """Add the error records at the end of a queue: index, time and message, last first."""
+    for index, time_ns, message in backwards:
+        if message.get(names.TYPE) != names.PROCESSOR_ERROR:
+            break
+        processor = str(message.get(names.ERR_CONFIG, {}).get("id"))
+        known = failures.setdefault(processor, Failures())
+        known.count += _inputs(message)
+        time = clock.to_datetime(time_ns)
+        if known.last is None or time > known.last.time:
+            cause = (message.get(names.ERR_CAUSE) or [{}])[0]
+            known.last = LastError(queue, index, time, str(cause.get("type")), str(cause.get("message")))
 
 
 def failed_messages(logs: Iterable[Log], records: int) -> int:

@@ -3,6 +3,7 @@
     files.py        a directory on a mount or in an object store, and *put if absent*, which makes commits exact
     directory.py    a queue: a Delta table, whose log names the files that count
     data.py         data files: messages and their provenance as columns
+    typed.py        fields of messages as columns beside them
     ledger.py       a processor's steps, its owner and its positions; each record is one commit
     state_files.py  keyed state: files by the hash of the key
     rows.py         messages as a step takes them
@@ -14,13 +15,14 @@
     frames.py       stages from DataFrame to DataFrame
     maintenance.py  small files are merged, old files are removed, orphans are swept
     inspection.py   reading without Spark
-    operations.py   changes of an operator: seek, and the removal of a graph's part
+    operations.py   changes of an operator: seek, purge, and the removal of a graph's part
     shared.py       reading with the format ``cues``
     engine.py       the engine of a running graph; lease.py: which driver runs it
 
     DIR/_cues/id.json                           the id that ``process.delivery.store`` has
     DIR/_cues/<graph>.id.json                   the same, after cues run --fresh of this graph
     DIR/_cues/<graph>.driver.json               the lease of the driver that runs the graph
+    DIR/_cues/<graph>.store.json                the store of the graph's sources, for the lag of feeders in cues status
     DIR/_cues/steps/<processor id>/<n>.json     record n of a processor (ledger.py)
     DIR/_cues/state/<processor id>/             keyed state
     DIR/<queue>/_cues/queue.json                the queue's identity

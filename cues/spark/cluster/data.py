@@ -6,6 +6,7 @@
     value       the packed message
     provenance  by queue that the message was made from: index and time there
     meta        what the user has added to the metadata, packed; mostly NULL
+    …           fields of the message as typed columns, if the table has some (typed.py)
 
 Provenance is columns in the engine (:mod:`cues.records.provenance`) and a map in the file, which SQL can read. Both
 directions work on whole columns, because a call for each message costs more than the message.
@@ -32,6 +33,7 @@ from cues.queues.partitioners import UNKEYED, Router
 from cues.records.provenance import Provenance
 from cues.spark.cluster.directory import DataFile, file_name
 from cues.spark.cluster.files import ID, folder_of
+from cues.spark.cluster.typed import NONE, TypedColumns
 from cues.steps.outgoing import Packed
 
 if TYPE_CHECKING:
@@ -89,19 +91,45 @@ def read(files: Files, piece: Piece, columns: Sequence[str] = COLUMNS.names) -> 
     return rows.slice(piece.start - skipped, piece.stop - piece.start)
 
 
+class RowGroup(NamedTuple):
+    """The rows of a piece in one row group of its file. It can be read until the next one is asked for."""
+
+    opened: Any
+    number: int
+    first: int
+    """The index of the first message."""
+    start: int
+    length: int
+
+    def read(self, columns: Sequence[str]) -> pa.Table:
+        """The rows, with those of these columns that the file has."""
+        rows = self.opened.read_row_group(self.number, columns=list(columns), use_threads=False)
+        return rows.slice(self.start, self.length)
+
+    def type_of(self, column: str) -> pa.DataType | None:
+        """The type of a column; None if the file does not have it."""
+        at = self.opened.schema_arrow.get_field_index(column)
+        return None if at < 0 else self.opened.schema_arrow.field(at).type
+
+
+def row_groups(files: Files, piece: Piece) -> Iterator[RowGroup]:
+    """The rows of a piece, one row group after another. Raises the errors of :func:`read`."""
+    with _opened(files, piece) as opened:
+        groups, low = _groups(opened.metadata, piece.start, piece.stop)
+        for group in groups:
+            high = low + opened.metadata.row_group(group).num_rows
+            start = max(piece.start, low)
+            yield RowGroup(opened, group, piece.file.first + start, start - low, min(piece.stop, high) - start)
+            low = high
+
+
 def read_groups(files: Files, piece: Piece, columns: Sequence[str]) -> Iterator[tuple[int, pa.Table]]:
     """The rows of a piece, one row group after another, each with the index of its first row.
 
     Raises the errors of :func:`read`.
     """
-    with _opened(files, piece) as opened:
-        groups, low = _groups(opened.metadata, piece.start, piece.stop)
-        for group in groups:
-            rows = opened.read_row_group(group, columns=list(columns), use_threads=False)
-            high = low + opened.metadata.row_group(group).num_rows
-            start = max(piece.start, low)
-            yield piece.file.first + start, rows.slice(start - low, min(piece.stop, high) - start)
-            low = high
+    for group in row_groups(files, piece):
+        yield group.first, group.read(columns)
 
 
 def last_time(files: Files, folder: str, file: DataFile) -> int:
@@ -290,12 +318,21 @@ class Writer:
     """Writes one data file, which appears when it is closed and counts when a step commits it."""
 
     def __init__(
-        self, files: Files, folder: str, processor: str, record: int, time_us: int, partition: int = 0
+        self,
+        files: Files,
+        folder: str,
+        processor: str,
+        record: int,
+        time_us: int,
+        columns: TypedColumns = NONE,
+        partition: int = 0,
     ) -> None:
         self._files = files
         self._folder = folder
         self._partition = partition
         self._time_us = time_us
+        self._typed = columns
+        self._schema = pa.schema([*COLUMNS, *columns.schema])
         self._name = file_name(processor, record)
         self._open: Any = None
         self._target: Any = None
@@ -328,16 +365,21 @@ class Writer:
         times = pa.array([self._time_us] * count if times_us is None else times_us, pa.int64()).cast(_TIME)
         offsets = pa.array(range(self.count, self.count + count), pa.int64())
         columns = [offsets, times, pa.array(hashes, pa.string()), packed, *_columns(came, count)]
-        self._batches.append(pa.RecordBatch.from_arrays(columns, schema=COLUMNS))
+        columns += self._typed.arrays(values)
+        self._batches.append(pa.RecordBatch.from_arrays(columns, schema=self._schema))
         self.count += count
         self._bytes += packed.nbytes
         if self._bytes >= _FLUSH_BYTES:
             self._flush()
 
     def append(self, rows: pa.Table) -> None:
-        """Add rows of another data file as they are."""
+        """Add rows of another data file as they are. Typed columns are made again if it does not have them all."""
         offsets = pa.array(range(self.count, self.count + rows.num_rows), pa.int64())
-        table = rows.set_column(0, "offset", offsets).cast(COLUMNS)
+        if set(self._schema.names) - set(rows.column_names):
+            rows = rows.select(COLUMNS.names)
+            for name, array in zip(self._typed.schema.names, self._typed.arrays(rows.column("value").to_pylist())):
+                rows = rows.append_column(name, array)
+        table = rows.set_column(0, "offset", offsets).select(self._schema.names).cast(self._schema)
         self._batches += table.to_batches()
         self.count += rows.num_rows
         self._bytes += table.nbytes
@@ -348,9 +390,12 @@ class Writer:
         if self._open is None:
             self._target = self._files.create(f"{self._folder}/{self._name}")
             self._open = pq.ParquetWriter(
-                self._target.__enter__(), COLUMNS, use_dictionary=["hash"], write_statistics=["offset", "time"]
+                self._target.__enter__(),
+                self._schema,
+                use_dictionary=["hash", *self._typed.scalars],
+                write_statistics=["offset", "time", *self._typed.scalars],
             )
-        self._open.write_table(pa.Table.from_batches(self._batches, COLUMNS), GROUP_ROWS)
+        self._open.write_table(pa.Table.from_batches(self._batches, self._schema), GROUP_ROWS)
         self._batches, self._bytes = [], 0
 
     def close(self) -> DataFile | None:
@@ -377,10 +422,11 @@ class QueueWriter:
         processor: str,
         record: int,
         time_us: int,
+        columns: TypedColumns,
         turn: int = 0,
     ) -> None:
         """``turn`` is the first partition of messages that may be on any of them, modulo the partitions."""
-        self._open = functools.partial(Writer, files, folder_of(queue), processor, record, time_us)
+        self._open = functools.partial(Writer, files, folder_of(queue), processor, record, time_us, columns)
         way = options.partitioner if options.partitioner in UNKEYED else None
         self._turns = Router(options.partitions, None, way, turn)
         self._writers: dict[int, Writer] = {}

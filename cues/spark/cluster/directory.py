@@ -7,6 +7,7 @@
 
     partition INT, first BIGINT                of a file, in the log; an index belongs to a partition
     offset BIGINT, time TIMESTAMP, hash STRING, value BINARY, provenance MAP, meta BINARY
+    …                                          fields of the messages as typed columns (typed.py)
 
 The index of a message is ``first + offset``. The index of a file's first message is in the log, because it is known
 only when the step commits. The number of partitions is in the metadata of the table, and only grows. Every reader of
@@ -36,11 +37,14 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote, unquote
 
+from cues import faults
 from cues.base import names
 from cues.errors import Diverged, GraphError, QueueNotFound, Unsupported
 from cues.queues.options import QueueOptions
 from cues.queues.queue import refuse_replacing, refuse_shrinking
+from cues.queues.schema import INFER
 from cues.spark.cluster.files import folder_of, name_of, parsed
+from cues.spark.cluster.typed import NONE, TypedColumns
 
 if TYPE_CHECKING:
     from cues.spark.cluster.files import Files
@@ -188,7 +192,8 @@ class QueueDirectory:
         """Open or make the queue. ``identity`` is that of the queue in the driver's store that is copied into it.
 
         Raises :class:`Diverged` if the directory belongs to another queue, and :class:`Unsupported` if an earlier
-        version of Cues wrote it. Without ``make``, raises :class:`QueueNotFound` if there is no such queue.
+        version of Cues wrote it. Without ``make``, raises :class:`QueueNotFound` if there is no such queue. Raises
+        :class:`QueueOptionsError` if the option ``schema`` gives a field of the table another type.
         """
         self.files = files
         self.queue = queue
@@ -205,11 +210,14 @@ class QueueDirectory:
         """The error after which this driver cannot tell which index is next."""
         self._held: Counter[str] = Counter()
         self.version = -1
+        self.columns = NONE
+        """The typed columns of the table."""
         self._published: dict[str, int] = {}
         self._table: Any = None
         refuse_old(files, self.folder)
         self.identity = self._identity(identity, make)
         self.load()
+        self._with_schema()
 
     def _identity(self, expected: bytes | None, make: bool) -> bytes:
         draft = {"identity": (expected or secrets.token_bytes(8)).hex(), "queue": self.queue}
@@ -245,17 +253,39 @@ class QueueDirectory:
                 " it too.",
                 "give the queue another name in one of the graphs, or use another --queues DIR.",
             )
+        columns = self._with_schema()
         if self.version < 0:
-            self._commit([{"protocol": _PROTOCOL}, {"metaData": self._metadata(self.options)}])
+            self._commit([{"protocol": _PROTOCOL}, {"metaData": self._metadata(self.options, columns)}])
         grow = f"run cues grow {self.files.place}#{self.queue} {self._asked.partitions}"
         refuse_replacing(self.queue, self._stored, self._stored._changed(self._asked._asked), grow)
+        self.add_columns(columns.fields)
 
-    def _metadata(self, options: QueueOptions) -> dict[str, Any]:
+    def _with_schema(self) -> TypedColumns:
+        """The typed columns of the table, and those that the option ``schema`` adds."""
+        schema = self.options.schema
+        fields = () if schema is None or isinstance(schema, str) else schema
+        return self.columns.plus(fields, self.queue, self.files.url)
+
+    @property
+    def infers(self) -> bool:
+        """True if the table is to get its typed columns from its messages."""
+        return self.options.schema == INFER and not self.columns
+
+    def add_columns(self, schema: Sequence[tuple[str, str]]) -> None:
+        """Add typed columns to the table, for the files that come. Nothing is written if it has them all.
+
+        Raises :class:`QueueOptionsError` if a field has another type in the table.
+        """
+        with self.lock:
+            while (columns := self.columns.plus(schema, self.queue, self.files.url)) != self.columns:
+                self._commit([{"metaData": self._metadata(self.options, columns)}])
+
+    def _metadata(self, options: QueueOptions, columns: TypedColumns) -> dict[str, Any]:
         return {
             "id": str(uuid.UUID(bytes=self.identity * 2)),
             "name": self.queue,
             "format": {"provider": "parquet", "options": {}},
-            "schemaString": json.dumps({"type": "struct", "fields": _FIELDS}),
+            "schemaString": json.dumps({"type": "struct", "fields": [*_FIELDS, *columns.to_log()]}),
             "partitionColumns": ["partition", "first"],
             "createdTime": time.time_ns() // 1_000_000,
             "configuration": {_PLACING: json.dumps(options._placing_to_dict())},
@@ -287,7 +317,8 @@ class QueueDirectory:
         """Add partitions until there are at least so many, if the table is there."""
         with self.lock:
             while self.version >= 0 and len(self.logs) < partitions:
-                self._commit([{"metaData": self._metadata(self.options._changed({"partitions": partitions}))}])
+                grown = self.options._changed({"partitions": partitions})
+                self._commit([{"metaData": self._metadata(grown, self.columns)}])
 
     def load(self) -> None:
         """Read the log. Raises :class:`Diverged` if it is damaged."""
@@ -295,6 +326,8 @@ class QueueDirectory:
             self._published = {}
             self._table, live = read_table(self.files, self.folder)
             self.version = -1 if self._table is None else self._table.version()
+            if self._table is not None:
+                self.columns = TypedColumns.of_log(json.loads(self._table.schema().to_json())["fields"])
             self._place({} if self._table is None else self._table.metadata().configuration)
             self._keep(live)
 
@@ -334,10 +367,11 @@ class QueueDirectory:
             live[name] = DataFile(name, first, count["numRecords"], add["size"], add["modificationTime"], partition)
         elif "remove" in action:
             live.pop(unquote(action["remove"]["path"]), None)
+        elif "metaData" in action:
+            self.columns = TypedColumns.of_log(json.loads(action["metaData"]["schemaString"])["fields"])
+            self._place(action["metaData"]["configuration"])
         elif "txn" in action:
             self._published[action["txn"]["appId"]] = action["txn"]["version"]
-        elif "metaData" in action:
-            self._place(action["metaData"]["configuration"])
 
     def _entry(self, version: int) -> str:
         return f"{self.folder}/{LOG}/{version:020d}.json"
@@ -386,13 +420,27 @@ class QueueDirectory:
     def replace(self, gone: Sequence[DataFile], new: Sequence[DataFile]) -> bool:
         """Replace files in the log: no message changes. Return False if the log has got another entry meanwhile.
 
-        The caller holds the lock. The files stay on the disk for :data:`KEEP_FILES_H`.
+        The messages of files without a new file are removed. The caller holds the lock. The files stay on the disk for
+        :data:`KEEP_FILES_H`.
         """
         names = {file.name for file in gone}
-        now = time.time_ns() // 1_000_000
-        removed = [{"remove": {"path": quote(n), "deletionTimestamp": now, "dataChange": not new}} for n in names]
+        about = {"deletionTimestamp": time.time_ns() // 1_000_000}
+        removed = []
+        for file in gone:
+            kept = any(file.first < other.next and other.first < file.next for other in new)
+            removed.append({"remove": {"path": quote(file.name), **about, "dataChange": not kept}})
         added = [{"add": _add(file)["add"] | {"dataChange": False}} for file in new]
         return self._commit([*removed, *added], new, names)
+
+    def exchange(self, gone: Sequence[DataFile], new: Sequence[DataFile]) -> bool:
+        """:meth:`replace`, until it succeeds. Return False if another driver has removed some of the files."""
+        names = {file.name for file in gone}
+        with self.lock:
+            while names <= {file.name for file in self.live}:
+                if self.replace(gone, new):
+                    faults.point("spark.replaced")
+                    return True
+        return False
 
     def _commit(
         self, actions: Sequence[dict[str, Any]], new: Sequence[DataFile] = (), gone: Collection[str] = ()

@@ -15,8 +15,10 @@ elsewhere, with an empty store, continues with the positions that the feeder kee
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import os
+import socket
 import threading
 import time
 from collections import Counter
@@ -25,6 +27,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from cues import faults
 from cues.base import events
+from cues.engine import record
 from cues.engine.engine import Host
 from cues.engine.growth import Emit, Growth, divide, tell
 from cues.engine.local import EmbeddedEngine, join
@@ -39,7 +42,7 @@ from cues.spark.cluster.data import messages, pieces_of
 from cues.spark.cluster.directory import QueueDirectory
 from cues.spark.cluster.driver import Driver, new_owner
 from cues.spark.cluster.feeder import Feeder
-from cues.spark.cluster.files import ID, open_files
+from cues.spark.cluster.files import ID, folder_of, open_files
 from cues.spark.cluster.frames import FrameStage
 from cues.spark.cluster.ingest import StreamIngest
 from cues.spark.cluster.lease import held
@@ -332,8 +335,10 @@ class ClusterEngine:
                 identity = fed[name]._row().identity
                 options = options._changed({"partitions": fed[name].options.partitions})
             driver.queues[name] = QueueDirectory(driver.files, name, options, identity)
-            driver.queues[name].grow_to(options.partitions if identity else 1)
-            driver.queues[name].own(plan.id)
+        for name, directory in driver.queues.items():  # none changes before all are checked
+            if name in self._fed:
+                directory.grow_to(self._fed[name].options.partitions)
+            directory.own(plan.id)
         for feeder in self._feeders:
             feeder.claim()
 
@@ -358,6 +363,10 @@ class ClusterEngine:
         self._owned = stages
         """The stages of all units. It gets those of new partitions."""
         self.shared = _SharedQueues(driver, stages, at_home(plan))
+        with contextlib.suppress(Exception):  # the notes are for cues status, and nothing depends on them
+            record.note_queues(self.store.directory, plan.id, driver.files.url)
+            feeder_store = {"store": self.store.directory, "host": socket.gethostname()}
+            driver.files.write(f"_cues/{folder_of(plan.id)}.store.json", json.dumps(feeder_store).encode())
         self._stages = [_StageThread(host, driver, stage, stages) for stage in stages]
         self._inlets = [_InletThread(host, driver, inlet) for inlet in inlets]
         self._copiers = [_FeederThread(host, driver, feeder) for feeder in feeders]

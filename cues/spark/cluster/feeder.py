@@ -257,6 +257,7 @@ class Feeder:
             seals=now.seals | cut.seals,
             sources=now.sources | cut.sources,
             store=self._store.id.hex() if self._has_cuts else None,
+            counts={"written": sum(file.count for files in new.values() for file in files)},
         )
         self._cuts.popleft()
         for id, end in cut.ends.items():
@@ -338,7 +339,8 @@ class Feeder:
 
     def _write(self, directory: QueueDirectory, runs: Sequence[_Run], partition: int) -> DataFile | None:
         driver, record = self.driver, self.ledger.now.number + 1
-        writer = Writer(driver.files, directory.folder, self.ledger.processor, record, 0, partition)
+        columns = directory.columns
+        writer = Writer(driver.files, directory.folder, self.ledger.processor, record, 0, columns, partition)
         writer.add(
             [value for run in runs for value in run.values],
             [run.hash for run in runs for _ in run.values],

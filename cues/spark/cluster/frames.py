@@ -21,6 +21,7 @@ from cues.spark.cluster.ledger import LedgerRecord, StepRange
 from cues.spark.cluster.rows import RowSlice
 from cues.spark.cluster.step import Stage, StepResult
 from cues.spark.cluster.tasks import TaskOutput, TaskResult
+from cues.spark.cluster.typed import TypedColumns
 from cues.spark.columns import Column, Encoder, frame_encoder
 from cues.spark.executor import is_of_spark
 from cues.spark.plans import ROWS, call, fields_of, process_of
@@ -66,6 +67,7 @@ class Encoding:
 
     files: Files
     queue: str
+    columns: TypedColumns
     options: QueueOptions
     processor: str
     record: int
@@ -83,8 +85,8 @@ class Encoding:
         number = context.partitionId() if context is not None else 0
         encoder = None if self.schema is None else Encoder(self.schema)
         packer = Packer(lambda: self.options._changed({"metadata": False})).renew()
-        turn = self.record + number
-        writer = QueueWriter(self.files, self.queue, self.options, self.processor, self.record, self.time_us, turn)
+        where = self.files, self.queue, self.options, self.processor, self.record, self.time_us
+        writer = QueueWriter(*where, self.columns, turn=self.record + number)
         came = None if self.options._strips else self.came
         for rows in given:
             messages = encoder.messages(rows) if encoder else map(codec.unpack, rows.column("value").to_pylist())
@@ -128,7 +130,15 @@ class FrameStage(Stage):
         directory = self.targets[0]
         record, now_us = self.ledger.now.number + 1, clock.now_ns() // 1000
         encoding = Encoding(
-            driver.files, directory.queue, directory.options, node.id, record, now_us, digest.hex(), came
+            driver.files,
+            directory.queue,
+            directory.columns,
+            directory.options,
+            node.id,
+            record,
+            now_us,
+            digest.hex(),
+            came,
         )
         retry = node.options.retry
         for attempt in range(1, retry.attempts + 1):
@@ -183,8 +193,8 @@ class FrameStage(Stage):
         messages = {node.inputs[0].binding: [codec.unpack(value) for value in rows.values]}
         target = next(number for number, directory in enumerate(self.targets) if directory.queue == node.errors)
         errors = self.targets[target]
-        partition = node.partition % len(errors.logs)
-        writer = Writer(files, errors.folder, node.id, encoding.record, encoding.time_us, partition)
+        where = files, errors.folder, node.id, encoding.record, encoding.time_us
+        writer = Writer(*where, errors.columns, node.partition % len(errors.logs))
         writer.add([codec.pack(error_message(node, messages, failure))], [encoding.hash], encoding.came)
         file = writer.close()
         assert file is not None

@@ -147,6 +147,7 @@ class StreamIngest(BatchCommits):
         encoding = Encoding(
             self.driver.files,
             self.directory.queue,
+            self.directory.columns,
             self.directory.options,
             self.node.id,
             last.number + 1,

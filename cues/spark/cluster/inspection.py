@@ -2,7 +2,8 @@
 
 QueueReader      the messages of a queue; last_messages: its last ones
 queues_of        the queues of a directory; logs_of: the partitions of one
-processors_of    the last record of each processor; records_of: the last records of one
+processors_of    the last record of each processor; records_of: the last records of one; rate_of: its messages a second
+feeder_lag       the number of messages of a source that are not in the directory yet
 problems_of      the damage
 
 A directory is given by its place: a path or a URL (files.py). It must exist.
@@ -13,20 +14,22 @@ from __future__ import annotations
 import contextlib
 import heapq
 import os
+import socket
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import datetime
-from typing import Any
+from datetime import datetime, timedelta
+from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from cues.base import clock
-from cues.errors import CuesError, InvalidArgument, QueueNotFound
+from cues.base import clock, names
+from cues.errors import CodecError, CuesError, InvalidArgument, QueueNotFound
 from cues.queues.base import check_index
 from cues.queues.options import QueueOptions
+from cues.queues.store import Store
 from cues.spark.cluster.batches import Batches
 from cues.spark.cluster.data import Piece, messages, pieces_of, read
 from cues.spark.cluster.directory import DataFile, PartitionLog, QueueDirectory
@@ -35,6 +38,9 @@ from cues.spark.cluster.ledger import LedgerRecord
 from cues.spark.cluster.state_files import folder_of_state
 
 Place = str | os.PathLike[str]
+RATE_S: Final = 10.0
+_RATE_RECORDS: Final = 64
+"""Most records that are read for a rate."""
 
 
 @dataclass(frozen=True)
@@ -194,6 +200,28 @@ def logs_of(place: Place, queue: str) -> list[PartitionLog]:
     return QueueDirectory(_files(place), queue, QueueOptions()).logs
 
 
+def backwards(place: Place, logs: Sequence[PartitionLog], most: int) -> Iterator[tuple[int, int, dict[str, Any]]]:
+    """The last messages of a queue, last first: index, time in nanoseconds, message. Ends at one of unknown types.
+
+    Several partitions are merged by time.
+    """
+    yield from heapq.merge(*(_backwards(place, log, most) for log in logs), key=lambda read: -read[1])
+
+
+def _backwards(place: Place, log: PartitionLog, most: int) -> Iterator[tuple[int, int, dict[str, Any]]]:
+    live = log.live
+    stop = live[-1].next if live else 0
+    least, size = max(live[0].first, stop - most) if live else 0, 1
+    while stop > least:
+        low = max(least, stop - size)
+        try:
+            some = list(messages(_files(place), pieces_of(log.directory.folder, live, low, stop)))
+        except CodecError:
+            return
+        yield from ((index, time_us * 1000, message) for index, time_us, _, message in reversed(some))
+        stop, size = low, most
+
+
 @dataclass(frozen=True)
 class ProcessorRecord:
     """A record of a processor."""
@@ -226,6 +254,39 @@ def processors_of(place: Place) -> list[ProcessorRecord]:
     """The last record of each processor that has run on the directory, by name."""
     processors = sorted(map(name_of, _files(place).names("_cues/steps")))
     return [last for processor in processors for last in records_of(place, processor, 1)]
+
+
+def rate_of(place: Place, last: ProcessorRecord) -> float:
+    """Messages a second that a processor took (a source: wrote), over the last :data:`RATE_S`."""
+    files, folder = _files(place), f"_cues/steps/{folder_of(last.processor)}"
+    since = clock.to_datetime(clock.now_ns()) - timedelta(seconds=RATE_S)
+    if last.committed < since:
+        return 0.0
+    count = 0
+    for name in reversed(files.names(folder)[-_RATE_RECORDS:]):
+        raw = files.read(f"{folder}/{name}")
+        fields = {} if raw is None else parsed(files, f"{folder}/{name}", raw)
+        if not fields or datetime.fromisoformat(fields["time"]) < since:
+            break
+        counts = fields.get("counts", {})
+        count += counts.get("taken", counts.get("written", 0))
+    return count / RATE_S
+
+
+def feeder_lag(place: Place, last: ProcessorRecord, log: str) -> int | None:
+    """The messages of a source's log that the feeder has not copied; None if the store is not on this machine."""
+    files = _files(place)
+    identity, next = last.record.positions[log]
+    queue, partition = names.log_parts(log)
+    raw = files.read(f"_cues/{folder_of(last.processor.partition('.')[0])}.store.json")
+    with contextlib.suppress(CuesError, OSError, KeyError):
+        noted = parsed(files, "the note of the store", raw or b"{}")
+        if noted["host"] == socket.gethostname() and os.path.exists(os.path.join(noted["store"], "data.mdb")):
+            with Store(noted["store"], readonly=True) as store:
+                row = store.queue(queue)._view(partition)._row()
+                if row.identity.hex() == identity:
+                    return row.next - next
+    return None
 
 
 def records_of(place: Place, processor: str, count: int | None) -> list[ProcessorRecord]:

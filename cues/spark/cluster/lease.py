@@ -13,10 +13,13 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Final
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Final, Literal
 
+from cues.base import clock
 from cues.errors import AlreadyRunning
-from cues.spark.cluster.files import folder_of
+from cues.spark.cluster.files import folder_of, name_of
 from cues.spark.place import this_machine
 from cues.steps.ownership import LEASE_BEAT_S, LEASE_S
 from cues.storage import locks
@@ -58,6 +61,7 @@ class DriverLease:
         self._graph = graph
         self._owner = owner
         self._beats = 0
+        self._since = _now()
 
     def acquire(self, take_over: bool) -> None:
         """Take the lease, after a wait of up to :data:`LEASE_S` for a beat of another owner.
@@ -67,7 +71,7 @@ class DriverLease:
         text = self._files.read(self._name)
         deadline = time.monotonic() + LEASE_S
         # An empty file is being written at this moment.
-        while text is not None and not take_over and not self._is_dead(text) and time.monotonic() < deadline:
+        while text is not None and not take_over and not _is_dead(_parsed(text)) and time.monotonic() < deadline:
             time.sleep(_LOOK_S)
             now = self._files.read(self._name)
             if now and now != text:
@@ -84,18 +88,6 @@ class DriverLease:
         _mine.add(self._owner)
         self._write()
 
-    def _is_dead(self, text: bytes) -> bool:
-        """Return True if its owner was a process of this machine and has ended.
-
-        A container with process ids of its own is another machine: the owner's pid means nothing there.
-        """
-        lease = _parsed(text)
-        if lease.get("machine") != this_machine():
-            return False
-        if lease.get("pid") == os.getpid():
-            return lease.get("owner") not in _mine
-        return locks.process_state(int(lease.get("pid", 0))) == "gone"
-
     def beat(self) -> None:
         """Show that this driver is alive, unless another one has taken the lease over."""
         text = self._files.read(self._name)
@@ -105,7 +97,8 @@ class DriverLease:
     def _write(self) -> None:
         self._beats += 1
         lease = {"owner": self._owner, "host": socket.gethostname(), "pid": os.getpid(), "machine": this_machine()}
-        self._files.write(self._name, json.dumps({**lease, "beat": self._beats}).encode())
+        lease |= {"beat": self._beats, "since": self._since, "time": _now()}
+        self._files.write(self._name, json.dumps(lease).encode())
 
     def release(self) -> None:
         """Give the lease back, if this driver still has it."""
@@ -113,6 +106,50 @@ class DriverLease:
         text = self._files.read(self._name)
         if text and _parsed(text).get("owner") == self._owner:
             self._files.delete(self._name)
+
+
+@dataclass(frozen=True)
+class LeaseHolder:
+    """The driver of a graph, as its lease tells it. Times are by the clock of its machine."""
+
+    graph: str
+    host: str
+    pid: int
+    since: datetime | None
+    beat: datetime | None
+    """When it last showed that it is alive."""
+    state: Literal["runs", "does not answer", "has ended"]
+
+
+_ENDING: Final = ".driver.json"
+
+
+def holders(files: Files) -> Iterator[LeaseHolder]:
+    """The drivers that have not given their lease back."""
+    for name in files.names("_cues"):
+        lease = _parsed(files.read(f"_cues/{name}") or b"") if name.endswith(_ENDING) else {}
+        if lease:
+            since, beat = (datetime.fromisoformat(lease[key]) if key in lease else None for key in ("since", "time"))
+            late = beat is not None and (clock.to_datetime(clock.now_ns()) - beat).total_seconds() > LEASE_S
+            state: Any = "has ended" if _is_dead(lease) else "does not answer" if late else "runs"
+            graph = name_of(name.removesuffix(_ENDING))
+            yield LeaseHolder(graph, lease.get("host", "?"), lease.get("pid", 0), since, beat, state)
+
+
+def _is_dead(lease: dict[str, Any]) -> bool:
+    """Return True if its owner was a process of this machine and has ended.
+
+    A container with process ids of its own is another machine: the owner's pid means nothing there.
+    """
+    if lease.get("machine") != this_machine():
+        return False
+    if lease.get("pid") == os.getpid():
+        return lease.get("owner") not in _mine
+    return locks.process_state(int(lease.get("pid", 0))) == "gone"
+
+
+def _now() -> str:
+    return clock.to_datetime(clock.now_ns()).isoformat()
 
 
 def _parsed(text: bytes) -> dict[str, Any]:

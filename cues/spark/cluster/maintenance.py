@@ -1,5 +1,6 @@
 """Maintenance of queues: small files are merged, retention removes old files, orphans are swept.
 
+    infer        a table whose queue has schema="infer" gets typed columns, from the first messages
     merge        a run of small files is written again as one file, which replaces them in the log
     retain       files whose messages retention removes leave the log; the last file always stays
     checkpoint   the library writes a checkpoint of the log, and deletes old entries
@@ -20,12 +21,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
-from cues import faults
+from cues import codec
 from cues.base import clock, events
 from cues.errors import Diverged
-from cues.spark.cluster.data import Piece, Writer, read
+from cues.queues.schema import infer
+from cues.spark.cluster.data import COLUMNS, Piece, Writer, pieces_of, read
 from cues.spark.cluster.directory import CHECKPOINT_EVERY, DataFile, PartitionLog, QueueDirectory
 from cues.spark.cluster.state_files import folder_of_state, record_of
+from cues.spark.cluster.typed import NONE, TypedColumns
 
 if TYPE_CHECKING:
     from cues.queues.options import Retention
@@ -37,6 +40,8 @@ MERGE_FILES: Final = 64
 """This number of small files in a row becomes one file. A step writes one file for each task and queue."""
 MERGE_BYTES: Final = 128 << 20
 """The largest merged file, approximately. A file larger than half of it is not small."""
+INFER_MESSAGES: Final = 1000
+"""Most messages from which columns are inferred."""
 _RETENTION_PARTS: Final = 8
 """A merged file has at most this part of the messages that retention keeps, because it removes whole files."""
 _VACUUM_S: Final = 3600.0
@@ -55,10 +60,13 @@ class Maintenance:
         self._merged: dict[str, int] = {}
         """By log id: the index before which there is nothing to merge."""
         self._warned: set[tuple[str, str]] = set()
+        self._inferred: set[str] = set()
 
     def step(self) -> None:
         """Look once at every queue."""
         for directory in self.driver.queues.values():
+            if directory.infers and directory.live:
+                self.infer(directory)
             for log in directory.logs:
                 self.merge(log)
                 if directory.options.retention is not None:
@@ -83,6 +91,22 @@ class Maintenance:
         for directory in self.driver.queues.values():
             directory.vacuum(lambda writer, record: record > done.get(writer, record))
 
+    # --- infer ---
+
+    def infer(self, directory: QueueDirectory) -> None:
+        """Add the typed columns of the first messages to the table, once in the life of this driver."""
+        if directory.queue in self._inferred:
+            return
+        self._inferred.add(directory.queue)
+        logs = directory.logs
+        most = -(-INFER_MESSAGES // len(logs))
+        pieces = [piece for log in logs for piece in pieces_of(directory.folder, log.live, log.first, log.first + most)]
+        values = [read(self.driver.files, piece, ["value"]).column("value").to_pylist() for piece in pieces]
+        columns = infer([codec.unpack_known(value) for some in values for value in some])
+        directory.add_columns(columns)
+        names = ", ".join(f"{name} {kind}" for name, kind in columns) or "none"
+        self.driver.emit(events.Event("", f"columns of the queue {directory.queue} by schema='infer': {names}"))
+
     # --- merge ---
 
     def merge(self, log: PartitionLog) -> None:
@@ -104,10 +128,11 @@ class Maintenance:
             driver.context.setJobGroup(keepers_group(driver), f"merging files of {log.id}", True)
             writers = {file.writer for file in files}
             writer = writers.pop() if len(writers) == 1 else f"{driver.graph}.keeper"
-            work = functools.partial(merged, driver.files, directory.folder, writer, files[-1].record)
+            last, columns = files[-1].record, directory.columns
+            work = functools.partial(merged, driver.files, directory.folder, writer, last, columns=columns)
             (file,) = driver.context.parallelize([files], 1).map(work).collect()
             modified_ms = max(file.modified_ms for file in files)
-            self._exchange(directory, files, [replace(file, first=files[0].first, modified_ms=modified_ms)])
+            directory.exchange(files, [replace(file, first=files[0].first, modified_ms=modified_ms)])
         finally:
             directory.release(files)
 
@@ -125,7 +150,7 @@ class Maintenance:
                 self._warn(log, stage)
         gone = [file for file in log.live[:-1] if file.next <= goal]
         if gone:
-            self._exchange(log.directory, gone, [])
+            log.directory.exchange(gone, [])
 
     def _warn(self, log: PartitionLog, stage: Stage) -> None:
         pair = (log.id, stage.node.id)
@@ -134,25 +159,14 @@ class Maintenance:
             text = f"retention of {log.id} lets go of messages that {stage.node.id} has not read"
             self.driver.emit(events.Event(stage.node.id, text, logging.WARNING))
 
-    # --- files that leave ---
 
-    def _exchange(self, directory: QueueDirectory, gone: list[DataFile], new: list[DataFile]) -> None:
-        """Replace files in the log. Do nothing if another driver has removed some of them meanwhile."""
-        names = {file.name for file in gone}
-        with directory.lock:
-            while names <= {file.name for file in directory.live}:
-                if directory.replace(gone, new):
-                    break
-            else:
-                return
-        faults.point("spark.replaced")
-
-
-def merged(files: Files, folder: str, writer: str, number: int, small: Sequence[DataFile]) -> DataFile:
+def merged(
+    files: Files, folder: str, writer: str, number: int, small: Sequence[DataFile], columns: TypedColumns = NONE
+) -> DataFile:
     """Write the messages of several files into one, in an executor."""
-    target = Writer(files, folder, writer, number, 0, small[0].partition)
+    target = Writer(files, folder, writer, number, 0, columns, small[0].partition)
     for file in small:
-        target.append(read(files, Piece(folder, file, 0, file.count)))
+        target.append(read(files, Piece(folder, file, 0, file.count), [*COLUMNS.names, *columns.schema.names]))
     one = target.close()
     assert one is not None
     return one

@@ -3,6 +3,7 @@
 running_none    hold the lease of a graph, so that no driver of it runs
 settle, seek    move the positions of a processor, after its queues have all that is committed
 growing         a queue to add partitions to
+plan_purge      the messages of a queue before an index, and the processors that have not read them; purge: delete them
 part_of         the queues and processors of a graph in the directory; remove: delete them
 
 Not guaranteed: that :func:`remove` stops a driver that has slept for longer than its lease, and continues later. Such
@@ -16,14 +17,18 @@ import contextlib
 import json
 import secrets
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Literal
 
+from cues.base import names
 from cues.errors import AlreadyRunning, GraphError
 from cues.queues.options import QueueOptions
-from cues.spark.cluster.directory import LOG, QueueDirectory
+from cues.queues.retention import PlannedPurge, PositionHolder, refuse_unread
+from cues.spark.cluster.data import COLUMNS, Piece, Writer, read
+from cues.spark.cluster.directory import LOG, DataFile, PartitionLog, QueueDirectory
 from cues.spark.cluster.driver import Driver, id_of_graph, new_owner
 from cues.spark.cluster.files import Files, folder_of, name_of
-from cues.spark.cluster.inspection import queues_of, writer_of
+from cues.spark.cluster.inspection import processors_of, queues_of, writer_of
 from cues.spark.cluster.lease import held
 from cues.spark.cluster.ledger import Ledger, LedgerRecord
 
@@ -78,6 +83,72 @@ def growing(files: Files, queue: str) -> QueueDirectory:
 
 
 @dataclass(frozen=True)
+class DirectoryPurge:
+    """A purge of one partition: the messages before an index."""
+
+    log: PartitionLog
+    plan: PlannedPurge
+    whole: list[DataFile]
+    """Files that leave the log."""
+    cut: DataFile | None
+    """The file with the index inside. A file with the rest of it replaces it."""
+
+
+def plan_purge(files: Files, id: str, index: int) -> DirectoryPurge:
+    """Find the messages of a log before an index, and the processors that have not read them.
+
+    The last message always stays, because the index of the next one is that of its file.
+    """
+    queue, partition = names.log_parts(id)
+    log = QueueDirectory(files, queue, QueueOptions(), make=False).log(partition)
+    index = max(log.first, min(index, log.next - 1))
+    whole = [file for file in log.live if file.next <= index]
+    cut = next((file for file in log.live if file.first < index < file.next), None)
+    size = sum(file.size for file in whole)
+    if cut is not None:
+        size += cut.size * (index - cut.first) // cut.count
+    readers = []
+    for last in processors_of(files.place):
+        ranges = last.record.taking.ranges if last.record.taking is not None else {}
+        for tailer, (_, next_index) in last.record.positions.items():
+            if not last.is_feeder and last.queue_of(tailer) == log.id:
+                readers.append(PositionHolder(last.processor, next_index, tailer in ranges))
+    behind = [reader for reader in readers if max(reader.next, log.first) < index]
+    known = frozenset(reader.name for reader in readers)
+    return DirectoryPurge(log, PlannedPurge(log.id, log.first, index, size, behind, known), whole, cut)
+
+
+def purge(driver: Driver, id: str, index: int, unread: Literal["drop", "refuse"] = "refuse") -> PlannedPurge:
+    """Delete the messages of a log before an index, inside :func:`running_none`, and return what was deleted.
+
+    One entry in the log makes them invisible for readers. The files stay on the disk for a day, for readers that have
+    begun. Raises :class:`QueueInUse`, and deletes nothing, if a processor has not read them, unless ``unread="drop"``.
+
+    1. Write the rest of the file with the index inside into a new one, which is in no log yet.
+    2. Replace the files in the log. A death before it changes nothing; the new file is deleted by a later vacuum.
+    """
+    while True:
+        found = plan_purge(driver.files, id, index)
+        if unread == "refuse":
+            refuse_unread(found.plan)
+        if not found.plan.count:
+            return found.plan
+        directory, cut, new = found.log.directory, found.cut, []
+        if cut is not None:
+            # 1. The rest.
+            rest = Piece(directory.folder, cut, found.plan.index - cut.first, cut.count)
+            where = driver.files, directory.folder, cut.writer, cut.record, 0
+            writer = Writer(*where, directory.columns, cut.partition)
+            writer.append(read(driver.files, rest, [*COLUMNS.names, *directory.columns.schema.names]))
+            file = writer.close()
+            assert file is not None
+            new = [replace(file, first=found.plan.index, modified_ms=cut.modified_ms)]
+        # 2. Replace.
+        if directory.exchange([*found.whole, *([cut] if cut else [])], new):
+            return found.plan
+
+
+@dataclass(frozen=True)
 class GraphPart:
     """The queues that a graph writes in a directory, and the folders of its processors."""
 
@@ -112,3 +183,4 @@ def remove(files: Files, graph: str, part: GraphPart) -> None:
         files.delete(folder_of(queue))
     for folder in part.folders:
         files.delete(folder)
+    files.delete(f"_cues/{folder_of(graph)}.store.json")

@@ -323,6 +323,7 @@ class FrameQuery(BatchCommits, Stage):
         encoding = Encoding(
             self.driver.files,
             directory.queue,
+            directory.columns,
             directory.options,
             self.node.id,
             record,

@@ -1,7 +1,8 @@
 """A queue of a shared directory, as a query reads it.
 
     driver      follows the log of the queue, and plans for each task the pieces of files that hold its messages
-    executor    reads the row groups of its pieces, and of them only the columns of the query
+    executor    reads the row groups of its pieces, and of them only the columns of the query. A field that the files
+                have as a typed column of the declared type is read from there, and no message is decoded for it
 
 Places are indices, and not files. So a merge of files between two batches of a stream changes nothing: the log says
 at each plan which files hold the messages. A file that left the log after a plan is still on the disk, for
@@ -15,7 +16,7 @@ from __future__ import annotations
 
 import bisect
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any, Final
 
 import numpy
@@ -24,9 +25,10 @@ import pyarrow as pa
 from cues import codec
 from cues.errors import Diverged, QueueNotFound
 from cues.queues.options import QueueOptions
-from cues.spark.cluster.data import Piece, last_time, pieces_of, read_groups
+from cues.spark.cluster.data import Piece, RowGroup, last_time, pieces_of, read_groups, row_groups
 from cues.spark.cluster.directory import PartitionLog, QueueDirectory
 from cues.spark.cluster.files import folder_of, open_files, parsed
+from cues.spark.cluster.typed import TypedColumns
 from cues.spark.options import QueueAddress
 from cues.spark.place import Lost, MessageRows, ReadableQueue, partition_identity
 from cues.spark.position import Indices
@@ -54,6 +56,7 @@ class SharedQueue(ReadableQueue):
         self._made = text
         self.identity = bytes.fromhex(parsed(self.files, f"{self._folder}/_cues/queue.json", text)["identity"])
         self._log = QueueDirectory(self.files, queue, QueueOptions(), self.identity, make=False)
+        self._typed = self._log.columns
         self._partition = int(partition) if slash else None
         self.spread = len(self._logs) > 1
         if self._partition:  # partitions share the identity of the queue, but not their offsets
@@ -156,13 +159,10 @@ class SharedQueue(ReadableQueue):
             lost(at, stop, log.partition)
         return pieces
 
-    def rows(
-        self, start: Indices, end: Indices, plan: list[Piece], columns: Sequence[str], lost: Lost
-    ) -> Iterator[MessageRows]:
-        stored = [name for name in columns if name not in ("index", "partition")]
+    def rows(self, start: Indices, end: Indices, plan: list[Piece], lost: Lost) -> Iterator[MessageRows]:
         for piece in plan:
-            for first, table in read_groups(self.files, piece, stored):
-                yield _TableRows(first, piece.file.partition, table)
+            for group in row_groups(self.files, piece):
+                yield _GroupRows(group, piece.file.partition, self._typed)
 
 
 def _at(log: PartitionLog, time_ms: int, low: int, high: int) -> int:
@@ -171,19 +171,27 @@ def _at(log: PartitionLog, time_ms: int, low: int, high: int) -> int:
     return min(max(log.live[at].first if at < len(log.live) else log.next, low), high)
 
 
-class _TableRows:
-    """The rows of a row group."""
+class _GroupRows:
+    """The rows of a row group. A column is read when it is asked for."""
 
-    def __init__(self, first: int, partition: int, table: pa.Table) -> None:
-        self.indices = numpy.arange(first, first + table.num_rows)
+    def __init__(self, group: RowGroup, partition: int, typed: TypedColumns) -> None:
+        self.indices = numpy.arange(group.first, group.first + group.length)
         self._partition = partition
-        self._table = table
+        self._group = group
+        self._typed = typed
+        self._columns: dict[str, pa.Array] = {}
 
     def column(self, name: str) -> pa.Array:
         if name == "partition":
-            return pa.array(numpy.full(self._table.num_rows, self._partition, numpy.int32))
-        return pa.concat_arrays(self._table.column(name).chunks)
+            return pa.array(numpy.full(self._group.length, self._partition, numpy.int32))
+        if name not in self._columns:
+            self._columns[name] = pa.concat_arrays(self._group.read([name]).column(name).chunks)
+        return self._columns[name]
+
+    def typed(self, field: str, kind: pa.DataType) -> pa.Array | None:
+        column = self._typed.column(field)
+        return None if column is None or self._group.type_of(column) != kind else self.column(column)
 
     def messages(self) -> list[dict[str, Any]]:
-        values = self._table.column("value").to_pylist()
+        values = self.column("value").to_pylist()
         return codec.unpack_known(_ARRAY + len(values).to_bytes(4) + b"".join(values))  # type: ignore[no-any-return]

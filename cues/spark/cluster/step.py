@@ -420,6 +420,7 @@ class Stage:
             sees,
             self.ledger.now.state if sees != "nothing" else (),
             self.node.at_most_once,
+            tuple(target.columns for target in self.targets),
         )
 
     def _parts(self, taking: StepRange, size: int) -> list[TaskPart]:

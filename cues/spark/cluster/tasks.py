@@ -38,6 +38,7 @@ from cues.spark.cluster.directory import DataFile
 from cues.spark.cluster.files import Files
 from cues.spark.cluster.rows import Entrance, RowSlice
 from cues.spark.cluster.state_files import StateRun, key_bytes
+from cues.spark.cluster.typed import TypedColumns
 from cues.spark.executor import Job, NeedsState, PartReport, reporting, runner_of, travelling, unpack_job
 from cues.steps.failure import Failure, error_message
 from cues.steps.hashes import Hasher
@@ -92,6 +93,8 @@ class Task(NamedTuple):
     """The state."""
     once: bool
     """True if Spark must not repeat the task."""
+    columns: tuple[TypedColumns, ...]
+    """The typed columns of each target."""
 
 
 @dataclass
@@ -394,10 +397,10 @@ class _Work:
 
     def _writer(self, target: int) -> QueueWriter:
         if target not in self._writers:
-            queue, options = self.job.targets[target]
-            task, turn = self.task, self.task.record + self.output.first_part
-            node = self.job.node
-            self._writers[target] = QueueWriter(self.files, queue, options, node.id, task.record, task.time_us, turn)
+            (queue, options), task = self.job.targets[target], self.task
+            where = self.files, queue, options, self.job.node.id, task.record, task.time_us
+            turn = task.record + self.output.first_part
+            self._writers[target] = QueueWriter(*where, task.columns[target], turn)
         return self._writers[target]
 
 

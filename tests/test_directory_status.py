@@ -1,0 +1,173 @@
+"""``cues status`` of a shared directory, and of a graph that last ran with one. No Spark, no Java."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pyspark", reason="pyspark is not installed (pip install 'cues-streams[test]')")
+pytest.importorskip("deltalake", reason="deltalake is not installed (pip install 'cues-streams[test]')")
+
+import terminal
+from directory_steps import DriverRun, FaultyFiles, Message
+
+import cues
+from cues import Graph, Stream
+from cues.engine import record
+from cues.spark.cluster import inspection, lease
+from cues.spark.cluster.lease import DriverLease, holders
+from cues.spark.cluster.ledger import Ledger
+
+GRAPH = """
+import cues
+graph = cues.Graph("g", durability="process")
+graph.source("in")
+@graph.stream("in", "out")
+def p(message):
+    return message
+"""
+
+
+def even(message: Message) -> Message:
+    if message["n"] % 2:
+        raise ValueError(f"odd: {message['n']}")
+    return message
+
+
+def numbers(count: int) -> list[Message]:
+    return [{"n": n} for n in range(1, count + 1)]
+
+
+def status(target: object) -> tuple[dict[str, Any], dict[str, Any], list[dict[str, Any]]]:
+    """The queues and the processors by name, and the drivers."""
+    result = terminal.cues("status", target)
+    assert result.code == 0, result
+    rows = [json.loads(line) for line in result.out.splitlines()]
+    processors = {row["processor"]: row for row in rows if "processor" in row}
+    queues = {row["queue"]: row for row in rows if "files" in row}
+    return queues, processors, [row for row in rows if "host" in row]
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> FaultyFiles:
+    return FaultyFiles(str(tmp_path / "queues"))
+
+
+def graph() -> Graph:
+    streams = [Stream(even, "in", "out", id="p"), Stream(even, "in", "other", id="q", errors="errors2")]
+    return Graph("g", streams, errors="errors")
+
+
+def test_failed_messages_rates_and_the_last_error(files: FaultyFiles) -> None:
+    DriverRun(files, graph()).claim().feed("in", numbers(21)).run()
+    queues, processors, drivers = status(files.url)
+    assert drivers == [] and {name: row["messages"] for name, row in queues.items()} == {
+        "in": 21,
+        "out": 10,
+        "other": 10,
+        "errors": 11,
+        "errors2": 11,
+    }
+    assert all(row["bytes"] > 0 for row in queues.values())
+    for name, queue in [("g.p", "errors"), ("g.q", "errors2")]:
+        row = processors[name]
+        assert row["errors"] == 11 and row["lag"] == 0
+        assert (row["last_error"]["queue"], row["last_error"]["index"]) == (queue, 11)
+        assert row["last_error"]["text"] == "odd: 21"
+        assert row["rate"] in (2.1, 0.0)  # 21 messages in ten seconds, or the machine was paused
+    table = terminal.cues("status", files.url, "--table").out
+    assert "FAILED" in table and "PER SECOND" in table and "Not running" in table
+    told = rf"Last error of g\.p, .*: ValueError: odd: 21\n  cues tail {re.escape(files.url)}#errors --from 11 -n 1\n"
+    assert re.search(told, table)
+
+
+def test_a_rate_is_that_of_the_last_ten_seconds(files: FaultyFiles) -> None:
+    """By the times of the records; long idle processors have none."""
+    DriverRun(files, graph()).claim().feed("in", numbers(21)).run()
+    (last,) = (one for one in inspection.processors_of(files.url) if one.processor == "g.p")
+    folder = "_cues/steps/g.p"
+    for age_s, expected in [(0, 2.1), (9, 2.1), (60, 0.0)]:
+        for name in files.names(folder):
+            fields = json.loads(files.read(f"{folder}/{name}") or b"")
+            fields["time"] = datetime.fromtimestamp(datetime.now().timestamp() - age_s).astimezone().isoformat()
+            files.write(f"{folder}/{name}", json.dumps(fields).encode())
+        (last,) = inspection.records_of(files.url, "g.p", 1)
+        rate = inspection.rate_of(files.url, last)
+        assert rate == expected or (age_s == 9 and rate == 0.0)
+
+
+def test_one_queue_with_its_processors(files: FaultyFiles) -> None:
+    DriverRun(files, graph()).claim().feed("in", numbers(4)).run()
+    for name, expected in [("in", {"g.p", "g.q", "g.sources.feed"}), ("other", {"g.q"}), ("errors", {"g.p"})]:
+        queues, processors, _ = status(f"{files.url}#{name}")
+        assert (set(queues), set(processors)) == ({name}, expected)
+    refused = terminal.cues("status", f"{files.url}#othr")
+    assert refused.code == 1 and f"cues status {files.url}#other" in refused.err
+
+
+def test_the_driver_that_runs_and_since_when(files: FaultyFiles, monkeypatch: pytest.MonkeyPatch) -> None:
+    DriverRun(files, graph()).claim()
+    held = DriverLease(files, "g", "somebody")
+    held.acquire(take_over=False)
+    (driver,) = status(files.url)[2]
+    assert (driver["graph"], driver["host"], driver["pid"]) == ("g", socket.gethostname(), os.getpid())
+    since = driver["since"]
+    held.beat()
+    (driver,) = status(files.url)[2]
+    assert driver["since"] == since <= driver["beat"]
+    (seen,) = holders(files)
+    assert seen.state in ("runs", "does not answer")  # the machine may pause for longer than a lease
+    line = terminal.cues("status", files.url, "--table").out.splitlines()[1]
+    assert line.startswith(f"g: the driver {os.getpid()} on {socket.gethostname()}") and "since" in line
+    monkeypatch.setattr(lease, "LEASE_S", -1.0)
+    assert [one.state for one in holders(files)] == ["does not answer"]
+    held.release()
+    assert status(files.url)[2] == []
+    DriverLease(files, "g", "dead").beat()
+    assert [one.state for one in holders(files)] == ["has ended"]
+
+
+def test_messages_of_a_source_that_are_not_copied(files: FaultyFiles, tmp_path: Path) -> None:
+    """By the store, if this machine has it, and it is the one."""
+    store = tmp_path / "store"
+    with cues.open(store, durability="process") as opened:
+        queue = opened.queue("in")
+        queue.appender().write_many(numbers(10))
+        identity = queue._row().identity.hex()
+    run = DriverRun(files, graph()).claim()
+    ledger = Ledger(files, "g.sources.feed", "driver")
+    assert ledger.claim(None, {"in": (identity, 4)})
+    assert run.queues
+    lags = []
+    for place, host in [(store, socket.gethostname()), (store, "elsewhere"), (tmp_path / "none", socket.gethostname())]:
+        files.write("_cues/g.store.json", json.dumps({"store": str(place), "host": host}).encode())
+        lags.append(status(files.url)[1]["g.sources.feed"]["lag"])
+    assert lags == [7, None, None]
+
+
+def test_a_run_without_the_directory_is_told_that_it_does_not_continue(tmp_path: Path) -> None:
+    """Once; and cues status of the graph names the directory until then."""
+    file, store = tmp_path / "graph.py", tmp_path / "data" / "g"
+    file.write_text(GRAPH)
+    assert terminal.cues("send", f"{file}#in", "n=1").code == 0
+    record.note_queues(str(store), "g", "s3://bucket/flights")
+    assert record.queues_of(store, "other") is None
+    (row, *_) = map(json.loads, terminal.cues("status", file).out.splitlines())
+    assert row["directory"] == "s3://bucket/flights"
+    table = terminal.cues("status", file, "--table").out
+    assert re.search(r"g last ran with its queues in s3://bucket/flights, .*: cues status s3://bucket/flights\n", table)
+    first, second = (terminal.cues("run", file, "--idle-exit", 0) for _ in range(2))
+    assert first.code == second.code == 0, first
+    warning = next(json.loads(line) for line in first.err.splitlines() if "last run had" in line)
+    assert warning["level"] == "warning" and "--engine spark --queues s3://bucket/flights" in warning["text"]
+    assert "last run had" not in second.err
+    record.note_queues(str(store), "g", "s3://bucket/flights")
+    fresh = terminal.cues("run", file, "--idle-exit", 0, "--fresh", "--yes")
+    assert fresh.code == 0 and "last run had" not in fresh.err and record.queues_of(store, "g") is None
