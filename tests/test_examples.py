@@ -147,3 +147,18 @@ def test_word_count_from_the_command_line_keeps_its_store(tmp_path: Path) -> Non
     run(*CUES, "run", "word_count.py", cwd=tmp_path)
     assert (tmp_path / "data" / "word-count").is_dir()
     assert "nothing new" in run(*CUES, "run", "word_count.py", "--table", cwd=tmp_path)
+
+
+def test_produce_consume(tmp_path: Path) -> None:
+    printed = run(sys.executable, str(EXAMPLES / "produce_consume.py"), cwd=tmp_path).splitlines()
+    assert printed == ["the first reader: [1, 2, 3, 4]", "the second reader: [5, 6, 7, 8, 9, 10]"]
+
+
+def test_invoices(tmp_path: Path) -> None:
+    printed = run(sys.executable, str(EXAMPLES / "invoices.py"), "--seed", "3", cwd=tmp_path)
+    assert printed == "300 invoices for 300 orders, 6 starts that died or finished: right\n"
+
+
+def test_shared_work(tmp_path: Path) -> None:
+    printed = run(sys.executable, str(EXAMPLES / "shared_work.py"), cwd=tmp_path)
+    assert printed.startswith("3000 of 3000 clicks, exit codes [1, ") and printed.endswith(": right\n")
