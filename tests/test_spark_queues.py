@@ -237,7 +237,7 @@ def test_partitions_hold_what_the_embedded_engine_leaves_and_grow_while_the_grap
             for partition, messages in held.items():
                 assert each_key(messages) == each_key(expected[partition]), (queue, partition)
     units = {last.processor for last in inspection.processors_of(tmp_path / "spark" / "queues")}
-    assert {"g.counted", "g.counted/1", "g.counted/2", "g.in.feed/2"} <= units
+    assert {"g.counted", "g.counted/1", "g.counted/2", "g.sources.feed"} <= units
 
     places: dict[str, Any] = {"store": tmp_path / "spark" / "store", "queues": tmp_path / "spark" / "queues"}
     with made().start(engine="spark", spark=spark, **places) as running:
@@ -801,7 +801,7 @@ def test_typed_columns_from_every_writer(spark: SparkSession, tmp_path: Path) ->
         numbers = Source("in", spark_graphs.numbers, batch_size=500)
         streams = [Stream(spark_graphs.plain, "in", "out"), Stream(spark_graphs.plain, "in", "keyed", id="k", key="n")]
         graph = Graph("g", [numbers, *streams, arrivals(tmp_path / "files", "came")])
-        graph.frame("in", "sums", fields="n long", id="sums")(sums)
+        graph.frame("in", "sums", fields="n long", id="sums", output_mode="step")(sums)
         graph.queues["*"] = cues.QueueOptions(schema=schema)
         return graph
 
@@ -827,7 +827,7 @@ def test_typed_columns_from_every_writer(spark: SparkSession, tmp_path: Path) ->
     noted = record.queues_of(tmp_path / "store", "g")
     assert noted is not None and noted.directory == str(tmp_path / "queues")
     rows = map(json.loads, terminal.cues("status", tmp_path / "queues").out.splitlines())
-    assert {row["processor"]: row["lag"] for row in rows if row.get("processor") == "g.in.feed"} == {"g.in.feed": 0}
+    assert {row["processor"]: row["lag"] for row in rows if row.get("processor") == "g.sources.feed"} == {"g.sources.feed": 0}
     table = spark.read.format("cues").schema("index bigint, n bigint").load(f"{tmp_path}/queues#keyed")
     assert sorted(n for _, n in table.collect()) == [2 * n for n in range(spark_graphs.COUNT)]
 
