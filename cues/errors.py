@@ -28,6 +28,7 @@
     ├── PositionRequired           a source yields bare messages, and its ``resume`` option is missing
     ├── AlreadyRunning             another process, or this one, runs the graph
     ├── Fenced                     a commit under an old epoch; nothing was written
+    ├── TailerMoved                another reader moved a named tailer of a transaction; nothing was written
     ├── Diverged                   the store contradicts its own delivery log; the start is refused
     ├── PositionMismatch           an external write that does not continue the position kept for its source
     ├── MessagesPurged             messages were purged before they were read
@@ -250,6 +251,19 @@ class Fenced(CuesError):
 
     processor: str
     reason: str
+
+
+class TailerMoved(CuesError):
+    """Raised by the commit of a transaction whose named tailer was moved by another reader; nothing was written.
+
+    ``queue`` is the id of the queue or partition, ``tailer`` the name, ``expected`` the index at which the
+    transaction began to read and ``found`` the index in the store; each is None without a position in the store.
+    """
+
+    queue: str
+    tailer: str
+    expected: int | None
+    found: int | None
 
 
 class Diverged(CuesError):
