@@ -75,6 +75,11 @@ class JSONFileCheckpoint(Closing):
         faults.point("checkpoint.restored")
         return None if record["checkpoint"] is None else packing.from_plain(record["checkpoint"])
 
+    def read(self) -> Checkpoint | None:
+        """Return the last checkpoint, and leave the fence as it is. Raises :class:`~cues.errors.CheckpointError`."""
+        record = self._read()  # without the lock: the file is only ever replaced as a whole
+        return None if record is None or record["checkpoint"] is None else packing.from_plain(record["checkpoint"])
+
     def commit(self, checkpoint: Checkpoint, work: Work | None = None) -> None:
         """Write ``checkpoint`` and the state with the changes of ``work(state)``: both, or nothing.
 

@@ -90,9 +90,12 @@ class LMDBCheckpoint:
             self._table.ensure()
             self._held = RestoredFence.now(self.store._commit(self._raise_fence))
             faults.point("checkpoint.restored")
-            text = self._table.view(_CHECKPOINT).get("text")
-            self._table.call.discard()
-        return None if text is None else packing.unpack(text)
+            return _last(self._table)
+
+    def read(self) -> Checkpoint | None:
+        """Return the last checkpoint, and leave the fence as it is."""
+        # A table of its own: that of this object keeps rows in memory, and another object may have written since.
+        return _last(StateTable(self.store, f"checkpoint:{self.name}"))
 
     def commit(self, checkpoint: Checkpoint, work: Work | None = None) -> None:
         """Write ``checkpoint`` and the writes of ``work(writes)`` (see :class:`Writes`), in one transaction.
@@ -154,3 +157,9 @@ class LMDBCheckpoint:
 
 def _fence_of(raw: bytes | None) -> int:
     return 0 if raw is None else int(_FENCE.unpack(raw)[0])
+
+
+def _last(table: StateTable) -> Checkpoint | None:
+    text = table.view(_CHECKPOINT).get("text")
+    table.call.discard()
+    return None if text is None else packing.unpack(text)

@@ -120,15 +120,29 @@ class SQLCheckpoint(Closing):
         :class:`cues.errors.CheckpointError` when the database cannot be reached, or is held by a
         transaction that does not end.
         """
+        self._check_name()
+        row = self._retried(self._raise_fence)
+        self._held = RestoredFence.now(row.fence)
+        faults.point("checkpoint.restored")
+        return None if row.checkpoint is None else packing.unpack(row.checkpoint)
+
+    def read(self) -> Checkpoint | None:
+        """Return the last checkpoint, and leave the fence as it is; waits for no running commit.
+
+        Raises :class:`cues.errors.CheckpointError` when the database cannot be reached.
+        """
+        self._check_name()
+        select = sa.select(_checkpoints.c.checkpoint).where(_checkpoints.c.name == self.name)
+        with self._failures(), self._open().connect() as connection:
+            text = connection.execute(select).scalar()
+        return None if text is None else packing.unpack(text)
+
+    def _check_name(self) -> None:
         if not self.name:
             raise InvalidArgument(
                 f"The checkpoint in {self.where} has no name; a consumer's checkpoint is kept under one.",
                 "use SQLCheckpoint(target, 'name').",
             )
-        row = self._retried(self._raise_fence)
-        self._held = RestoredFence.now(row.fence)
-        faults.point("checkpoint.restored")
-        return None if row.checkpoint is None else packing.unpack(row.checkpoint)
 
     def commit(self, checkpoint: Checkpoint, work: Work | None = None) -> None:
         """Write ``checkpoint`` and the writes of ``work(connection)``, in one transaction.
@@ -191,20 +205,25 @@ class SQLCheckpoint(Closing):
     @contextmanager
     def _begin(self, engine: sa.Engine | None = None) -> Iterator[sa.Connection]:
         """Begin a transaction that commits at the end of the block. Database failures become CheckpointError."""
+        with self._failures(), (engine or self._open()).begin() as connection:
+            driver: Any = connection.connection.dbapi_connection
+            if getattr(driver, "autocommit", False) is True:
+                raise InvalidArgument(
+                    f"The engine for {self.where} commits each statement by itself (AUTOCOMMIT).",
+                    "give an engine that uses transactions.",
+                )
+            # Take the write lock before the first read; the driver would begin the transaction later.
+            if connection.dialect.name == "sqlite" and not driver.in_transaction:
+                connection.exec_driver_sql("begin immediate")
+            if connection.dialect.name == "postgresql":
+                connection.execute(_BOUNDED, {"wait": f"{self.timeout_s}s", "idle": f"{self.timeout_s / 2}s"})
+            yield connection
+
+    @contextmanager
+    def _failures(self) -> Iterator[None]:
+        """Raise failures of the database as CheckpointError."""
         try:
-            with (engine or self._open()).begin() as connection:
-                driver: Any = connection.connection.dbapi_connection
-                if getattr(driver, "autocommit", False) is True:
-                    raise InvalidArgument(
-                        f"The engine for {self.where} commits each statement by itself (AUTOCOMMIT).",
-                        "give an engine that uses transactions.",
-                    )
-                # Take the write lock before the first read; the driver would begin the transaction later.
-                if connection.dialect.name == "sqlite" and not driver.in_transaction:
-                    connection.exec_driver_sql("begin immediate")
-                if connection.dialect.name == "postgresql":
-                    connection.execute(_BOUNDED, {"wait": f"{self.timeout_s}s", "idle": f"{self.timeout_s / 2}s"})
-                yield connection
+            yield
         except exc.DBAPIError as error:
             if isinstance(error, (exc.OperationalError, exc.InterfaceError)) or error.connection_invalidated:
                 raise CheckpointError(

@@ -45,7 +45,7 @@ import contextlib
 import dataclasses
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Final, Protocol
 
@@ -54,10 +54,12 @@ from cues.base.closing import Closing
 from cues.checkpoints import CheckpointStore
 from cues.errors import CuesError, InvalidArgument, SequenceError
 from cues.queues.base import journal_of
+from cues.queues.placement import Place
 from cues.queues.queue import Queue
 from cues.queues.reader import OnGap, ReadUncommitted
 from cues.queues.sequencer import RING, AckIntent, Checkpoint, Envelope, Outcome, Sequencer
 from cues.storage import wakeup
+from cues.txn.barrier import wait_read_through
 from cues.txn.publisher import Missing, Publisher
 from cues.txn.sources import ConsumerSource, Sources
 
@@ -209,6 +211,13 @@ class Consumer(Closing):
         it: it takes no lock.
         """
         self._stopping = True
+
+    def wait_read_through(self, indices: Mapping[Queue, int | Place], timeout: float | None = None) -> None:
+        """Wait, in another thread, until messages are consumed, committed and acknowledged.
+
+        See :func:`cues.txn.wait_read_through`, which does the same from any process.
+        """
+        wait_read_through(self._checkpoint, indices, timeout)  # type: ignore[arg-type]
 
     def close(self) -> None:
         """Close the publisher and the thread. Transactions that are not committed are dropped. Sources stay open."""
