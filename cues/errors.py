@@ -294,7 +294,12 @@ class MessagesPurged(CuesError):
 
 
 class Gap(MessagesPurged):
-    """Raised by a reader of transactions when messages were purged before it read them."""
+    """Raised by a reader of transactions when messages were purged before it read them.
+
+    ``reader`` names a consumer; it is empty for other readers.
+    """
+
+    reader: str = ""
 
 
 class NoPartitions(CuesError):

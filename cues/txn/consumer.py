@@ -61,7 +61,7 @@ from cues.queues.sequencer import RING, AckIntent, Checkpoint, Envelope, Outcome
 from cues.storage import wakeup
 from cues.txn.barrier import wait_read_through
 from cues.txn.publisher import Missing, Publisher
-from cues.txn.sources import ConsumerSource, Sources
+from cues.txn.sources import GROWTH_S, ReadFrom, Sources
 
 MAX_S: Final = 1.0
 """The longest time for which a transaction takes messages."""
@@ -118,7 +118,8 @@ class _Transaction:
 class Consumer(Closing):
     """Runs an application over queues, one transaction after another; see the module.
 
-    ``sources``        queues of any stores, each once
+    ``sources``        queues of any stores, each once, all partitions of which are read, also those that are added
+                       later; or :class:`cues.txn.ReadFrom`, with a start position and ``on_gap`` for a queue
     ``checkpoint``     a checkpoint of :mod:`cues.checkpoints`, under one name for each consumer
     ``min_s, max_s``   the shortest and the longest duration of a transaction, in seconds
     ``wait_for_ack``   whether a transaction that has read pending messages waits for their acknowledgement, at most
@@ -126,7 +127,8 @@ class Consumer(Closing):
     ``ring``           the number of pending messages that are kept in memory; others are read again
     ``horizon_s``      seconds after which the checkpoint drops producers that wrote nothing and have nothing pending
     ``on_gap``         ``"raise"``: raise :class:`Gap` for messages that were purged before they were consumed;
-                       ``"skip"``: log them and continue, even with the rest of a transaction
+                       ``"skip"``: log them, count them in :attr:`skipped` and continue, even with the rest of a
+                       transaction
     ``missing``        the acknowledgements that a start may leave out: ``"removed"``, those for queues that were
                        removed from their store; ``"skip"``, also those for missing stores, whose readers then never
                        see the transaction; ``"refuse"``, none. For any other missing queue or store the start fails
@@ -139,7 +141,7 @@ class Consumer(Closing):
     def __init__(
         self,
         app: App,
-        sources: Sequence[Queue],
+        sources: Sequence[Queue | ReadFrom],
         checkpoint: CheckpointStore,
         *,
         min_s: float = 0.0,
@@ -161,13 +163,14 @@ class Consumer(Closing):
             )
         _check_one_of("on_gap", on_gap, "raise", "skip")
         _check_one_of("missing", missing, "removed", "skip", "refuse")
-        journals = [journal_of(queue) for queue in sources]
+        wanted = [source if isinstance(source, ReadFrom) else ReadFrom(source) for source in sources]
+        journals = [journal_of(view) for source in wanted for view in source.queue._views]
         if not journals or len(set(journals)) < len(journals):
             raise InvalidArgument(
                 f"The sources are {', '.join(journals) or 'none'}.", "pass one or more queues, each once."
             )
         self._app = app
-        self._queues = list(sources)
+        self._wanted = wanted
         self._checkpoint = checkpoint
         self._min_s, self._max_s = min_s, max_s
         self._wait_for_ack = wait_for_ack
@@ -178,7 +181,7 @@ class Consumer(Closing):
         self._now = now
         self._stopping = False
         self._ended = False
-        self._sources = Sources([])
+        self._sources = Sources([], {}, self._open_reader)
         self._publisher: Publisher | None = None
         self._sequencer = Sequencer()
         self._thread: ThreadPoolExecutor | None = None
@@ -187,6 +190,8 @@ class Consumer(Closing):
         """A committed message that was handed out and not consumed. It is the first of the next transaction."""
         self.read_through: dict[str, int] = {}
         """By journal, the index before which all messages are committed and acknowledged, or not handed out."""
+        self.skipped: dict[str, int] = {}
+        """By journal, the number of messages that were purged before they were read, and skipped (``on_gap``)."""
         self.needed_from: dict[str, int] = {}
         """The index of each journal before which no message is read again, so that all before it may be purged. It is
         below :attr:`read_through` while a transaction is open there."""
@@ -265,12 +270,22 @@ class Consumer(Closing):
         if hasattr(self._app, "start"):
             self._app.start()
         # 3. Read.
+        self._sources = Sources(self._wanted, restored.offsets, self._open_reader)
+        if self._sources.begun:
+            # Else a successor would begin at another place, if this instance dies before its first commit.
+            restored = dataclasses.replace(restored, offsets={**restored.offsets, **self._sources.begun})
+            self._checkpoint.commit(restored, None)
         self._sequencer = Sequencer(restored.producers, self._ring, restored.offsets)
-        begins = [restored.offsets.get(journal_of(queue)) for queue in self._queues]
-        self._sources = Sources(
-            [ConsumerSource(queue, begin, self._on_gap) for queue, begin in zip(self._queues, begins)]
-        )
         self._committed(restored)
+
+    def _open_reader(self, source: ReadFrom, queue: Queue, begin: int, end: int | None) -> ReadUncommitted:
+        journal = journal_of(queue)
+
+        def skip(count: int) -> None:
+            self.skipped[journal] = self.skipped.get(journal, 0) + count
+
+        reader = f"the consumer of {self._checkpoint!r}"
+        return ReadUncommitted(queue, begin, end, on_gap=source.on_gap or self._on_gap, reader=reader, on_skip=skip)
 
     # --- a transaction ------------------------------------------------------------------------
 
@@ -323,8 +338,7 @@ class Consumer(Closing):
             outcome = sequencer.queue(read)
             if outcome is Outcome.AckCommitReplay:
                 journal, begin, end = sequencer.replay_range()
-                queue = self._sources.by_journal[journal].queue
-                sequencer.start_replay(ReadUncommitted(queue, begin=begin, end=end, on_gap=self._on_gap))
+                sequencer.start_replay(self._sources.replay(journal, begin, end))
             elif not outcome.emits:
                 # Pending messages may be needed again; messages that were rolled back or repeated are not.
                 if outcome not in (Outcome.ContinueBeginSpan, Outcome.ContinueExtendSpan):
@@ -395,6 +409,8 @@ class Consumer(Closing):
         if transaction.began is not None and transaction.reading:
             due_s = self._min_s if transaction.young else self._max_s
             left_s = max(0.0, transaction.began + due_s - self._now())
+        if self._sources.grow:
+            left_s = GROWTH_S if left_s is None else min(left_s, GROWTH_S)
 
         def ready() -> bool:
             committed = commit is not None and commit.done()
@@ -417,7 +433,7 @@ class Consumer(Closing):
         checkpoint = dataclasses.replace(checkpoint, ack_intents=tuple(intents))
         transaction.handed_over = True
         self._commit_under_way = self._thread.submit(self._commit_in_thread, checkpoint, work, intents)
-        store = self._queues[0].store
+        store = self._wanted[0].queue.store
         self._commit_under_way.add_done_callback(lambda _: store._ring_own())  # wakes the thread of the consumer
         if transaction.began is not None:
             self._finish(self._commit_under_way)
@@ -427,7 +443,7 @@ class Consumer(Closing):
         assert publisher is not None
         try:
             # 6. The barrier of the messages that were read.
-            for store in {id(queue.store): queue.store for queue in self._queues}.values():
+            for store in self._sources.stores():
                 store.sync()
             faults.point("consumer.before")
             # 8. Commit.
