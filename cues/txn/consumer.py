@@ -10,6 +10,7 @@ The checkpoint is in the same store as the application's data, and its commit de
 checkpoint is there. The numbers are those of docs/checkpoints.md.
 
     start
+    0. wait          while another instance runs (:mod:`cues.txn.turns`)
     1. restore       raise the checkpoint's fence, so that older instances cannot commit; read the checkpoint
     2. repeat        append the acknowledgements of the checkpoint, before anything else. Their transaction took place.
                      They also drop the pending messages of the next transaction of a dead instance
@@ -52,7 +53,7 @@ from typing import Any, Final, Protocol
 from cues import faults
 from cues.base.closing import Closing
 from cues.checkpoints import CheckpointStore
-from cues.errors import CuesError, InvalidArgument, SequenceError
+from cues.errors import CuesError, Fenced, InvalidArgument, SequenceError
 from cues.queues.base import journal_of
 from cues.queues.placement import Place
 from cues.queues.queue import Queue
@@ -62,6 +63,7 @@ from cues.storage import wakeup
 from cues.txn.barrier import wait_read_through
 from cues.txn.publisher import Missing, Publisher
 from cues.txn.sources import GROWTH_S, ReadFrom, Sources
+from cues.txn.turns import LEASE_S, Turn
 
 MAX_S: Final = 1.0
 """The longest time for which a transaction takes messages."""
@@ -132,6 +134,8 @@ class Consumer(Closing):
     ``missing``        the acknowledgements that a start may leave out: ``"removed"``, those for queues that were
                        removed from their store; ``"skip"``, also those for missing stores, whose readers then never
                        see the transaction; ``"refuse"``, none. For any other missing queue or store the start fails
+    ``lease_s``        the instance waits while another one runs that has given a sign of life within so many seconds; 0
+                       does not wait, and takes over at once
     ``now``            a function that returns the seconds of a monotonic clock
 
     One thread uses a consumer; any thread may call :meth:`stop`. Every call raises :class:`cues.Fenced` after another
@@ -151,6 +155,7 @@ class Consumer(Closing):
         horizon_s: float = HORIZON_S,
         on_gap: OnGap = "raise",
         missing: Missing = "removed",
+        lease_s: float = LEASE_S,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         _check_has(app, "The application", "consume", "finalize")
@@ -161,6 +166,8 @@ class Consumer(Closing):
             raise InvalidArgument(
                 f"min_s is {min_s} and max_s is {max_s}.", "pass 0 <= min_s <= max_s, and max_s above 0."
             )
+        if not (isinstance(lease_s, (int, float)) and lease_s >= 0):
+            raise InvalidArgument(f"lease_s={lease_s!r}.", "pass seconds, 0 or more.")
         _check_one_of("on_gap", on_gap, "raise", "skip")
         _check_one_of("missing", missing, "removed", "skip", "refuse")
         wanted = [source if isinstance(source, ReadFrom) else ReadFrom(source) for source in sources]
@@ -172,6 +179,8 @@ class Consumer(Closing):
         self._app = app
         self._wanted = wanted
         self._checkpoint = checkpoint
+        leased = callable(getattr(checkpoint, "set_lease", None)) and callable(getattr(checkpoint, "lease", None))
+        self._turn = Turn(checkpoint, lease_s) if leased else None  # type: ignore[arg-type]
         self._min_s, self._max_s = min_s, max_s
         self._wait_for_ack = wait_for_ack
         self._ring = ring
@@ -229,6 +238,8 @@ class Consumer(Closing):
         self._ended = True
         if self._thread is not None:
             self._thread.shutdown(wait=True)
+        if self._turn is not None:
+            self._turn.end()
         if self._publisher is not None:
             with contextlib.suppress(CuesError):  # its pending messages are dropped in any case
                 self._publisher.close()
@@ -240,9 +251,14 @@ class Consumer(Closing):
         try:
             if self._publisher is None:
                 self._start()
+            elif self._turn is not None:
+                with contextlib.suppress(Fenced):  # the next commit is refused too, and tells the application
+                    self._turn.begin(None)
             while not self._stopping and self._transaction(draining):
                 pass
             self._collect(wait=True)
+            if self._turn is not None:
+                self._turn.end()
             stopped, self._stopping = self._stopping, False
             return not stopped
         except BaseException as error:
@@ -257,8 +273,10 @@ class Consumer(Closing):
     # --- start --------------------------------------------------------------------------------
 
     def _start(self) -> None:
-        # 1. Restore.
-        restored = self._checkpoint.restore() or Checkpoint()
+        # 0 and 1. Wait, restore.
+        restored = self._restore()
+        if restored is None:
+            return
         # No timeout: the acknowledgement is appended, or the publisher is closed.
         self._publisher = Publisher(acknowledge_timeout_s=None)
         self._thread = ThreadPoolExecutor(1, "cues consumer")
@@ -278,6 +296,20 @@ class Consumer(Closing):
         self._sequencer = Sequencer(restored.producers, self._ring, restored.offsets)
         self._committed(restored)
 
+    def _restore(self) -> Checkpoint | None:
+        """Wait for the turn of this instance, and restore; None if :meth:`stop` ended the wait."""
+        restore, turn = self._checkpoint.restore, self._turn
+        if turn is None:
+            return restore() or Checkpoint()
+        if not turn.waits:
+            return turn.begin(restore) or Checkpoint()
+        while (fence := turn.wait(lambda: self._stopping)) is not None:
+            try:
+                return turn.begin(restore, fence) or Checkpoint()
+            except Fenced:  # another instance, which waited too, was faster
+                continue
+        return None
+
     def _open_reader(self, source: ReadFrom, queue: Queue, begin: int, end: int | None) -> ReadUncommitted:
         journal = journal_of(queue)
 
@@ -295,6 +327,8 @@ class Consumer(Closing):
         try:
             while True:
                 self._collect()
+                if self._turn is not None and self._turn.lost is not None:
+                    raise self._turn.lost  # also while nothing is consumed
                 if transaction.reading and self._out is None:
                     self._out = self._next(transaction)
                 self._check_time(transaction)
