@@ -166,7 +166,6 @@ class Member(Reader, Closing):
         self.store = store
         self.table = GroupTable(store, self.group)
         self._queues = self._opened((queues,) if isinstance(queues, (str, Queue)) else queues)
-        self._outputs: dict[str, Queue] = {}
         self._last: HeldPartition | None = None
         self._turn = 0
         self._ready: list[HeldPartition] = []
@@ -550,21 +549,6 @@ class Member(Reader, Closing):
         """End a session that was committed."""
         self.holdings.stepping = None
         self._session = None
-
-    def output(self, queue: str | Queue) -> Queue:
-        """Return the queue of this store that a session writes to."""
-        if isinstance(queue, Queue):
-            if not queue.store._same_as(self.store):
-                raise InvalidArgument(
-                    f"The queue {queue.id!r} is in the store {queue.store.path}, the member's is {self.store.path}:"
-                    " one commit is in one store.",
-                    "use a graph: it forwards messages to other stores.",
-                )
-            return queue
-        output = self._outputs.get(queue)
-        if output is None:
-            output = self._outputs[queue] = self._opened((queue,))[queue]
-        return output
 
     def doubt(self, held: HeldPartition) -> None:
         """Drop the messages that were read of a partition, and continue from the position in the store."""

@@ -38,18 +38,14 @@ from cues.groups.holdings import Holdings
 from cues.groups.sticky import Partition
 from cues.groups.table import GroupTable
 from cues.queues import claims
+from cues.queues.base import OptionsChanged
 from cues.queues.queue import Queue
-from cues.queues.stamped import pages_of
 from cues.queues.store import Store
 from cues.queues.tailer import Envelope
-from cues.records import batch
-from cues.records.batch import Page
-from cues.storage import wakeup
+from cues.steps.collected import BuiltWrites, CollectedWrites
 from cues.storage.transaction import StoreTransaction
 
 Message = dict[str, Any]
-Built = list[tuple[Queue, list[Page]]]
-"""The pages to append, for each partition of a queue."""
 
 
 class Try(enum.Enum):
@@ -107,8 +103,6 @@ class SessionMember(Protocol):
         self, n: int, timeout: float | None, only: HeldPartition | None = None, single: bool = False
     ) -> list[tuple[HeldPartition, list[dict[str, Any]]]]: ...
 
-    def output(self, queue: str | Queue) -> Queue: ...
-
     def session_committed(self) -> None: ...
 
 
@@ -120,7 +114,7 @@ class Session:
         self._holdings = member.holdings
         self.held: HeldPartition | None = None
         """The partition that it reads; None before its first message."""
-        self._outputs: dict[str, _Output] = {}
+        self._writes = CollectedWrites(member.store, "the member", "use a graph: it forwards messages to other stores.")
         self._doomed: Reason | None = None
         self._over: Ended | None = None
 
@@ -179,17 +173,10 @@ class Session:
         """Add several messages to the commit; see :meth:`write`."""
         self._check()
         try:
-            self._output(queue).add(messages)
+            self._writes.add(queue, messages)
         except BaseException:
             self._doomed = self._doomed or Reason.APPEND
             raise
-
-    def _output(self, queue: str | Queue) -> _Output:
-        name = queue.id if isinstance(queue, Queue) else queue
-        output = self._outputs.get(name)
-        if output is None:
-            output = self._outputs[name] = _Output(self._member.output(queue))
-        return output
 
     def end(self, how: Try, checkpoint: bytes | None = None) -> Ended:
         """End the session; return whether it was committed, and the reason if not.
@@ -212,18 +199,18 @@ class Session:
         reason = Reason.ASKED if how is TRY_ABORT else self._doomed or self._changed()
         if reason is None:
             self._over = Ended(False, Reason.UNKNOWN)  # until it is known otherwise
-            reason = self._commit(checkpoint) if self.held is not None or self._outputs else None
+            reason = self._commit(checkpoint) if self.held is not None or self._writes else None
         if reason is None:
             self._member.session_committed()
         self._over = Ended(reason is None, reason)
-        self._outputs.clear()
+        self._writes.clear()
         return self._over
 
     def abandon(self) -> None:
         """Abort, if the session has not ended. Leaving the ``with`` block does this."""
         if self._over is None:
             self._over = Ended(False, Reason.ASKED)
-            self._outputs.clear()
+            self._writes.clear()
 
     @property
     def ended(self) -> bool:
@@ -239,21 +226,22 @@ class Session:
         return Reason.SOUGHT if self.held.claim.epoch != self._start.epoch else None
 
     def _commit(self, checkpoint: bytes | None) -> Reason | None:
-        built = {name: output.build() for name, output in self._outputs.items()}
-        pages = sum(1 + len(page.pieces) for parts in built.values() for _, some in parts for page in some)
+        built = self._writes.build()
         member = self._member
         faults.point("session.before")
         try:
-            claim = member.store._commit(self._write, built, checkpoint, pages=pages + pages // 64)
+            claim = member.store._commit(self._write, built, checkpoint, pages=built.pages)
+        except OptionsChanged:
+            return Reason.CHANGED
         except _Refused as refused:
             return refused.reason
         faults.point("session.after")
         if self.held is not None:
             self.held.claim = claim
-        member.store._ring(wakeup.union(view._log.mask for parts in built.values() for view, _ in parts))
+        member.store._ring(built.mask)
         return None
 
-    def _write(self, txn: StoreTransaction, built: dict[str, Built], checkpoint: bytes | None) -> Any:
+    def _write(self, txn: StoreTransaction, built: BuiltWrites, checkpoint: bytes | None) -> Any:
         claim = None
         if self.held is not None:
             claim = self._member.table.moved(txn, self.held.partition, self.held.move(checkpoint))
@@ -263,12 +251,7 @@ class Session:
             row = self._member.table.member(txn, self._member.name)
             if row is None or row.id != self._holdings.id:
                 raise _Refused(Reason.MOVED)
-        for name, parts in built.items():
-            for view, pages in parts:
-                view._append_pages(txn, pages)
-            output = self._outputs[name]
-            if output.queue._version != output.version:
-                raise _Refused(Reason.CHANGED)
+        built.append(txn)
         faults.point("session.inside")
         return claim
 
@@ -305,33 +288,3 @@ class _Refused(Exception):
     def __init__(self, reason: Reason) -> None:
         super().__init__(reason)
         self.reason = reason
-
-
-class _Output:
-    """The messages that a session writes to one queue, packed, by partition."""
-
-    def __init__(self, queue: Queue) -> None:
-        self.queue = queue
-        self.options = queue.options
-        self.version = queue._version
-        self._parts: dict[int, list[bytes | Message]] = {}
-
-    def add(self, messages: Iterable[Message]) -> None:
-        added = list(messages)
-        limit, strips = self.options.max_message_bytes, self.options._strips
-        packed = [batch.pack_one(message, limit, strips) for message in added]
-        if not self.queue.is_partitioned:
-            self._parts.setdefault(0, []).extend(packed)
-            return
-        for share in self.queue._shares(added):
-            self._parts.setdefault(share.partition, []).extend(packed[offset] for offset in share.offsets)
-
-    def build(self) -> Built:
-        """Build the record batches of each partition, in the order of the writes.
-
-        Partitions are opened here: a database cannot be opened inside a transaction.
-        """
-        return [
-            (self.queue._view(number), pages_of(self.queue, packed, None))
-            for number, packed in sorted(self._parts.items())
-        ]
