@@ -12,7 +12,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterator
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -401,9 +401,49 @@ def test_latest_is_of_a_queue_that_the_group_has_never_read(store: Store) -> Non
         assert member.lag()["more", 0] == 0
 
 
+@pytest.mark.parametrize(
+    ("start", "unread"), [(5, 6), (Relative(-3), 3), (Relative(2), 8), (Relative(-99), 10), (Relative(99), 0)]
+)
+def test_a_new_group_begins_at_an_index_or_a_distance(store: Store, start: Any, unread: int) -> None:
+    """On each partition. A partition that comes later is read from its start, and so is all for a group that is."""
+    queue = store.queue("orders", partitioner=by_number)
+    fill(store, PARTITIONS * 10)
+    with Member(store, "orders", "g", start=start) as member:
+        assert set(member.lag().values()) == {unread}
+        queue.grow(PARTITIONS + 1)
+        queue.partition(PARTITIONS).appender().write_many([{"n": n} for n in range(4)])
+        found = member.read_many(1000)
+        assert len(found) == PARTITIONS * unread + 4
+        assert member.lag()["orders", PARTITIONS] == 4
+    with Member(store, "orders", "g", start="latest") as member:
+        assert len(member.read_many(1000)) == len(found)
+
+
+def test_a_new_group_begins_at_a_time(store: Store) -> None:
+    fill(store, 12)
+    times = []
+    for number in range(PARTITIONS):
+        tailer = store.queue("orders").partition(number).tailer()
+        tailer.read_many(2)
+        assert tailer.envelope is not None
+        times.append(tailer.envelope.time)
+    when = max(times) + timedelta(microseconds=1)
+    until(lambda: datetime.now(UTC) > when)
+    fill(store, 18, start=12)
+    with Member(store, "orders", "g", start=when) as member:
+        assert sorted(message["n"] for message in member.read_many(100)) == list(range(12, 30))
+
+
 def test_start_is_checked(store: Store) -> None:
-    with pytest.raises(InvalidArgument, match="'earliest' or 'latest'"):
-        Member(store, "orders", "g", start="end")  # type: ignore[arg-type]
+    for wrong in ("end", 0, True, 1.5, datetime(2026, 1, 31), ["latest"], None):
+        with pytest.raises(InvalidArgument, match="'earliest' or 'latest'"):
+            Member(store, "orders", "g", start=wrong)  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgument, match="not a distance"):
+        Relative(1.5)  # type: ignore[arg-type]
+    fill(store, 6)
+    with pytest.raises(InvalidArgument, match="ends before 2"):
+        Member(store, "orders", "g", start=3)
+    assert metrics.of_groups(store) == []  # a refused start makes no group
     with pytest.raises(InvalidArgument, match="max_poll_interval_s"):
         Member(store, "orders", "g", max_poll_interval_s=0)
 

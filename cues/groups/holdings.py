@@ -24,10 +24,12 @@ from cues.base import clock, names
 from cues.base.events import log
 from cues.errors import AlreadyRunning, Closed, Fenced
 from cues.groups.held import HeldPartition
+from cues.groups.places import Start
 from cues.groups.sticky import Partition
-from cues.groups.table import GroupTable, GroupView, MemberRow, Start, new_id
+from cues.groups.table import GroupTable, GroupView, MemberRow, new_id
 from cues.queues import claims
 from cues.queues.claims import Claim
+from cues.queues.log import Log
 from cues.queues.processor_rows import boot
 from cues.queues.queue import Queue
 from cues.storage import leases, locks
@@ -129,10 +131,20 @@ class Holdings:
         if self._lease is not None:
             self._lease.close()
         self._lease = Lease(self.store, self.id)
-        before = self.table.join(self.name, self._row(), self._start)
+        before = self.table.join(self.name, self._row(), self._start, self._new())
         if before is not None:
             leases.forget(self.store, before)
         self._seen = -1
+
+    def _new(self) -> dict[Partition, Log]:
+        """Return the partitions of the queues on which the group has no position. Not in a transaction: they open."""
+        known = {queue for queue, _ in self.table.look(self.queues).claims}
+        return {
+            (name, number): queue._view(number)._log
+            for name, queue in self.queues.items()
+            if name not in known and self._start != "earliest"
+            for number in range(queue.partitions)
+        }
 
     def _row(self) -> MemberRow:
         return MemberRow(self.id, os.getpid(), boot(), self.lease_s, self.static, 0, tuple(sorted(self.queues)))

@@ -34,17 +34,17 @@ import functools
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Concatenate, Final, ParamSpec, TypeVar, get_args
+from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
 from cues.base import names
 from cues.base.closing import Closing
 from cues.errors import BatchDamaged, Closed, ConcurrentUse, Fenced, InvalidArgument, QueueNotFound, StoreReadOnly
 from cues.groups.held import HeldPartition
 from cues.groups.holdings import Holdings, OnChange
-from cues.groups.places import Place, target
+from cues.groups.places import Place, Start, check_start, target
 from cues.groups.session import Session
 from cues.groups.sticky import Partition
-from cues.groups.table import GroupTable, Start, new_id
+from cues.groups.table import GroupTable, new_id
 from cues.queues import claims
 from cues.queues.base_tailer import Reader
 from cues.queues.queue import Queue
@@ -111,8 +111,11 @@ class Member(Reader, Closing):
                               Without a name its partitions move to other members at once
     ``lease_s``               seconds without a call after which the member counts as dead
     ``max_poll_interval_s``   seconds after the last call that reads for which :meth:`keepalive` renews the lease
-    ``start``                 the first position on a queue that the group has never read: ``"earliest"``, the first
-                              message; ``"latest"``, after the last message at the time when the first member joins
+    ``start``                 the first position on a queue on which the group has none: ``"earliest"``, the first
+                              message; ``"latest"``, after the last message at the time when the first member joins; an
+                              index; an aware datetime, the first message at or after it; :class:`Relative`, counted
+                              from the first message, or from the end if it is negative. A partition that the queue
+                              gets later is read from its first message
     ``on_assigned``           called after partitions were claimed
     ``on_revoked``            called before partitions are released; it can still commit them
     ``on_lost``               called after partitions were taken away; they cannot be committed any more
@@ -157,8 +160,7 @@ class Member(Reader, Closing):
                 f"max_poll_interval_s is {max_poll_interval_s!r}.",
                 "pass seconds, more than the longest step; float('inf') for no bound.",
             )
-        if start not in get_args(Start):
-            raise InvalidArgument(f"start is {start!r}.", "pass 'earliest' or 'latest', or call seek().")
+        check_start(start)
         self.group = names.check("group", group)
         self.static = name is not None
         self.name = names.check("member", f"m-{new_id().hex()}" if name is None else name)

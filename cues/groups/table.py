@@ -18,11 +18,13 @@ import os
 import struct
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Final, Literal, NamedTuple, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 from cues import codec, faults
 from cues.base import clock, names
 from cues.errors import AlreadyRunning, InvalidArgument
+from cues.groups import places
+from cues.groups.places import Start
 from cues.groups.sticky import Partition, plan
 from cues.queues import claims
 from cues.queues.claims import NOBODY, Claim
@@ -34,9 +36,6 @@ from cues.storage import leases, locks, transaction, wakeup
 from cues.storage.transaction import StoreTransaction
 
 R = TypeVar("R")
-
-Start = Literal["earliest", "latest"]
-"""The first position of a group on a queue that it has never read: the first message, or after the last one."""
 
 _GROUP: Final = struct.Struct(">QQQ")
 
@@ -205,20 +204,28 @@ class GroupTable:
 
     # --- joining and leaving ---
 
-    def join(self, name: str, row: MemberRow, start: Start) -> bytes | None:
+    def join(self, name: str, row: MemberRow, start: Start, logs: Mapping[Partition, Log]) -> bytes | None:
         """Add a member, or replace the member of the same name; returns the id of the replaced one.
 
-        A member that returns within its lease, with the same queues, keeps its partitions. On a queue that the group
-        has never read the positions are set to ``start``; partitions that such a queue gets later begin at their first
-        message.
+        A member that returns within its lease, with the same queues, keeps its partitions. On a queue on which the
+        group has no position, the positions are set to ``start``; partitions that such a queue gets later begin at
+        their first message. ``logs`` has the partitions of such queues. A partition that is not among them has come
+        in this moment, so it is a later one.
         """
 
         def join(txn: StoreTransaction) -> bytes | None:
             for queue in row.queues:
-                logs = [names.log_id(queue, number) for number in range(partitions_of(txn, queue))]
-                if all(claims.read(txn, log, self.group) is None for log in logs):
-                    for log in logs:
-                        claims.put(txn, log, self.group, claims.first(txn, log, "", latest=start == "latest"))
+                partitions = [(queue, number) for number in range(partitions_of(txn, queue))]
+                if all(claims.read(txn, names.log_id(*partition), self.group) is None for partition in partitions):
+                    for partition in partitions:
+                        log = logs.get(partition)
+                        id = names.log_id(*partition)
+                        begin = (
+                            claims.first(txn, id, "")
+                            if log is None
+                            else places.first(txn, self.group, partition, log, start)
+                        )
+                        claims.put(txn, id, self.group, begin)
             before = self.member(txn, name)
             txn.put(names.member_key(self.group, name), row.pack())
             self._touch(txn, replan=before is None or before.queues != row.queues)
