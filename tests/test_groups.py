@@ -35,11 +35,10 @@ from cues.errors import (
     QueueNotFound,
     StoreReadOnly,
 )
-from cues.groups import TRY_ABORT, TRY_COMMIT, Member, Relative, forget, holdings
+from cues.groups import TRY_ABORT, TRY_COMMIT, Member, Relative, forget, holdings, list_groups
 from cues.groups.sticky import Partition
 from cues.groups.table import GroupTable
 from cues.queues.store import Store
-from cues.tools import metrics
 from cues.tools.compaction import compact
 from cues.txn import Publisher
 
@@ -443,7 +442,7 @@ def test_start_is_checked(store: Store) -> None:
     fill(store, 6)
     with pytest.raises(InvalidArgument, match="ends before 2"):
         Member(store, "orders", "g", start=3)
-    assert metrics.of_groups(store) == []  # a refused start makes no group
+    assert list_groups(store) == []  # a refused start makes no group
     with pytest.raises(InvalidArgument, match="max_poll_interval_s"):
         Member(store, "orders", "g", max_poll_interval_s=0)
 
@@ -501,7 +500,7 @@ def test_a_group_that_is_used_no_more_can_be_forgotten(tmp_path: Path) -> None:
             for n in range(100):
                 queue.appender().write({"n": n})
             assert len(queue) < 150
-            assert [group.group for group in metrics.of_groups(store)] == ["g"]
+            assert [group.group for group in list_groups(store)] == ["g"]
         with pytest.raises(InvalidArgument, match="no group 'mistyped'"):
             forget(store, "mistyped")
 
@@ -522,7 +521,7 @@ def test_acknowledgements_after_the_last_message_are_not_lag(store: Store) -> No
         assert len(member.read_many(10)) == 3
         member.commit()
         assert member.lag() == {("q", 0): 0}
-        assert [partition.lag for group in metrics.of_groups(store) for partition in group.partitions] == [0]
+        assert [partition.lag for group in list_groups(store) for partition in group.partitions] == [0]
 
 
 # --- death ----------------------------------------------------------------------------------------------
@@ -1085,7 +1084,7 @@ def test_the_bytes_of_a_claim_are_those_of_the_format_page(store: Store) -> None
         assert raw[40:43] == b"\1\0\3"
         assert raw[43:50] == b"annhere"
         assert raw[50:] == xxhash.xxh3_64_digest(raw[:50])
-        assert len(group) == 32 and group[24:] == xxhash.xxh3_64_digest(group[:24])
+        assert len(group) == 48 and group[40:] == xxhash.xxh3_64_digest(group[:40])
 
 
 def test_check_finds_damaged_rows_of_a_group(tmp_path: Path) -> None:

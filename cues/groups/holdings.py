@@ -26,9 +26,10 @@ from cues.errors import AlreadyRunning, Closed, Fenced
 from cues.groups.held import HeldPartition
 from cues.groups.places import Start
 from cues.groups.sticky import Partition
-from cues.groups.table import GroupTable, GroupView, MemberRow, new_id
+from cues.groups.table import GroupTable, GroupView, new_id
 from cues.queues import claims
 from cues.queues.claims import Claim
+from cues.queues.group_rows import MemberRow
 from cues.queues.log import Log
 from cues.queues.processor_rows import boot
 from cues.queues.queue import Queue
@@ -54,6 +55,7 @@ class Holdings:
         lease_s: float,
         max_poll_interval_s: float,
         start: Start,
+        expire_s: float,
         queues: Mapping[str, Queue],
         on_assigned: OnChange | None,
         on_revoked: OnChange | None,
@@ -68,6 +70,7 @@ class Holdings:
         self.max_poll_interval_s = max_poll_interval_s
         self.queues = queues
         self._start = start
+        self._expire_s = expire_s
         self._called_ns = clock.monotonic_ns()
         """The time of the last :meth:`keep_up`."""
         self._late = False
@@ -131,7 +134,7 @@ class Holdings:
         if self._lease is not None:
             self._lease.close()
         self._lease = Lease(self.store, self.id)
-        before = self.table.join(self.name, self._row(), self._start, self._new())
+        before = self.table.join(self.name, self._row(), self._start, self._new(), self._expire_s)
         if before is not None:
             leases.forget(self.store, before)
         self._seen = -1

@@ -37,11 +37,12 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
 from cues.base import names
+from cues.base.checks import is_number
 from cues.base.closing import Closing
 from cues.errors import BatchDamaged, Closed, ConcurrentUse, Fenced, InvalidArgument, QueueNotFound, StoreReadOnly
 from cues.groups.held import HeldPartition
 from cues.groups.holdings import Holdings, OnChange
-from cues.groups.places import Place, Start, check_start, target
+from cues.groups.places import Place, Start, check_start
 from cues.groups.session import Session
 from cues.groups.sticky import Partition
 from cues.groups.table import GroupTable, new_id
@@ -116,6 +117,9 @@ class Member(Reader, Closing):
                               index; an aware datetime, the first message at or after it; :class:`Relative`, counted
                               from the first message, or from the end if it is negative. A partition that the queue
                               gets later is read from its first message
+    ``expire_s``              seconds without a member after which the group may be forgotten: an append to a queue
+                              whose retention ``"read"`` waits for it deletes it then. None: never. The value of the
+                              member that joined last counts
     ``on_assigned``           called after partitions were claimed
     ``on_revoked``            called before partitions are released; it can still commit them
     ``on_lost``               called after partitions were taken away; they cannot be committed any more
@@ -138,6 +142,7 @@ class Member(Reader, Closing):
         lease_s: float = LEASE_S,
         max_poll_interval_s: float = MAX_POLL_INTERVAL_S,
         start: Start = "earliest",
+        expire_s: float | None = None,
         on_assigned: OnChange | None = None,
         on_revoked: OnChange | None = None,
         on_lost: OnChange | None = None,
@@ -161,6 +166,10 @@ class Member(Reader, Closing):
                 "pass seconds, more than the longest step; float('inf') for no bound.",
             )
         check_start(start)
+        if expire_s is not None and not (is_number(expire_s) and expire_s > 0):
+            raise InvalidArgument(
+                f"expire_s is {expire_s!r}.", "pass seconds, more than the longest time without a member, or None."
+            )
         self.group = names.check("group", group)
         self.static = name is not None
         self.name = names.check("member", f"m-{new_id().hex()}" if name is None else name)
@@ -189,6 +198,7 @@ class Member(Reader, Closing):
             self.lease_s,
             float(max_poll_interval_s),
             start,
+            float(expire_s or 0),
             self._queues,
             on_assigned,
             on_revoked,
@@ -347,10 +357,7 @@ class Member(Reader, Closing):
         """
         self._no_session("seek")
         wanted = self._chosen(partitions)
-        logs = {(queue, number): self._queues[queue]._view(number)._log for queue, number in wanted}
-        with self.store._view() as txn:
-            targets = {partition: target(txn, self.group, partition, log, to) for partition, log in logs.items()}
-        self.table.seek(targets)
+        self.table.seek({(queue, number): self._queues[queue]._view(number)._log for queue, number in wanted}, to)
         self.holdings.stale()
         self._keep_up()
 
@@ -377,30 +384,13 @@ class Member(Reader, Closing):
 
     def _chosen(self, partitions: Iterable[Partition | str]) -> list[Partition]:
         """Return the partitions that a caller names; those that this member holds if it names none."""
-        wanted = self._named(partitions)
+        wanted = self.table.named(self._queues, partitions, f"The member {self.name}")
         if not wanted:  # only then: a seek must also work on a partition that cannot be claimed
             self._keep_up()
             wanted = self.assigned
         if not wanted:
             raise InvalidArgument("This member holds no partition yet.", "name a queue or a partition in the call.")
         return wanted
-
-    def _named(self, partitions: Iterable[Partition | str]) -> list[Partition]:
-        """Return the partitions that a caller names; refuse those of other queues."""
-        named: list[Partition] = []
-        for partition in partitions:
-            queue, number = (partition, None) if isinstance(partition, str) else partition
-            if queue not in self._queues:
-                raise InvalidArgument(
-                    f"This member does not read {queue!r}.", f"name one of {', '.join(self._queues)}."
-                )
-            count = self.table.counts((queue,))[queue]
-            if number is not None and not (isinstance(number, int) and 0 <= number < count):
-                raise InvalidArgument(
-                    f"{queue!r} has no partition {number!r}; it has {count}.", f"use 0 to {count - 1}."
-                )
-            named += [(queue, n) for n in range(count)] if number is None else [(queue, number)]
-        return named
 
     # --- inside ---
 
