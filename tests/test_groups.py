@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import json
 import random
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -23,7 +24,7 @@ import xxhash
 from children import Child
 
 import cues
-from cues import faults, testing
+from cues import faults, groups, testing
 from cues.base import clock, names
 from cues.errors import (
     AlreadyRunning,
@@ -477,6 +478,106 @@ def test_keepalive_does_not_renew_the_lease_of_a_member_that_does_not_poll(
             assert hangs.poll() == {}  # it is a member again, without what it lost
             hangs.commit()
             assert sum(member.lag().values()) == 0
+
+
+# --- a part of what was polled -----------------------------------------------------------------------------
+
+
+def test_a_part_of_what_was_polled_is_committed(store: Store) -> None:
+    """The member goes on where it is; the next one reads what was not committed again."""
+    fill(store, PARTITIONS * 10)
+    with Member(store, "orders", "g") as member:
+        polled = member.poll(n=1000)
+        assert member.indices == {partition: list(range(1, 11)) for partition in polled}
+        member.commit(upto={("orders", 0): 4, ("orders", 1): 10}, checkpoint=b"here")
+        assert member.positions() == {("orders", n): {0: 5, 1: 11}.get(n, 1) for n in range(PARTITIONS)}
+        assert [member.checkpoints()["orders", n] for n in range(3)] == [b"here", b"here", b""]
+        member.commit(upto={("orders", 0): 2})  # is done already
+        member.commit(upto={})
+        assert member.positions()["orders", 0] == 5
+        assert member.poll(n=1000) == {} == member.indices
+        member.commit(upto={("orders", 0): 5}, checkpoint={("orders", 2): b"there"})
+        assert (member.positions()["orders", 0], member.checkpoints()["orders", 2]) == (6, b"there")
+    with Member(store, "orders", "g") as member:
+        again = member.poll(n=1000)
+        assert again == {p: found[5:] if p[1] == 0 else found for p, found in polled.items() if p[1] != 1}
+        member.commit()
+        assert sum(member.lag().values()) == 0
+
+
+def test_the_indices_of_messages_have_the_gaps_of_acknowledgements(store: Store) -> None:
+    queue = store.queue("q")
+    with Publisher() as publisher:
+        for n in range(4):
+            publisher.publish_uncommitted(lambda message: queue, {"n": n})
+            publisher.append_ack_intents(publisher.build_ack_intents())
+    queue.appender().write_many([{"n": 4}, {"n": 5}])
+    with Member(store, "q", "g") as member:
+        assert [message["n"] for message in member.read_many(5)] == [0, 1, 2, 3, 4]
+        assert member.indices == {("q", 0): [1, 3, 5, 7, 9]}
+        member.commit(upto={("q", 0): member.indices["q", 0][2]})
+        assert member.read() == {"n": 5} and member.indices == {("q", 0): [10]}
+    with Member(store, "q", "g") as member:
+        assert [message["n"] for message in member.read_many(9)] == [3, 4, 5]
+
+
+def test_only_what_was_handed_out_can_be_committed(store: Store) -> None:
+    fill(store, PARTITIONS * 10)
+    with Member(store, "orders", "g") as member:
+        member.poll(n=1)
+        (read,) = member.indices
+        other = next(p for p in member.assigned if p != read)
+        for upto, words in (
+            ({read: 2}, "messages up to 1 were handed out"),
+            ({read: 1, other: 1}, "messages up to 0 were handed out"),
+            ({read: 0}, "up to 1 were"),
+            ({read: "1"}, "up to 1 were"),
+            ({("orders", 99): 1}, "no partition 99"),
+            ({("rates", 0): 1}, "does not read 'rates'"),
+            ({"orders": 1}, "upto is"),
+            (7, "upto is"),
+        ):
+            with pytest.raises(InvalidArgument, match=words):
+                member.commit(upto=upto)  # type: ignore[arg-type]
+        assert set(member.positions().values()) == {1}
+
+
+def test_a_part_is_fenced_as_the_whole_is(store: Store) -> None:
+    """Of three partitions one was moved by a seek to where it is, and one is another member's; one is committed."""
+    fill(store, PARTITIONS * 10)
+    with Member(store, "orders", "g", name="a", lease_s=KEPT_S) as member:
+        member.poll(n=1000)
+        groups.seek(store, "g", "start", ("orders", 1))
+        member.table.release(member.holdings.id, [("orders", 2)])
+        with pytest.raises(Fenced) as failed:
+            member.commit(upto={("orders", n): 5 for n in range(3)})
+        assert failed.value.partitions == [("orders", 1), ("orders", 2)]
+        assert [member.positions()["orders", n] for n in range(3)] == [6, 1, 1]
+        member.poll(n=1000)
+        member.holdings.held.pop(("orders", 3))  # as after a look at the group in which it was lost
+        with pytest.raises(Fenced) as failed:
+            member.commit(upto={("orders", 3): 5})
+        assert failed.value.partitions == [("orders", 3)]
+
+
+PART = """
+import sys, cues
+from cues.groups import Member
+with cues.open(sys.argv[1]) as store, Member(store, "orders", "g") as member:
+    member.poll(n=1000)
+    cues.faults.arm(sys.argv[2])
+    member.commit(upto={("orders", 0): 4, ("orders", 1): 5})
+"""
+
+
+@pytest.mark.parametrize(("point", "made"), [("group.inside", False), ("group.after", True)])
+def test_death_in_the_commit_of_a_part(store: Store, point: str, made: bool) -> None:
+    fill(store, PARTITIONS * 10)
+    with Child(PART, store.path, point) as child:
+        assert child.returncode() == -signal.SIGKILL
+    with Member(store, "orders", "g") as member:
+        assert [member.positions()["orders", n] for n in range(3)] == ([5, 6, 1] if made else [1, 1, 1])
+        assert sum(map(len, member.poll(n=1000).values())) == PARTITIONS * 10 - (9 if made else 0)
 
 
 # --- what is left of a group -----------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Final, TypeGuard
 
 from cues.base import clock, names
@@ -76,8 +76,8 @@ class Holdings:
         self._late = False
         """True if the log has the warning that this is too long ago."""
         self.held: dict[Partition, HeldPartition] = {}
-        self.stepping: HeldPartition | None = None
-        """The partition with a step under way, which is not released before the step has ended."""
+        self.stepping: Collection[HeldPartition] = ()
+        """The partitions of the step under way, which are not released before the step has ended."""
         self._on_assigned, self._on_revoked, self._on_lost = on_assigned, on_revoked, on_lost
         self._locks = self.store._locks
         self._waits = False
@@ -288,7 +288,7 @@ class Holdings:
         """Return whether a partition can be released: no message is uncommitted, or it has been leaving for a lease."""
         if clock.monotonic_ns() - held.leaving_ns > self.lease_s * 1e9:
             return True
-        return not held.dirty and held is not self.stepping
+        return not held.dirty and held not in self.stepping
 
     def _lose(self, partitions: Iterable[Partition]) -> None:
         """Drop partitions that were taken away, and call ``on_lost`` for those that were not revoked before."""

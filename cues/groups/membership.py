@@ -34,10 +34,10 @@ import functools
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Concatenate, Final, ParamSpec, TypeVar
+from typing import Any, Concatenate, Final, Literal, ParamSpec, TypeVar
 
 from cues.base import names
-from cues.base.checks import is_number
+from cues.base.checks import is_count, is_number
 from cues.base.closing import Closing
 from cues.errors import BatchDamaged, Closed, ConcurrentUse, Fenced, InvalidArgument, QueueNotFound, StoreReadOnly
 from cues.groups.held import HeldPartition
@@ -179,6 +179,7 @@ class Member(Reader, Closing):
         self._queues = self._opened((queues,) if isinstance(queues, (str, Queue)) else queues)
         self._outputs: dict[str, Queue] = {}
         self._last: HeldPartition | None = None
+        self._indices: list[tuple[Partition, list[int]]] = []
         self._turn = 0
         self._ready: list[HeldPartition] = []
         """Partitions with messages to read, in reverse order: the last one is read next."""
@@ -262,6 +263,17 @@ class Member(Reader, Closing):
         """Index, time, hash and metadata of the message that was read last; None before the first."""
         return self._last.envelope if self._last else None
 
+    @property
+    def indices(self) -> dict[Partition, list[int]]:
+        """The indices of the messages that the last call of this member or its session returned, by partition.
+
+        They are in the order of the messages, and have gaps where the partition has acknowledgements.
+        """
+        indices: dict[Partition, list[int]] = {}
+        for partition, numbers in self._indices:
+            indices.setdefault(partition, []).extend(numbers)
+        return indices
+
     # --- assignment ---
 
     @property
@@ -280,8 +292,17 @@ class Member(Reader, Closing):
     # --- positions ---
 
     @_one_call
-    def commit(self, checkpoint: bytes | Mapping[Partition, bytes] | None = None) -> None:
+    def commit(
+        self,
+        checkpoint: bytes | Mapping[Partition, bytes] | None = None,
+        upto: Mapping[Partition, int] | None = None,
+    ) -> None:
         """Commit the positions after all messages that were handed out, in one transaction, as durable as the store.
+
+        ``upto`` commits a part of them: it has the index of the last message that is done (see :attr:`indices`), by
+        partition. Partitions that it does not name are not committed. An index before the position changes nothing;
+        one that was not handed out is refused with :class:`InvalidArgument`. After a death, the messages after
+        it are read again; this member continues where it is.
 
         ``checkpoint`` (at most 3,000 bytes) is stored with every position that moves; a mapping stores one for each
         partition that it names. If partitions were taken over or moved by a seek meanwhile, the other partitions are
@@ -291,23 +312,50 @@ class Member(Reader, Closing):
         self._no_session("commit")
         held = self.holdings.held
         checkpoints = self._checkpoints(checkpoint)
+        ends = self._ends(upto)
         also = checkpoints if isinstance(checkpoint, Mapping) else {}
-        moves = {p: held[p].move(checkpoints.get(p)) for p in held if held[p].dirty or p in also}
-        if not moves:
-            return
-        written = self.table.move(moves)
+        moves = {}
+        for partition in {*ends, *also}:
+            of = held[partition]
+            end = max(ends.get(partition, 0), of.claim.next - 1)
+            if end >= of.claim.next or partition in also:
+                moves[partition] = of.move(checkpoints.get(partition), end)
+        written = self.table.move(moves) if moves else {}
         for partition, claim in written.items():
             held[partition].claim = claim
-        refused = sorted(set(moves) - set(written))
+        lost = set(upto or ()) - set(ends)
+        refused = sorted(lost | (set(moves) - set(written)))
         if refused:
             raise self._refused(refused)
+
+    def _ends(self, upto: Mapping[Partition, int] | None) -> dict[Partition, int]:
+        """Return the index of the last message to commit, by partition that is held: what ``upto`` names, or all."""
+        held = self.holdings.held
+        if upto is None:
+            return {partition: of.next - 1 for partition, of in held.items()}
+        if not isinstance(upto, Mapping) or any(isinstance(partition, str) for partition in upto):
+            raise InvalidArgument(f"upto is {upto!r:.60}.", "pass the indices by partition: {('orders', 0): 7}.")
+        self.table.named(self._queues, upto, f"The member {self.name}")
+        for partition, index in upto.items():
+            end = held[partition].next - 1 if partition in held else index
+            if not is_count(index) or index > end:
+                raise InvalidArgument(
+                    f"upto has {index!r} for {_listed([partition])}, of which messages up to {end} were handed out.",
+                    "pass the index of a message that was read: member.indices has those of the last call.",
+                )
+        return {
+            partition: max(index, held[partition].claim.next - 1)
+            for partition, index in upto.items()
+            if partition in held
+        }
 
     def _refused(self, partitions: list[Partition]) -> Fenced:
         """Read the positions of refused partitions from the store, and return the error of the commit."""
         seen = self.table.look({queue for queue, _ in partitions}).claims
-        is_owner = all(seen[partition].owner == self.holdings.id for partition in partitions)
+        is_owner = all(p in seen and seen[p].owner == self.holdings.id for p in partitions)
         for partition in partitions:
-            self.doubt(self.holdings.held[partition])
+            if partition in self.holdings.held:
+                self.doubt(self.holdings.held[partition])
         return Fenced(
             f"The member {self.name} of {self.group} did not commit {_listed(partitions)}:"
             f" {'a seek moved the position' if is_owner else 'another member took over'} after the messages were read.",
@@ -394,26 +442,31 @@ class Member(Reader, Closing):
 
     # --- inside ---
 
-    def take(self, n: int, timeout: float | None, only: HeldPartition | None = None, single: bool = False) -> Taken:
+    def take(
+        self,
+        n: int,
+        timeout: float | None,
+        only: HeldPartition | None = None,
+        single: bool = False,
+        over: Callable[[], bool] = lambda: False,
+    ) -> Taken:
         """Take up to ``n`` messages, by partition; from the partition ``only``, or from a ``single`` one.
 
-        Waits for the first message. Returns no messages when ``only`` is no longer held.
+        Waits for the first message. Takes nothing, and does not wait, if ``over`` returns True.
         """
         if not isinstance(n, int) or isinstance(n, bool) or n < 1:
             raise InvalidArgument(f"{n!r} is not a number of messages.", "pass an integer, 1 or more.")
         while True:
-            taken = self._take(n, only, single)
-            if taken or timeout == 0:
+            taken = self._take(n, only, single, over)
+            if taken or timeout == 0 or over():
                 return taken
-            if only is not None and not (self._holds(only) and only.readable):
-                return taken  # no further message of it will be read
             mask = self.table.mask | wakeup.union(held.log.mask for held in self.holdings.held.values())
             holds = set(self.holdings.held)
 
             def ready() -> Taken | bool:
                 # True: the held partitions have changed, so the wait must begin again with their doorbells.
-                taken = self._take(n, only, single)
-                return taken or set(self.holdings.held) != holds or (only is not None and not only.readable)
+                taken = self._take(n, only, single, over)
+                return taken or set(self.holdings.held) != holds or over()
 
             started = time.monotonic()
             result = wakeup.wait([(self.store._doorbells, mask)], ready, timeout)
@@ -424,7 +477,7 @@ class Member(Reader, Closing):
             if timeout is not None:
                 timeout = max(0.0, timeout - (time.monotonic() - started))
 
-    def _take(self, n: int, only: HeldPartition | None, single: bool) -> Taken:
+    def _take(self, n: int, only: HeldPartition | None, single: bool, over: Callable[[], bool]) -> Taken:
         if self.holdings.calling:
             raise InvalidArgument(
                 "on_assigned, on_revoked and on_lost cannot read: they are called in the middle of a read.",
@@ -435,7 +488,8 @@ class Member(Reader, Closing):
             raise self._gone()
         self._undo = {}  # the last look found nothing, so there is nothing to undo; a seek may have come since
         taken: Taken = []
-        left = n
+        indices = self._indices = []
+        left = 0 if over() else n
         while left:
             held = self._next(only)
             if held is None:
@@ -454,6 +508,7 @@ class Member(Reader, Closing):
                 self._last = held
                 self._serve(held)
                 taken.append((held, messages))
+                indices.append((held.partition, held.indices))
                 left -= len(messages)
             if (single and taken) or (only is not None and not messages):
                 break
@@ -462,7 +517,7 @@ class Member(Reader, Closing):
     def _next(self, only: HeldPartition | None) -> HeldPartition | None:
         """Return the partition to read next: of those with messages, the one that was served longest ago."""
         if only is not None:
-            return only if self._holds(only) and only.readable else None
+            return only
         self._ready = [held for held in self._ready if held.readable]
         if not self._ready:
             with self.store._view() as txn:
@@ -512,12 +567,17 @@ class Member(Reader, Closing):
     # --- sessions ---
 
     @_one_call
-    def session(self) -> Session:
-        """Begin a step that reads from one partition, writes to queues of this store, and commits both together.
+    def session(self, partitions: Literal["one", "all"] = "one") -> Session:
+        """Begin a step that reads, writes to queues of this store, and commits both together.
 
-        See :class:`cues.groups.Session`. A session that is still open is aborted: after an exception out of this call
-        the program may not have that session.
+        It reads from one partition, or, with ``"all"``, from every partition that this member holds, of all its queues;
+        then one commit moves all of their positions. See :class:`cues.groups.Session`.
+
+        A session that is still open is aborted: after an exception out of this call the program may not have that
+        session.
         """
+        if partitions not in ("one", "all"):
+            raise InvalidArgument(f"session(partitions={partitions!r}).", "pass 'one' or 'all'.")
         if self._session is not None:
             self._session.abandon()
             self._drop_session(self._session)
@@ -529,18 +589,18 @@ class Member(Reader, Closing):
                 " commit them too.",
                 "call member.commit() first, or member.seek(Relative(0)) to read them again.",
             )
-        self._session = Session(self)
+        self._session = Session(self, partitions == "one")
         return self._session
 
     def _drop_session(self, session: Session) -> None:
         """End a session that was not committed, or may not have been: continue from the position in the store."""
-        if session.held is not None:
-            self.doubt(session.held)
+        for held in session.parts:
+            self.doubt(held)
         self.session_committed()
 
     def session_committed(self) -> None:
         """End a session that was committed."""
-        self.holdings.stepping = None
+        self.holdings.stepping = ()
         self._session = None
 
     def output(self, queue: str | Queue) -> Queue:
