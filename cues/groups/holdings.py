@@ -25,7 +25,7 @@ from cues.base.events import log
 from cues.errors import AlreadyRunning, Closed, Fenced
 from cues.groups.held import HeldPartition
 from cues.groups.places import Start
-from cues.groups.sticky import Partition
+from cues.groups.sticky import Partition, Together, siblings
 from cues.groups.table import GroupTable, GroupView, new_id
 from cues.queues import claims
 from cues.queues.claims import Claim
@@ -57,6 +57,7 @@ class Holdings:
         start: Start,
         expire_s: float,
         queues: Mapping[str, Queue],
+        together: Together,
         on_assigned: OnChange | None,
         on_revoked: OnChange | None,
         on_lost: OnChange | None,
@@ -69,6 +70,7 @@ class Holdings:
         self.lease_s = lease_s
         self.max_poll_interval_s = max_poll_interval_s
         self.queues = queues
+        self.together = together
         self._start = start
         self._expire_s = expire_s
         self._called_ns = clock.monotonic_ns()
@@ -134,6 +136,7 @@ class Holdings:
         if self._lease is not None:
             self._lease.close()
         self._lease = Lease(self.store, self.id)
+        self._bury()
         before = self.table.join(self.name, self._row(), self._start, self._new(), self._expire_s)
         if before is not None:
             leases.forget(self.store, before)
@@ -150,7 +153,9 @@ class Holdings:
         }
 
     def _row(self) -> MemberRow:
-        return MemberRow(self.id, os.getpid(), boot(), self.lease_s, self.static, 0, tuple(sorted(self.queues)))
+        return MemberRow(
+            self.id, os.getpid(), boot(), self.lease_s, self.static, 0, tuple(sorted(self.queues)), self.together
+        )
 
     def beat(self) -> None:
         """Renew the lease, unless the last :meth:`keep_up` is too long ago. May be called from any thread."""
@@ -232,15 +237,18 @@ class Holdings:
 
     def _remove_dead(self) -> None:
         """Remove dead members from the table, and plan again if a queue has grown."""
-        seen = self.table.look(())
-        gone = {name: row.id for name, row in seen.members.items() if name != self.name and self.table.gone(name, row)}
-        if gone:
-            self.table.remove(gone)
+        self._bury()
         counts = self.table.counts(self.queues)
         if counts != self._counts:
             while not self.table.settle():
                 pass
             self._counts = counts
+
+    def _bury(self) -> None:
+        seen = self.table.look(())
+        gone = {name: row.id for name, row in seen.members.items() if name != self.name and self.table.gone(name, row)}
+        if gone:
+            self.table.remove(gone)
 
     def _follow(self) -> bool:
         """Follow one look at the table; False if another look is needed at once."""
@@ -326,11 +334,12 @@ class Holdings:
         wanted = [p for p, claim in seen.claims.items() if claim.assignee == self.name and p not in self.held]
         self._waits = bool(wanted)
         living = {row.id for name, row in seen.members.items() if self.table.alive(name, row)}
-        free = [partition for partition in wanted if seen.claims[partition].owner not in living]
+        others = {partition for partition, claim in seen.claims.items() if claim.owner in living - {self.id}}
+        free = [p for p in wanted if others.isdisjoint((p, *siblings(p, self.together)))]
         if not free:
             return True
         logs = {partition: self.queues[partition[0]]._view(partition[1])._log for partition in free}
-        taken = self.table.claim(self.name, self.id, logs)
+        taken = self.table.claim(self.name, self.id, logs, self.together)
         self._hold(taken)
         return not taken
 

@@ -44,10 +44,11 @@ from cues.groups.held import HeldPartition
 from cues.groups.holdings import Holdings, OnChange
 from cues.groups.places import Place, Start, check_start
 from cues.groups.session import Session
-from cues.groups.sticky import Partition
+from cues.groups.sticky import Partition, Together
 from cues.groups.table import GroupTable, new_id
 from cues.queues import claims
 from cues.queues.base_tailer import Reader
+from cues.queues.partitioners import name_of
 from cues.queues.queue import Queue
 from cues.queues.store import Store
 from cues.queues.tailer import Envelope
@@ -63,6 +64,13 @@ MAX_POLL_INTERVAL_S: Final = 300.0
 Message = dict[str, Any]
 Taken = list[tuple[HeldPartition, list[Message]]]
 """Messages, by partition."""
+
+
+_PLACING: Final[dict[str, Callable[[Queue], object]]] = {
+    "partitions": lambda queue: queue.partitions,
+    "partitioner": lambda queue: name_of(queue.options.partitioner) or ("murmur2" if queue.options.key else "sticky"),
+}
+"""The options that must be equal if the messages of a key are to have one partition number in several queues."""
 
 
 def _one_call(method: Callable[Concatenate[Member, P], R]) -> Callable[Concatenate[Member, P], R]:
@@ -107,6 +115,10 @@ class Member(Reader, Closing):
 
     ``queues``                a queue or its name, or several; they must exist
     ``group``                 the name of the group. Its members share the partitions; its positions are in the store
+    ``together``              lists of these queues that belong together, for a join: ``[["orders", "payments"]]``. The
+                              member gets the same partition numbers of each, and claims them together. They must have
+                              the same number of partitions and the same partitioner, and all members of the group the
+                              same lists
     ``name``                  makes the member *static*: its place is kept for its lease after it closes or dies. If it
                               returns under this name in time, it keeps its partitions, and the others notice nothing.
                               Without a name its partitions move to other members at once
@@ -138,6 +150,7 @@ class Member(Reader, Closing):
         queues: str | Queue | Iterable[str | Queue],
         group: str,
         *,
+        together: Iterable[Iterable[str | Queue]] = (),
         name: str | None = None,
         lease_s: float = LEASE_S,
         max_poll_interval_s: float = MAX_POLL_INTERVAL_S,
@@ -201,6 +214,7 @@ class Member(Reader, Closing):
             start,
             float(expire_s or 0),
             self._queues,
+            self._sets(together),
             on_assigned,
             on_revoked,
             on_lost,
@@ -221,6 +235,34 @@ class Member(Reader, Closing):
                     queue=queue,
                 )
         return {queue: self.store.queue(queue) for queue in wanted}
+
+    def _sets(self, together: Iterable[Iterable[str | Queue]]) -> Together:
+        """Return the sets of queues that belong together, after a check that a join over them can be right."""
+        sets: list[tuple[str, ...]] = []
+        for queues in together:
+            if isinstance(queues, (str, Queue)):
+                raise InvalidArgument(
+                    f"together has {queues!r}, which is one queue.", "pass lists: [['orders', 'payments']]."
+                )
+            ids = sorted({queue.id if isinstance(queue, Queue) else queue for queue in queues})
+            unknown = [queue for queue in ids if queue not in self._queues]
+            twice = [queue for queue in ids if any(queue in others for others in sets)]
+            for wrong, what in ((unknown, "is not a queue of this member"), (twice, "is in two lists")):
+                if wrong:
+                    raise InvalidArgument(f"together has {wrong[0]!r}, which {what}.", "name each queue once.")
+            if len(ids) < 2:
+                raise InvalidArgument(f"together has a list of {len(ids)} queues.", "name two or more in each list.")
+            sets.append(tuple(ids))
+            first, *others = (self._queues[queue] for queue in ids)
+            for other in others:
+                for option, of in _PLACING.items():
+                    if of(first) != of(other):
+                        raise InvalidArgument(
+                            f"{first.id!r} and {other.id!r} cannot be read together: {option} is {of(first)!r} and"
+                            f" {of(other)!r}, so the messages of a key have other partition numbers.",
+                            "make them alike; cues grow changes the number of partitions.",
+                        )
+        return tuple(sorted(sets))
 
     # --- reading ---
 

@@ -25,7 +25,7 @@ from cues.base.checks import is_count
 from cues.errors import AlreadyRunning, InvalidArgument
 from cues.groups import places
 from cues.groups.places import Place, Start
-from cues.groups.sticky import Partition, plan
+from cues.groups.sticky import Partition, Together, plan, siblings
 from cues.queues import claims, group_rows
 from cues.queues.claims import NOBODY, Claim
 from cues.queues.group_rows import GroupRow, MemberRow
@@ -171,13 +171,26 @@ class GroupTable:
                         )
                         claims.put(txn, id, self.group, begin)
             before = self.member(txn, name)
+            self._check_together(txn, name, row)
             txn.put(names.member_key(self.group, name), row.pack())
             self._put(txn, self.row(txn)._replace(expire_s=expire_s))
-            self._touch(txn, replan=before is None or before.queues != row.queues)
+            changed = before is None or (before.queues, before.together) != (row.queues, row.together)
+            self._touch(txn, replan=changed)
             faults.point("group.inside")
             return before.id if before is not None else None
 
         return self._commit(join, pages=sum(self.counts(row.queues).values()))
+
+    def _check_together(self, txn: StoreTransaction, name: str, row: MemberRow) -> None:
+        """Raise :class:`InvalidArgument` if another member reads the same queues, but not in the same sets."""
+        for other, before in self.members(txn).items():
+            for queue in sorted({*row.queues} & {*before.queues}) if other != name else ():
+                if row.set_of(queue) != before.set_of(queue):
+                    raise InvalidArgument(
+                        f"The member {other} of {self.group} reads {queue!r} together with"
+                        f" {_others(before, queue)}, this one together with {_others(row, queue)}.",
+                        "give all members of a group the same together=…, or use another group.",
+                    )
 
     def keep(self, name: str, row: MemberRow) -> None:
         """Mark a member as closed. Its place is kept for the length of its lease."""
@@ -222,7 +235,8 @@ class GroupTable:
         previous: dict[str, set[Partition]] = {}
         for partition, claim in seen.claims.items():
             previous.setdefault(claim.assignee, set()).add(partition)
-        wanted = plan({name: row.queues for name, row in seen.members.items()}, seen.counts, previous)
+        together = {queues for row in seen.members.values() for queues in row.together}
+        wanted = plan({name: row.queues for name, row in seen.members.items()}, seen.counts, previous, sorted(together))
         assignees = {partition: name for name, given in wanted.items() for partition in given}
 
         def write(txn: StoreTransaction) -> None:
@@ -244,10 +258,13 @@ class GroupTable:
 
     # --- claims and releases ---
 
-    def claim(self, name: str, id: bytes, wanted: Mapping[Partition, Log]) -> dict[Partition, Claim]:
+    def claim(
+        self, name: str, id: bytes, wanted: Mapping[Partition, Log], together: Together = ()
+    ) -> dict[Partition, Claim]:
         """Claim those of the partitions that are assigned to a member and that no member holds; returns the claims.
 
-        An owner that is dead, or no longer in the table, holds nothing: the new epoch fences it. Raises
+        Partitions of queues that belong together are claimed only if no other member holds any of their unit. An owner
+        that is dead, or no longer in the table, holds nothing: the new epoch fences it. Raises
         :class:`Diverged` if a log is not the one that the group has read.
         """
 
@@ -255,11 +272,14 @@ class GroupTable:
             members = self.members(txn)
             if name not in members or members[name].id != id:
                 return {}
-            living = {member.id for other, member in members.items() if self.alive(other, member)}
+            others = {member.id for other, member in members.items() if other != name and self.alive(other, member)}
             taken: dict[Partition, Claim] = {}
             for partition, log in wanted.items():
                 before = claims.read(txn, names.log_id(*partition), self.group)
-                if before is None or before.assignee != name or before.owner in living:
+                unit = [claims.read(txn, names.log_id(*other), self.group) for other in siblings(partition, together)]
+                if before is None or before.assignee != name:
+                    continue
+                if any(claim is not None and claim.owner in others for claim in (before, *unit)):
                     continue
                 standing = claims.standing(txn, log, self.group, before)
                 taken[partition] = standing._replace(owner=id, epoch=before.epoch + 1)
@@ -399,6 +419,10 @@ class GroupTable:
         self.store._ring(self.mask)
         faults.point("group.after")
         return result
+
+
+def _others(row: MemberRow, queue: str) -> str:
+    return ", ".join(repr(other) for other in row.set_of(queue) if other != queue) or "no other queue"
 
 
 def partitions_of(txn: StoreTransaction, queue: str) -> int:
