@@ -20,6 +20,9 @@ the same group, within a round.
     replay           the same with a ring of 8, so that every transaction is read twice
 
     sequencer ring, sequencer replay    the sequencer alone, over envelopes in memory
+
+    1 source         a consumer without output, to the end of one queue
+    64 sources       the same with 63 more queues, which are empty
 """
 
 from __future__ import annotations
@@ -36,9 +39,11 @@ from pathlib import Path
 from typing import Any
 
 import cues
+from cues.checkpoints import JSONFileCheckpoint
 from cues.queues.queue import Queue
 from cues.txn import (
     Clock,
+    Consumer,
     Envelope,
     Flags,
     Outcome,
@@ -84,6 +89,18 @@ def identities(count: int, transactions: bool) -> list[Any]:
     return uuids
 
 
+class Counts:
+    """An application that counts."""
+
+    count = 0
+
+    def consume(self, envelope: Envelope, publisher: Publisher) -> None:
+        self.count += 1
+
+    def finalize(self, publisher: Publisher) -> None:
+        return None
+
+
 class Bench:
     """The contenders over one message count."""
 
@@ -120,6 +137,7 @@ class Bench:
                 "ring": lambda: sum(1 for _ in ReadCommitted(self.log.queue("inside"))),
                 "replay": lambda: sum(1 for _ in ReadCommitted(self.log.queue("inside"), ring=8)),
             },
+            "consumer": {"1 source": lambda: self._consume(1), "64 sources": lambda: self._consume(64)},
             "sequencer": {"ring": lambda: self._sequence(8192), "replay": lambda: self._sequence(8)},
         }
 
@@ -154,6 +172,14 @@ class Bench:
     def _stamped_again(self) -> int:
         self._stamped(self.log.queue("outside"))
         return len(self.log.queue("outside"))
+
+    def _consume(self, sources: int) -> int:
+        self._number += 1
+        queues = [self.log.queue("outside"), *(self.log.queue(f"idle-{n}") for n in range(sources - 1))]
+        app = Counts()
+        with Consumer(app, queues, JSONFileCheckpoint(self.directory / f"checkpoint-{self._number}.json")) as consumer:
+            consumer.drain()
+        return app.count
 
     def _sequence(self, ring: int) -> int:
         sequencer = Sequencer(ring=ring)

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from cues.queues.tailer import Envelope, Tailer, alts
     from cues.steps.failure import error_context
     from cues.steps.process import Delivery, Process
+    from cues.steps.transaction import Transaction
 
     __version__: str
 
@@ -50,9 +51,9 @@ if TYPE_CHECKING:
 __all__ = [
     "AllOf", "AlreadyRunning", "AnyOf", "Appender", "CuesError", "Delivery", "Envelope", "Fenced", "Graph",
     "GraphError", "MessagesPurged", "Process", "ProcessorStopped", "Queue", "QueueNotFound", "QueueOptions",
-    "Retention", "Retry", "Running", "Sink", "Source", "Store", "StoreError", "Stream", "Tailer", "WaitTimeout",
-    "alts", "broadcast", "checkpoints", "codec", "error_context", "errors", "faults", "groups", "merge", "open",
-    "processors", "testing", "txn",
+    "Retention", "Retry", "Running", "Sink", "Source", "Store", "StoreError", "Stream", "Tailer", "Transaction",
+    "WaitTimeout", "alts", "broadcast", "checkpoints", "codec", "error_context", "errors", "faults", "groups", "merge",
+    "open", "processors", "testing", "txn",
 ]
 # fmt: on
 
@@ -71,6 +72,7 @@ _MODULES = {
     "queues.tailer": "Envelope Tailer alts",
     "steps.failure": "error_context",
     "steps.process": "Delivery Process",
+    "steps.transaction": "Transaction",
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names.split()}
 

@@ -28,6 +28,7 @@
     ├── PositionRequired           a source yields bare messages, and its ``resume`` option is missing
     ├── AlreadyRunning             another process, or this one, runs the graph
     ├── Fenced                     a commit under an old epoch; nothing was written
+    ├── TailerMoved                another reader moved a named tailer of a transaction; nothing was written
     ├── Diverged                   the store contradicts its own delivery log; the start is refused
     ├── PositionMismatch           an external write that does not continue the position kept for its source
     ├── MessagesPurged             messages were purged before they were read
@@ -253,6 +254,19 @@ class Fenced(CuesError):
     reason: str
 
 
+class TailerMoved(CuesError):
+    """Raised by the commit of a transaction whose named tailer was moved by another reader; nothing was written.
+
+    ``queue`` is the id of the queue or partition, ``tailer`` the name, ``expected`` the index at which the
+    transaction began to read and ``found`` the index in the store; each is None without a position in the store.
+    """
+
+    queue: str
+    tailer: str
+    expected: int | None
+    found: int | None
+
+
 class Diverged(CuesError):
     """Raised at the start when the store contradicts its own delivery log (another queue, another message)."""
 
@@ -281,7 +295,12 @@ class MessagesPurged(CuesError):
 
 
 class Gap(MessagesPurged):
-    """Raised by a reader of transactions when messages were purged before it read them."""
+    """Raised by a reader of transactions when messages were purged before it read them.
+
+    ``reader`` names a consumer; it is empty for other readers.
+    """
+
+    reader: str = ""
 
 
 class NoPartitions(CuesError):

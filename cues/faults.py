@@ -102,6 +102,13 @@ GROUP_POINTS: dict[str, str] = {
 }
 """Points of consumer groups and their sessions."""
 
+TRANSACTION_POINTS: dict[str, str] = {
+    "transaction.before": "the block of a transaction left, nothing written",
+    "transaction.inside": "the messages and positions of a transaction written, not committed",
+    "transaction.after": "a transaction committed, doorbells not rung",
+}
+"""Points of transactions of a store."""
+
 SPARK_POINTS: dict[str, str] = {
     "spark.take": "a step's range is chosen, nothing written",
     "spark.taking": "the range of a step with side effects is recorded, its function not called",
@@ -129,6 +136,7 @@ POINTS: dict[str, str] = {
     **CHECKPOINT_POINTS,
     **CONSUMER_POINTS,
     **GROUP_POINTS,
+    **TRANSACTION_POINTS,
     **SPARK_POINTS,
     **FRAME_POINTS,
 }

@@ -38,6 +38,7 @@ from cues.txn.publisher import Publisher
 ORDERS = 8
 SCHEMA = "create table if not exists ledger (life text, n integer)"
 MAP_BYTES = 4 << 20
+LEASE_S = 0.5
 SLOW_S = 0.3
 """The time that a slow commit waits for a message that may not come."""
 
@@ -77,7 +78,10 @@ class Transfers:
 
 
 class Unfenced(SQLCheckpoint):
-    """Commits under whatever fence there is."""
+    """Commits under whatever fence there is, and does not hear of a takeover by its lease."""
+
+    def set_lease(self, text: str) -> None:
+        pass
 
     def commit(self, checkpoint: Checkpoint, work: Any = None) -> None:
         with self._begin() as connection:
@@ -104,8 +108,8 @@ class Forgetful(Consumer):
         restore = self._checkpoint.restore
 
         class Without:
-            def restore(self) -> Checkpoint | None:
-                found = restore()
+            def restore(self, *fence: Any) -> Checkpoint | None:
+                found = restore(*fence)
                 return found and Checkpoint(found.offsets, found.producers)
 
         real, self._checkpoint = self._checkpoint, Without()  # type: ignore[assignment]
@@ -224,7 +228,7 @@ def live(place: str, url: str, life: str, rule: str = "", kind: type[Consumer] =
         without_sync_of(rule),
     ):
         app = Transfers(life, a.queue("left"), b.queue("right"))
-        with kind(app, [a.queue("orders")], checkpoint) as consumer:
+        with kind(app, [a.queue("orders")], checkpoint, lease_s=LEASE_S) as consumer:
             consumer.drain()
 
 

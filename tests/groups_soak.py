@@ -124,8 +124,7 @@ def _unfenced(self: GroupTable, txn: Any, partition: Partition, move: Move) -> A
 
 def _look_before(self: Any, checkpoint: bytes | None) -> Any:
     """Owner and epoch are compared, but before the commit, outside its transaction."""
-    held = self.held
-    if held is not None:
+    for held in self.parts:
         with self._member.store._view() as txn:
             found = claims.read(txn, names.log_id(*held.partition), GROUP)
         if found is None or (found.owner, found.epoch) != (held.claim.owner, held.claim.epoch):

@@ -9,10 +9,11 @@ from __future__ import annotations
 import itertools
 import json
 import random
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ import xxhash
 from children import Child
 
 import cues
-from cues import faults, testing
+from cues import faults, groups, testing
 from cues.base import clock, names
 from cues.errors import (
     AlreadyRunning,
@@ -35,11 +36,10 @@ from cues.errors import (
     QueueNotFound,
     StoreReadOnly,
 )
-from cues.groups import TRY_ABORT, TRY_COMMIT, Member, Relative, forget, holdings
+from cues.groups import TRY_ABORT, TRY_COMMIT, Member, Relative, forget, holdings, list_groups
 from cues.groups.sticky import Partition
 from cues.groups.table import GroupTable
 from cues.queues.store import Store
-from cues.tools import metrics
 from cues.tools.compaction import compact
 from cues.txn import Publisher
 
@@ -401,9 +401,49 @@ def test_latest_is_of_a_queue_that_the_group_has_never_read(store: Store) -> Non
         assert member.lag()["more", 0] == 0
 
 
+@pytest.mark.parametrize(
+    ("start", "unread"), [(5, 6), (Relative(-3), 3), (Relative(2), 8), (Relative(-99), 10), (Relative(99), 0)]
+)
+def test_a_new_group_begins_at_an_index_or_a_distance(store: Store, start: Any, unread: int) -> None:
+    """On each partition. A partition that comes later is read from its start, and so is all for a group that is."""
+    queue = store.queue("orders", partitioner=by_number)
+    fill(store, PARTITIONS * 10)
+    with Member(store, "orders", "g", start=start) as member:
+        assert set(member.lag().values()) == {unread}
+        queue.grow(PARTITIONS + 1)
+        queue.partition(PARTITIONS).appender().write_many([{"n": n} for n in range(4)])
+        found = member.read_many(1000)
+        assert len(found) == PARTITIONS * unread + 4
+        assert member.lag()["orders", PARTITIONS] == 4
+    with Member(store, "orders", "g", start="latest") as member:
+        assert len(member.read_many(1000)) == len(found)
+
+
+def test_a_new_group_begins_at_a_time(store: Store) -> None:
+    fill(store, 12)
+    times = []
+    for number in range(PARTITIONS):
+        tailer = store.queue("orders").partition(number).tailer()
+        tailer.read_many(2)
+        assert tailer.envelope is not None
+        times.append(tailer.envelope.time)
+    when = max(times) + timedelta(microseconds=1)
+    until(lambda: datetime.now(UTC) > when)
+    fill(store, 18, start=12)
+    with Member(store, "orders", "g", start=when) as member:
+        assert sorted(message["n"] for message in member.read_many(100)) == list(range(12, 30))
+
+
 def test_start_is_checked(store: Store) -> None:
-    with pytest.raises(InvalidArgument, match="'earliest' or 'latest'"):
-        Member(store, "orders", "g", start="end")  # type: ignore[arg-type]
+    for wrong in ("end", 0, True, 1.5, datetime(2026, 1, 31), ["latest"], None):
+        with pytest.raises(InvalidArgument, match="'earliest' or 'latest'"):
+            Member(store, "orders", "g", start=wrong)  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgument, match="not a distance"):
+        Relative(1.5)  # type: ignore[arg-type]
+    fill(store, 6)
+    with pytest.raises(InvalidArgument, match="ends before 2"):
+        Member(store, "orders", "g", start=3)
+    assert list_groups(store) == []  # a refused start makes no group
     with pytest.raises(InvalidArgument, match="max_poll_interval_s"):
         Member(store, "orders", "g", max_poll_interval_s=0)
 
@@ -440,6 +480,106 @@ def test_keepalive_does_not_renew_the_lease_of_a_member_that_does_not_poll(
             assert sum(member.lag().values()) == 0
 
 
+# --- a part of what was polled -----------------------------------------------------------------------------
+
+
+def test_a_part_of_what_was_polled_is_committed(store: Store) -> None:
+    """The member goes on where it is; the next one reads what was not committed again."""
+    fill(store, PARTITIONS * 10)
+    with Member(store, "orders", "g") as member:
+        polled = member.poll(n=1000)
+        assert member.indices == {partition: list(range(1, 11)) for partition in polled}
+        member.commit(upto={("orders", 0): 4, ("orders", 1): 10}, checkpoint=b"here")
+        assert member.positions() == {("orders", n): {0: 5, 1: 11}.get(n, 1) for n in range(PARTITIONS)}
+        assert [member.checkpoints()["orders", n] for n in range(3)] == [b"here", b"here", b""]
+        member.commit(upto={("orders", 0): 2})  # is done already
+        member.commit(upto={})
+        assert member.positions()["orders", 0] == 5
+        assert member.poll(n=1000) == {} == member.indices
+        member.commit(upto={("orders", 0): 5}, checkpoint={("orders", 2): b"there"})
+        assert (member.positions()["orders", 0], member.checkpoints()["orders", 2]) == (6, b"there")
+    with Member(store, "orders", "g") as member:
+        again = member.poll(n=1000)
+        assert again == {p: found[5:] if p[1] == 0 else found for p, found in polled.items() if p[1] != 1}
+        member.commit()
+        assert sum(member.lag().values()) == 0
+
+
+def test_the_indices_of_messages_have_the_gaps_of_acknowledgements(store: Store) -> None:
+    queue = store.queue("q")
+    with Publisher() as publisher:
+        for n in range(4):
+            publisher.publish_uncommitted(lambda message: queue, {"n": n})
+            publisher.append_ack_intents(publisher.build_ack_intents())
+    queue.appender().write_many([{"n": 4}, {"n": 5}])
+    with Member(store, "q", "g") as member:
+        assert [message["n"] for message in member.read_many(5)] == [0, 1, 2, 3, 4]
+        assert member.indices == {("q", 0): [1, 3, 5, 7, 9]}
+        member.commit(upto={("q", 0): member.indices["q", 0][2]})
+        assert member.read() == {"n": 5} and member.indices == {("q", 0): [10]}
+    with Member(store, "q", "g") as member:
+        assert [message["n"] for message in member.read_many(9)] == [3, 4, 5]
+
+
+def test_only_what_was_handed_out_can_be_committed(store: Store) -> None:
+    fill(store, PARTITIONS * 10)
+    with Member(store, "orders", "g") as member:
+        member.poll(n=1)
+        (read,) = member.indices
+        other = next(p for p in member.assigned if p != read)
+        for upto, words in (
+            ({read: 2}, "messages up to 1 were handed out"),
+            ({read: 1, other: 1}, "messages up to 0 were handed out"),
+            ({read: 0}, "up to 1 were"),
+            ({read: "1"}, "up to 1 were"),
+            ({("orders", 99): 1}, "no partition 99"),
+            ({("rates", 0): 1}, "does not read 'rates'"),
+            ({"orders": 1}, "upto is"),
+            (7, "upto is"),
+        ):
+            with pytest.raises(InvalidArgument, match=words):
+                member.commit(upto=upto)  # type: ignore[arg-type]
+        assert set(member.positions().values()) == {1}
+
+
+def test_a_part_is_fenced_as_the_whole_is(store: Store) -> None:
+    """Of three partitions one was moved by a seek to where it is, and one is another member's; one is committed."""
+    fill(store, PARTITIONS * 10)
+    with Member(store, "orders", "g", name="a", lease_s=KEPT_S) as member:
+        member.poll(n=1000)
+        groups.seek(store, "g", "start", ("orders", 1))
+        member.table.release(member.holdings.id, [("orders", 2)])
+        with pytest.raises(Fenced) as failed:
+            member.commit(upto={("orders", n): 5 for n in range(3)})
+        assert failed.value.partitions == [("orders", 1), ("orders", 2)]
+        assert [member.positions()["orders", n] for n in range(3)] == [6, 1, 1]
+        member.poll(n=1000)
+        member.holdings.held.pop(("orders", 3))  # as after a look at the group in which it was lost
+        with pytest.raises(Fenced) as failed:
+            member.commit(upto={("orders", 3): 5})
+        assert failed.value.partitions == [("orders", 3)]
+
+
+PART = """
+import sys, cues
+from cues.groups import Member
+with cues.open(sys.argv[1]) as store, Member(store, "orders", "g") as member:
+    member.poll(n=1000)
+    cues.faults.arm(sys.argv[2])
+    member.commit(upto={("orders", 0): 4, ("orders", 1): 5})
+"""
+
+
+@pytest.mark.parametrize(("point", "made"), [("group.inside", False), ("group.after", True)])
+def test_death_in_the_commit_of_a_part(store: Store, point: str, made: bool) -> None:
+    fill(store, PARTITIONS * 10)
+    with Child(PART, store.path, point) as child:
+        assert child.returncode() == -signal.SIGKILL
+    with Member(store, "orders", "g") as member:
+        assert [member.positions()["orders", n] for n in range(3)] == ([5, 6, 1] if made else [1, 1, 1])
+        assert sum(map(len, member.poll(n=1000).values())) == PARTITIONS * 10 - (9 if made else 0)
+
+
 # --- what is left of a group -----------------------------------------------------------------------------------
 
 
@@ -461,7 +601,7 @@ def test_a_group_that_is_used_no_more_can_be_forgotten(tmp_path: Path) -> None:
             for n in range(100):
                 queue.appender().write({"n": n})
             assert len(queue) < 150
-            assert [group.group for group in metrics.of_groups(store)] == ["g"]
+            assert [group.group for group in list_groups(store)] == ["g"]
         with pytest.raises(InvalidArgument, match="no group 'mistyped'"):
             forget(store, "mistyped")
 
@@ -482,7 +622,7 @@ def test_acknowledgements_after_the_last_message_are_not_lag(store: Store) -> No
         assert len(member.read_many(10)) == 3
         member.commit()
         assert member.lag() == {("q", 0): 0}
-        assert [partition.lag for group in metrics.of_groups(store) for partition in group.partitions] == [0]
+        assert [partition.lag for group in list_groups(store) for partition in group.partitions] == [0]
 
 
 # --- death ----------------------------------------------------------------------------------------------
@@ -1045,7 +1185,7 @@ def test_the_bytes_of_a_claim_are_those_of_the_format_page(store: Store) -> None
         assert raw[40:43] == b"\1\0\3"
         assert raw[43:50] == b"annhere"
         assert raw[50:] == xxhash.xxh3_64_digest(raw[:50])
-        assert len(group) == 32 and group[24:] == xxhash.xxh3_64_digest(group[:24])
+        assert len(group) == 48 and group[40:] == xxhash.xxh3_64_digest(group[:40])
 
 
 def test_check_finds_damaged_rows_of_a_group(tmp_path: Path) -> None:

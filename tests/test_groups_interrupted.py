@@ -46,10 +46,10 @@ class World:
 
     def turn(self) -> int:
         """One step; returns how many messages it had."""
-        return {"session": self.session, "poll": self.poll, "read": self.read}[self.kind]()
+        return {"session": self.session, "all": self.session, "poll": self.poll, "read": self.read}[self.kind]()
 
     def session(self) -> int:
-        with self.member.session() as session:
+        with self.member.session(partitions="all" if self.kind == "all" else "one") as session:
             found = session.read_many(MANY)
             for message in found:
                 session.write("out", message)
@@ -75,7 +75,7 @@ class World:
 
     def aborted(self) -> None:
         """A step that is aborted; then another."""
-        with self.member.session() as session:
+        with self.member.session(partitions="all" if self.kind == "all" else "one") as session:
             for message in session.read_many(MANY):
                 session.write("out", message)
             session.end(TRY_ABORT)
@@ -159,8 +159,10 @@ def arranger(kind: str, what: str) -> Callable[[], contextlib.AbstractContextMan
 
 
 ACTS = {"first": World.turn, "step": World.turn, "aborted": World.aborted, "hand_over": World.hand_over}
-CASES = [(kind, what) for kind, what in itertools.product(("session", "poll", "read"), ("first", "step", "hand_over"))]
-CASES.append(("session", "aborted"))
+CASES = [
+    (kind, what) for kind, what in itertools.product(("session", "all", "poll", "read"), ("first", "step", "hand_over"))
+]
+CASES += [("session", "aborted"), ("all", "aborted")]
 
 
 def faults(kind: str, what: str, points: range | None) -> tuple[int, list[str]]:

@@ -61,6 +61,92 @@ def check(members: Members, partitions: Mapping[str, int], previous: Previous) -
     return found
 
 
+# --- queues that belong together -------------------------------------------------------------------
+#
+# The oracles know nothing of them. A case with such queues is turned into one without: each set becomes one queue, and
+# the partitions of one number become one partition, which may be claimed several times over by one member.
+
+
+def unit_of(together: Iterable[Iterable[str]], partition: Partition) -> Partition:
+    queue, number = partition
+    return next((f"+{'+'.join(sorted(queues))}" for queues in together if queue in queues), queue), number
+
+
+def as_units(
+    members: Members, partitions: Mapping[str, int], previous: Previous, together: Iterable[Iterable[str]]
+) -> tuple[dict[str, set[str]], dict[str, int], Counter[tuple[str, Partition]]]:
+    """Members and partitions of units, and how many of the partitions of a unit a member had."""
+    units = {member: {unit_of(together, (queue, 0))[0] for queue in queues} for member, queues in members.items()}
+    counts: dict[str, int] = {}
+    for queue, count in partitions.items():
+        name = unit_of(together, (queue, 0))[0]
+        counts[name] = max(counts.get(name, 0), count)
+    kept = Counter((m, unit_of(together, partition)) for m, partition in claims(members, partitions, previous))
+    return units, counts, kept
+
+
+def score_of_units(given: Mapping[str, Iterable[Partition]], kept: Mapping[tuple[str, Partition], int]) -> Score:
+    """As :func:`score`, of units."""
+    pairs = [(member, unit) for member, found in given.items() for unit in found]
+    cells = Counter((member, queue) for member, (queue, _) in pairs)
+    loads = sorted((len(set(found)) for found in given.values()), reverse=True)
+    return loads, -sum(kept.get(pair, 0) for pair in pairs), sum(n * n for n in cells.values())
+
+
+def check_together(
+    members: Members, partitions: Mapping[str, int], previous: Previous, together: Iterable[Iterable[str]]
+) -> Score:
+    """A plan in which every unit is whole, and its score."""
+    sets = [frozenset(queues) for queues in together]
+    found = plan(members, partitions, previous, sets)
+    assert found == plan(dict(reversed(list(members.items()))), partitions, previous, sets[::-1])
+    units = {member: {unit_of(sets, partition) for partition in taken} for member, taken in found.items()}
+    handed = [unit for taken in units.values() for unit in taken]
+    assert len(handed) == len(set(handed)), "a unit was torn"
+    wanted = {queue for queues in members.values() for queue in queues}
+    assert sorted(p for taken in found.values() for p in taken) == sorted(
+        (q, n) for q, count in partitions.items() for n in range(count) if q in wanted
+    )
+    return score_of_units(units, as_units(members, partitions, previous, sets)[2])
+
+
+def random_together(
+    rng: random.Random, members_max: int, queues_max: int, partitions_max: int
+) -> tuple[dict[str, set[str]], dict[str, int], dict[str, set[Partition]], list[set[str]]]:
+    """A case in which some queues belong together. Their numbers of partitions may differ, as during a growth."""
+    members, partitions, previous = random_case(rng, members_max, queues_max, partitions_max)
+    names = list(partitions)
+    rng.shuffle(names)
+    together = []
+    while len(names) > 1 and rng.random() < 0.8:
+        size = rng.randint(2, len(names))
+        together.append({names.pop() for _ in range(size)})
+    for queues in together:
+        if rng.random() < 0.7:
+            partitions |= dict.fromkeys(queues, rng.randint(1, partitions_max))
+        for subscribed in members.values():
+            if subscribed & queues:
+                subscribed |= queues
+    return members, partitions, previous, together
+
+
+def enumerated_together(
+    members: Members, partitions: Mapping[str, int], previous: Previous, together: Iterable[Iterable[str]]
+) -> Score:
+    """The best score of all assignments of units there are."""
+    units, counts, kept = as_units(members, partitions, previous, together)
+    all = [(q, n) for q, count in counts.items() for n in range(count)]
+    choices = [[m for m in units if p[0] in units[m]] for p in all]
+    pairs = [(p, c) for p, c in zip(all, choices) if c]
+    found = []
+    for chosen in itertools.product(*(c for _, c in pairs)):
+        given: dict[str, list[Partition]] = {m: [] for m in members}
+        for (unit, _), member in zip(pairs, chosen):
+            given[member].append(unit)
+        found.append(score_of_units(given, kept))
+    return min(found)
+
+
 # --- oracles --------------------------------------------------------------------------------------
 
 
@@ -82,14 +168,22 @@ def enumerated(members: Members, partitions: Mapping[str, int], previous: Previo
 
 
 def shortest_paths(members: Members, partitions: Mapping[str, int], previous: Previous) -> Score:
-    """The best score, by min-cost flow: one partition at a time along the cheapest path to a unit of load."""
     valid = claims(members, partitions, previous)
+    return least_cost(members, partitions, dict.fromkeys(valid, 1))
+
+
+def least_cost(members: Members, partitions: Mapping[str, int], worths: Mapping[tuple[str, Partition], int]) -> Score:
+    """The best score, by min-cost flow: one partition at a time along the cheapest path to a unit of load.
+
+    ``worths`` tells how much is kept if a member gets a partition.
+    """
     all = [(q, n) for q, count in partitions.items() for n in range(count)]
     size = len(all) + 1
     held: dict[Partition, str] = {}
     loads = dict.fromkeys(members, 0)
     cells: Counter[tuple[str, str]] = Counter()
-    kept_worth, load_worth = size**2, size**4
+    kept_worth = size**2
+    load_worth = kept_worth * (1 + sum(worths.values())) * size
     for partition in all:
         readers = [m for m in members if partition[0] in set(members[m])]
         if not readers:
@@ -102,7 +196,7 @@ def shortest_paths(members: Members, partitions: Mapping[str, int], previous: Pr
             for m in members:
                 if p[0] not in set(members[m]):
                     continue
-                worth = -kept_worth if (m, p) in valid else 0
+                worth = -kept_worth * worths.get((m, p), 0)
                 if held.get(p) == m:
                     arcs.append((("in", m, p[0]), p, -worth))
                 else:
@@ -117,7 +211,7 @@ def shortest_paths(members: Members, partitions: Mapping[str, int], previous: Pr
         while changed:
             changed = False
             for tail, head, cost in arcs:
-                if tail in distance and distance[tail] + cost < distance.get(head, load_worth**2):
+                if tail in distance and distance[tail] + cost < distance.get(head, load_worth**3):
                     distance[head] = distance[tail] + cost
                     came[head] = tail
                     changed = True
@@ -135,7 +229,7 @@ def shortest_paths(members: Members, partitions: Mapping[str, int], previous: Pr
             elif isinstance(tail, tuple) and tail[0] == "in" and isinstance(head, str):
                 cells[tail[1:]] += 1  # type: ignore[index]
     given = {m: [p for p, by in held.items() if by == m] for m in members}
-    return score(given, valid)
+    return score_of_units(given, worths)
 
 
 def random_case(
@@ -175,6 +269,41 @@ def test_a_plan_is_as_good_as_a_flow_of_least_cost(cases: int) -> None:
     for _ in range(cases):
         case = random_case(rng, 5, 3, 5)
         assert score(check(*case), claims(*case)) == shortest_paths(*case), case
+
+
+def test_queues_that_belong_together_are_planned_as_well_as_any_assignment_of_their_units() -> None:
+    seed = seeds.new()
+    rng = random.Random(seed)
+    for _ in range(400):
+        case = random_together(rng, 3, 3, 3)
+        assert check_together(*case) == enumerated_together(*case), case
+
+
+@pytest.mark.parametrize(
+    "cases", [pytest.param(800, id="bounded"), pytest.param(20_000, id="long", marks=pytest.mark.long)]
+)
+def test_queues_that_belong_together_are_planned_as_well_as_a_flow_of_least_cost(cases: int) -> None:
+    seed = seeds.new()
+    rng = random.Random(seed)
+    for _ in range(cases):
+        case = random_together(rng, 5, 4, 5)
+        members, counts, kept = as_units(*case)
+        assert check_together(*case) == least_cost(members, counts, kept), case
+
+
+def test_a_unit_goes_where_more_of_it_was() -> None:
+    """b had two of the three partitions of the unit, and a the third: one moves, not two."""
+    members = {"a": set("xyz"), "b": set("xyz")}
+    had = {"a": {("x", 0), ("x", 1), ("y", 1), ("z", 1)}, "b": {("y", 0), ("z", 0)}}
+    found = plan(members, dict.fromkeys("xyz", 2), had, [set("xyz")])
+    assert found == {"a": {(q, 1) for q in "xyz"}, "b": {(q, 0) for q in "xyz"}}
+
+
+def test_what_belongs_together_is_subscribed_together() -> None:
+    with pytest.raises(InvalidArgument, match=r"'a' subscribes to \['x'\], and not to \['y'\]"):
+        plan({"a": {"x"}}, {"x": 1, "y": 1}, {}, [("x", "y")])
+    with pytest.raises(InvalidArgument, match="'y' is in two sets"):
+        plan({"a": {"x", "y", "z"}}, {"x": 1, "y": 1, "z": 1}, {}, [("x", "y"), ("z", "y")])
 
 
 def test_a_plan_kept_is_a_plan_found_again() -> None:

@@ -12,9 +12,11 @@ import pytest
 from children import Child
 
 import cues
-from cues import faults, testing
+from cues import faults, groups, testing
 from cues.errors import CodecError, InvalidArgument, QueueNotFound, StoreFull
-from cues.groups import TRY_ABORT, TRY_COMMIT, Member, Reason
+from cues.groups import TRY_ABORT, TRY_COMMIT, Member, Reason, Session
+from cues.groups.sticky import Partition
+from cues.groups.table import GroupTable
 from cues.queues.store import Store
 
 PARTITIONS = 4
@@ -306,6 +308,146 @@ def test_a_queue_that_grew_in_the_middle_aborts_the_step(store: Store) -> None:
         assert store.queue("invoices").partitions == 8
 
 
+# --- several partitions and queues ----------------------------------------------------------------------
+
+
+def both(store: Store, count: int) -> None:
+    """Messages of two queues."""
+    fill(store, count)
+    store.queue("payments", partitions=2, key="user").appender().write_many(numbered(count))
+
+
+def copy_all(session: Session, n: int = 1000) -> dict[Partition, list[dict[str, Any]]]:
+    """Read, and write each message to the queue of its kind."""
+    polled = session.poll(n=n)
+    for (queue, _), messages in polled.items():
+        session.write_many({"orders": "invoices", "payments": "notes"}[queue], messages)
+    return polled
+
+
+def test_a_session_over_all_partitions_is_one_commit(store: Store) -> None:
+    both(store, 40)
+    with Member(store, ["orders", "payments"], "g") as member:
+        with member.session(partitions="all") as session:
+            polled = copy_all(session)
+            assert list(session.partitions) == sorted(polled) and {queue for queue, _ in polled} == {
+                "orders",
+                "payments",
+            }
+            assert sum(map(len, polled.values())) == 80
+            assert sum(member.lag().values()) == 80 and len(store.queue("invoices")) == 0
+            assert session.partition in polled and session.read() is None
+            assert session.end(TRY_COMMIT, checkpoint={("payments", 1): b"p", ("orders", 0): b"o"}) == (True, None)
+        assert sum(member.lag().values()) == 0
+        assert {p: c for p, c in member.checkpoints().items() if c} == {("payments", 1): b"p", ("orders", 0): b"o"}
+        with member.session(partitions="all") as session:
+            fill(store, 4)
+            session.read_many(2)
+            session.read_many(2)
+            assert session.end(TRY_COMMIT, checkpoint=b"all").committed
+            assert {p for p, c in member.checkpoints().items() if c == b"all"} == set(session.partitions)
+    assert history(store, 40).exact
+    assert len(testing.messages(store, "notes")) == 40
+
+
+def test_what_a_session_over_all_partitions_refuses(store: Store) -> None:
+    with Member(store, "orders", "g") as member:
+        with pytest.raises(InvalidArgument, match="'one' or 'all'"):
+            member.session(partitions="two")  # type: ignore[arg-type]
+        with member.session(partitions="all") as session:
+            with pytest.raises(InvalidArgument, match="has not read"):
+                session.end(TRY_COMMIT, checkpoint={("orders", 0): b"x"})
+            assert session.end(TRY_COMMIT).committed
+
+
+def test_an_abort_gives_the_messages_of_all_partitions_again(store: Store) -> None:
+    both(store, 40)
+    with Member(store, ["orders", "payments"], "g") as member:
+        with member.session(partitions="all") as session:
+            first = copy_all(session, 33)
+            session.end(TRY_ABORT)
+        with member.session(partitions="all") as session:
+            again = copy_all(session)
+            assert all(again[partition][: len(found)] == found for partition, found in first.items())
+            assert session.end(TRY_COMMIT).committed
+        assert sum(member.lag().values()) == 0
+    assert history(store, 40).exact
+
+
+def taken_from(store: Store, partition: Partition) -> None:
+    """Another member takes one partition over, and gives it back: only its epoch tells."""
+    table = GroupTable(store, "g")
+    claim = table.look().claims[partition]
+    table.release(claim.owner, [partition])
+
+
+@pytest.mark.parametrize("change", ["taken", "sought"])
+def test_one_changed_partition_aborts_the_whole_session(store: Store, change: str) -> None:
+    """The other partitions do not move, and no output is written."""
+    both(store, 40)
+    with Member(store, ["orders", "payments"], "g") as member:
+        with member.session(partitions="all") as session:
+            copy_all(session)
+            if change == "taken":
+                taken_from(store, ("payments", 1))
+            else:
+                groups.seek(store, "g", "start", ("payments", 1))  # to where it is
+            reason = {"taken": Reason.MOVED, "sought": Reason.SOUGHT}[change]
+            assert session.end(TRY_COMMIT) == (False, reason)
+        assert sum(member.lag().values()) == 80
+        assert len(store.queue("invoices")) == len(store.queue("notes")) == 0
+        while sum(member.lag().values()):
+            with member.session(partitions="all") as session:
+                copy_all(session)
+                session.end(TRY_COMMIT)
+    assert history(store, 40).exact
+    assert len(testing.messages(store, "notes")) == 40
+
+
+def test_a_rebalance_ends_the_reads_of_a_session_and_does_not_abort_it(store: Store) -> None:
+    """A partition that it has read is to move: it reads nothing more, from no partition, until its commit."""
+    fill(store, 40)
+    with Member(store, "orders", "g", name="a", lease_s=3600) as a, a.session(partitions="all") as session:
+        first = session.read_many(12)
+        assert len(first) == 12 and len(session.partitions) > 1
+        with Member(store, "orders", "g", name="b", lease_s=3600) as b:
+            assert b.read() is None
+            a.holdings.stale()
+            assert session.read_many(40) == []
+            assert session.read_many(40, timeout=None) == []  # it does not wait either
+            b.holdings.stale()
+            assert b.read() is None and b.assigned == []
+            session.write_many("invoices", first)
+            assert session.end(TRY_COMMIT).committed
+            a.holdings.stale()
+            a.read()
+            a.commit()
+            b.holdings.stale()
+            assert b.read(block=True, timeout=30) is not None
+
+
+@pytest.mark.parametrize(("point", "made"), [("session.inside", False), ("session.after", True)])
+def test_a_commit_of_all_partitions_whose_outcome_is_unknown(store: Store, point: str, made: bool) -> None:
+    both(store, 40)
+
+    def doubt(_: str) -> None:
+        faults.disarm()
+        raise Doubt
+
+    with Member(store, ["orders", "payments"], "g") as member:
+        with member.session(partitions="all") as session:
+            copy_all(session)
+            faults.arm(point, 1, doubt)
+            with pytest.raises(Doubt):
+                session.end(TRY_COMMIT)
+            assert session.end(TRY_COMMIT) == (False, Reason.UNKNOWN)
+        with member.session(partitions="all") as session:
+            assert sum(map(len, copy_all(session).values())) == (0 if made else 80)
+            assert session.end(TRY_COMMIT).committed
+    assert history(store, 40).exact
+    assert len(testing.messages(store, "notes")) == 40
+
+
 # --- the end --------------------------------------------------------------------------------------------
 
 
@@ -399,16 +541,19 @@ with cues.open(sys.argv[1]) as store, Member(store, "orders", "g") as member:
 print("done")
 """
 
+WORKS_ON_ALL = WORKS.replace("member.session()", 'member.session(partitions="all")')
 
+
+@pytest.mark.parametrize("works", [WORKS, WORKS_ON_ALL], ids=["one", "all"])
 @pytest.mark.parametrize("point", faults.GROUP_POINTS)
-def test_death_at_every_point(point: str, tmp_path: Path, checked: Any) -> None:
+def test_death_at_every_point(point: str, works: str, tmp_path: Path, checked: Any) -> None:
     """Killed at the first hits of every point, one process after the other on one store; then it is finished."""
     path = tmp_path / "store"
     with cues.open(path, durability="process") as store:
         make(store, 200)
     died = 0
     for hit in range(1, 6):
-        with Child(WORKS, path, CUES_FAULT=f"{point}:{hit}") as child:
+        with Child(works, path, CUES_FAULT=f"{point}:{hit}") as child:
             died += child.returncode() == -signal.SIGKILL
         checked(path)
     assert died >= 3
@@ -416,3 +561,67 @@ def test_death_at_every_point(point: str, tmp_path: Path, checked: Any) -> None:
         with Member(store, "orders", "g") as member:
             finish(member)
         assert history(store, 200).exact
+
+
+# --- the stories of KIP-447 -------------------------------------------------------------------------------
+#
+# Two members. One has read, transformed and written, and its transaction is pending. Then it dies or stops: before the
+# end of the transaction, in it, or after it. The other must never read the messages before that end is decided.
+
+PENDING = """
+import sys, cues
+from cues.groups import TRY_COMMIT, Member
+with cues.open(sys.argv[1]) as store, Member(store, "orders", "g", lease_s=float(sys.argv[2])) as member:
+    with member.session(partitions=sys.argv[3]) as session:
+        session.write_many("invoices", session.read_many(1000, timeout=None))
+        print(len(session.partitions))
+        sys.stdin.readline()
+        ended = session.end(TRY_COMMIT)
+    print(*ended)
+    sys.stdin.readline()
+"""
+
+
+@pytest.mark.parametrize("partitions", ["one", "all"])
+@pytest.mark.parametrize(
+    ("when", "committed"),
+    [("before", False), ("session.before", False), ("session.inside", False), ("session.after", True), ("after", True)],
+)
+def test_a_member_dies_with_a_pending_transaction(store: Store, when: str, committed: bool, partitions: str) -> None:
+    """The other takes over at once, and reads exactly what was not committed."""
+    fill(store, 40)
+    fault = {} if when in ("before", "after") else {"CUES_FAULT": when}
+    with Child(PENDING, store.path, 3600, partitions, **fault) as child:
+        pending = int(child.line())
+        assert (pending > 1) is (partitions == "all")
+        with Member(store, "orders", "g") as other:
+            for _ in range(3):
+                other.holdings.stale()
+                assert other.read() is None  # the transaction is pending
+            if when != "before":
+                child.say()
+            if when == "after":
+                assert child.line() == "True None"
+            if when in ("before", "after"):
+                child.signal(signal.SIGKILL)
+            assert child.returncode() == -signal.SIGKILL
+            assert (len(store.queue("invoices")) > 0) is committed
+            finish(other)
+    assert history(store, 40).exact
+
+
+@pytest.mark.parametrize("partitions", ["one", "all"])
+def test_a_stopped_member_comes_back_with_a_pending_transaction(store: Store, partitions: str) -> None:
+    """It was away for longer than its lease, and the other has taken over: a zombie, whose commit is refused."""
+    fill(store, 40)
+    with Child(PENDING, store.path, 0.3, partitions) as child:
+        child.line()
+        child.signal(signal.SIGSTOP)
+        with Member(store, "orders", "g") as other:
+            finish(other)
+            child.signal(signal.SIGCONT)
+            child.say()
+            assert child.line() == "False moved"
+            child.say()
+            child.end()
+    assert history(store, 40).exact

@@ -5,6 +5,7 @@
     LMDBCheckpoint(store, name)      a Cues store
 
     checkpoint.restore()             raise the fence, return the last checkpoint or None
+    checkpoint.read()                return the last checkpoint without taking over, for cues.txn.wait_read_through
     checkpoint.commit(c, work)       the user's writes and the checkpoint, in one transaction
 
 Duties of a checkpoint: after ``restore`` of one object, ``commit`` of every object that restored before raises

@@ -31,6 +31,7 @@ from cues import faults
 from cues.base.closing import Closing
 from cues.checkpoints import packing
 from cues.checkpoints.fence import RestoredFence, own_fence, restored_since
+from cues.checkpoints.leasefile import LeaseFile
 from cues.errors import CheckpointError
 from cues.queues.sequencer import Checkpoint
 from cues.storage import locks
@@ -58,22 +59,46 @@ class JSONFileCheckpoint(Closing):
         self.state: dict[str, Any] = {}
         self._held: RestoredFence | None = None
         """The fence that this object restored, and the process that did."""
+        self._lease = LeaseFile(self.path.with_name(self.path.name + ".lease"))
 
-    def restore(self) -> Checkpoint | None:
+    def restore(self, fence: int | None = None, lease: str = "") -> Checkpoint | None:
         """Raise the fence, read ``state`` and return the checkpoint; None when there is none yet.
 
-        Every object that restored before is refused from now on. Raises
-        :class:`~cues.errors.CheckpointError` for a file that is not a checkpoint, or that stays locked.
+        Every object that restored before is refused from now on. With ``fence``, raises :class:`cues.Fenced` and
+        changes nothing if the fence is not that of an earlier :meth:`lease` any more. ``lease`` is written with it.
+        Raises :class:`~cues.errors.CheckpointError` for a file that is not a checkpoint, or that stays locked.
         """
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self._locked():
             record = self._read() or {"cues": _VERSION, "fence": 0, "checkpoint": None, "state": {}}
+            if fence is not None and record["fence"] != fence:
+                raise restored_since(str(self.path), str(self.path), fence, record["fence"])
             record["fence"] += 1
+            if lease:  # first: an instance that waits must not see the new fence without it
+                self._lease.write(lease)
             self._write(record)
         self._held = RestoredFence.now(record["fence"])
         self.state = record["state"]
         faults.point("checkpoint.restored")
         return None if record["checkpoint"] is None else packing.from_plain(record["checkpoint"])
+
+    def read(self) -> Checkpoint | None:
+        """Return the last checkpoint, and leave the fence as it is. Raises :class:`~cues.errors.CheckpointError`."""
+        record = self._read()  # without the lock: the file is only ever replaced as a whole
+        return None if record is None or record["checkpoint"] is None else packing.from_plain(record["checkpoint"])
+
+    def lease(self) -> tuple[int, str]:
+        """Return the fence, and the lease of the consumer that runs (:mod:`cues.txn.turns`); empty if none does."""
+        record = self._read()
+        return record["fence"] if record else 0, self._lease.read()
+
+    def set_lease(self, text: str) -> None:
+        """Write the lease. Raises :class:`cues.Fenced` after another object restored."""
+        fence, _ = self.lease()
+        own = own_fence(self._held, str(self.path), "call restore() here, which refuses the parent from then on.")
+        if fence != own:
+            raise restored_since(str(self.path), str(self.path), own, fence)
+        self._lease.write(text)
 
     def commit(self, checkpoint: Checkpoint, work: Work | None = None) -> None:
         """Write ``checkpoint`` and the state with the changes of ``work(state)``: both, or nothing.

@@ -20,12 +20,14 @@ from __future__ import annotations
 import struct
 import threading
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any, Final
 
 from cues import faults
 from cues.base import names
 from cues.checkpoints import packing
 from cues.checkpoints.fence import RestoredFence, own_fence, restored_since
+from cues.checkpoints.leasefile import LeaseFile
 from cues.errors import CuesError
 from cues.queues.queue import Queue
 from cues.queues.sequencer import Checkpoint
@@ -82,17 +84,38 @@ class LMDBCheckpoint:
         """Held while the table is used: a consumer commits in a thread of its own."""
         self._held: RestoredFence | None = None
         """The fence that this object restored, and the process that did."""
+        self._lease = LeaseFile(Path(store.directory, f"lease-checkpoint-{name}"))
 
-    def restore(self) -> Checkpoint | None:
-        """Raise the fence and return the last checkpoint; None when there is none yet."""
+    def restore(self, fence: int | None = None, lease: str = "") -> Checkpoint | None:
+        """Raise the fence and return the last checkpoint; None when there is none yet.
+
+        With ``fence``, raises :class:`cues.Fenced` and changes nothing if the fence is not that of an earlier
+        :meth:`lease` any more. ``lease`` is written with it.
+        """
         with self._guard:
             self._table.forget()
             self._table.ensure()
-            self._held = RestoredFence.now(self.store._commit(self._raise_fence))
+            self._held = RestoredFence.now(self.store._commit(self._raise_fence, fence, lease))
             faults.point("checkpoint.restored")
-            text = self._table.view(_CHECKPOINT).get("text")
-            self._table.call.discard()
-        return None if text is None else packing.unpack(text)
+            return _last(self._table)
+
+    def read(self) -> Checkpoint | None:
+        """Return the last checkpoint, and leave the fence as it is."""
+        # A table of its own: that of this object keeps rows in memory, and another object may have written since.
+        return _last(StateTable(self.store, f"checkpoint:{self.name}"))
+
+    def lease(self) -> tuple[int, str]:
+        """Return the fence, and the lease of the consumer that runs (:mod:`cues.txn.turns`); empty if none does."""
+        with self.store._view() as txn:
+            return _fence_of(txn.get(self._key)), self._lease.read()
+
+    def set_lease(self, text: str) -> None:
+        """Write the lease. Raises :class:`cues.Fenced` after another object restored."""
+        fence, _ = self.lease()
+        own = own_fence(self._held, repr(self.name), "open a store and a checkpoint in the child.")
+        if fence != own:
+            raise restored_since(self.name, f"{self.name!r} in {self.store.path}", own, fence)
+        self._lease.write(text)
 
     def commit(self, checkpoint: Checkpoint, work: Work | None = None) -> None:
         """Write ``checkpoint`` and the writes of ``work(writes)`` (see :class:`Writes`), in one transaction.
@@ -123,10 +146,14 @@ class LMDBCheckpoint:
         # 4. Ring.
         self.store._ring(wakeup.union(queue._log.mask for queue, _ in writes.appends))
 
-    def _raise_fence(self, txn: StoreTransaction) -> int:
-        fence = _fence_of(txn.get(self._key)) + 1
-        txn.put(self._key, _FENCE.pack(fence))
-        return fence
+    def _raise_fence(self, txn: StoreTransaction, expected: int | None, lease: str) -> int:
+        stored = _fence_of(txn.get(self._key))
+        if expected is not None and stored != expected:
+            raise restored_since(self.name, f"{self.name!r} in {self.store.path}", expected, stored)
+        if lease:  # before the commit: an instance that waits must not see the new fence without it
+            self._lease.write(lease)
+        txn.put(self._key, _FENCE.pack(stored + 1))
+        return stored + 1
 
     def _write(self, txn: StoreTransaction, fence: int, writes: Writes) -> None:
         stored = _fence_of(txn.get(self._key))
@@ -154,3 +181,9 @@ class LMDBCheckpoint:
 
 def _fence_of(raw: bytes | None) -> int:
     return 0 if raw is None else int(_FENCE.unpack(raw)[0])
+
+
+def _last(table: StateTable) -> Checkpoint | None:
+    text = table.view(_CHECKPOINT).get("text")
+    table.call.discard()
+    return None if text is None else packing.unpack(text)

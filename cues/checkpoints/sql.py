@@ -3,6 +3,7 @@
     checkpoint = SQLCheckpoint("postgresql+psycopg://…", "bank")
 
     cues_checkpoints    name | fence | checkpoint       of consumers (cues.txn.Consumer)
+    cues_leases         name | lease                    of consumers that run (cues/txn/turns.py)
     cues_positions      processor | …                   of sinks (cues.Sink(checkpoint=…), deliveries.py)
 
 The fence stops an old owner. :meth:`SQLCheckpoint.restore` raises it and reads the checkpoint. A commit under a
@@ -66,6 +67,12 @@ _checkpoints = sa.Table(
     sa.Column("fence", sa.BigInteger, nullable=False),
     sa.Column("checkpoint", sa.Text),
 )
+_leases = sa.Table(
+    "cues_leases",
+    _metadata,
+    sa.Column("name", sa.Text, primary_key=True),
+    sa.Column("lease", sa.Text, nullable=False),
+)
 _positions = sa.Table(
     TABLE,
     _metadata,
@@ -113,22 +120,58 @@ class SQLCheckpoint(Closing):
         self._held: RestoredFence | None = None
         """The fence that this object restored, and the process that did."""
 
-    def restore(self) -> Checkpoint | None:
+    def restore(self, fence: int | None = None, lease: str = "") -> Checkpoint | None:
         """Raise the fence and return the last checkpoint, None when there is none yet.
 
-        Every object that restored before is refused from now on. Waits for a running commit. Raises
-        :class:`cues.errors.CheckpointError` when the database cannot be reached, or is held by a
-        transaction that does not end.
+        Every object that restored before is refused from now on. With ``fence``, raises :class:`cues.Fenced` and
+        changes nothing if the fence is not that of an earlier :meth:`lease` any more. ``lease`` is written with it.
+        Waits for a running commit. Raises :class:`cues.errors.CheckpointError` when the database cannot be reached, or
+        is held by a transaction that does not end.
         """
+        self._check_name()
+        row = self._retried(lambda connection: self._raise_fence(connection, fence, lease))
+        self._held = RestoredFence.now(row.fence)
+        faults.point("checkpoint.restored")
+        return None if row.checkpoint is None else packing.unpack(row.checkpoint)
+
+    def read(self) -> Checkpoint | None:
+        """Return the last checkpoint, and leave the fence as it is; waits for no running commit.
+
+        Raises :class:`cues.errors.CheckpointError` when the database cannot be reached.
+        """
+        self._check_name()
+        select = sa.select(_checkpoints.c.checkpoint).where(_checkpoints.c.name == self.name)
+        with self._failures(), self._open().connect() as connection:
+            text = connection.execute(select).scalar()
+        return None if text is None else packing.unpack(text)
+
+    def lease(self) -> tuple[int, str]:
+        """Return the fence, and the lease of the consumer that runs (:mod:`cues.txn.turns`); empty if none does."""
+        self._check_name()
+        fence = sa.select(_checkpoints.c.fence).where(_checkpoints.c.name == self.name)
+        lease = sa.select(_leases.c.lease).where(_leases.c.name == self.name)
+        with self._failures(), self._open().connect() as connection:
+            return connection.execute(fence).scalar() or 0, connection.execute(lease).scalar() or ""
+
+    def set_lease(self, text: str) -> None:
+        """Write the lease. Raises :class:`cues.Fenced` after another object restored."""
+        own = own_fence(self._held, repr(self.name), "restore() here, which refuses the parent from then on.")
+        self._retried(lambda connection: self._write_lease(connection, own, text))
+
+    def _write_lease(self, connection: sa.Connection, own: int, text: str) -> None:
+        stored = connection.execute(sa.select(_checkpoints.c.fence).where(_checkpoints.c.name == self.name)).scalar()
+        if stored != own:
+            raise restored_since(self.name, f"{self.name!r} in {self.where}", own, stored)
+        own_row = _leases.c.name == self.name
+        if connection.execute(_leases.update().where(own_row).values(lease=text)).rowcount == 0:
+            connection.execute(_leases.insert().values(name=self.name, lease=text))
+
+    def _check_name(self) -> None:
         if not self.name:
             raise InvalidArgument(
                 f"The checkpoint in {self.where} has no name; a consumer's checkpoint is kept under one.",
                 "use SQLCheckpoint(target, 'name').",
             )
-        row = self._retried(self._raise_fence)
-        self._held = RestoredFence.now(row.fence)
-        faults.point("checkpoint.restored")
-        return None if row.checkpoint is None else packing.unpack(row.checkpoint)
 
     def commit(self, checkpoint: Checkpoint, work: Work | None = None) -> None:
         """Write ``checkpoint`` and the writes of ``work(connection)``, in one transaction.
@@ -155,13 +198,21 @@ class SQLCheckpoint(Closing):
         # 3. Committed.
         faults.point("checkpoint.after")
 
-    def _raise_fence(self, connection: sa.Connection) -> Any:
+    def _raise_fence(self, connection: sa.Connection, expected: int | None, lease: str) -> Any:
         own_row = _checkpoints.c.name == self.name
         higher = _checkpoints.update().where(own_row).values(fence=_checkpoints.c.fence + 1)
+        if expected is not None:
+            higher = higher.where(_checkpoints.c.fence == expected)
         if connection.execute(higher).rowcount == 0:
+            stored = connection.execute(sa.select(_checkpoints.c.fence).where(own_row)).scalar()
+            if expected is not None and (stored or 0) != expected:
+                raise restored_since(self.name, f"{self.name!r} in {self.where}", expected, stored)
             # Of two inserts at once the second breaks the primary key; it is tried again.
             connection.execute(_checkpoints.insert().values(name=self.name, fence=1))
-        return connection.execute(sa.select(_checkpoints).where(own_row)).one()
+        row = connection.execute(sa.select(_checkpoints).where(own_row)).one()
+        if lease:
+            self._write_lease(connection, row.fence, lease)
+        return row
 
     def transaction(self, process: Process) -> AbstractContextManager[Transaction[sa.Connection]]:
         """Run the block in a transaction with exactly the messages that are new to the database.
@@ -191,20 +242,25 @@ class SQLCheckpoint(Closing):
     @contextmanager
     def _begin(self, engine: sa.Engine | None = None) -> Iterator[sa.Connection]:
         """Begin a transaction that commits at the end of the block. Database failures become CheckpointError."""
+        with self._failures(), (engine or self._open()).begin() as connection:
+            driver: Any = connection.connection.dbapi_connection
+            if getattr(driver, "autocommit", False) is True:
+                raise InvalidArgument(
+                    f"The engine for {self.where} commits each statement by itself (AUTOCOMMIT).",
+                    "give an engine that uses transactions.",
+                )
+            # Take the write lock before the first read; the driver would begin the transaction later.
+            if connection.dialect.name == "sqlite" and not driver.in_transaction:
+                connection.exec_driver_sql("begin immediate")
+            if connection.dialect.name == "postgresql":
+                connection.execute(_BOUNDED, {"wait": f"{self.timeout_s}s", "idle": f"{self.timeout_s / 2}s"})
+            yield connection
+
+    @contextmanager
+    def _failures(self) -> Iterator[None]:
+        """Raise failures of the database as CheckpointError."""
         try:
-            with (engine or self._open()).begin() as connection:
-                driver: Any = connection.connection.dbapi_connection
-                if getattr(driver, "autocommit", False) is True:
-                    raise InvalidArgument(
-                        f"The engine for {self.where} commits each statement by itself (AUTOCOMMIT).",
-                        "give an engine that uses transactions.",
-                    )
-                # Take the write lock before the first read; the driver would begin the transaction later.
-                if connection.dialect.name == "sqlite" and not driver.in_transaction:
-                    connection.exec_driver_sql("begin immediate")
-                if connection.dialect.name == "postgresql":
-                    connection.execute(_BOUNDED, {"wait": f"{self.timeout_s}s", "idle": f"{self.timeout_s / 2}s"})
-                yield connection
+            yield
         except exc.DBAPIError as error:
             if isinstance(error, (exc.OperationalError, exc.InterfaceError)) or error.connection_invalidated:
                 raise CheckpointError(
@@ -243,7 +299,7 @@ class SQLCheckpoint(Closing):
 
     def _make(self, connection: sa.Connection) -> None:
         """Create our tables and those of the user."""
-        for table in (_checkpoints, _positions):
+        for table in (_checkpoints, _leases, _positions):
             connection.execute(sa.schema.CreateTable(table, if_not_exists=True))
         if "seals" not in {column["name"] for column in sa.inspect(connection).get_columns(TABLE)}:
             connection.exec_driver_sql(f"alter table {TABLE} add column seals text")  # an older version's

@@ -10,6 +10,7 @@ from click.shell_completion import CompletionItem, get_completion_class
 
 from cues.cli.options import command
 from cues.errors import CuesError
+from cues.groups.operate import list_groups
 from cues.queues.store import Store
 from cues.tools import metrics
 
@@ -50,6 +51,8 @@ def names(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> li
         with Store(path, readonly=True) as store:
             of_processors = "PROCESSOR" in str(parameter.metavar)
             known = metrics.processors(store) if of_processors else store.queues()
+            if "group:" in str(parameter.metavar):
+                known = [*(known if of_processors else ()), *(f"group:{g.group}" for g in list_groups(store))]
     except CuesError:
         return []  # a Tab shows no error; the command itself will
     return [CompletionItem(f"{place}#{name}") for name in known if f"{place}#{name}".startswith(incomplete)]

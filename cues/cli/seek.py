@@ -1,4 +1,4 @@
-"""``cues seek``: move a processor's position, whether it runs or not."""
+"""``cues seek``: move a position of a processor or a consumer group, whether it runs or not."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from cues.cli import target as targets
 from cues.cli.options import CommandFailed, WrongUsage, command, confirm, option, yes_option
 from cues.cli.output import CommandOutput, count, output_options
 from cues.errors import StoreNotFound
+from cues.groups import operate
 from cues.queues.log import Log
 from cues.queues.store import Store
 from cues.steps import ownership
@@ -20,16 +21,16 @@ from cues.tools import metrics
 
 
 @command()
-@targets.takes_store("GRAPH#PROCESSOR | STORE#GRAPH.PROCESSOR", shared=True)
+@targets.takes_store("GRAPH#PROCESSOR | STORE#GRAPH.PROCESSOR | STORE#group:NAME", shared=True)
 @option("--to", "place", required=True, metavar="PLACE", help=f"The new position: {places.HELP}.")
-@option("--tailer", metavar="QUEUE", help="Only this input: a queue or a tailer id.")
+@option("--tailer", metavar="QUEUE", help="Only this input: a queue, a partition of a group, or a tailer id.")
 @option("--again", is_flag=True, help="Deliver the messages again to transactional sinks.")
 @yes_option
 @output_options
 def seek(
     target: targets.StoreTarget, place: str, tailer: str | None, again: bool, yes: bool, output: CommandOutput
 ) -> None:
-    """Move the position of a processor: back, to process messages again, or forward, to skip some.
+    """Move the position of a processor or a consumer group: back, to process messages again, or forward, to skip some.
 
     Its state and its outputs stay as they are, so a move back writes outputs again. A sink that keeps
     process.delivery in its target skips messages that it has, unless --again raises the generation.
@@ -40,6 +41,11 @@ def seek(
       cues seek data/shop#shop.merge --tailer orders --to end
       cues seek data/shop#shop.price/3 --to 700
       cues seek s3://bucket/shop#shop.price --to start      a directory of cues run --queues
+      cues seek data/shop#group:billing --to start          a consumer group
+      cues seek data/shop#group:billing --tailer orders/3 --to 700
+
+    A consumer group is moved in one commit on all partitions of its queues, also on those that members are
+    reading: their steps under way are refused, and they continue at the new place.
 
     A processor over partitions is moved on all of them to the start, the end or a time, one after another. An
     index belongs to one partition, so add the partition to the processor's name.
@@ -56,6 +62,9 @@ def seek(
         return _seek_shared(target, where, tailer, yes, output)
     target.require()
     with target.open(readonly=False) as opened:
+        group = targets.group_of(target, [group.group for group in operate.list_groups(opened)])
+        if group is not None:
+            return _seek_group(opened, group, where, tailer, again, yes, output)
         units = _units(target, metrics.processors(opened), where)
         moves = [_move(opened, unit, tailer, where) for unit in units]
         whole = units[0].partition("/")[0] if len(units) > 1 else units[0]
@@ -70,6 +79,37 @@ def seek(
                 epoch=row.epoch,
                 generation=row.generation,
             )
+
+
+def _seek_group(
+    opened: Store, group: str, where: places.Place, tailer: str | None, again: bool, yes: bool, output: CommandOutput
+) -> None:
+    if again:
+        raise WrongUsage("--again is for processors, and a group has no sinks.", "leave it out.")
+    before = {names.log_parts(p.log): p.position for p in operate.describe(opened, group).partitions}
+    queues = sorted({queue for queue, _ in before})
+    chosen = [p for p in before if tailer is None or tailer in (p[0], names.log_id(*p), f"{p[0]}/{p[1]}")]
+    if not chosen:
+        known = [names.log_id(*partition) for partition in before]
+        raise WrongUsage(
+            f"{group} does not read {tailer or 'any queue'!r}; it reads {', '.join(queues) or 'none'}.",
+            f"give --tailer {targets.nearest(str(tailer), [*queues, *known])}",
+        )
+    if len(chosen) > 1 and not isinstance(where, (str, datetime)):
+        raise WrongUsage(
+            f"{group} reads {len(chosen)} partitions, and an index belongs to one.",
+            f"add --tailer {chosen[0][0]}/{chosen[0][1]}",
+        )
+    to = {p: places.now_on(Log(opened, *p), where, "--to") for p in chosen}
+    words = ", ".join(f"{names.log_id(*p)} from {before[p]:,} to {index:,}" for p, index in to.items())
+    confirm(f"The group {group} will continue at another place: {words}.", "Move it?", yes)
+    moved = operate.seek(opened, group, where, *chosen)  # type: ignore[arg-type]
+    positions = {names.log_id(*partition): index for partition, index in moved.items()}
+    output.say(
+        f"{group} moved: {', '.join(f'{log} to {at:,}' for log, at in positions.items())}",
+        group=group,
+        positions=positions,
+    )
 
 
 def _seek_shared(

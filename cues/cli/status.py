@@ -7,12 +7,13 @@ from typing import Any
 from cues.cli import shared
 from cues.cli import target as targets
 from cues.cli.options import command
-from cues.cli.output import CommandOutput, TableColumn, ago, calling, count, output_options, plain, size
+from cues.cli.output import CommandOutput, TableColumn, ago, calling, count, duration, iso, output_options, plain, size
 from cues.engine import record
 from cues.engine.status import processor_of
 from cues.graphs import draw
+from cues.groups.operate import GroupMetrics
 from cues.tools import metrics
-from cues.tools.metrics import ForwardMetrics, GroupMetrics, ProcessorMetrics, StoreMetrics, SupervisorMetrics
+from cues.tools.metrics import ForwardMetrics, ProcessorMetrics, StoreMetrics, SupervisorMetrics
 
 _COLUMNS = (
     TableColumn("processor", "processor"),
@@ -58,7 +59,8 @@ def status(target: targets.StoreTarget, output: CommandOutput) -> None:
 
     The store is opened read-only, whether its graph runs or not. A processor over partitions is one line, the
     sum of its units. In JSON the first line is the store; each other line is a processor, or one unit of it
-    (its id has the partition: flights.enrich/3), or a consumer group.
+    (its id has the partition: flights.enrich/3), or a consumer group. A group that has no members is named with
+    the time since which it has none.
     """
     if target.is_shared:
         return shared.status(target, output)
@@ -93,6 +95,9 @@ def status(target: targets.StoreTarget, output: CommandOutput) -> None:
     if seen.groups:
         print()
         output.rows([row for group in seen.groups for row in _members(group)], _GROUP_COLUMNS)
+        for group in seen.groups:
+            if group.idle:
+                print(f"\n{_idle(group)}\n  cues forget {target.text}#group:{group.group}")
     for processor in processors:
         last = processor.last_error
         if last is not None:
@@ -191,7 +196,7 @@ def _members(group: GroupMetrics) -> list[dict[str, Any]]:
     for member in (*group.members, None):
         name = member.member if member else None
         held = [partition for partition in group.partitions if partition.member == name]
-        if member is None and not held:
+        if member is None and not held and not (group.idle and not rows):
             continue
         assigned = [partition for partition in group.partitions if member and partition.assignee == name]
         rows.append(
@@ -207,11 +212,21 @@ def _members(group: GroupMetrics) -> list[dict[str, Any]]:
     return rows
 
 
+def _idle(group: GroupMetrics) -> str:
+    """A line about a group that nobody reads as."""
+    since = f" since {iso(group.idle_since)[:19]}Z ({ago(group.idle_since)})" if group.idle_since else ""
+    expiry = "until it is deleted" if group.expire_s is None else f"for {duration(group.expire_s)} after that"
+    return f'{group.group} has no members{since}. Retention "read" waits for it {expiry}:'
+
+
 def _group(group: GroupMetrics) -> dict[str, Any]:
     return {
         "group": group.group,
         "generation": group.generation,
         "lag": group.lag,
+        "idle": group.idle,
+        "idle_since": group.idle_since,
+        "expire_s": group.expire_s,
         "members": {
             member.member: _without(member, "member", lease_s=round(member.lease_s, 1)) for member in group.members
         },

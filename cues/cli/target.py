@@ -4,6 +4,7 @@ graph.py          the store of its graph: --store, else Graph(store=…), else C
 data/example      the store
 data/example#orders/3   a partition of its queue orders
 graph.py#orders   a queue of it
+data/example#group:billing   a consumer group
 #orders           a queue of the store that CUES_STORE names
 s3://bucket/dir   a directory of cues run --queues, which is also a path on a mount
 """
@@ -18,7 +19,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import click
 
@@ -30,6 +31,9 @@ from cues.graphs.graphfile import GraphFile
 from cues.graphs.graphfile import shown as shown
 from cues.queues.queue import Queue
 from cues.queues.store import Store
+
+GROUP: Final = "group:"
+"""The beginning of a name that is a consumer group's."""
 
 
 @dataclass(frozen=True)
@@ -220,6 +224,15 @@ def processor_of(target: StoreTarget, known: Sequence[str]) -> str:
     return _chosen(target, names, "processor", listed, "graph.processor", hint)
 
 
+def group_of(target: StoreTarget, known: Sequence[str]) -> str | None:
+    """The consumer group that a target names (``group:billing``), which must be one of ``known``; None for others."""
+    if not target.name.startswith(GROUP):
+        return None
+    ids = {GROUP + group: group for group in known}
+    hint = "cues status lists the groups of a store."
+    return _chosen(target, ids, "group", ", ".join(known) or "none", f"{GROUP}NAME", hint)
+
+
 def _chosen(target: StoreTarget, names: Mapping[str, str], kind: str, listed: str, example: str, hint: str) -> str:
     """Return the id that a target names by one of ``names``; the only id if it names none."""
     if target.name in names:
@@ -231,7 +244,7 @@ def _chosen(target: StoreTarget, names: Mapping[str, str], kind: str, listed: st
         raise WrongUsage(f"Which {kind} of {target.text}? It has {listed}.", target.again(min(ids, default=example)))
     near = nearest(target.name, list(names))
     raise QueueNotFound(
-        f"{target.text} has no {kind} {target.name!r}; it has {listed}.",
+        f"{target.text} has no {kind} {target.name.removeprefix(GROUP)!r}; it has {listed}.",
         f"{target.again(near)}." if near else hint,
         queue=target.name,
     )

@@ -40,7 +40,9 @@ class HeldPartition:
         """True after ``on_revoked`` has returned. It is released next, even if a new plan assigns it to this member."""
         self.served = 0
         """The number of the turn in which it was read last."""
-        self._tailer: Tailer | None = None
+        self.indices: list[int] = []
+        """The indices of the messages of the last read."""
+        self._tailer: _IndexedTailer | None = None
         """Reads ahead of :attr:`next`; None if the next read must begin at :attr:`next`."""
         self._last_tailer: Tailer | None = None
         """The tailer that read the last message."""
@@ -67,11 +69,13 @@ class HeldPartition:
         """Return the next messages, at most ``n``."""
         tailer = self._tailer
         if tailer is None:
-            tailer = Tailer(self.queue)
+            tailer = _IndexedTailer(self.queue)
             tailer.to_index(self.next)
             self._tailer = tailer
+        tailer.indices = []
         messages = tailer.read_many(n)
         if messages:
+            self.indices = tailer.indices
             self.next = tailer.index
             self._last_tailer = tailer
         return messages
@@ -96,6 +100,19 @@ class HeldPartition:
         self.next = self.claim.next
         self._tailer = None
 
-    def move(self, checkpoint: bytes | None = None) -> Move:
-        """Return the move of the position that commits all messages that were handed out."""
-        return Move(self.log, self.claim, self.next, checkpoint)
+    def move(self, checkpoint: bytes | None = None, upto: int | None = None) -> Move:
+        """Return the move of the position that commits the messages up to the index ``upto``, or all handed out."""
+        return Move(self.log, self.claim, self.next if upto is None else upto + 1, checkpoint)
+
+
+class _IndexedTailer(Tailer):
+    """Notes the indices of the messages of a read: they have gaps where acknowledgements are."""
+
+    def __init__(self, queue: Queue) -> None:
+        super().__init__(queue)
+        self.indices: list[int] = []
+
+    def _take(self, n: int) -> list[dict[str, Any]]:
+        taken = super()._take(n)
+        self.indices += range(self._index - len(taken), self._index)
+        return taken

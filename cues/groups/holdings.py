@@ -17,17 +17,20 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Final, TypeGuard
 
 from cues.base import clock, names
 from cues.base.events import log
 from cues.errors import AlreadyRunning, Closed, Fenced
 from cues.groups.held import HeldPartition
-from cues.groups.sticky import Partition
-from cues.groups.table import GroupTable, GroupView, MemberRow, Start, new_id
+from cues.groups.places import Start
+from cues.groups.sticky import Partition, Together, siblings
+from cues.groups.table import GroupTable, GroupView, new_id
 from cues.queues import claims
 from cues.queues.claims import Claim
+from cues.queues.group_rows import MemberRow
+from cues.queues.log import Log
 from cues.queues.processor_rows import boot
 from cues.queues.queue import Queue
 from cues.storage import leases, locks
@@ -52,7 +55,9 @@ class Holdings:
         lease_s: float,
         max_poll_interval_s: float,
         start: Start,
+        expire_s: float,
         queues: Mapping[str, Queue],
+        together: Together,
         on_assigned: OnChange | None,
         on_revoked: OnChange | None,
         on_lost: OnChange | None,
@@ -65,14 +70,16 @@ class Holdings:
         self.lease_s = lease_s
         self.max_poll_interval_s = max_poll_interval_s
         self.queues = queues
+        self.together = together
         self._start = start
+        self._expire_s = expire_s
         self._called_ns = clock.monotonic_ns()
         """The time of the last :meth:`keep_up`."""
         self._late = False
         """True if the log has the warning that this is too long ago."""
         self.held: dict[Partition, HeldPartition] = {}
-        self.stepping: HeldPartition | None = None
-        """The partition with a step under way, which is not released before the step has ended."""
+        self.stepping: Collection[HeldPartition] = ()
+        """The partitions of the step under way, which are not released before the step has ended."""
         self._on_assigned, self._on_revoked, self._on_lost = on_assigned, on_revoked, on_lost
         self._locks = self.store._locks
         self._waits = False
@@ -129,13 +136,26 @@ class Holdings:
         if self._lease is not None:
             self._lease.close()
         self._lease = Lease(self.store, self.id)
-        before = self.table.join(self.name, self._row(), self._start)
+        self._bury()
+        before = self.table.join(self.name, self._row(), self._start, self._new(), self._expire_s)
         if before is not None:
             leases.forget(self.store, before)
         self._seen = -1
 
+    def _new(self) -> dict[Partition, Log]:
+        """Return the partitions of the queues on which the group has no position. Not in a transaction: they open."""
+        known = {queue for queue, _ in self.table.look(self.queues).claims}
+        return {
+            (name, number): queue._view(number)._log
+            for name, queue in self.queues.items()
+            if name not in known and self._start != "earliest"
+            for number in range(queue.partitions)
+        }
+
     def _row(self) -> MemberRow:
-        return MemberRow(self.id, os.getpid(), boot(), self.lease_s, self.static, 0, tuple(sorted(self.queues)))
+        return MemberRow(
+            self.id, os.getpid(), boot(), self.lease_s, self.static, 0, tuple(sorted(self.queues)), self.together
+        )
 
     def beat(self) -> None:
         """Renew the lease, unless the last :meth:`keep_up` is too long ago. May be called from any thread."""
@@ -217,15 +237,18 @@ class Holdings:
 
     def _remove_dead(self) -> None:
         """Remove dead members from the table, and plan again if a queue has grown."""
-        seen = self.table.look(())
-        gone = {name: row.id for name, row in seen.members.items() if name != self.name and self.table.gone(name, row)}
-        if gone:
-            self.table.remove(gone)
+        self._bury()
         counts = self.table.counts(self.queues)
         if counts != self._counts:
             while not self.table.settle():
                 pass
             self._counts = counts
+
+    def _bury(self) -> None:
+        seen = self.table.look(())
+        gone = {name: row.id for name, row in seen.members.items() if name != self.name and self.table.gone(name, row)}
+        if gone:
+            self.table.remove(gone)
 
     def _follow(self) -> bool:
         """Follow one look at the table; False if another look is needed at once."""
@@ -273,7 +296,7 @@ class Holdings:
         """Return whether a partition can be released: no message is uncommitted, or it has been leaving for a lease."""
         if clock.monotonic_ns() - held.leaving_ns > self.lease_s * 1e9:
             return True
-        return not held.dirty and held is not self.stepping
+        return not held.dirty and held not in self.stepping
 
     def _lose(self, partitions: Iterable[Partition]) -> None:
         """Drop partitions that were taken away, and call ``on_lost`` for those that were not revoked before."""
@@ -311,11 +334,12 @@ class Holdings:
         wanted = [p for p, claim in seen.claims.items() if claim.assignee == self.name and p not in self.held]
         self._waits = bool(wanted)
         living = {row.id for name, row in seen.members.items() if self.table.alive(name, row)}
-        free = [partition for partition in wanted if seen.claims[partition].owner not in living]
+        others = {partition for partition, claim in seen.claims.items() if claim.owner in living - {self.id}}
+        free = [p for p in wanted if others.isdisjoint((p, *siblings(p, self.together)))]
         if not free:
             return True
         logs = {partition: self.queues[partition[0]]._view(partition[1])._log for partition in free}
-        taken = self.table.claim(self.name, self.id, logs)
+        taken = self.table.claim(self.name, self.id, logs, self.together)
         self._hold(taken)
         return not taken
 

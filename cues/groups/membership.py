@@ -34,19 +34,21 @@ import functools
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Concatenate, Final, ParamSpec, TypeVar, get_args
+from typing import Any, Concatenate, Final, Literal, ParamSpec, TypeVar
 
 from cues.base import names
+from cues.base.checks import is_count, is_number
 from cues.base.closing import Closing
 from cues.errors import BatchDamaged, Closed, ConcurrentUse, Fenced, InvalidArgument, QueueNotFound, StoreReadOnly
 from cues.groups.held import HeldPartition
 from cues.groups.holdings import Holdings, OnChange
-from cues.groups.places import Place, target
+from cues.groups.places import Place, Start, check_start
 from cues.groups.session import Session
-from cues.groups.sticky import Partition
-from cues.groups.table import GroupTable, Start, new_id
+from cues.groups.sticky import Partition, Together
+from cues.groups.table import GroupTable, new_id
 from cues.queues import claims
 from cues.queues.base_tailer import Reader
+from cues.queues.partitioners import name_of
 from cues.queues.queue import Queue
 from cues.queues.store import Store
 from cues.queues.tailer import Envelope
@@ -62,6 +64,13 @@ MAX_POLL_INTERVAL_S: Final = 300.0
 Message = dict[str, Any]
 Taken = list[tuple[HeldPartition, list[Message]]]
 """Messages, by partition."""
+
+
+_PLACING: Final[dict[str, Callable[[Queue], object]]] = {
+    "partitions": lambda queue: queue.partitions,
+    "partitioner": lambda queue: name_of(queue.options.partitioner) or ("murmur2" if queue.options.key else "sticky"),
+}
+"""The options that must be equal if the messages of a key are to have one partition number in several queues."""
 
 
 def _one_call(method: Callable[Concatenate[Member, P], R]) -> Callable[Concatenate[Member, P], R]:
@@ -106,13 +115,23 @@ class Member(Reader, Closing):
 
     ``queues``                a queue or its name, or several; they must exist
     ``group``                 the name of the group. Its members share the partitions; its positions are in the store
+    ``together``              lists of these queues that belong together, for a join: ``[["orders", "payments"]]``. The
+                              member gets the same partition numbers of each, and claims them together. They must have
+                              the same number of partitions and the same partitioner, and all members of the group the
+                              same lists
     ``name``                  makes the member *static*: its place is kept for its lease after it closes or dies. If it
                               returns under this name in time, it keeps its partitions, and the others notice nothing.
                               Without a name its partitions move to other members at once
     ``lease_s``               seconds without a call after which the member counts as dead
     ``max_poll_interval_s``   seconds after the last call that reads for which :meth:`keepalive` renews the lease
-    ``start``                 the first position on a queue that the group has never read: ``"earliest"``, the first
-                              message; ``"latest"``, after the last message at the time when the first member joins
+    ``start``                 the first position on a queue on which the group has none: ``"earliest"``, the first
+                              message; ``"latest"``, after the last message at the time when the first member joins; an
+                              index; an aware datetime, the first message at or after it; :class:`Relative`, counted
+                              from the first message, or from the end if it is negative. A partition that the queue
+                              gets later is read from its first message
+    ``expire_s``              seconds without a member after which the group may be forgotten: an append to a queue
+                              whose retention ``"read"`` waits for it deletes it then. None: never. The value of the
+                              member that joined last counts
     ``on_assigned``           called after partitions were claimed
     ``on_revoked``            called before partitions are released; it can still commit them
     ``on_lost``               called after partitions were taken away; they cannot be committed any more
@@ -131,10 +150,12 @@ class Member(Reader, Closing):
         queues: str | Queue | Iterable[str | Queue],
         group: str,
         *,
+        together: Iterable[Iterable[str | Queue]] = (),
         name: str | None = None,
         lease_s: float = LEASE_S,
         max_poll_interval_s: float = MAX_POLL_INTERVAL_S,
         start: Start = "earliest",
+        expire_s: float | None = None,
         on_assigned: OnChange | None = None,
         on_revoked: OnChange | None = None,
         on_lost: OnChange | None = None,
@@ -157,8 +178,11 @@ class Member(Reader, Closing):
                 f"max_poll_interval_s is {max_poll_interval_s!r}.",
                 "pass seconds, more than the longest step; float('inf') for no bound.",
             )
-        if start not in get_args(Start):
-            raise InvalidArgument(f"start is {start!r}.", "pass 'earliest' or 'latest', or call seek().")
+        check_start(start)
+        if expire_s is not None and not (is_number(expire_s) and expire_s > 0):
+            raise InvalidArgument(
+                f"expire_s is {expire_s!r}.", "pass seconds, more than the longest time without a member, or None."
+            )
         self.group = names.check("group", group)
         self.static = name is not None
         self.name = names.check("member", f"m-{new_id().hex()}" if name is None else name)
@@ -166,8 +190,8 @@ class Member(Reader, Closing):
         self.store = store
         self.table = GroupTable(store, self.group)
         self._queues = self._opened((queues,) if isinstance(queues, (str, Queue)) else queues)
-        self._outputs: dict[str, Queue] = {}
         self._last: HeldPartition | None = None
+        self._indices: list[tuple[Partition, list[int]]] = []
         self._turn = 0
         self._ready: list[HeldPartition] = []
         """Partitions with messages to read, in reverse order: the last one is read next."""
@@ -187,7 +211,9 @@ class Member(Reader, Closing):
             self.lease_s,
             float(max_poll_interval_s),
             start,
+            float(expire_s or 0),
             self._queues,
+            self._sets(together),
             on_assigned,
             on_revoked,
             on_lost,
@@ -208,6 +234,34 @@ class Member(Reader, Closing):
                     queue=queue,
                 )
         return {queue: self.store.queue(queue) for queue in wanted}
+
+    def _sets(self, together: Iterable[Iterable[str | Queue]]) -> Together:
+        """Return the sets of queues that belong together, after a check that a join over them can be right."""
+        sets: list[tuple[str, ...]] = []
+        for queues in together:
+            if isinstance(queues, (str, Queue)):
+                raise InvalidArgument(
+                    f"together has {queues!r}, which is one queue.", "pass lists: [['orders', 'payments']]."
+                )
+            ids = sorted({queue.id if isinstance(queue, Queue) else queue for queue in queues})
+            unknown = [queue for queue in ids if queue not in self._queues]
+            twice = [queue for queue in ids if any(queue in others for others in sets)]
+            for wrong, what in ((unknown, "is not a queue of this member"), (twice, "is in two lists")):
+                if wrong:
+                    raise InvalidArgument(f"together has {wrong[0]!r}, which {what}.", "name each queue once.")
+            if len(ids) < 2:
+                raise InvalidArgument(f"together has a list of {len(ids)} queues.", "name two or more in each list.")
+            sets.append(tuple(ids))
+            first, *others = (self._queues[queue] for queue in ids)
+            for other in others:
+                for option, of in _PLACING.items():
+                    if of(first) != of(other):
+                        raise InvalidArgument(
+                            f"{first.id!r} and {other.id!r} cannot be read together: {option} is {of(first)!r} and"
+                            f" {of(other)!r}, so the messages of a key have other partition numbers.",
+                            "make them alike; cues grow changes the number of partitions.",
+                        )
+        return tuple(sorted(sets))
 
     # --- reading ---
 
@@ -250,6 +304,17 @@ class Member(Reader, Closing):
         """Index, time, hash and metadata of the message that was read last; None before the first."""
         return self._last.envelope if self._last else None
 
+    @property
+    def indices(self) -> dict[Partition, list[int]]:
+        """The indices of the messages that the last call of this member or its session returned, by partition.
+
+        They are in the order of the messages, and have gaps where the partition has acknowledgements.
+        """
+        indices: dict[Partition, list[int]] = {}
+        for partition, numbers in self._indices:
+            indices.setdefault(partition, []).extend(numbers)
+        return indices
+
     # --- assignment ---
 
     @property
@@ -268,8 +333,17 @@ class Member(Reader, Closing):
     # --- positions ---
 
     @_one_call
-    def commit(self, checkpoint: bytes | Mapping[Partition, bytes] | None = None) -> None:
+    def commit(
+        self,
+        checkpoint: bytes | Mapping[Partition, bytes] | None = None,
+        upto: Mapping[Partition, int] | None = None,
+    ) -> None:
         """Commit the positions after all messages that were handed out, in one transaction, as durable as the store.
+
+        ``upto`` commits a part of them: it has the index of the last message that is done (see :attr:`indices`), by
+        partition. Partitions that it does not name are not committed. An index before the position changes nothing;
+        one that was not handed out is refused with :class:`InvalidArgument`. After a death, the messages after
+        it are read again; this member continues where it is.
 
         ``checkpoint`` (at most 3,000 bytes) is stored with every position that moves; a mapping stores one for each
         partition that it names. If partitions were taken over or moved by a seek meanwhile, the other partitions are
@@ -279,23 +353,50 @@ class Member(Reader, Closing):
         self._no_session("commit")
         held = self.holdings.held
         checkpoints = self._checkpoints(checkpoint)
+        ends = self._ends(upto)
         also = checkpoints if isinstance(checkpoint, Mapping) else {}
-        moves = {p: held[p].move(checkpoints.get(p)) for p in held if held[p].dirty or p in also}
-        if not moves:
-            return
-        written = self.table.move(moves)
+        moves = {}
+        for partition in {*ends, *also}:
+            of = held[partition]
+            end = max(ends.get(partition, 0), of.claim.next - 1)
+            if end >= of.claim.next or partition in also:
+                moves[partition] = of.move(checkpoints.get(partition), end)
+        written = self.table.move(moves) if moves else {}
         for partition, claim in written.items():
             held[partition].claim = claim
-        refused = sorted(set(moves) - set(written))
+        lost = set(upto or ()) - set(ends)
+        refused = sorted(lost | (set(moves) - set(written)))
         if refused:
             raise self._refused(refused)
+
+    def _ends(self, upto: Mapping[Partition, int] | None) -> dict[Partition, int]:
+        """Return the index of the last message to commit, by partition that is held: what ``upto`` names, or all."""
+        held = self.holdings.held
+        if upto is None:
+            return {partition: of.next - 1 for partition, of in held.items()}
+        if not isinstance(upto, Mapping) or any(isinstance(partition, str) for partition in upto):
+            raise InvalidArgument(f"upto is {upto!r:.60}.", "pass the indices by partition: {('orders', 0): 7}.")
+        self.table.named(self._queues, upto, f"The member {self.name}")
+        for partition, index in upto.items():
+            end = held[partition].next - 1 if partition in held else index
+            if not is_count(index) or index > end:
+                raise InvalidArgument(
+                    f"upto has {index!r} for {_listed([partition])}, of which messages up to {end} were handed out.",
+                    "pass the index of a message that was read: member.indices has those of the last call.",
+                )
+        return {
+            partition: max(index, held[partition].claim.next - 1)
+            for partition, index in upto.items()
+            if partition in held
+        }
 
     def _refused(self, partitions: list[Partition]) -> Fenced:
         """Read the positions of refused partitions from the store, and return the error of the commit."""
         seen = self.table.look({queue for queue, _ in partitions}).claims
-        is_owner = all(seen[partition].owner == self.holdings.id for partition in partitions)
+        is_owner = all(p in seen and seen[p].owner == self.holdings.id for p in partitions)
         for partition in partitions:
-            self.doubt(self.holdings.held[partition])
+            if partition in self.holdings.held:
+                self.doubt(self.holdings.held[partition])
         return Fenced(
             f"The member {self.name} of {self.group} did not commit {_listed(partitions)}:"
             f" {'a seek moved the position' if is_owner else 'another member took over'} after the messages were read.",
@@ -345,10 +446,7 @@ class Member(Reader, Closing):
         """
         self._no_session("seek")
         wanted = self._chosen(partitions)
-        logs = {(queue, number): self._queues[queue]._view(number)._log for queue, number in wanted}
-        with self.store._view() as txn:
-            targets = {partition: target(txn, self.group, partition, log, to) for partition, log in logs.items()}
-        self.table.seek(targets)
+        self.table.seek({(queue, number): self._queues[queue]._view(number)._log for queue, number in wanted}, to)
         self.holdings.stale()
         self._keep_up()
 
@@ -375,7 +473,7 @@ class Member(Reader, Closing):
 
     def _chosen(self, partitions: Iterable[Partition | str]) -> list[Partition]:
         """Return the partitions that a caller names; those that this member holds if it names none."""
-        wanted = self._named(partitions)
+        wanted = self.table.named(self._queues, partitions, f"The member {self.name}")
         if not wanted:  # only then: a seek must also work on a partition that cannot be claimed
             self._keep_up()
             wanted = self.assigned
@@ -383,45 +481,33 @@ class Member(Reader, Closing):
             raise InvalidArgument("This member holds no partition yet.", "name a queue or a partition in the call.")
         return wanted
 
-    def _named(self, partitions: Iterable[Partition | str]) -> list[Partition]:
-        """Return the partitions that a caller names; refuse those of other queues."""
-        named: list[Partition] = []
-        for partition in partitions:
-            queue, number = (partition, None) if isinstance(partition, str) else partition
-            if queue not in self._queues:
-                raise InvalidArgument(
-                    f"This member does not read {queue!r}.", f"name one of {', '.join(self._queues)}."
-                )
-            count = self.table.counts((queue,))[queue]
-            if number is not None and not (isinstance(number, int) and 0 <= number < count):
-                raise InvalidArgument(
-                    f"{queue!r} has no partition {number!r}; it has {count}.", f"use 0 to {count - 1}."
-                )
-            named += [(queue, n) for n in range(count)] if number is None else [(queue, number)]
-        return named
-
     # --- inside ---
 
-    def take(self, n: int, timeout: float | None, only: HeldPartition | None = None, single: bool = False) -> Taken:
+    def take(
+        self,
+        n: int,
+        timeout: float | None,
+        only: HeldPartition | None = None,
+        single: bool = False,
+        over: Callable[[], bool] = lambda: False,
+    ) -> Taken:
         """Take up to ``n`` messages, by partition; from the partition ``only``, or from a ``single`` one.
 
-        Waits for the first message. Returns no messages when ``only`` is no longer held.
+        Waits for the first message. Takes nothing, and does not wait, if ``over`` returns True.
         """
         if not isinstance(n, int) or isinstance(n, bool) or n < 1:
             raise InvalidArgument(f"{n!r} is not a number of messages.", "pass an integer, 1 or more.")
         while True:
-            taken = self._take(n, only, single)
-            if taken or timeout == 0:
+            taken = self._take(n, only, single, over)
+            if taken or timeout == 0 or over():
                 return taken
-            if only is not None and not (self._holds(only) and only.readable):
-                return taken  # no further message of it will be read
             mask = self.table.mask | wakeup.union(held.log.mask for held in self.holdings.held.values())
             holds = set(self.holdings.held)
 
             def ready() -> Taken | bool:
                 # True: the held partitions have changed, so the wait must begin again with their doorbells.
-                taken = self._take(n, only, single)
-                return taken or set(self.holdings.held) != holds or (only is not None and not only.readable)
+                taken = self._take(n, only, single, over)
+                return taken or set(self.holdings.held) != holds or over()
 
             started = time.monotonic()
             result = wakeup.wait([(self.store._doorbells, mask)], ready, timeout)
@@ -432,7 +518,7 @@ class Member(Reader, Closing):
             if timeout is not None:
                 timeout = max(0.0, timeout - (time.monotonic() - started))
 
-    def _take(self, n: int, only: HeldPartition | None, single: bool) -> Taken:
+    def _take(self, n: int, only: HeldPartition | None, single: bool, over: Callable[[], bool]) -> Taken:
         if self.holdings.calling:
             raise InvalidArgument(
                 "on_assigned, on_revoked and on_lost cannot read: they are called in the middle of a read.",
@@ -443,7 +529,8 @@ class Member(Reader, Closing):
             raise self._gone()
         self._undo = {}  # the last look found nothing, so there is nothing to undo; a seek may have come since
         taken: Taken = []
-        left = n
+        indices = self._indices = []
+        left = 0 if over() else n
         while left:
             held = self._next(only)
             if held is None:
@@ -462,6 +549,7 @@ class Member(Reader, Closing):
                 self._last = held
                 self._serve(held)
                 taken.append((held, messages))
+                indices.append((held.partition, held.indices))
                 left -= len(messages)
             if (single and taken) or (only is not None and not messages):
                 break
@@ -470,7 +558,7 @@ class Member(Reader, Closing):
     def _next(self, only: HeldPartition | None) -> HeldPartition | None:
         """Return the partition to read next: of those with messages, the one that was served longest ago."""
         if only is not None:
-            return only if self._holds(only) and only.readable else None
+            return only
         self._ready = [held for held in self._ready if held.readable]
         if not self._ready:
             with self.store._view() as txn:
@@ -520,12 +608,17 @@ class Member(Reader, Closing):
     # --- sessions ---
 
     @_one_call
-    def session(self) -> Session:
-        """Begin a step that reads from one partition, writes to queues of this store, and commits both together.
+    def session(self, partitions: Literal["one", "all"] = "one") -> Session:
+        """Begin a step that reads, writes to queues of this store, and commits both together.
 
-        See :class:`cues.groups.Session`. A session that is still open is aborted: after an exception out of this call
-        the program may not have that session.
+        It reads from one partition, or, with ``"all"``, from every partition that this member holds, of all its queues;
+        then one commit moves all of their positions. See :class:`cues.groups.Session`.
+
+        A session that is still open is aborted: after an exception out of this call the program may not have that
+        session.
         """
+        if partitions not in ("one", "all"):
+            raise InvalidArgument(f"session(partitions={partitions!r}).", "pass 'one' or 'all'.")
         if self._session is not None:
             self._session.abandon()
             self._drop_session(self._session)
@@ -537,34 +630,19 @@ class Member(Reader, Closing):
                 " commit them too.",
                 "call member.commit() first, or member.seek(Relative(0)) to read them again.",
             )
-        self._session = Session(self)
+        self._session = Session(self, partitions == "one")
         return self._session
 
     def _drop_session(self, session: Session) -> None:
         """End a session that was not committed, or may not have been: continue from the position in the store."""
-        if session.held is not None:
-            self.doubt(session.held)
+        for held in session.parts:
+            self.doubt(held)
         self.session_committed()
 
     def session_committed(self) -> None:
         """End a session that was committed."""
-        self.holdings.stepping = None
+        self.holdings.stepping = ()
         self._session = None
-
-    def output(self, queue: str | Queue) -> Queue:
-        """Return the queue of this store that a session writes to."""
-        if isinstance(queue, Queue):
-            if not queue.store._same_as(self.store):
-                raise InvalidArgument(
-                    f"The queue {queue.id!r} is in the store {queue.store.path}, the member's is {self.store.path}:"
-                    " one commit is in one store.",
-                    "use a graph: it forwards messages to other stores.",
-                )
-            return queue
-        output = self._outputs.get(queue)
-        if output is None:
-            output = self._outputs[queue] = self._opened((queue,))[queue]
-        return output
 
     def doubt(self, held: HeldPartition) -> None:
         """Drop the messages that were read of a partition, and continue from the position in the store."""

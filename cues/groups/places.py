@@ -4,26 +4,68 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Literal
+from typing import Final, Literal
 
 from cues.base import names
+from cues.base.checks import is_count
 from cues.errors import InvalidArgument
 from cues.groups.sticky import Partition
 from cues.queues import claims
 from cues.queues.base import index_of
+from cues.queues.claims import Claim
 from cues.queues.log import Log
 from cues.storage.transaction import StoreTransaction
 
 
 @dataclass(frozen=True, slots=True)
 class Relative:
-    """A place for :meth:`Member.seek`: ``by`` messages after the position, or before it if ``by`` is negative."""
+    """A place for :meth:`Member.seek`: ``by`` messages after the position, or before it if ``by`` is negative.
+
+    As the start of a new group, which has no position: after the first message, or before the end.
+    """
 
     by: int
+
+    def __post_init__(self) -> None:
+        if not is_count(self.by, least=-(1 << 63)):
+            raise InvalidArgument(
+                f"Relative({self.by!r}) is not a distance.", "pass an integer, such as Relative(-100)."
+            )
 
 
 Place = Literal["start", "end"] | int | datetime | Relative
 """A place that a seek can move to."""
+
+Start = Literal["earliest", "latest"] | int | datetime | Relative
+"""The first position of a group on a queue that it has never read."""
+
+_STARTS: Final[dict[str, Place]] = {"earliest": "start", "latest": "end"}
+
+
+def check_start(start: Start) -> Start:
+    """Return ``start`` if it is one, else raise :class:`InvalidArgument`."""
+    aware = isinstance(start, datetime) and start.utcoffset() is not None
+    if aware or isinstance(start, Relative) or is_count(start) or (isinstance(start, str) and start in _STARTS):
+        return start
+    raise InvalidArgument(
+        f"start is {start!r}.",
+        "pass 'earliest' or 'latest', an index from 1 on, an aware datetime or Relative(-100), or call seek().",
+    )
+
+
+def first(txn: StoreTransaction, group: str, partition: Partition, log: Log, start: Start) -> Claim:
+    """Return the first claim of a group on a partition, at ``start``.
+
+    A group without a position has no place to count from: a :class:`Relative` start counts from the end if it is
+    negative, otherwise from the first message.
+    """
+    claim = claims.first(txn, names.log_id(*partition), "")
+    row = log.row(txn)
+    if isinstance(start, Relative):
+        start = min(max((row.next if start.by < 0 else row.first) + start.by, row.first), row.next)
+    to = _STARTS[start] if isinstance(start, str) else start
+    _, index, seal = target(txn, group, partition, log, to)
+    return claim._replace(next=index, seal=seal)
 
 
 def target(txn: StoreTransaction, group: str, partition: Partition, log: Log, to: Place) -> tuple[bytes, int, bytes]:

@@ -6,15 +6,17 @@
         committed, reason = session.end(TRY_COMMIT)
 
 A session is one step over one partition. When a partition moves to another member, at most the step over that partition
-is aborted.
+is aborted. ``member.session(partitions="all")`` is one step over every partition that the member holds, of all its
+queues: for joins, and for fewer commits. It is aborted as a whole if one of the partitions that it has read is lost.
 
 1. The first read chooses the partition: of those that have messages, the one that was served longest ago. All reads of
-   the session are from this partition.
+   the session are from this partition. With ``"all"``, reads take turns over the partitions. If one that was
+   read is to move to another member, nothing more is read, so that the step can end.
 2. Messages that are written are checked and encoded at once, and kept in memory. No reader sees them before the commit.
-3. :meth:`Session.end` with ``TRY_COMMIT`` runs one transaction. It compares owner, epoch and index of the position with
-   those under which the messages were read, appends, and moves the position. All of this happens, or nothing.
-4. The session is aborted if the partition was taken over, the position was moved by a seek, a write failed, or a queue
-   was changed. An abort drops all messages that were read ahead of that partition, and they are read again.
+3. :meth:`Session.end` with ``TRY_COMMIT`` runs one transaction. It compares owner, epoch and index of each position
+   with those under which the messages were read, appends, and moves the positions. All of this happens, or nothing.
+4. The session is aborted if a partition was taken over, a position was moved by a seek, a write failed, or a queue
+   was changed. An abort drops all messages that were read ahead of its partitions, and they are read again.
 
 **An unknown outcome is never reported as a success.** If an exception comes out of the commit itself (a full disk, a
 Ctrl-C during the wait for the disk), the caller cannot know whether the commit was made. The exception is raised, and
@@ -27,7 +29,7 @@ Not guaranteed: the effects of the transformation outside of the store. A step t
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final, NamedTuple, ParamSpec, Protocol, TypeVar
 
 from cues import faults
@@ -38,18 +40,15 @@ from cues.groups.holdings import Holdings
 from cues.groups.sticky import Partition
 from cues.groups.table import GroupTable
 from cues.queues import claims
+from cues.queues.base import OptionsChanged
+from cues.queues.claims import Claim
 from cues.queues.queue import Queue
-from cues.queues.stamped import pages_of
 from cues.queues.store import Store
 from cues.queues.tailer import Envelope
-from cues.records import batch
-from cues.records.batch import Page
-from cues.storage import wakeup
+from cues.steps.collected import BuiltWrites, CollectedWrites
 from cues.storage.transaction import StoreTransaction
 
 Message = dict[str, Any]
-Built = list[tuple[Queue, list[Page]]]
-"""The pages to append, for each partition of a queue."""
 
 
 class Try(enum.Enum):
@@ -69,9 +68,9 @@ class Reason(enum.StrEnum):
     ASKED = "asked"
     """It was ended with ``TRY_ABORT``, or left without a call of ``end``."""
     MOVED = "moved"
-    """Another member holds the partition, or held it meanwhile."""
+    """Another member holds a partition of the session, or held it meanwhile."""
     SOUGHT = "sought"
-    """A seek moved the position."""
+    """A seek moved a position."""
     APPEND = "append"
     """A write failed and raised its exception."""
     CHANGED = "changed"
@@ -104,10 +103,13 @@ class SessionMember(Protocol):
     def within(self, work: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R: ...
 
     def take(
-        self, n: int, timeout: float | None, only: HeldPartition | None = None, single: bool = False
+        self,
+        n: int,
+        timeout: float | None,
+        only: HeldPartition | None = None,
+        single: bool = False,
+        over: Callable[[], bool] = ...,
     ) -> list[tuple[HeldPartition, list[dict[str, Any]]]]: ...
-
-    def output(self, queue: str | Queue) -> Queue: ...
 
     def session_committed(self) -> None: ...
 
@@ -115,56 +117,75 @@ class SessionMember(Protocol):
 class Session:
     """One step of a member. :meth:`Member.session` begins it, and the member's thread uses it."""
 
-    def __init__(self, member: SessionMember) -> None:
+    def __init__(self, member: SessionMember, single: bool) -> None:
+        """With ``single`` it reads from one partition."""
         self._member = member
         self._holdings = member.holdings
-        self.held: HeldPartition | None = None
-        """The partition that it reads; None before its first message."""
-        self._outputs: dict[str, _Output] = {}
+        self._single = single
+        self.parts: dict[HeldPartition, int] = {}
+        """The partitions that it has read, each with the epoch under which it was read."""
+        self._last: HeldPartition | None = None
+        self._writes = CollectedWrites(member.store, "the member", "use a graph: it forwards messages to other stores.")
         self._doomed: Reason | None = None
         self._over: Ended | None = None
 
     def read(self, block: bool = False, timeout: float | None = None) -> Message | None:
-        """Return the next message of the session's partition; None if there is none, or the partition is lost."""
+        """Return the next message; None if there is none, or a partition of the session is lost."""
         messages = self.read_many(1, timeout if block else 0.0)
         return messages[0] if messages else None
 
     def read_many(self, n: int, timeout: float | None = 0.0) -> list[Message]:
-        """Return the next messages of the partition, at most ``n``; wait for the first for ``timeout`` seconds."""
+        """Return the next messages, at most ``n``; wait for the first for ``timeout`` seconds."""
+        self._check()
+        return self._member.within(self._take_flat, n, timeout)
+
+    def poll(self, timeout: float | None = 0.0, n: int = 500) -> dict[Partition, list[Message]]:
+        """Return the next messages, at most ``n``, by partition; wait for the first for ``timeout`` seconds."""
         self._check()
         return self._member.within(self._take, n, timeout)
 
     def __iter__(self) -> Iterator[Message]:
-        """Read the messages up to the end of the partition."""
+        """Read the messages that are there."""
         while (message := self.read()) is not None:
             yield message
 
     @property
     def partition(self) -> Partition | None:
-        """Queue and number of the partition that the session reads; None before its first message."""
-        return self.held.partition if self.held else None
+        """Queue and number of the partition that was read last; None before the first message."""
+        return self._last.partition if self._last else None
+
+    @property
+    def partitions(self) -> list[Partition]:
+        """The partitions that the session has read, sorted."""
+        return sorted(held.partition for held in self.parts)
 
     @property
     def envelope(self) -> Envelope | None:
         """Index, time, hash and metadata of the message that was read last; None before the first."""
-        return self.held.envelope if self.held else None
+        return self._last.envelope if self._last else None
 
     @property
     def checkpoint(self) -> bytes:
-        """The checkpoint that is stored with the partition's position; empty before the first message."""
-        return self.held.claim.checkpoint if self.held else b""
+        """The checkpoint that is stored with the position of :attr:`partition`; empty before the first message."""
+        return self._last.claim.checkpoint if self._last else b""
 
-    def _take(self, n: int, timeout: float | None) -> list[Message]:
-        taken = self._member.take(n, timeout, only=self.held, single=True)
-        if not taken:
-            return []
-        held, messages = taken[0]
-        if self.held is None:
-            self._start = held.claim
-            self.held = self._holdings.stepping = held
-        elif self._changed() is not None:
-            return []  # this session can only be aborted; the messages are read again in the next one
-        return messages
+    def _take(self, n: int, timeout: float | None) -> dict[Partition, list[Message]]:
+        only = self._last if self._single else None
+        polled: dict[Partition, list[Message]] = {}
+        for held, messages in self._member.take(n, timeout, only=only, single=self._single, over=self._stuck):
+            self.parts.setdefault(held, held.claim.epoch)
+            self._last = held
+            polled.setdefault(held.partition, []).extend(messages)
+        self._holdings.stepping = self.parts.keys()
+        return polled
+
+    def _take_flat(self, n: int, timeout: float | None) -> list[Message]:
+        # Inside of the member's call: after it the messages count as handed out, so no function may follow it.
+        return [message for messages in self._take(n, timeout).values() for message in messages]
+
+    def _stuck(self) -> bool:
+        """Return whether nothing more can be read: a partition of the session is lost, is to move, or is paused."""
+        return self._changed() is not None or not all(held.readable for held in self.parts)
 
     def write(self, queue: str | Queue, message: Message) -> None:
         """Add a message to the commit, for a queue of the store.
@@ -179,22 +200,16 @@ class Session:
         """Add several messages to the commit; see :meth:`write`."""
         self._check()
         try:
-            self._output(queue).add(messages)
+            self._writes.add(queue, messages)
         except BaseException:
             self._doomed = self._doomed or Reason.APPEND
             raise
 
-    def _output(self, queue: str | Queue) -> _Output:
-        name = queue.id if isinstance(queue, Queue) else queue
-        output = self._outputs.get(name)
-        if output is None:
-            output = self._outputs[name] = _Output(self._member.output(queue))
-        return output
-
-    def end(self, how: Try, checkpoint: bytes | None = None) -> Ended:
+    def end(self, how: Try, checkpoint: bytes | Mapping[Partition, bytes] | None = None) -> Ended:
         """End the session; return whether it was committed, and the reason if not.
 
-        ``checkpoint`` (at most 3,000 bytes) is stored with the position. An empty session is committed without a
+        ``checkpoint`` (at most 3,000 bytes) is stored with each position that the session moves; a mapping has one for
+        each partition that it names, which the session must have read. An empty session is committed without a
         transaction. Errors of the store, for example :class:`StoreFull`, are raised: the outcome is then unknown, and
         the next read continues from the position in the store.
         """
@@ -204,26 +219,38 @@ class Session:
             if self._over.reason is Reason.UNKNOWN:
                 return self._over
             raise self._ended()
-        if checkpoint is not None:
-            claims.check_checkpoint(checkpoint)
-        return self._member.within(self._end, how, checkpoint)
+        return self._member.within(self._end, how, self._checkpoints(checkpoint))
 
-    def _end(self, how: Try, checkpoint: bytes | None) -> Ended:
+    def _checkpoints(self, checkpoint: bytes | Mapping[Partition, bytes] | None) -> dict[Partition, bytes]:
+        if not isinstance(checkpoint, Mapping):
+            checkpoint = (
+                {} if checkpoint is None else dict.fromkeys(self.partitions, claims.check_checkpoint(checkpoint))
+            )
+        for partition, value in checkpoint.items():
+            claims.check_checkpoint(value)
+            if partition not in self.partitions:
+                raise InvalidArgument(
+                    f"A checkpoint is given for {partition!r}, which this session has not read.",
+                    f"name partitions that it has read: {self.partitions or 'none yet'}.",
+                )
+        return dict(checkpoint)
+
+    def _end(self, how: Try, checkpoints: dict[Partition, bytes]) -> Ended:
         reason = Reason.ASKED if how is TRY_ABORT else self._doomed or self._changed()
         if reason is None:
             self._over = Ended(False, Reason.UNKNOWN)  # until it is known otherwise
-            reason = self._commit(checkpoint) if self.held is not None or self._outputs else None
+            reason = self._commit(checkpoints) if self.parts or self._writes else None
         if reason is None:
             self._member.session_committed()
         self._over = Ended(reason is None, reason)
-        self._outputs.clear()
+        self._writes.clear()
         return self._over
 
     def abandon(self) -> None:
         """Abort, if the session has not ended. Leaving the ``with`` block does this."""
         if self._over is None:
             self._over = Ended(False, Reason.ASKED)
-            self._outputs.clear()
+            self._writes.clear()
 
     @property
     def ended(self) -> bool:
@@ -231,46 +258,47 @@ class Session:
         return self._over is not None
 
     def _changed(self) -> Reason | None:
-        """Return the change of the partition since its first message was read, as far as the member knows."""
-        if self.held is None:
-            return None
-        if self._holdings.held.get(self.held.partition) is not self.held:
-            return Reason.MOVED
-        return Reason.SOUGHT if self.held.claim.epoch != self._start.epoch else None
+        """Return the change of a partition since its first message was read, as far as the member knows."""
+        for held, epoch in self.parts.items():
+            if self._holdings.held.get(held.partition) is not held:
+                return Reason.MOVED
+            if held.claim.epoch != epoch:
+                return Reason.SOUGHT
+        return None
 
-    def _commit(self, checkpoint: bytes | None) -> Reason | None:
-        built = {name: output.build() for name, output in self._outputs.items()}
-        pages = sum(1 + len(page.pieces) for parts in built.values() for _, some in parts for page in some)
+    def _commit(self, checkpoints: dict[Partition, bytes]) -> Reason | None:
+        built = self._writes.build()
         member = self._member
         faults.point("session.before")
         try:
-            claim = member.store._commit(self._write, built, checkpoint, pages=pages + pages // 64)
+            moved = member.store._commit(self._write, built, checkpoints, pages=built.pages + len(self.parts))
+        except OptionsChanged:
+            return Reason.CHANGED
         except _Refused as refused:
             return refused.reason
         faults.point("session.after")
-        if self.held is not None:
-            self.held.claim = claim
-        member.store._ring(wakeup.union(view._log.mask for parts in built.values() for view, _ in parts))
+        for held, claim in moved.items():
+            held.claim = claim
+        member.store._ring(built.mask)
         return None
 
-    def _write(self, txn: StoreTransaction, built: dict[str, Built], checkpoint: bytes | None) -> Any:
-        claim = None
-        if self.held is not None:
-            claim = self._member.table.moved(txn, self.held.partition, self.held.move(checkpoint))
+    def _write(
+        self, txn: StoreTransaction, built: BuiltWrites, checkpoints: dict[Partition, bytes]
+    ) -> dict[HeldPartition, Claim]:
+        table = self._member.table
+        moved: dict[HeldPartition, Claim] = {}
+        for held in self.parts:
+            claim = table.moved(txn, held.partition, held.move(checkpoints.get(held.partition)))
             if claim is None:
-                raise _Refused(self._why(txn, self.held))
-        else:
-            row = self._member.table.member(txn, self._member.name)
+                raise _Refused(self._why(txn, held))
+            moved[held] = claim
+        if not moved:
+            row = table.member(txn, self._member.name)
             if row is None or row.id != self._holdings.id:
                 raise _Refused(Reason.MOVED)
-        for name, parts in built.items():
-            for view, pages in parts:
-                view._append_pages(txn, pages)
-            output = self._outputs[name]
-            if output.queue._version != output.version:
-                raise _Refused(Reason.CHANGED)
+        built.append(txn)
         faults.point("session.inside")
-        return claim
+        return moved
 
     def _why(self, txn: StoreTransaction, held: HeldPartition) -> Reason:
         """Return the reason why the position has changed."""
@@ -296,7 +324,7 @@ class Session:
         self.abandon()
 
     def __repr__(self) -> str:
-        return f"<cues.groups.Session of {self._member.name} on {self.partition}: {self._state()}>"
+        return f"<cues.groups.Session of {self._member.name} on {self.partitions}: {self._state()}>"
 
 
 class _Refused(Exception):
@@ -305,33 +333,3 @@ class _Refused(Exception):
     def __init__(self, reason: Reason) -> None:
         super().__init__(reason)
         self.reason = reason
-
-
-class _Output:
-    """The messages that a session writes to one queue, packed, by partition."""
-
-    def __init__(self, queue: Queue) -> None:
-        self.queue = queue
-        self.options = queue.options
-        self.version = queue._version
-        self._parts: dict[int, list[bytes | Message]] = {}
-
-    def add(self, messages: Iterable[Message]) -> None:
-        added = list(messages)
-        limit, strips = self.options.max_message_bytes, self.options._strips
-        packed = [batch.pack_one(message, limit, strips) for message in added]
-        if not self.queue.is_partitioned:
-            self._parts.setdefault(0, []).extend(packed)
-            return
-        for share in self.queue._shares(added):
-            self._parts.setdefault(share.partition, []).extend(packed[offset] for offset in share.offsets)
-
-    def build(self) -> Built:
-        """Build the record batches of each partition, in the order of the writes.
-
-        Partitions are opened here: a database cannot be opened inside a transaction.
-        """
-        return [
-            (self.queue._view(number), pages_of(self.queue, packed, None))
-            for number, packed in sorted(self._parts.items())
-        ]

@@ -15,73 +15,26 @@ member whether there is anything to do.
 from __future__ import annotations
 
 import os
-import struct
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, replace
-from typing import Final, Literal, NamedTuple, TypeVar
+from dataclasses import replace
+from typing import NamedTuple, TypeVar
 
 from cues import codec, faults
 from cues.base import clock, names
+from cues.base.checks import is_count
 from cues.errors import AlreadyRunning, InvalidArgument
-from cues.groups.sticky import Partition, plan
-from cues.queues import claims
+from cues.groups import places
+from cues.groups.places import Place, Start
+from cues.groups.sticky import Partition, Together, plan, siblings
+from cues.queues import claims, group_rows
 from cues.queues.claims import NOBODY, Claim
+from cues.queues.group_rows import GroupRow, MemberRow
 from cues.queues.log import Log, read_row
-from cues.queues.processor_rows import boot
 from cues.queues.store import Store
-from cues.records import sealed
-from cues.storage import leases, locks, transaction, wakeup
+from cues.storage import leases, wakeup
 from cues.storage.transaction import StoreTransaction
 
 R = TypeVar("R")
-
-Start = Literal["earliest", "latest"]
-"""The first position of a group on a queue that it has never read: the first message, or after the last one."""
-
-_GROUP: Final = struct.Struct(">QQQ")
-
-
-class GroupRow(NamedTuple):
-    """The row of a group."""
-
-    generation: int = 0
-    """Grows when a member joins or leaves."""
-    planned: int = 0
-    """The generation for which the assignees in the claims were planned."""
-    changes: int = 0
-    """Grows with every change that members must react to."""
-
-    def pack(self) -> bytes:
-        return sealed.seal(_GROUP.pack(*self))
-
-
-@dataclass(frozen=True, slots=True)
-class MemberRow:
-    """The row of a member."""
-
-    id: bytes
-    """8 random bytes, drawn at each join. They are the owner in its claims."""
-    pid: int
-    boot: bytes
-    lease_s: float
-    static: bool
-    """True if it was given a name. Its place is then kept for the length of its lease after it closes or dies."""
-    kept_ns: int
-    """The time of the monotonic clock until which the place of a closed member is kept; 0 while it runs."""
-    queues: tuple[str, ...]
-    """The names of the queues that it subscribes to, sorted."""
-
-    def pack(self) -> bytes:
-        return sealed.seal(
-            codec.pack([self.id, self.pid, self.boot, self.lease_s, self.static, self.kept_ns, list(self.queues)])
-        )
-
-    @staticmethod
-    def unpack(raw: bytes, name: str) -> MemberRow:
-        """Read a row. Raises :class:`StoreDamaged`, which names the member."""
-        body = sealed.unseal(raw, f"row of the group member {name!r}")
-        id, pid, boot, lease_s, static, kept_ns, queues = codec.unpack(body)
-        return MemberRow(id, pid, boot, lease_s, static, kept_ns, tuple(queues))
 
 
 class GroupView(NamedTuple):
@@ -118,15 +71,11 @@ class GroupTable:
     # --- reading ---
 
     def row(self, txn: StoreTransaction) -> GroupRow:
-        raw = txn.get(names.group_key(self.group))
-        if raw is None:
-            return GroupRow()
-        return GroupRow._make(_GROUP.unpack(sealed.unseal(raw, f"row of the group {self.group!r}")))
+        return group_rows.read(txn, self.group)
 
     def members(self, txn: StoreTransaction) -> dict[str, MemberRow]:
         """Return the members by name, also closed ones whose place is kept."""
-        rows = transaction.named_rows(txn, names.member_key(self.group, ""))
-        return {name: MemberRow.unpack(raw, name) for name, raw in rows}
+        return group_rows.members(txn, self.group)
 
     def member(self, txn: StoreTransaction, name: str) -> MemberRow | None:
         raw = txn.get(names.member_key(self.group, name))
@@ -181,23 +130,15 @@ class GroupTable:
 
     def lock_of(self, name: str) -> int:
         """Return the byte of the lock file that a member keeps locked while it lives."""
-        return locks.offset_of(f"\0member\0{self.group}\0{name}")
+        return group_rows.lock_of(self.group, name)
 
     def alive(self, name: str, row: MemberRow) -> bool:
         """Return whether a member lives: it holds its lock, and its lease has not expired."""
-        if row.kept_ns or row.boot != boot():
-            return False
-        offset = self.lock_of(name)
-        held = self.store._locks.mine(offset) or self.store._locks.holder(offset) is not None
-        return held and self.left_s(row) > 0
+        return group_rows.alive(self.store, self.group, name, row)
 
     def left_s(self, row: MemberRow) -> float:
         """Return the seconds for which a member that does not answer keeps its place; 0 or less after that."""
-        if row.boot != boot():
-            return 0.0
-        if row.kept_ns:
-            return (row.kept_ns - clock.monotonic_ns()) / 1e9
-        return leases.left_s(self.store, row.id, row.lease_s)
+        return group_rows.left_s(self.store, row)
 
     def gone(self, name: str, row: MemberRow) -> bool:
         """Return whether a member has lost its place: it has no name and is dead, or its lease has expired."""
@@ -205,27 +146,51 @@ class GroupTable:
 
     # --- joining and leaving ---
 
-    def join(self, name: str, row: MemberRow, start: Start) -> bytes | None:
+    def join(
+        self, name: str, row: MemberRow, start: Start, logs: Mapping[Partition, Log], expire_s: float = 0.0
+    ) -> bytes | None:
         """Add a member, or replace the member of the same name; returns the id of the replaced one.
 
-        A member that returns within its lease, with the same queues, keeps its partitions. On a queue that the group
-        has never read the positions are set to ``start``; partitions that such a queue gets later begin at their first
-        message.
+        A member that returns within its lease, with the same queues, keeps its partitions. On a queue on which the
+        group has no position, the positions are set to ``start``; partitions that such a queue gets later begin at
+        their first message. ``logs`` has the partitions of such queues. A partition that is not among them has come
+        in this moment, so it is a later one. ``expire_s`` is kept for the group.
         """
 
         def join(txn: StoreTransaction) -> bytes | None:
             for queue in row.queues:
-                logs = [names.log_id(queue, number) for number in range(partitions_of(txn, queue))]
-                if all(claims.read(txn, log, self.group) is None for log in logs):
-                    for log in logs:
-                        claims.put(txn, log, self.group, claims.first(txn, log, "", latest=start == "latest"))
+                partitions = [(queue, number) for number in range(partitions_of(txn, queue))]
+                if all(claims.read(txn, names.log_id(*partition), self.group) is None for partition in partitions):
+                    for partition in partitions:
+                        log = logs.get(partition)
+                        id = names.log_id(*partition)
+                        begin = (
+                            claims.first(txn, id, "")
+                            if log is None
+                            else places.first(txn, self.group, partition, log, start)
+                        )
+                        claims.put(txn, id, self.group, begin)
             before = self.member(txn, name)
+            self._check_together(txn, name, row)
             txn.put(names.member_key(self.group, name), row.pack())
-            self._touch(txn, replan=before is None or before.queues != row.queues)
+            self._put(txn, self.row(txn)._replace(expire_s=expire_s))
+            changed = before is None or (before.queues, before.together) != (row.queues, row.together)
+            self._touch(txn, replan=changed)
             faults.point("group.inside")
             return before.id if before is not None else None
 
         return self._commit(join, pages=sum(self.counts(row.queues).values()))
+
+    def _check_together(self, txn: StoreTransaction, name: str, row: MemberRow) -> None:
+        """Raise :class:`InvalidArgument` if another member reads the same queues, but not in the same sets."""
+        for other, before in self.members(txn).items():
+            for queue in sorted({*row.queues} & {*before.queues}) if other != name else ():
+                if row.set_of(queue) != before.set_of(queue):
+                    raise InvalidArgument(
+                        f"The member {other} of {self.group} reads {queue!r} together with"
+                        f" {_others(before, queue)}, this one together with {_others(row, queue)}.",
+                        "give all members of a group the same together=…, or use another group.",
+                    )
 
     def keep(self, name: str, row: MemberRow) -> None:
         """Mark a member as closed. Its place is kept for the length of its lease."""
@@ -270,7 +235,8 @@ class GroupTable:
         previous: dict[str, set[Partition]] = {}
         for partition, claim in seen.claims.items():
             previous.setdefault(claim.assignee, set()).add(partition)
-        wanted = plan({name: row.queues for name, row in seen.members.items()}, seen.counts, previous)
+        together = {queues for row in seen.members.values() for queues in row.together}
+        wanted = plan({name: row.queues for name, row in seen.members.items()}, seen.counts, previous, sorted(together))
         assignees = {partition: name for name, given in wanted.items() for partition in given}
 
         def write(txn: StoreTransaction) -> None:
@@ -292,10 +258,13 @@ class GroupTable:
 
     # --- claims and releases ---
 
-    def claim(self, name: str, id: bytes, wanted: Mapping[Partition, Log]) -> dict[Partition, Claim]:
+    def claim(
+        self, name: str, id: bytes, wanted: Mapping[Partition, Log], together: Together = ()
+    ) -> dict[Partition, Claim]:
         """Claim those of the partitions that are assigned to a member and that no member holds; returns the claims.
 
-        An owner that is dead, or no longer in the table, holds nothing: the new epoch fences it. Raises
+        Partitions of queues that belong together are claimed only if no other member holds any of their unit. An owner
+        that is dead, or no longer in the table, holds nothing: the new epoch fences it. Raises
         :class:`Diverged` if a log is not the one that the group has read.
         """
 
@@ -303,11 +272,14 @@ class GroupTable:
             members = self.members(txn)
             if name not in members or members[name].id != id:
                 return {}
-            living = {member.id for other, member in members.items() if self.alive(other, member)}
+            others = {member.id for other, member in members.items() if other != name and self.alive(other, member)}
             taken: dict[Partition, Claim] = {}
             for partition, log in wanted.items():
                 before = claims.read(txn, names.log_id(*partition), self.group)
-                if before is None or before.assignee != name or before.owner in living:
+                unit = [claims.read(txn, names.log_id(*other), self.group) for other in siblings(partition, together)]
+                if before is None or before.assignee != name:
+                    continue
+                if any(claim is not None and claim.owner in others for claim in (before, *unit)):
                     continue
                 standing = claims.standing(txn, log, self.group, before)
                 taken[partition] = standing._replace(owner=id, epoch=before.epoch + 1)
@@ -366,29 +338,52 @@ class GroupTable:
 
     # --- changes by any member ---
 
+    def named(self, queues: Collection[str], partitions: Iterable[Partition | str], reader: str) -> list[Partition]:
+        """Return the partitions that a caller names, by queue or one by one; refuse those that are not of ``queues``.
+
+        ``reader`` begins the sentence of the error.
+        """
+        named: list[Partition] = []
+        for partition in partitions:
+            queue, number = (partition, None) if isinstance(partition, str) else partition
+            if queue not in queues:
+                raise InvalidArgument(f"{reader} does not read {queue!r}.", f"name one of {', '.join(queues)}.")
+            count = self.counts((queue,))[queue]
+            if number is not None and not is_count(number, 0, count - 1):
+                raise InvalidArgument(
+                    f"{queue!r} has no partition {number!r}; it has {count}.", f"use 0 to {count - 1}."
+                )
+            named += [(queue, n) for n in range(count)] if number is None else [(queue, number)]
+        return named
+
     def pause(self, partitions: Collection[Partition], paused: bool) -> None:
         """Pause or resume partitions, also those that other members hold."""
-        self._change(partitions, lambda partition, claim: claim._replace(paused=paused))
+        self._change(partitions, lambda txn, partition, claim: claim._replace(paused=paused))
 
-    def seek(self, targets: Mapping[Partition, tuple[bytes, int, bytes]]) -> None:
-        """Move positions (identity, index, seal) and raise their epochs, which fences steps that are under way."""
+    def seek(self, logs: Mapping[Partition, Log], to: Place) -> dict[Partition, int]:
+        """Move positions and raise their epochs, which fences steps that are under way; returns the new positions."""
 
-        def moved(partition: Partition, claim: Claim) -> Claim:
-            identity, index, seal = targets[partition]
+        def moved(txn: StoreTransaction, partition: Partition, claim: Claim) -> Claim:
+            identity, index, seal = places.target(txn, self.group, partition, logs[partition], to)
             return claim._replace(identity=identity, next=index, seal=seal, epoch=claim.epoch + 1)
 
-        self._change(targets, moved)
+        return {partition: claim.next for partition, claim in self._change(logs, moved).items()}
 
-    def _change(self, partitions: Collection[Partition], changed: Callable[[Partition, Claim], Claim]) -> None:
-        def change(txn: StoreTransaction) -> None:
+    def _change(
+        self, partitions: Collection[Partition], changed: Callable[[StoreTransaction, Partition, Claim], Claim]
+    ) -> dict[Partition, Claim]:
+        def change(txn: StoreTransaction) -> dict[Partition, Claim]:
+            written: dict[Partition, Claim] = {}
             for partition in partitions:
                 log = names.log_id(*partition)
                 claim = claims.read(txn, log, self.group) or claims.first(txn, log, "")
-                claims.put(txn, log, self.group, changed(partition, claim))
+                written[partition] = changed(txn, partition, claim)
+                claims.put(txn, log, self.group, written[partition])
             self._touch(txn)
             faults.point("group.inside")
+            return written
 
-        self._commit(change, pages=len(partitions))
+        return self._commit(change, pages=len(partitions))
 
     # --- the end of a group ---
 
@@ -403,14 +398,8 @@ class GroupTable:
                         "close its members first (cues status lists them).",
                         pid=row.pid,
                     )
-            suffix = b"\0" + self.group.encode()
-            rows = [key for key, _ in transaction.rows(txn, names.CLAIMS) if key.endswith(suffix)]
-            rows += [key for key, _ in transaction.rows(txn, names.member_key(self.group, ""))]
-            rows += [key for key in (names.group_key(self.group),) if txn.get(key) is not None]
-            if not rows:
+            if not group_rows.delete(txn, self.group):
                 raise InvalidArgument(f"The store has no group {self.group!r}.", "name a group that cues status lists.")
-            for key in rows:
-                txn.delete(key)
             faults.point("group.inside")
 
         self._commit(delete)
@@ -420,7 +409,7 @@ class GroupTable:
     def _touch(self, txn: StoreTransaction, replan: bool = False) -> None:
         row = self.row(txn)
         generation = row.generation + 1 if replan else row.generation
-        self._put(txn, GroupRow(generation, row.planned, row.changes + 1))
+        self._put(txn, row._replace(generation=generation, changes=row.changes + 1, used_ns=clock.now_ns()))
 
     def _put(self, txn: StoreTransaction, row: GroupRow) -> None:
         txn.put(names.group_key(self.group), row.pack())
@@ -432,13 +421,8 @@ class GroupTable:
         return result
 
 
-def forget(store: Store, group: str) -> None:
-    """Delete a consumer group: its positions and checkpoints. Retention ``"read"`` no longer waits for it.
-
-    A member that joins later begins a new group. Raises :class:`AlreadyRunning` while a member of the group lives, and
-    :class:`InvalidArgument` if the store has no such group.
-    """
-    GroupTable(store, names.check("group", group)).delete()
+def _others(row: MemberRow, queue: str) -> str:
+    return ", ".join(repr(other) for other in row.set_of(queue) if other != queue) or "no other queue"
 
 
 def partitions_of(txn: StoreTransaction, queue: str) -> int:

@@ -91,11 +91,11 @@ def all_rows(store: BaseStore) -> Iterator[tuple[str, str, bytes]]:
         yield log, group, raw
 
 
-def first(txn: StoreTransaction, log: str, assignee: str, latest: bool = False) -> Claim:
-    """Return the first claim of a group on a log: at the first message, or, with ``latest``, after the last."""
+def first(txn: StoreTransaction, log: str, assignee: str) -> Claim:
+    """Return a claim of a group on a log that it has not read, at the first message."""
     queue, partition = names.log_parts(log)
     row = read_row(txn, queue, partition)
-    return Claim(row.identity, NOBODY, 0, row.next if latest else row.first, NO_SEAL, False, assignee, b"")
+    return Claim(row.identity, NOBODY, 0, row.first, NO_SEAL, False, assignee, b"")
 
 
 def standing(txn: StoreTransaction, log: Log, group: str, claim: Claim) -> Claim:

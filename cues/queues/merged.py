@@ -95,7 +95,7 @@ class MergedTailer(Tailer):
             self._have_all()
             with self._store._view() as txn:
                 goals = [place(txn, part._log, part._log.row(txn)) for part in self._parts]
-            if self.name is not None:
+            if self.name is not None and not self._deferred:
                 stored = self._store._commit(self._write_positions, goals)
                 for part, row in zip(self._parts, stored):
                     part._stored = row
@@ -194,6 +194,8 @@ class MergedTailer(Tailer):
 
     def _commit_positions(self) -> bool:
         """Move the stored positions to this tailer's, unless another tailer of its name moved one."""
+        if self._deferred:
+            return True
         stored = self._store._commit(self._compare_and_set_all, [part._index for part in self._parts])
         for part, row in zip(self._parts, stored or ()):
             part._stored = row

@@ -91,7 +91,9 @@ QUEUE_TEXTS: Final = {
         " False: all metadata is dropped, except the delivery hash.",
     ),
     "retention": OptionText(
-        None, 'A `cues.Retention(…)`, or short: `"10d"`, `"500MB"`, a count, `"read"`; None keeps all messages.'
+        None,
+        'A `cues.Retention(…)`, or short: `"10d"`, `"500MB"`, a count, `"read"` (waits for the slowest processor, named'
+        " tailer and consumer group); None keeps all messages.",
     ),
     "max_message_bytes": OptionText(MESSAGE_BYTES_MAX, "Bytes of the largest encoded message."),
     "partitions": OptionText(1, "The number of logs, 1 to 256; `Queue.grow` makes it larger."),

@@ -17,7 +17,7 @@ read raise :class:`Gap`. ``on_gap="skip"`` continues after the gap, and may deli
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Final, Literal
 
 from cues.base import names
@@ -44,7 +44,8 @@ class ReadUncommitted:
     Without ``begin`` it starts at the first message. Without ``end`` it stops at the end of the queue, or waits there
     with ``block``. ``message_type`` says where a message has its UUID (by default under ``q/uuid``); with None,
     messages are as stored. The message of an acknowledgement is empty. Raises :class:`Gap` and :class:`BatchDamaged`;
-    the next call tries again.
+    the next call tries again. ``reader`` names the reader in a :class:`Gap`. ``on_skip`` is called with the number of
+    messages that ``on_gap="skip"`` skips.
     """
 
     def __init__(
@@ -56,6 +57,8 @@ class ReadUncommitted:
         *,
         on_gap: OnGap = "raise",
         message_type: MessageType | None = DICT,
+        reader: str = "",
+        on_skip: Callable[[int], object] = lambda count: None,
     ) -> None:
         if on_gap not in ("raise", "skip"):
             raise InvalidArgument(f"on_gap={on_gap!r}.", "pass 'raise' or 'skip'.")
@@ -73,6 +76,8 @@ class ReadUncommitted:
         self._end = end
         self._block = block
         self._skips = on_gap == "skip"
+        self._reader = reader
+        self._on_skip = on_skip
         self._type = message_type
         self._ahead: Iterator[Envelope] = iter(())
 
@@ -117,17 +122,22 @@ class ReadUncommitted:
         return True
 
     def _gap(self, start: int, first: int) -> None:
+        count = (first if self._end is None else min(first, self._end)) - start
         if not self._skips:
+            by = f" by {self._reader}" if self._reader else ""
             raise Gap(
-                f"The messages {start} to {first - 1} of queue {self.queue.id!r} were purged before they were read.",
+                f"The messages {start} to {start + count - 1} of queue {self.queue.id!r} were purged before they were"
+                f" read{by} ({count} in all).",
                 "set a longer retention. To continue with the messages that are left, pass on_gap='skip' to"
                 " ReadCommitted, ReadUncommitted or Consumer, or call to_start() of a tailer.",
                 queue=self.queue.id,
                 first=start,
-                last=first - 1,
+                last=start + count - 1,
+                reader=self._reader,
             )
-        _log.warning("%s: the messages %d to %d were purged and are skipped", self.journal, start, first - 1)
-        self.index = first if self._end is None else min(first, self._end)
+        _log.warning("%s: the messages %d to %d were purged and are skipped", self.journal, start, start + count - 1)
+        self._on_skip(count)
+        self.index = start + count
 
     def _envelopes(self, batches: list[Batch], start: int) -> Iterator[Envelope]:
         end = self._end

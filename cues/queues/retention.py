@@ -7,19 +7,21 @@
 
 Known readers are the processors that ever read the queue, in this store and in others (forwarding/low_water.py),
 its named tailers and the consumer groups. Only the policy "read" waits for them. The others also delete messages that
-a reader has not read, and log a warning, once for each reader in each process.
+a reader has not read, and log a warning, once for each reader in each process. The policy "read" first forgets the
+groups that have expired: they had no member for the time that their members asked for.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 from cues import codec
 from cues.base import clock, names
 from cues.base.events import log as logger
 from cues.errors import QueueInUse
-from cues.queues import claims, marks
+from cues.queues import claims, group_rows, marks
 from cues.queues.log import Log
 from cues.queues.options import Retention
 from cues.queues.processor_rows import POSITION, readers_of
@@ -104,10 +106,10 @@ def let_go(txn: StoreTransaction, log: Log, policy: Retention) -> None:
         if reader.next >= goal:
             continue
         if reader.pending:
-            _say(log, reader, "waits for a step of %s, which has not committed")
+            _say(log, reader.name, "waits for a step of %s, which has not committed")
             goal = reader.next
         else:  # not with the policy "read" alone, which stops at the slowest reader
-            _say(log, reader, "deletes messages that %s has not read")
+            _say(log, reader.name, "deletes messages that %s has not read")
     if goal > row.first:
         _, front = log.delete_before(txn, row, goal)
         log.move_front(txn, row, max(front, row.first))
@@ -127,10 +129,19 @@ def wanted(txn: StoreTransaction, log: Log, row: LogRow, policy: Retention) -> i
         if excess > 0:
             goal = max(goal, row.first + (row.next - row.first) * excess // held)
     if policy.read:
+        _forget_expired(txn, log)
         known = readers(txn, log)
         if known:
             goal = max(goal, min(reader.next for reader in known))
     return goal
+
+
+def _forget_expired(txn: StoreTransaction, log: Log) -> None:
+    """Delete the groups that read the log and have expired."""
+    for group in [group for group, _ in claims.of_log(txn, log.id) if group_rows.expired(txn, log.store, group)]:
+        group_rows.delete(txn, group)
+        text = "the group %s is forgotten: it had no member for its expire_s, and retention of %s waited for it"
+        log.store._afterwards.append(partial(logger.warning, text, group, log.id))
 
 
 def _aged(txn: StoreTransaction, log: Log, row: LogRow, now: int, age: int) -> int:
@@ -183,8 +194,8 @@ def readers(txn: StoreTransaction, log: Log) -> list[PositionHolder]:
     return holders
 
 
-def _say(log: Log, reader: PositionHolder, what: str) -> None:
-    warning = (log.store.path, log.id, reader.name)
+def _say(log: Log, reader: str, what: str) -> None:
+    warning = (log.store.path, log.id, reader)
     if warning not in _said:
         _said.add(warning)
-        log.store._afterwards.append(lambda: logger.warning(f"retention of %s {what}", log.id, reader.name))
+        log.store._afterwards.append(lambda: logger.warning(f"retention of %s {what}", log.id, reader))

@@ -10,13 +10,16 @@ from __future__ import annotations
 
 import importlib
 import os
-from typing import Unpack
+from typing import TYPE_CHECKING, Unpack
 
 from cues.base.option_texts import describes
 from cues.errors import DurabilityMismatch
 from cues.queues.options import QUEUE_TEXTS, QueueKeywords
 from cues.queues.queue import Matching, Queue, open_queue
 from cues.storage.base_store import BaseStore
+
+if TYPE_CHECKING:
+    from cues.steps.transaction import Transaction
 
 
 class Store(BaseStore):
@@ -51,6 +54,18 @@ class Store(BaseStore):
         the slash. A call of the list returns the queues that match at that time, as :mod:`cues.txn.mapping` needs.
         """
         return Matching(self, pattern)
+
+    def transaction(self) -> Transaction:
+        """Return a transaction: appends to queues of this store, and moves of named tailers, in one commit.
+
+        Use it in a ``with`` block, which commits at its end; an exception rolls everything back. See
+        :class:`cues.steps.transaction.Transaction`.
+        """
+        if self.readonly:
+            self._refuse()
+        # It uses the mechanism of steps, a layer above this one, so it is loaded by name.
+        transaction: Transaction = importlib.import_module("cues.steps.transaction").Transaction(self)
+        return transaction
 
     def check(self) -> list[str]:
         """Check the whole store; return the problems, one sentence each (see ``cues check``)."""

@@ -64,6 +64,9 @@ class Envelope:
 class Tailer(BaseTailer):
     """Reads a queue from a position on; :meth:`Queue.tailer` makes it."""
 
+    _deferred = False
+    """True if the position of a named tailer is not committed by each read, but by another commit."""
+
     def __init__(self, queue: BaseQueue, name: str | None = None, meta: bool = False) -> None:
         if name is not None:
             names.check("tailer", name)
@@ -173,7 +176,7 @@ class Tailer(BaseTailer):
         with self._use():
             with self._store._view() as txn:
                 index = place(txn, self._log, self._log.row(txn))
-            if self.name is not None:
+            if self.name is not None and not self._deferred:
                 self._stored = self._store._commit(self._write_position, index)
             self._index = index
 
@@ -313,6 +316,8 @@ class Tailer(BaseTailer):
 
     def _commit_position(self) -> bool:
         """Move the stored position to this tailer's, unless another tailer of its name moved it."""
+        if self._deferred:
+            return True
         stored = self._store._commit(self._compare_and_set, self._index)
         self._stored = stored or self._stored
         return stored is not None

@@ -141,6 +141,10 @@ class ProcessAppender:
         self._items, self._origins = [], []
         return taken
 
+    def written(self) -> tuple[list[bytes], list[int]]:
+        """Return the same as :meth:`taken`, and keep it."""
+        return self._items, self._origins
+
     def __repr__(self) -> str:
         return f"<cues.ProcessAppender of {self.queue.id}>"
 

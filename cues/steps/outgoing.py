@@ -97,7 +97,7 @@ class Packer:
 
 
 def build(
-    items: Sequence[bytes], strips: bool, digest: bytes, came: Provenance | None, stamps: Stamps | None = None
+    items: Sequence[bytes], strips: bool, digest: bytes | None, came: Provenance | None, stamps: Stamps | None = None
 ) -> list[Page]:
     """Build pages of packed messages; ``came`` and ``stamps`` have an entry for each message."""
     limit_bytes = batches.OWN_BYTES_MAX  # sizes were checked when the messages were packed

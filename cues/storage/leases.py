@@ -58,6 +58,14 @@ def left_s(store: BaseStore, owner: bytes, lease_s: float) -> float:
     return lease_s - (clock.monotonic_ns() - beaten) / 1e9
 
 
+def beaten_ns(store: BaseStore, owner: bytes) -> int:
+    """Return the wall time of the last beat of an owner, also of an earlier boot; 0 without a lease."""
+    try:
+        return _path(store, owner).stat().st_mtime_ns
+    except FileNotFoundError:
+        return 0
+
+
 def figures(store: BaseStore, owner: bytes) -> dict[str, Figures]:
     """Return the figures of an owner's processors at its last beat, by id; empty if it noted none."""
     try:

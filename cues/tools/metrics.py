@@ -29,8 +29,8 @@ from cues.engine.record import WorkersRecord
 from cues.errors import BatchDamaged, CuesError, StoreReadOnly
 from cues.forwarding import other_stores
 from cues.forwarding.forwarder import Forwarder
-from cues.groups.table import GroupTable, MemberRow
-from cues.queues import claims, marks, processor_rows
+from cues.groups.operate import GroupMetrics, list_groups
+from cues.queues import marks, processor_rows
 from cues.queues.log import Log
 from cues.queues.options import QueueOptions
 from cues.queues.processor_rows import ProcessorRow
@@ -170,43 +170,6 @@ class SupervisorMetrics:
 
 
 @dataclass(frozen=True)
-class GroupMemberMetrics:
-    member: str
-    pid: int
-    state: str
-    """The state of its process; "closed" or "dead" for a member whose place is kept until the end of its lease."""
-    lease_s: float
-    """Seconds until others get its partitions, if it makes no call."""
-    queues: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class GroupPartitionMetrics:
-    """The position of a group on one partition."""
-
-    log: str
-    member: str | None
-    """The member that reads it; None if there is none."""
-    assignee: str
-    """The member that the plan gives it to; it differs from the owner while the partition moves."""
-    position: int
-    lag: int
-    paused: bool
-
-
-@dataclass(frozen=True)
-class GroupMetrics:
-    group: str
-    generation: int
-    members: tuple[GroupMemberMetrics, ...]
-    partitions: tuple[GroupPartitionMetrics, ...]
-
-    @property
-    def lag(self) -> int:
-        return sum(partition.lag for partition in self.partitions)
-
-
-@dataclass(frozen=True)
 class StoreMetrics:
     path: str
     durability: str
@@ -235,7 +198,7 @@ def of_store(store: Store) -> StoreMetrics:
         tuple(of_forwards(store)),
         tuple(of_readers(store)),
         tuple(of_supervisors(store)),
-        tuple(of_groups(store)),
+        tuple(list_groups(store)),
     )
 
 
@@ -461,51 +424,6 @@ def _window(log: Log, txn: StoreTransaction, row: LogRow, now_ns: int) -> tuple[
         return start, WINDOW_S
     first_ns = HEAD.unpack_from(raws[0][1], 8)[3]
     return start, min(WINDOW_S, max(_SPAN_S_MIN, (now_ns - first_ns) / 1e9))
-
-
-# --- consumer groups ------------------------------------------------------------------------------
-
-
-def of_groups(store: Store) -> list[GroupMetrics]:
-    """Every consumer group, by name."""
-    with store._view() as txn:
-        queues: dict[str, set[str]] = {group: set() for group, _ in transaction.named_rows(txn, names.group_key(""))}
-    groups = list(queues)
-    for log, group, _ in claims.all_rows(store):
-        queues.setdefault(group, set()).add(names.log_parts(log)[0])
-    return [_group(GroupTable(store, group), sorted(queues[group])) for group in groups]
-
-
-def _group(table: GroupTable, queues: Iterable[str]) -> GroupMetrics:
-    seen = table.look(queues)
-    owners = {row.id: name for name, row in seen.members.items()}
-    lag = table.lag(queues)
-    return GroupMetrics(
-        table.group,
-        seen.row.generation,
-        tuple(_group_member(table, name, row) for name, row in seen.members.items()),
-        tuple(
-            GroupPartitionMetrics(
-                names.log_id(*partition),
-                owners.get(claim.owner),
-                claim.assignee,
-                claim.next,
-                lag[partition],
-                claim.paused,
-            )
-            for partition, claim in seen.claims.items()
-        ),
-    )
-
-
-def _group_member(table: GroupTable, name: str, row: MemberRow) -> GroupMemberMetrics:
-    state = "closed"
-    if not row.kept_ns:
-        try:
-            state = locks.process_state(row.pid) if table.alive(name, row) else "dead"
-        except StoreReadOnly:  # without locks there are no members
-            state = "dead"
-    return GroupMemberMetrics(name, row.pid, state, max(0.0, table.left_s(row)), row.queues)
 
 
 # --- failures -------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ the committed ones. docs/transactions.md says when a program needs them.
     txn.framing         messages in files and streams
     txn.journals        the import and export of such files
     txn.publisher       writes messages with identities, pending until they are acknowledged
+    txn.barrier         waits until a consumer has processed given messages
     txn.consumer        reads and writes messages and rows, in transactions that a checkpoint decides
 
 Each name is loaded when it is first used.
@@ -31,20 +32,22 @@ if TYPE_CHECKING:
     from cues.queues.sequencer import AckIntent, Checkpoint, Envelope, Outcome, ProducerState, Sequencer
     from cues.queues.stamped import append_stamped
     from cues.records.identity import ZERO_UUID, Clock, Flags, ProducerID, build_uuid, parse_uuid
+    from cues.txn.barrier import wait_read_through
     from cues.txn.consumer import App, Consumer, Defer
     from cues.txn.framing import FrameReader, Framing, framing_for, register_framing
     from cues.txn.mapping import modulo_mapping, random_mapping, rendezvous_mapping
     from cues.txn.publisher import Publisher
+    from cues.txn.sources import ReadFrom
     from cues.txn.writer import Append
 
 # fmt: off
 __all__ = [
     "DICT", "ZERO_UUID", "AckIntent", "App", "Append", "Checkpoint", "Clock", "Consumer", "Defer",
     "Desynchronised", "Envelope", "Flags", "FrameReader", "Framing", "FramingError", "Gap", "MessageType",
-    "NoPartitions", "Outcome", "ProducerID", "ProducerState", "Publisher", "ReadCommitted", "ReadUncommitted",
-    "SequenceError", "Sequencer", "UnexpectedEOF", "WaitTimeout", "append_stamped", "build_uuid", "dicts",
-    "fnv1a32", "framing_for", "journal_of", "modulo_mapping", "parse_uuid", "random_mapping",
-    "register_framing", "rendezvous_mapping",
+    "NoPartitions", "Outcome", "ProducerID", "ProducerState", "Publisher", "ReadCommitted", "ReadFrom",
+    "ReadUncommitted", "SequenceError", "Sequencer", "UnexpectedEOF", "WaitTimeout", "append_stamped", "build_uuid",
+    "dicts", "fnv1a32", "framing_for", "journal_of", "modulo_mapping", "parse_uuid", "random_mapping",
+    "register_framing", "rendezvous_mapping", "wait_read_through",
 ]
 # fmt: on
 
@@ -53,6 +56,7 @@ if not TYPE_CHECKING:  # for a type checker it would define every name
         __name__,
         {
             "errors": "Desynchronised FramingError Gap NoPartitions SequenceError UnexpectedEOF WaitTimeout",
+            "txn.barrier": "wait_read_through",
             "txn.consumer": "App Consumer Defer",
             "txn.framing": "FrameReader Framing framing_for register_framing",
             "records.identity": "Clock Flags ProducerID ZERO_UUID build_uuid parse_uuid",
@@ -61,6 +65,7 @@ if not TYPE_CHECKING:  # for a type checker it would define every name
             "txn.mapping": "modulo_mapping random_mapping rendezvous_mapping",
             "queues.messages": "DICT MessageType dicts",
             "txn.publisher": "Publisher",
+            "txn.sources": "ReadFrom",
             "txn.writer": "Append",
             "queues.reader": "ReadCommitted ReadUncommitted",
             "queues.stamped": "append_stamped",

@@ -10,6 +10,7 @@ The checkpoint is in the same store as the application's data, and its commit de
 checkpoint is there. The numbers are those of docs/checkpoints.md.
 
     start
+    0. wait          while another instance runs (:mod:`cues.txn.turns`)
     1. restore       raise the checkpoint's fence, so that older instances cannot commit; read the checkpoint
     2. repeat        append the acknowledgements of the checkpoint, before anything else. Their transaction took place.
                      They also drop the pending messages of the next transaction of a dead instance
@@ -45,21 +46,24 @@ import contextlib
 import dataclasses
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Final, Protocol
 
 from cues import faults
 from cues.base.closing import Closing
 from cues.checkpoints import CheckpointStore
-from cues.errors import CuesError, InvalidArgument, SequenceError
+from cues.errors import CuesError, Fenced, InvalidArgument, SequenceError
 from cues.queues.base import journal_of
+from cues.queues.placement import Place
 from cues.queues.queue import Queue
 from cues.queues.reader import OnGap, ReadUncommitted
 from cues.queues.sequencer import RING, AckIntent, Checkpoint, Envelope, Outcome, Sequencer
 from cues.storage import wakeup
+from cues.txn.barrier import wait_read_through
 from cues.txn.publisher import Missing, Publisher
-from cues.txn.sources import ConsumerSource, Sources
+from cues.txn.sources import GROWTH_S, ReadFrom, Sources
+from cues.txn.turns import LEASE_S, Turn
 
 MAX_S: Final = 1.0
 """The longest time for which a transaction takes messages."""
@@ -116,7 +120,8 @@ class _Transaction:
 class Consumer(Closing):
     """Runs an application over queues, one transaction after another; see the module.
 
-    ``sources``        queues of any stores, each once
+    ``sources``        queues of any stores, each once, all partitions of which are read, also those that are added
+                       later; or :class:`cues.txn.ReadFrom`, with a start position and ``on_gap`` for a queue
     ``checkpoint``     a checkpoint of :mod:`cues.checkpoints`, under one name for each consumer
     ``min_s, max_s``   the shortest and the longest duration of a transaction, in seconds
     ``wait_for_ack``   whether a transaction that has read pending messages waits for their acknowledgement, at most
@@ -124,10 +129,13 @@ class Consumer(Closing):
     ``ring``           the number of pending messages that are kept in memory; others are read again
     ``horizon_s``      seconds after which the checkpoint drops producers that wrote nothing and have nothing pending
     ``on_gap``         ``"raise"``: raise :class:`Gap` for messages that were purged before they were consumed;
-                       ``"skip"``: log them and continue, even with the rest of a transaction
+                       ``"skip"``: log them, count them in :attr:`skipped` and continue, even with the rest of a
+                       transaction
     ``missing``        the acknowledgements that a start may leave out: ``"removed"``, those for queues that were
                        removed from their store; ``"skip"``, also those for missing stores, whose readers then never
                        see the transaction; ``"refuse"``, none. For any other missing queue or store the start fails
+    ``lease_s``        the instance waits while another one runs that has given a sign of life within so many seconds; 0
+                       does not wait, and takes over at once
     ``now``            a function that returns the seconds of a monotonic clock
 
     One thread uses a consumer; any thread may call :meth:`stop`. Every call raises :class:`cues.Fenced` after another
@@ -137,7 +145,7 @@ class Consumer(Closing):
     def __init__(
         self,
         app: App,
-        sources: Sequence[Queue],
+        sources: Sequence[Queue | ReadFrom],
         checkpoint: CheckpointStore,
         *,
         min_s: float = 0.0,
@@ -147,6 +155,7 @@ class Consumer(Closing):
         horizon_s: float = HORIZON_S,
         on_gap: OnGap = "raise",
         missing: Missing = "removed",
+        lease_s: float = LEASE_S,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         _check_has(app, "The application", "consume", "finalize")
@@ -157,16 +166,21 @@ class Consumer(Closing):
             raise InvalidArgument(
                 f"min_s is {min_s} and max_s is {max_s}.", "pass 0 <= min_s <= max_s, and max_s above 0."
             )
+        if not (isinstance(lease_s, (int, float)) and lease_s >= 0):
+            raise InvalidArgument(f"lease_s={lease_s!r}.", "pass seconds, 0 or more.")
         _check_one_of("on_gap", on_gap, "raise", "skip")
         _check_one_of("missing", missing, "removed", "skip", "refuse")
-        journals = [journal_of(queue) for queue in sources]
+        wanted = [source if isinstance(source, ReadFrom) else ReadFrom(source) for source in sources]
+        journals = [journal_of(view) for source in wanted for view in source.queue._views]
         if not journals or len(set(journals)) < len(journals):
             raise InvalidArgument(
                 f"The sources are {', '.join(journals) or 'none'}.", "pass one or more queues, each once."
             )
         self._app = app
-        self._queues = list(sources)
+        self._wanted = wanted
         self._checkpoint = checkpoint
+        leased = callable(getattr(checkpoint, "set_lease", None)) and callable(getattr(checkpoint, "lease", None))
+        self._turn = Turn(checkpoint, lease_s) if leased else None  # type: ignore[arg-type]
         self._min_s, self._max_s = min_s, max_s
         self._wait_for_ack = wait_for_ack
         self._ring = ring
@@ -176,7 +190,7 @@ class Consumer(Closing):
         self._now = now
         self._stopping = False
         self._ended = False
-        self._sources = Sources([])
+        self._sources = Sources([], {}, self._open_reader)
         self._publisher: Publisher | None = None
         self._sequencer = Sequencer()
         self._thread: ThreadPoolExecutor | None = None
@@ -185,6 +199,8 @@ class Consumer(Closing):
         """A committed message that was handed out and not consumed. It is the first of the next transaction."""
         self.read_through: dict[str, int] = {}
         """By journal, the index before which all messages are committed and acknowledged, or not handed out."""
+        self.skipped: dict[str, int] = {}
+        """By journal, the number of messages that were purged before they were read, and skipped (``on_gap``)."""
         self.needed_from: dict[str, int] = {}
         """The index of each journal before which no message is read again, so that all before it may be purged. It is
         below :attr:`read_through` while a transaction is open there."""
@@ -210,11 +226,20 @@ class Consumer(Closing):
         """
         self._stopping = True
 
+    def wait_read_through(self, indices: Mapping[Queue, int | Place], timeout: float | None = None) -> None:
+        """Wait, in another thread, until messages are consumed, committed and acknowledged.
+
+        See :func:`cues.txn.wait_read_through`, which does the same from any process.
+        """
+        wait_read_through(self._checkpoint, indices, timeout)  # type: ignore[arg-type]
+
     def close(self) -> None:
         """Close the publisher and the thread. Transactions that are not committed are dropped. Sources stay open."""
         self._ended = True
         if self._thread is not None:
             self._thread.shutdown(wait=True)
+        if self._turn is not None:
+            self._turn.end()
         if self._publisher is not None:
             with contextlib.suppress(CuesError):  # its pending messages are dropped in any case
                 self._publisher.close()
@@ -226,9 +251,14 @@ class Consumer(Closing):
         try:
             if self._publisher is None:
                 self._start()
+            elif self._turn is not None:
+                with contextlib.suppress(Fenced):  # the next commit is refused too, and tells the application
+                    self._turn.begin(None)
             while not self._stopping and self._transaction(draining):
                 pass
             self._collect(wait=True)
+            if self._turn is not None:
+                self._turn.end()
             stopped, self._stopping = self._stopping, False
             return not stopped
         except BaseException as error:
@@ -243,8 +273,10 @@ class Consumer(Closing):
     # --- start --------------------------------------------------------------------------------
 
     def _start(self) -> None:
-        # 1. Restore.
-        restored = self._checkpoint.restore() or Checkpoint()
+        # 0 and 1. Wait, restore.
+        restored = self._restore()
+        if restored is None:
+            return
         # No timeout: the acknowledgement is appended, or the publisher is closed.
         self._publisher = Publisher(acknowledge_timeout_s=None)
         self._thread = ThreadPoolExecutor(1, "cues consumer")
@@ -256,12 +288,36 @@ class Consumer(Closing):
         if hasattr(self._app, "start"):
             self._app.start()
         # 3. Read.
+        self._sources = Sources(self._wanted, restored.offsets, self._open_reader)
+        if self._sources.begun:
+            # Else a successor would begin at another place, if this instance dies before its first commit.
+            restored = dataclasses.replace(restored, offsets={**restored.offsets, **self._sources.begun})
+            self._checkpoint.commit(restored, None)
         self._sequencer = Sequencer(restored.producers, self._ring, restored.offsets)
-        begins = [restored.offsets.get(journal_of(queue)) for queue in self._queues]
-        self._sources = Sources(
-            [ConsumerSource(queue, begin, self._on_gap) for queue, begin in zip(self._queues, begins)]
-        )
         self._committed(restored)
+
+    def _restore(self) -> Checkpoint | None:
+        """Wait for the turn of this instance, and restore; None if :meth:`stop` ended the wait."""
+        restore, turn = self._checkpoint.restore, self._turn
+        if turn is None:
+            return restore() or Checkpoint()
+        if not turn.waits:
+            return turn.begin(restore) or Checkpoint()
+        while (fence := turn.wait(lambda: self._stopping)) is not None:
+            try:
+                return turn.begin(restore, fence) or Checkpoint()
+            except Fenced:  # another instance, which waited too, was faster
+                continue
+        return None
+
+    def _open_reader(self, source: ReadFrom, queue: Queue, begin: int, end: int | None) -> ReadUncommitted:
+        journal = journal_of(queue)
+
+        def skip(count: int) -> None:
+            self.skipped[journal] = self.skipped.get(journal, 0) + count
+
+        reader = f"the consumer of {self._checkpoint!r}"
+        return ReadUncommitted(queue, begin, end, on_gap=source.on_gap or self._on_gap, reader=reader, on_skip=skip)
 
     # --- a transaction ------------------------------------------------------------------------
 
@@ -271,6 +327,8 @@ class Consumer(Closing):
         try:
             while True:
                 self._collect()
+                if self._turn is not None and self._turn.lost is not None:
+                    raise self._turn.lost  # also while nothing is consumed
                 if transaction.reading and self._out is None:
                     self._out = self._next(transaction)
                 self._check_time(transaction)
@@ -314,8 +372,7 @@ class Consumer(Closing):
             outcome = sequencer.queue(read)
             if outcome is Outcome.AckCommitReplay:
                 journal, begin, end = sequencer.replay_range()
-                queue = self._sources.by_journal[journal].queue
-                sequencer.start_replay(ReadUncommitted(queue, begin=begin, end=end, on_gap=self._on_gap))
+                sequencer.start_replay(self._sources.replay(journal, begin, end))
             elif not outcome.emits:
                 # Pending messages may be needed again; messages that were rolled back or repeated are not.
                 if outcome not in (Outcome.ContinueBeginSpan, Outcome.ContinueExtendSpan):
@@ -386,6 +443,8 @@ class Consumer(Closing):
         if transaction.began is not None and transaction.reading:
             due_s = self._min_s if transaction.young else self._max_s
             left_s = max(0.0, transaction.began + due_s - self._now())
+        if self._sources.grow:
+            left_s = GROWTH_S if left_s is None else min(left_s, GROWTH_S)
 
         def ready() -> bool:
             committed = commit is not None and commit.done()
@@ -408,7 +467,7 @@ class Consumer(Closing):
         checkpoint = dataclasses.replace(checkpoint, ack_intents=tuple(intents))
         transaction.handed_over = True
         self._commit_under_way = self._thread.submit(self._commit_in_thread, checkpoint, work, intents)
-        store = self._queues[0].store
+        store = self._wanted[0].queue.store
         self._commit_under_way.add_done_callback(lambda _: store._ring_own())  # wakes the thread of the consumer
         if transaction.began is not None:
             self._finish(self._commit_under_way)
@@ -418,7 +477,7 @@ class Consumer(Closing):
         assert publisher is not None
         try:
             # 6. The barrier of the messages that were read.
-            for store in {id(queue.store): queue.store for queue in self._queues}.values():
+            for store in self._sources.stores():
                 store.sync()
             faults.point("consumer.before")
             # 8. Commit.

@@ -238,7 +238,7 @@ class Publisher:
         done: list[str] = []
         try:
             for intent in intents:
-                uuid, path = _read_intent(intent)
+                uuid, path = read_intent(intent)
                 try:
                     queue = self._find(intent.journal, path, opened)
                 except (QueueNotFound, StoreNotFound) as error:
@@ -314,27 +314,7 @@ class Publisher:
         known = self._queues.get(journal)
         if known is not None and not known.closed:
             return known
-        id, _, name = journal.partition("/")
-        for place in (Path(path), *environment.paths_of(bytes.fromhex(id))):
-            if not (place / "data.mdb").exists():
-                continue
-            store = Store(place)
-            opened.append(store)
-            if store.id.hex() == id:
-                if name.partition("/")[0] not in store.queues():
-                    raise QueueNotFound(
-                        f"The queue {name!r} of {place}, in which a transaction must be acknowledged, was removed.",
-                        "pass missing='removed' to append_ack_intents().",
-                        queue=name,
-                    )
-                queue = store.queue(name)
-                return queue.partition(0) if queue.is_partitioned else queue
-        raise StoreNotFound(
-            f"The store {id}, in whose queue {name!r} a transaction must be acknowledged, is not at {path}.",
-            "put the store back there, or open it at its present path (cues.open). missing='skip' leaves the"
-            " acknowledgement out, and readers of that store never see the transaction.",
-            path=path,
-        )
+        return find_queue(journal, path, opened.append)
 
     def close(self) -> None:
         """Flush, and end the threads. Unacknowledged messages stay pending. Raises the errors of :meth:`flush`.
@@ -391,7 +371,36 @@ class Publisher:
         return f"<cues.txn.Publisher {self.id.hex()}>"
 
 
-def _read_intent(intent: AckIntent) -> tuple[uuids.UUID, str]:
+def find_queue(journal: str, path: str, opened: Callable[[Store], object], readonly: bool = False) -> Queue:
+    """Find the queue of an intent: at the path of its store, or where this process has the store open.
+
+    Each store that is opened is given to ``opened``, which closes it later. Raises :class:`QueueNotFound` and
+    :class:`StoreNotFound`.
+    """
+    id, _, name = journal.partition("/")
+    for place in (Path(path), *environment.paths_of(bytes.fromhex(id))):
+        if not (place / "data.mdb").exists():
+            continue
+        store = Store(place, readonly=readonly)
+        opened(store)
+        if store.id.hex() == id:
+            if name.partition("/")[0] not in store.queues():
+                raise QueueNotFound(
+                    f"The queue {name!r} of {place}, in which a transaction must be acknowledged, was removed.",
+                    "pass missing='removed' to append_ack_intents().",
+                    queue=name,
+                )
+            queue = store.queue(name)
+            return queue.partition(0) if queue.is_partitioned else queue
+    raise StoreNotFound(
+        f"The store {id}, in whose queue {name!r} a transaction must be acknowledged, is not at {path}.",
+        "put the store back there, or open it at its present path (cues.open). missing='skip' leaves the"
+        " acknowledgement out, and readers of that store never see the transaction.",
+        path=path,
+    )
+
+
+def read_intent(intent: AckIntent) -> tuple[uuids.UUID, str]:
     """Decode the acknowledgement's UUID, and the path of its store."""
     try:
         raw, path = codec.unpack(intent.intent)

@@ -1,36 +1,88 @@
-"""The sources of a consumer: the queues that it reads, in turn, each from its offset."""
+"""The sources of a consumer: the logs that it reads, in turn, each from its offset.
+
+ReadFrom           what a user asks for: a queue, where to begin, what to do about purged messages
+ConsumerSource     one log that is read, and the position in it
+Sources            all of them; the partitions that are added to a queue become sources too
+"""
 
 from __future__ import annotations
 
 import time
 from collections import deque
-from typing import Final
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Final, Literal
 
-from cues.errors import Diverged
-from cues.queues.base import journal_of
+from cues.base import clock
+from cues.errors import Diverged, InvalidArgument
+from cues.queues.base import check_index, journal_of
 from cues.queues.queue import Queue
 from cues.queues.reader import OnGap, ReadUncommitted
 from cues.queues.sequencer import Envelope
+from cues.storage.base_store import BaseStore
+from cues.storage.transaction import StoreTransaction
+from cues.storage.wakeup import Doorbells
 
 _LOOK_S: Final = 0.01
 """Seconds for which an empty source is not read while others have messages."""
+GROWTH_S: Final = 0.5
+"""The longest time after which a consumer that sleeps sees partitions that were added to a queue."""
+
+
+@dataclass(frozen=True)
+class ReadFrom:
+    """A source of a consumer, with its own options.
+
+    ``queue``    a queue, all partitions of which are read, or one partition
+    ``start``    where the consumer begins if its checkpoint has no offset for the queue: ``"first"``, the first message
+                 that is there; ``"last"``, after the last message; an index, which is that of a log with one partition;
+                 or an aware datetime, the first message that was appended then or later. It counts once: the position
+                 is committed before the first message is consumed. Partitions that are added later are read from their
+                 first message
+    ``on_gap``   ``"raise"`` or ``"skip"``, as of :class:`cues.txn.Consumer`, for this source; None takes that of the
+                 consumer
+    """
+
+    queue: Queue
+    start: Literal["first", "last"] | int | datetime = "first"
+    on_gap: OnGap | None = None
+
+    def __post_init__(self) -> None:
+        journal_of(self.queue)
+        start = self.start
+        if not (start in ("first", "last") or isinstance(start, (int, datetime))) or isinstance(start, bool):
+            raise InvalidArgument(f"start={start!r}.", "pass 'first', 'last', an index, or an aware datetime.")
+        if isinstance(start, datetime):
+            clock.to_ns(start)
+        elif isinstance(start, int) and self.queue.is_partitioned:
+            raise InvalidArgument(
+                f"start={start!r}: each partition of {self.queue.id!r} has indices of its own.",
+                "pass a time, or ReadFrom(queue.partition(i), start=index) for each partition.",
+            )
+        if self.on_gap not in (None, "raise", "skip"):
+            raise InvalidArgument(f"on_gap={self.on_gap!r}.", "pass 'raise', 'skip' or None.")
+
+    def index(self, txn: StoreTransaction, queue: Queue) -> int:
+        """Return the index at which a partition of the queue is read first."""
+        row = queue._log.row(txn)
+        if self.start == "first":
+            return row.first
+        if self.start == "last":
+            return row.next
+        if isinstance(self.start, datetime):
+            return queue._log.index_at(txn, row, clock.to_ns(self.start))
+        return check_index(self.start, row.next, f"start={self.start!r} of {queue.id!r}")
 
 
 class ConsumerSource:
-    """A queue that is read, and the position in it."""
+    """A log that is read, and the position in it."""
 
-    def __init__(self, queue: Queue, begin: int | None, on_gap: OnGap) -> None:
+    def __init__(self, queue: Queue, begin: int, reader: ReadUncommitted) -> None:
         self.queue = queue
-        self.journal = journal_of(queue)
-        row = queue._row()
-        if begin is not None and begin > row.next:
-            raise Diverged(
-                f"The checkpoint is at {begin} of queue {queue.id!r}, but the queue ends at {row.next}:"
-                " messages that were processed are missing.",
-                "put back a newer copy of the store.",
-            )
-        self.at = row.first if begin is None else begin
-        self._reader = ReadUncommitted(queue, begin=self.at, on_gap=on_gap)
+        self.journal = reader.journal
+        self.at = begin
+        self._reader = reader
 
     def next(self) -> Envelope | None:
         envelope = next(self._reader, None)
@@ -39,22 +91,65 @@ class ConsumerSource:
 
 
 class Sources:
-    """All queues that are read, one message from each in turn.
+    """All logs that are read, one message from each in turn.
 
-    An empty queue is read again when all queues are empty, or after a moment, but not for every message of another
-    queue. One read transaction serves all queues of a store.
+    An empty log is read again when all logs are empty, or after a moment, but not for every message of another log. One
+    read transaction serves all logs of a store.
     """
 
-    def __init__(self, sources: list[ConsumerSource]) -> None:
-        self.by_journal = {source.journal: source for source in sources}
-        self.interests = [(source.queue.store._doorbells, source.queue._log.mask) for source in sources]
+    def __init__(
+        self,
+        sources: Sequence[ReadFrom],
+        offsets: Mapping[str, int],
+        open_reader: Callable[[ReadFrom, Queue, int, int | None], ReadUncommitted],
+    ) -> None:
+        """``open_reader`` makes the reader of a log from an index on, up to an index or None."""
+        self.by_journal: dict[str, ConsumerSource] = {}
+        self._wanted: dict[str, ReadFrom] = {}
+        """By journal, the source that a log belongs to."""
+        self._open_reader = open_reader
+        self._partitions: list[int] = []
+        """The number of partitions of each of ``sources`` that are read; 0 for a source that cannot grow."""
+        self._sources = sources
         self._ready: deque[ConsumerSource] = deque()
-        self._empty = sources
-        self._looked = 0.0
+        self._empty: list[ConsumerSource] = []
+        self._looked = self._followed = 0.0
+        self.begun: dict[str, int] = {}
+        """The positions that are due to ``start=``, not to the offsets or to the first message."""
+        for wanted in sources:
+            views = wanted.queue._views
+            known = any(journal_of(view) in offsets for view in views)
+            for view in views:
+                begin = offsets.get(journal_of(view))
+                if begin is None and wanted.start != "first" and not known:
+                    with view.store._view() as txn:
+                        begin = self.begun[journal_of(view)] = wanted.index(txn, view)
+                self._add(wanted, view, begin)
+            self._partitions.append(len(views) if wanted.queue._whole is None else 0)
+
+    @property
+    def grow(self) -> bool:
+        """True if partitions may be added to any of the queues."""
+        return any(self._partitions)
+
+    @property
+    def interests(self) -> list[tuple[Doorbells | None, int]]:
+        """Doorbells and masks of the logs, for :func:`cues.storage.wakeup.wait`."""
+        return [(source.queue.store._doorbells, source.queue._log.mask) for source in self.by_journal.values()]
+
+    def stores(self) -> Iterator[BaseStore]:
+        """Iterate over the stores of the sources, each once."""
+        return iter({id(source.queue.store): source.queue.store for source in self._sources}.values())
+
+    def replay(self, journal: str, begin: int, end: int) -> ReadUncommitted:
+        """Return a reader of a range of a log, which was read before."""
+        queue = self.by_journal[journal].queue
+        # A queue with one log may have grown since: its reader needs the handle on the partition.
+        return self._open_reader(self._wanted[journal], queue._view(queue._log.partition), begin, end)
 
     def next(self) -> Envelope | None:
-        """Return the next message of any queue; None if all are at their ends."""
-        if self._empty and time.monotonic() - self._looked > _LOOK_S:
+        """Return the next message of any log; None if all are at their ends."""
+        if time.monotonic() - self._looked > _LOOK_S:
             self._look()
         ready = self._ready
         while ready or self._look():
@@ -69,9 +164,30 @@ class Sources:
         """Return whether :meth:`next` may return a message."""
         return bool(self._ready) or self._look()
 
+    def _add(self, wanted: ReadFrom, view: Queue, begin: int | None) -> None:
+        row = view._row()
+        if begin is not None and begin > row.next:
+            raise Diverged(
+                f"The checkpoint is at {begin} of queue {view.id!r}, but the queue ends at {row.next}:"
+                " messages that were processed are missing.",
+                "put back a newer copy of the store.",
+            )
+        if begin is None:
+            begin = row.first
+        source = ConsumerSource(view, begin, self._open_reader(wanted, view, begin, None))
+        self.by_journal[source.journal] = source
+        self._wanted[source.journal] = wanted
+        self._empty.append(source)
+
     def _look(self) -> bool:
-        """Find the empty queues that have messages now; False if no queue has any."""
+        """Find the empty logs that have messages now, and new partitions; False if no log has any message."""
         self._looked = time.monotonic()
+        self._look_at_empty()
+        if (not self._ready or self._looked - self._followed > GROWTH_S) and self._follow():
+            self._look_at_empty()
+        return bool(self._ready)
+
+    def _look_at_empty(self) -> None:
         waiting: dict[int, list[ConsumerSource]] = {}
         for source in self._empty:
             source.queue._check()
@@ -82,4 +198,19 @@ class Sources:
                 for source in sources:
                     has_messages = source.queue._log.row(txn).next > source.at
                     (self._ready if has_messages else self._empty).append(source)
-        return bool(self._ready)
+
+    def _follow(self) -> bool:
+        """Add the partitions that queues have got since; return whether there are any."""
+        self._followed = time.monotonic()
+        grown = False
+        for number, (wanted, known) in enumerate(zip(self._sources, self._partitions)):
+            if not known:
+                continue
+            queue = wanted.queue
+            with queue.store._view() as txn:
+                partitions = queue._follow_options(txn, queue._log.row(txn)).partitions
+            for partition in range(known, partitions):
+                self._add(wanted, queue._view(partition), None)
+                self._partitions[number] = partition + 1
+                grown = True
+        return grown
