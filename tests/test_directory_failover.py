@@ -6,6 +6,7 @@ one, or on one that was used before. See directory_steps.py.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import random
 from collections import defaultdict
@@ -391,10 +392,9 @@ class RandomRun:
             self.files.interrupt = lambda access, name: None
             for life in list(self._lives):
                 self._end(life)
-        last = HostRun(self.files, graph(), self.place / "last")
-        last.claim().run()
-        expect_all(last)
-        last.close()
+        with contextlib.closing(HostRun(self.files, graph(), self.place / "last")) as last:
+            last.claim().run()
+            expect_all(last)
 
     def turns(self, life: Life) -> Iterator[None]:
         size = lambda: self.chance.randint(1, 25)  # noqa: E731

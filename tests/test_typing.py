@@ -83,7 +83,7 @@ def test_the_types_and_the_defaults_of_options_have_the_same_names() -> None:
 def test_the_types_of_queue_options_have_the_names_of_the_dataclass() -> None:
     names = {field.name for field in fields(cues.QueueOptions)}
     assert set(QUEUE_TEXTS) == names
-    assert set(QueueKeywords.__annotations__) == names - {"path"}
+    assert set(QueueKeywords.__annotations__) == names - {"path", "schema"}
     assert names == set(inspect.signature(cues.QueueOptions).parameters)
 
 
