@@ -151,7 +151,9 @@ def test_members_that_read_queues_together_agree_on_it(store: Store) -> None:
 @pytest.mark.parametrize(
     ("together", "words"),
     [
-        (["orders", "payments"], "which is one queue"),
+        (["orders", "payments"], "'orders', which is not a list of queues"),
+        ([None], "None, which is not a list of queues"),
+        (None, "together is None"),
         ([["orders"]], "a list of 1 queues"),
         ([["orders", "rates"]], "'rates', which is not a queue of this member"),
         ([["orders", "payments"], ["payments", "few"]], "'payments', which is in two lists"),

@@ -197,7 +197,8 @@ class Member(Reader, Closing):
         self.table = GroupTable(store, self.group)
         self._outputs: dict[str, Queue] = {}
         self._last: HeldPartition | None = None
-        self._indices: list[tuple[Partition, list[int]]] = []
+        self._read: list[tuple[Partition, list[tuple[int, int]]]] = []
+        """The runs of indices that the last call has read, see :attr:`HeldPartition.runs`."""
         self._turn = 0
         self._ready: list[HeldPartition] = []
         """Partitions with messages to read, in reverse order: the last one is read next."""
@@ -267,10 +268,12 @@ class Member(Reader, Closing):
     def _sets(self, together: Iterable[Iterable[str | Queue]], known: Collection[str]) -> Together:
         """Return the sets of queues that belong together, after a check that a join over them can be right."""
         sets: list[tuple[str, ...]] = []
+        if not isinstance(together, Iterable):
+            raise InvalidArgument(f"together is {together!r}.", "pass lists: [['orders', 'payments']].")
         for queues in together:
-            if isinstance(queues, (str, Queue)):
+            if isinstance(queues, (str, Queue)) or not isinstance(queues, Iterable):
                 raise InvalidArgument(
-                    f"together has {queues!r}, which is one queue.", "pass lists: [['orders', 'payments']]."
+                    f"together has {queues!r}, which is not a list of queues.", "pass lists: [['orders', 'payments']]."
                 )
             ids = sorted({queue.id if isinstance(queue, Queue) else queue for queue in queues})
             unknown = [queue for queue in ids if queue not in known]
@@ -362,8 +365,9 @@ class Member(Reader, Closing):
         They are in the order of the messages, and have gaps where the partition has acknowledgements.
         """
         indices: dict[Partition, list[int]] = {}
-        for partition, numbers in self._indices:
-            indices.setdefault(partition, []).extend(numbers)
+        for partition, runs in self._read:
+            for run in runs:
+                indices.setdefault(partition, []).extend(range(*run))
         return indices
 
     # --- assignment ---
@@ -580,7 +584,7 @@ class Member(Reader, Closing):
             raise self._gone()
         self._undo = {}  # the last look found nothing, so there is nothing to undo; a seek may have come since
         taken: Taken = []
-        indices = self._indices = []
+        read = self._read = []
         left = 0 if over() else n
         while left:
             held = self._next(only)
@@ -600,7 +604,7 @@ class Member(Reader, Closing):
                 self._last = held
                 self._serve(held)
                 taken.append((held, messages))
-                indices.append((held.partition, held.indices))
+                read.append((held.partition, held.runs))
                 left -= len(messages)
             if (single and taken) or (only is not None and not messages):
                 break

@@ -1,4 +1,4 @@
-"""The rows of consumer groups and their members, and what they tell of a group that nobody has joined.
+"""The rows of consumer groups and their members; groups that have no members.
 
     \\0group\\0<group>              generation, planned, changes, used, expire, checksum
     \\0member\\0<group>\\0<name>     msgpack of the member's row, checksum
@@ -6,8 +6,8 @@
 Groups are implemented in cues/groups. The rows are read here too, because the retention of a queue waits for groups,
 and forgets those that have expired.
 
-A member lives while it holds the lock of its name and its lease has not expired. The lease is a file, which a member
-that lives writes again and again. So the time of its last write tells since when a member that was killed is gone.
+A member lives while it holds the lock of its name and its lease has not expired. The lease is a file, which each call
+of a living member writes. So the time of its last write is the time at which a killed member was last alive.
 """
 
 from __future__ import annotations
