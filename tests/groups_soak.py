@@ -64,22 +64,27 @@ def work(path: Path, seed: int, name: str) -> None:
         with Member(store, queues, GROUP, name=name or None, lease_s=LEASE_S) as member:
             while not (done(path).exists() or quitting):
                 step(member, chance)
+                if chance.random() < 0.02:
+                    member.subscribe(QUEUES if chance.random() < 0.7 else chance.sample(QUEUES, 2))
 
 
 def step(member: Member, chance: random.Random) -> None:
-    with member.session() as session:
-        messages = session.read_many(chance.randint(1, STEP_MAX), timeout=0.2)
-        if not messages:
+    with member.session(partitions="all" if chance.random() < 0.3 else "one") as session:
+        polled = session.poll(timeout=0.2, n=chance.randint(1, STEP_MAX))
+        if not polled:
             return
-        assert session.partition is not None
-        onward = STAGES[STAGES.index(session.partition[0]) + 1]
-        half = chance.randrange(len(messages) + 1)
-        for message in messages[:half]:
-            session.write(onward, message)
+        rest = []
+        for (queue, _), messages in polled.items():
+            onward = STAGES[STAGES.index(queue) + 1]
+            half = chance.randrange(len(messages) + 1)
+            for message in messages[:half]:
+                session.write(onward, message)
+            rest.append((onward, messages[half:]))
         pause()
         if quitting:
             raise Quit
-        session.write_many(onward, messages[half:])
+        for onward, messages in rest:
+            session.write_many(onward, messages)
         session.end(TRY_ABORT if chance.random() < 0.03 else TRY_COMMIT)
 
 

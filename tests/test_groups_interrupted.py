@@ -85,6 +85,10 @@ class World:
         """A step of a member that has a partition to give up."""
         self.turn()
 
+    def subscribe(self) -> None:
+        """A change of the subscription, which is either made or not."""
+        self.member.subscribe(["src", "extra"])
+
     def finish(self) -> None:
         """Go on with the same members until everything is read."""
         idle = 0
@@ -135,6 +139,7 @@ def arranger(kind: str, what: str) -> Callable[[], contextlib.AbstractContextMan
         with tempfile.TemporaryDirectory() as directory, cues.open(directory, durability="process") as store:
             queue = store.queue("src", partitions=2, key="n", partitioner=lambda message, count: message["n"] % count)
             store.queue("out")
+            store.queue("extra")
             queue.appender().write_many([{"n": n} for n in range(MESSAGES)])
             told: list[tuple[str, list[Partition]]] = []
             member = Member(
@@ -158,11 +163,17 @@ def arranger(kind: str, what: str) -> Callable[[], contextlib.AbstractContextMan
     return arrange
 
 
-ACTS = {"first": World.turn, "step": World.turn, "aborted": World.aborted, "hand_over": World.hand_over}
+ACTS = {
+    "first": World.turn,
+    "step": World.turn,
+    "aborted": World.aborted,
+    "hand_over": World.hand_over,
+    "subscribe": World.subscribe,
+}
 CASES = [
     (kind, what) for kind, what in itertools.product(("session", "all", "poll", "read"), ("first", "step", "hand_over"))
 ]
-CASES += [("session", "aborted"), ("all", "aborted")]
+CASES += [("session", "aborted"), ("all", "aborted"), ("poll", "subscribe")]
 
 
 def faults(kind: str, what: str, points: range | None) -> tuple[int, list[str]]:

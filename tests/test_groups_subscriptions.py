@@ -15,8 +15,9 @@ from children import Child
 
 import cues
 from cues import faults, testing
-from cues.errors import InvalidArgument
-from cues.groups import Member
+from cues.errors import InvalidArgument, InvalidName, QueueNotFound
+from cues.groups import Member, table
+from cues.groups.sticky import Partition
 from cues.groups.table import GroupTable
 from cues.queues.store import Store
 
@@ -70,7 +71,8 @@ def settled(*members: Member) -> bool:
     """Return whether every partition is held, after one more look of each member."""
     look(*members)
     held = [partition for member in members for partition in member.assigned]
-    return len(held) == len(set(held)) == len(members[0].lag())
+    wanted = {partition for member in members for partition in member.lag()}
+    return len(held) == len(set(held)) == len(wanted)
 
 
 def pair(**options: Any) -> dict[str, Any]:
@@ -149,7 +151,9 @@ def test_members_that_read_queues_together_agree_on_it(store: Store) -> None:
 @pytest.mark.parametrize(
     ("together", "words"),
     [
-        (["orders", "payments"], "which is one queue"),
+        (["orders", "payments"], "'orders', which is not a list of queues"),
+        ([None], "None, which is not a list of queues"),
+        (None, "together is None"),
         ([["orders"]], "a list of 1 queues"),
         ([["orders", "rates"]], "'rates', which is not a queue of this member"),
         ([["orders", "payments"], ["payments", "few"]], "'payments', which is in two lists"),
@@ -230,3 +234,188 @@ def test_a_join_dies_at_every_point(point: str, tmp_path: Path, checked: Any) ->
         for user in range(10):
             mine = [message["n"] for message in found if (message["of"], message["user"]) == (queue, f"u{user}")]
             assert mine == list(range(user, 100, 10))
+
+
+# --- a subscription that changes --------------------------------------------------------------------------
+
+
+def fill(store: Store, queue: str, count: int, start: int = 0) -> None:
+    store.queue(queue).appender().write_many([{"user": f"u{n % 10}", "n": n} for n in range(start, start + count)])
+
+
+def numbers(member: Member) -> list[int]:
+    """All messages that are there, committed; sorted."""
+    found = [message["n"] for message in member.read_many(1000)]
+    member.commit()
+    return sorted(found)
+
+
+def test_a_member_subscribes_to_other_queues(store: Store) -> None:
+    """Partitions of a queue that stays do not move; those of a queue that goes wait for the commit."""
+    fill(store, "orders", 20)
+    store.queue("rates", partitions=2)
+    told: list[tuple[str, list[Partition]]] = []
+    callbacks: dict[str, Any] = {
+        f"on_{what}": lambda partitions, what=what: told.append((what, partitions))
+        for what in ("assigned", "revoked", "lost")
+    }
+    with Member(store, BOTH, "g", name="a", lease_s=LEASE_S, **callbacks) as a:
+        assert len(a.read_many(100)) == 20
+        told.clear()
+        a.subscribe(["payments", "rates"])
+        look(a)
+        assert {queue for queue, _ in a.assigned} == {"orders", "payments", "rates"}  # the messages are not committed
+        fill(store, "orders", 5, start=20)
+        assert a.read_many(10) == []
+        a.commit()
+        look(a)
+        assert {queue for queue, _ in a.assigned} == {"payments", "rates"}
+        orders = [("orders", n) for n in range(PARTITIONS)]
+        assert sorted((what, partition) for what, partitions in told for partition in partitions) == sorted(
+            [("assigned", ("rates", n)) for n in range(2)] + [("revoked", partition) for partition in orders]
+        )
+        assert {c.assignee for (q, _), c in GroupTable(store, "g").look(BOTH).claims.items() if q == "orders"} == {""}
+        a.subscribe("orders")  # the group has its positions
+        assert numbers(a) == list(range(20, 25))
+        assert {queue for queue, _ in a.assigned} == {"orders"}
+
+
+def test_another_member_gets_what_a_subscription_leaves(store: Store) -> None:
+    fill(store, "orders", 20)
+    with (
+        Member(store, BOTH, "g", name="a", lease_s=LEASE_S) as a,
+        Member(store, BOTH, "g", name="b", lease_s=LEASE_S) as b,
+    ):
+        until(lambda: settled(a, b))
+        a.subscribe("payments")
+        until(lambda: settled(a, b))
+        assert {queue for queue, _ in b.assigned if queue == "orders"} and ("orders", 0) in b.assigned
+        assert {queue for queue, _ in a.assigned} == {"payments"}
+        assert numbers(b) == list(range(20))
+
+
+def test_a_refused_subscription_changes_nothing(store: Store) -> None:
+    with (
+        Member(store, "orders", "g", lease_s=LEASE_S) as a,
+        Member(store, "payments", "g", lease_s=LEASE_S) as b,
+    ):
+        until(lambda: settled(a, b))
+        before = GroupTable(store, "g").look()
+        with pytest.raises(QueueNotFound, match="no queue 'ordres'"):
+            a.subscribe(["orders", "ordres"])
+        with pytest.raises(InvalidArgument, match="subscribes to no queue"):
+            a.subscribe([])
+        with pytest.raises(InvalidArgument, match=r"member .* of g reads 'payments' together with no other queue"):
+            a.subscribe(BOTH, together=[BOTH])
+        with a.session(), pytest.raises(InvalidArgument, match="cannot subscribe"):
+            a.subscribe(BOTH)
+        assert GroupTable(store, "g").look() == before
+        look(a, b)
+        assert {queue for queue, _ in a.assigned} == {"orders"}
+
+
+def test_a_member_that_lost_its_place_subscribes_as_a_new_one(store: Store) -> None:
+    with Member(store, "orders", "g", lease_s=LEASE_S) as a:
+        look(a)
+        a.table.remove({a.name: a.holdings.id})
+        a.subscribe("payments")
+        until(lambda: settled(a))
+        assert {queue for queue, _ in a.assigned} == {"payments"}
+
+
+SUBSCRIBES = """
+import sys, cues
+from cues.groups import Member
+with cues.open(sys.argv[1]) as store, Member(store, "orders", "g", name="a", lease_s=0.05) as member:
+    member.read_many(5)
+    member.commit()
+    cues.faults.arm(sys.argv[2], int(sys.argv[3]))
+    member.subscribe("payments")
+    for _ in range(10):
+        member.holdings.stale()
+        member.read()
+"""
+
+
+@pytest.mark.parametrize("hit", [1, 2, 3])
+@pytest.mark.parametrize("point", ["group.inside", "group.after"])
+def test_death_in_a_change_of_a_subscription(store: Store, point: str, hit: int, checked: Any) -> None:
+    """The change is one transaction; its plan, the release and the claim follow. Others read on from the positions."""
+    for queue in BOTH:
+        fill(store, queue, 20)
+    with Child(SUBSCRIBES, store.path, point, hit) as child:
+        assert child.returncode() == -signal.SIGKILL
+    (row,) = GroupTable(store, "g").look().members.values()
+    assert row.queues == (("orders",) if (point, hit) == ("group.inside", 1) else ("payments",))
+    checked(store.path)
+    with Member(store, BOTH, "g") as member:
+        until(lambda: not len(GroupTable(store, "g").look().members) > 1 or look(member))
+        found: list[int] = []
+        until(lambda: found.extend(numbers(member)) or sum(member.lag().values()) == 0)
+    assert len(found) == 35  # of 40, less the 5 that were committed
+
+
+# --- patterns ---------------------------------------------------------------------------------------------
+
+
+def test_a_pattern_follows_queues_that_are_made_later(store: Store) -> None:
+    """Also where a read waits, and with start="latest": their first messages are read."""
+    fill(store, "orders", 10)
+    with Member(store, ["o*", "x-?"], "g", start="latest", lease_s=LEASE_S) as member:
+        assert numbers(member) == []
+        with cues.open(store.path) as other:
+            fill(other, "orders", 1, start=10)
+            for name in ("outer", "x-1", "x-10", "xx"):
+                other.queue(name).appender().write({"n": 100 + len(name)})
+            assert sorted(member.read(block=True, timeout=DEADLINE_S)["n"] for _ in range(3)) == [10, 103, 105]  # type: ignore[index]
+        member.commit()
+        assert {queue for queue, _ in member.assigned} == {"orders", "outer", "x-1"}
+    # One that is made while nobody looks is read from its start too; the group is not new.
+    store.queue("x-2").appender().write({"n": 7})
+    with Member(store, ["o*", "x-?"], "g", start="latest") as member:
+        assert numbers(member) == [7]
+    with Member(store, ["o*", "x-?"], "new", start="latest") as member:
+        assert numbers(member) == []
+
+
+def test_a_pattern_may_match_nothing_yet(store: Store) -> None:
+    with Member(store, "later-*", "g", lease_s=LEASE_S) as a, Member(store, "later-*", "g", lease_s=LEASE_S) as b:
+        assert a.read() is None and a.assigned == []
+        store.queue("later-1", partitions=4, key="user")
+        until(lambda: settled(a, b) and a.assigned and b.assigned)
+        assert len(a.assigned) == len(b.assigned) == 2
+        assert a.holdings.row.patterns == ("later-*",)
+        a.subscribe("orders")  # without the pattern
+        store.queue("later-2")
+        until(lambda: {queue for queue, _ in b.assigned} == {"later-1", "later-2"} or look(a, b))
+        assert a.holdings.row.queues == ("orders",)
+    for wrong in ("orders/*", "a.*"):
+        with pytest.raises(InvalidName):
+            Member(store, wrong, "g")
+
+
+def test_a_queue_whose_name_has_a_wildcard_is_that_queue(store: Store) -> None:
+    store.queue("o*").appender().write({"n": 1})
+    fill(store, "orders", 3)
+    with Member(store, "o*", "g") as member:
+        assert numbers(member) == [1]
+        assert member.holdings.row.patterns == ()
+
+
+# --- the number of members -----------------------------------------------------------------------------------
+
+
+def test_a_group_has_a_largest_number_of_members(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next one is refused by name; a place that is free again can be taken, and a name can come back."""
+    assert table.MEMBERS_MAX == 256
+    monkeypatch.setattr(table, "MEMBERS_MAX", 3)
+    with Member(store, "orders", "g") as a, Member(store, "orders", "g"), Member(store, "orders", "g", name="c") as c:
+        with pytest.raises(InvalidArgument, match="group g has 3 members, and at most 3 are allowed"):
+            Member(store, "orders", "g")
+        assert len(GroupTable(store, "g").look().members) == 3
+        a.subscribe(BOTH)
+        c.close()
+        with Member(store, "orders", "g", name="c"):
+            a.close()
+            with Member(store, "orders", "g"):
+                pass

@@ -101,6 +101,30 @@ def test_order_and_state_of_each_key_through_two_stages(tmp_path: Path, instance
         assert store.check() == []
 
 
+def test_messages_without_a_key_go_through_queues_that_ask_for_it(tmp_path: Path) -> None:
+    """Each once; those of a key are where their key places them."""
+    option = QueueOptions(partitions=3, key="user", partitioner="murmur2-sticky")
+    graph = Graph(
+        "g",
+        [Stream(lambda m: m, "orders", "out", id="copy", batch_size=4)],
+        queues={"orders": option, "out": option},
+        store=tmp_path / "store",
+        durability="process",
+    )
+    sent = [{"n": n} | ({"user": f"u{n}"} if n % 3 else {"user": None} if n % 2 else {}) for n in range(60)]
+    with graph.start() as running:
+        running.store.queue("orders").appender().write_many(sent)
+        running.wait_idle()
+        out = running.store.queue("out")
+        assert out.options.partitioner == "murmur2-sticky"
+        found = {n: testing.messages(running.store, f"out/{n}") for n in range(3)}
+    assert sorted(message["n"] for messages in found.values() for message in messages) == list(range(60))
+    for number, messages in found.items():
+        keyed = [message["user"] for message in messages if message.get("user")]
+        assert keyed and {partition_for(user, 3) for user in keyed} == {number}
+        assert any(not message.get("user") for message in messages)
+
+
 def test_any_interleaving_of_units_and_restarts_gives_the_same(tmp_path: Path) -> None:
     """Many seeds: units take turns at random, the run ends after some steps, and another one continues."""
     seed = seeds.new()

@@ -113,7 +113,7 @@ def test_the_default_places_as_kafka_does() -> None:
     assert Router(12, lambda m: m["user"].encode(), "murmur2").place([{"user": key} for key in keys]) == placed
 
 
-@pytest.mark.parametrize("partitioner", ["murmur2", "fnv1a-modulo", "rendezvous"])
+@pytest.mark.parametrize("partitioner", ["murmur2", "murmur2-sticky", "fnv1a-modulo", "rendezvous"])
 def test_keys_of_any_type_stay_together_and_spread(partitioner: str) -> None:
     router = Router(8, "k", partitioner)
     keys: list[Any] = [*range(500), *(str(i) for i in range(500)), *(bytes([i % 256, i // 256]) for i in range(500))]
@@ -132,6 +132,26 @@ def test_rendezvous_moves_only_keys_that_go_to_the_new_partition() -> None:
     moved = [now for was, now in zip(before, after) if was != now]
     assert set(moved) == {8}
     assert 100 < len(moved) < 400  # a ninth of 2,000 is 222
+
+
+def test_a_message_without_a_key_is_placed_only_if_that_was_asked_for() -> None:
+    """By field and by function, for a missing key and for None: each append takes the next partition."""
+    keyed = [{"user": f"u{n}"} for n in range(20)]
+    keyless: list[dict[str, Any]] = [{}, {"user": None}, {"x": 1}]
+    for key in ("user", lambda message: message.get("user")):
+        plain, router = Router(5, key, "murmur2"), Router(5, key, "murmur2-sticky", start=3)
+        with pytest.raises(InvalidArgument, match="None"):
+            plain.place([*keyed, {"user": None}])
+        assert router.place(keyed) == plain.place(keyed)
+        mixed = [keyed[0], *keyless, keyed[1]]
+        first, *turns, last = router.place(mixed)
+        assert [first, last] == plain.place(keyed[:2])
+        assert turns == [3, 3, 3]
+        assert router.place(keyless) == [4, 4, 4]
+        assert router.place(keyed) == plain.place(keyed)
+        assert router.place(keyless) == [0, 0, 0]
+    with pytest.raises(InvalidArgument, match="places messages by their key"):
+        cues.QueueOptions(partitioner="murmur2-sticky")
 
 
 def test_round_robin_and_sticky_take_turns() -> None:

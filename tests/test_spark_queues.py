@@ -827,7 +827,9 @@ def test_typed_columns_from_every_writer(spark: SparkSession, tmp_path: Path) ->
     noted = record.queues_of(tmp_path / "store", "g")
     assert noted is not None and noted.directory == str(tmp_path / "queues")
     rows = map(json.loads, terminal.cues("status", tmp_path / "queues").out.splitlines())
-    assert {row["processor"]: row["lag"] for row in rows if row.get("processor") == "g.sources.feed"} == {"g.sources.feed": 0}
+    assert {row["processor"]: row["lag"] for row in rows if row.get("processor") == "g.sources.feed"} == {
+        "g.sources.feed": 0
+    }
     table = spark.read.format("cues").schema("index bigint, n bigint").load(f"{tmp_path}/queues#keyed")
     assert sorted(n for _, n in table.collect()) == [2 * n for n in range(spark_graphs.COUNT)]
 

@@ -213,7 +213,7 @@ def _members(group: GroupMetrics) -> list[dict[str, Any]]:
 
 
 def _idle(group: GroupMetrics) -> str:
-    """A line about a group that nobody reads as."""
+    """A line about a group without members."""
     since = f" since {iso(group.idle_since)[:19]}Z ({ago(group.idle_since)})" if group.idle_since else ""
     expiry = "until it is deleted" if group.expire_s is None else f"for {duration(group.expire_s)} after that"
     return f'{group.group} has no members{since}. Retention "read" waits for it {expiry}:'

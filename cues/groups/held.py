@@ -40,8 +40,8 @@ class HeldPartition:
         """True after ``on_revoked`` has returned. It is released next, even if a new plan assigns it to this member."""
         self.served = 0
         """The number of the turn in which it was read last."""
-        self.indices: list[int] = []
-        """The indices of the messages of the last read."""
+        self.runs: list[tuple[int, int]] = []
+        """The indices of the messages of the last read: in each run all from the first to before the second."""
         self._tailer: _IndexedTailer | None = None
         """Reads ahead of :attr:`next`; None if the next read must begin at :attr:`next`."""
         self._last_tailer: Tailer | None = None
@@ -72,10 +72,9 @@ class HeldPartition:
             tailer = _IndexedTailer(self.queue)
             tailer.to_index(self.next)
             self._tailer = tailer
-        tailer.indices = []
+        self.runs = tailer.runs = []
         messages = tailer.read_many(n)
         if messages:
-            self.indices = tailer.indices
             self.next = tailer.index
             self._last_tailer = tailer
         return messages
@@ -110,9 +109,9 @@ class _IndexedTailer(Tailer):
 
     def __init__(self, queue: Queue) -> None:
         super().__init__(queue)
-        self.indices: list[int] = []
+        self.runs: list[tuple[int, int]] = []
 
     def _take(self, n: int) -> list[dict[str, Any]]:
         taken = super()._take(n)
-        self.indices += range(self._index - len(taken), self._index)
+        self.runs.append((self._index - len(taken), self._index))
         return taken

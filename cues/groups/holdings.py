@@ -18,6 +18,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import replace
 from typing import Final, TypeGuard
 
 from cues.base import clock, names
@@ -25,12 +26,11 @@ from cues.base.events import log
 from cues.errors import AlreadyRunning, Closed, Fenced
 from cues.groups.held import HeldPartition
 from cues.groups.places import Start
-from cues.groups.sticky import Partition, Together, siblings
-from cues.groups.table import GroupTable, GroupView, new_id
+from cues.groups.sticky import Partition, siblings
+from cues.groups.table import Begin, GroupTable, GroupView, new_id
 from cues.queues import claims
 from cues.queues.claims import Claim
 from cues.queues.group_rows import MemberRow
-from cues.queues.log import Log
 from cues.queues.processor_rows import boot
 from cues.queues.queue import Queue
 from cues.storage import leases, locks
@@ -51,13 +51,11 @@ class Holdings:
         self,
         table: GroupTable,
         name: str,
-        static: bool,
-        lease_s: float,
         max_poll_interval_s: float,
         start: Start,
         expire_s: float,
-        queues: Mapping[str, Queue],
-        together: Together,
+        row: MemberRow,
+        named: Collection[str],
         on_assigned: OnChange | None,
         on_revoked: OnChange | None,
         on_lost: OnChange | None,
@@ -66,13 +64,16 @@ class Holdings:
         self.table = table
         self.store = table.store
         self.name = name
-        self.static = static
-        self.lease_s = lease_s
+        self.static = row.static
+        self.lease_s = row.lease_s
         self.max_poll_interval_s = max_poll_interval_s
-        self.queues = queues
-        self.together = together
+        self.row = row
+        """The row of this member, with the queues that it subscribes to; the id is that of another join."""
+        self.queues: dict[str, Queue] = {}
+        """The handles of its queues, also of those to which it no longer subscribes: it may still hold partitions."""
         self._start = start
         self._expire_s = expire_s
+        self._named = named
         self._called_ns = clock.monotonic_ns()
         """The time of the last :meth:`keep_up`."""
         self._late = False
@@ -137,25 +138,35 @@ class Holdings:
             self._lease.close()
         self._lease = Lease(self.store, self.id)
         self._bury()
-        before = self.table.join(self.name, self._row(), self._start, self._new(), self._expire_s)
+        self._open(self.row)
+        row = replace(self.row, id=self.id, pid=os.getpid(), boot=boot())
+        before = self.table.join(self.name, row, self._begin(row, self._named), self._expire_s)
         if before is not None:
             leases.forget(self.store, before)
         self._seen = -1
 
-    def _new(self) -> dict[Partition, Log]:
-        """Return the partitions of the queues on which the group has no position. Not in a transaction: they open."""
-        known = {queue for queue, _ in self.table.look(self.queues).claims}
-        return {
-            (name, number): queue._view(number)._log
-            for name, queue in self.queues.items()
-            if name not in known and self._start != "earliest"
-            for number in range(queue.partitions)
-        }
+    def subscribe(self, row: MemberRow, named: Collection[str]) -> bool:
+        """Write another subscription into the member's row; memory follows the row (:meth:`_follow`).
 
-    def _row(self) -> MemberRow:
-        return MemberRow(
-            self.id, os.getpid(), boot(), self.lease_s, self.static, 0, tuple(sorted(self.queues)), self.together
-        )
+        Returns False if the member is not in the table any more, and must join first.
+        """
+        self._open(row)
+        begin = self._begin(row, named)
+        return self.table.subscribe(self.name, replace(row, id=self.id), begin)
+
+    def _open(self, row: MemberRow) -> None:
+        self.queues |= {queue: self.store.queue(queue) for queue in row.queues if queue not in self.queues}
+
+    def _begin(self, row: MemberRow, named: Collection[str]) -> Begin:
+        """Return where queues begin on which the group has no position. Not in a transaction: it opens partitions."""
+        known = {queue for queue, _ in self.table.look(row.queues).claims}
+        logs = {
+            (queue, number): self.queues[queue]._view(number)._log
+            for queue in row.queues
+            if queue not in known and self._start != "earliest"
+            for number in range(self.queues[queue].partitions)
+        }
+        return Begin(self._start, logs, named)
 
     def beat(self) -> None:
         """Renew the lease, unless the last :meth:`keep_up` is too long ago. May be called from any thread."""
@@ -236,8 +247,12 @@ class Holdings:
         return before != list(self.held.values())
 
     def _remove_dead(self) -> None:
-        """Remove dead members from the table, and plan again if a queue has grown."""
+        """Remove dead members from the table, subscribe to new queues, and plan again if a queue has grown."""
         self._bury()
+        if self.row.patterns:
+            new = {queue for pattern in self.row.patterns for queue in self.store.matching(pattern)}
+            if not new <= set(self.row.queues):
+                self.subscribe(replace(self.row, queues=tuple(sorted(new | set(self.row.queues)))), ())
         counts = self.table.counts(self.queues)
         if counts != self._counts:
             while not self.table.settle():
@@ -264,6 +279,10 @@ class Holdings:
                 raise self._fenced
             self._join()
             return False
+        if replace(me, id=b"") != replace(self.row, id=b""):
+            self._open(me)
+            self.row = me
+            return False  # with the claims on its new queues
         if seen.row.planned != seen.row.generation:
             self.table.settle()
             return False
@@ -335,11 +354,11 @@ class Holdings:
         self._waits = bool(wanted)
         living = {row.id for name, row in seen.members.items() if self.table.alive(name, row)}
         others = {partition for partition, claim in seen.claims.items() if claim.owner in living - {self.id}}
-        free = [p for p in wanted if others.isdisjoint((p, *siblings(p, self.together)))]
+        free = [p for p in wanted if others.isdisjoint((p, *siblings(p, self.row.together)))]
         if not free:
             return True
         logs = {partition: self.queues[partition[0]]._view(partition[1])._log for partition in free}
-        taken = self.table.claim(self.name, self.id, logs, self.together)
+        taken = self.table.claim(self.name, self.id, logs, self.row.together)
         self._hold(taken)
         return not taken
 
@@ -374,7 +393,7 @@ class Holdings:
                 if leave:
                     self.table.remove({self.name: self.id})
                 else:
-                    self.table.keep(self.name, self._row())
+                    self.table.keep(self.name, replace(self.row, id=self.id))
         except Closed:
             pass  # the store was closed first: other members may claim the partitions
         finally:

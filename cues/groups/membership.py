@@ -31,9 +31,10 @@ commit. A :class:`~cues.groups.session.Session` makes reading, writing and the p
 from __future__ import annotations
 
 import functools
+import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, Concatenate, Final, Literal, ParamSpec, TypeVar
 
 from cues.base import names
@@ -48,7 +49,9 @@ from cues.groups.sticky import Partition, Together
 from cues.groups.table import GroupTable, new_id
 from cues.queues import claims
 from cues.queues.base_tailer import Reader
+from cues.queues.group_rows import MemberRow
 from cues.queues.partitioners import name_of
+from cues.queues.processor_rows import boot
 from cues.queues.queue import Queue
 from cues.queues.store import Store
 from cues.queues.tailer import Envelope
@@ -60,6 +63,8 @@ R = TypeVar("R")
 
 MAX_POLL_INTERVAL_S: Final = 300.0
 """As Kafka's ``max.poll.interval.ms``."""
+
+_WILDCARDS: Final = frozenset("*?[")
 
 Message = dict[str, Any]
 Taken = list[tuple[HeldPartition, list[Message]]]
@@ -113,7 +118,8 @@ def _one_call(method: Callable[Concatenate[Member, P], R]) -> Callable[Concatena
 class Member(Reader, Closing):
     """A member of a consumer group.
 
-    ``queues``                a queue or its name, or several; they must exist
+    ``queues``                a queue or its name, or several; they must exist. A name with a wildcard (``"orders-*"``)
+                              is a pattern: the member also reads the queues of such names that are made later
     ``group``                 the name of the group. Its members share the partitions; its positions are in the store
     ``together``              lists of these queues that belong together, for a join: ``[["orders", "payments"]]``. The
                               member gets the same partition numbers of each, and claims them together. They must have
@@ -189,9 +195,9 @@ class Member(Reader, Closing):
         self.lease_s = float(lease_s)
         self.store = store
         self.table = GroupTable(store, self.group)
-        self._queues = self._opened((queues,) if isinstance(queues, (str, Queue)) else queues)
         self._last: HeldPartition | None = None
-        self._indices: list[tuple[Partition, list[int]]] = []
+        self._read: list[tuple[Partition, list[tuple[int, int]]]] = []
+        """The runs of indices that the last call has read, see :attr:`HeldPartition.runs`."""
         self._turn = 0
         self._ready: list[HeldPartition] = []
         """Partitions with messages to read, in reverse order: the last one is read next."""
@@ -204,28 +210,52 @@ class Member(Reader, Closing):
         """True if an exception came out of a call, so that memory may differ from the store."""
         self._closing = self._closed = False
         self._session: Session | None = None
+        row, named = self._subscription(queues, together)
         self.holdings = Holdings(
             self.table,
             self.name,
-            self.static,
-            self.lease_s,
             float(max_poll_interval_s),
             start,
             float(expire_s or 0),
-            self._queues,
-            self._sets(together),
+            row,
+            named,
             on_assigned,
             on_revoked,
             on_lost,
         )
 
-    def _opened(self, queues: Iterable[str | Queue]) -> dict[str, Queue]:
+    @property
+    def _queues(self) -> list[str]:
+        """The queues that it subscribes to, and those of which it still holds partitions."""
+        return sorted({*self.holdings.row.queues, *[queue for queue, _ in self.holdings.held]})
+
+    def _subscription(
+        self, queues: str | Queue | Iterable[str | Queue], together: Iterable[Iterable[str | Queue]]
+    ) -> tuple[MemberRow, list[str]]:
+        """Return the row of a subscription, and the queues that it names itself.
+
+        A name with a wildcard is a pattern, unless a queue has this name.
+        """
+        if isinstance(queues, (str, Queue)):
+            queues = (queues,)
         if not isinstance(queues, Iterable):
             raise InvalidArgument(f"The queues are {queues!r}.", "pass a name, a queue, or a list of them.")
-        wanted = sorted({queue.id if isinstance(queue, Queue) else queue for queue in queues})
+        wanted = sorted({queue.id if isinstance(queue, Queue) else names.check("queue", queue) for queue in queues})
         if not wanted:
             raise InvalidArgument("The member subscribes to no queue.", "name one: Member(store, 'orders', 'billing').")
-        for queue, count in self.table.counts(names.check("queue", queue) for queue in wanted).items():
+        known = set(self.store.queues())
+        patterns = tuple(queue for queue in wanted if queue not in known and not _WILDCARDS.isdisjoint(queue))
+        named = [queue for queue in wanted if queue not in patterns]
+        self._check_queues(named)
+        subscribed = {*named, *[queue for pattern in patterns for queue in self.store.matching(pattern)]}
+        sets = self._sets(together, subscribed)
+        row = MemberRow(
+            b"", os.getpid(), boot(), self.lease_s, self.static, 0, tuple(sorted(subscribed)), sets, patterns
+        )
+        return row, named
+
+    def _check_queues(self, queues: Iterable[str]) -> None:
+        for queue, count in self.table.counts(queues).items():
             if not count:
                 raise QueueNotFound(
                     f"The store {self.store.path} has no queue {queue!r}; it has"
@@ -233,18 +263,19 @@ class Member(Reader, Closing):
                     f"call store.queue({queue!r}, partitions=…, key=…) first.",
                     queue=queue,
                 )
-        return {queue: self.store.queue(queue) for queue in wanted}
 
-    def _sets(self, together: Iterable[Iterable[str | Queue]]) -> Together:
+    def _sets(self, together: Iterable[Iterable[str | Queue]], known: Collection[str]) -> Together:
         """Return the sets of queues that belong together, after a check that a join over them can be right."""
         sets: list[tuple[str, ...]] = []
+        if not isinstance(together, Iterable):
+            raise InvalidArgument(f"together is {together!r}.", "pass lists: [['orders', 'payments']].")
         for queues in together:
-            if isinstance(queues, (str, Queue)):
+            if isinstance(queues, (str, Queue)) or not isinstance(queues, Iterable):
                 raise InvalidArgument(
-                    f"together has {queues!r}, which is one queue.", "pass lists: [['orders', 'payments']]."
+                    f"together has {queues!r}, which is not a list of queues.", "pass lists: [['orders', 'payments']]."
                 )
             ids = sorted({queue.id if isinstance(queue, Queue) else queue for queue in queues})
-            unknown = [queue for queue in ids if queue not in self._queues]
+            unknown = [queue for queue in ids if queue not in known]
             twice = [queue for queue in ids if any(queue in others for others in sets)]
             for wrong, what in ((unknown, "is not a queue of this member"), (twice, "is in two lists")):
                 if wrong:
@@ -252,7 +283,7 @@ class Member(Reader, Closing):
             if len(ids) < 2:
                 raise InvalidArgument(f"together has a list of {len(ids)} queues.", "name two or more in each list.")
             sets.append(tuple(ids))
-            first, *others = (self._queues[queue] for queue in ids)
+            first, *others = (self.store.queue(queue) for queue in ids)
             for other in others:
                 for option, of in _PLACING.items():
                     if of(first) != of(other):
@@ -262,6 +293,28 @@ class Member(Reader, Closing):
                             "make them alike; cues grow changes the number of partitions.",
                         )
         return tuple(sorted(sets))
+
+    @_one_call
+    def subscribe(
+        self, queues: str | Queue | Iterable[str | Queue], together: Iterable[Iterable[str | Queue]] = ()
+    ) -> None:
+        """Read other queues from now on; the arguments are those of the member itself.
+
+        Partitions of queues that it leaves are released as in a rebalance: when all messages that were handed out are
+        committed. The group keeps its positions on them. Partitions of queues that stay do not move for it. ``start``
+        decides about queues on which the group has no position. Nothing changes if an error is raised.
+        """
+        self._no_session("subscribe")
+        if self.holdings.calling:
+            raise InvalidArgument("A callback cannot subscribe.", "call subscribe() after the call that reads.")
+        row, named = self._subscription(queues, together)
+        self._keep_up()
+        while not self.holdings.subscribe(row, named):
+            self.holdings.stale()
+            self._keep_up()  # it lost its place, and joins again
+        self.holdings.stale()
+        self._keep_up()
+        self._ready.clear()
 
     # --- reading ---
 
@@ -311,8 +364,9 @@ class Member(Reader, Closing):
         They are in the order of the messages, and have gaps where the partition has acknowledgements.
         """
         indices: dict[Partition, list[int]] = {}
-        for partition, numbers in self._indices:
-            indices.setdefault(partition, []).extend(numbers)
+        for partition, runs in self._read:
+            for run in runs:
+                indices.setdefault(partition, []).extend(range(*run))
         return indices
 
     # --- assignment ---
@@ -446,7 +500,7 @@ class Member(Reader, Closing):
         """
         self._no_session("seek")
         wanted = self._chosen(partitions)
-        self.table.seek({(queue, number): self._queues[queue]._view(number)._log for queue, number in wanted}, to)
+        self.table.seek({(queue, n): self.holdings.queues[queue]._view(n)._log for queue, n in wanted}, to)
         self.holdings.stale()
         self._keep_up()
 
@@ -529,7 +583,7 @@ class Member(Reader, Closing):
             raise self._gone()
         self._undo = {}  # the last look found nothing, so there is nothing to undo; a seek may have come since
         taken: Taken = []
-        indices = self._indices = []
+        read = self._read = []
         left = 0 if over() else n
         while left:
             held = self._next(only)
@@ -549,7 +603,7 @@ class Member(Reader, Closing):
                 self._last = held
                 self._serve(held)
                 taken.append((held, messages))
-                indices.append((held.partition, held.indices))
+                read.append((held.partition, held.runs))
                 left -= len(messages)
             if (single and taken) or (only is not None and not messages):
                 break

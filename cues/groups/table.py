@@ -17,7 +17,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
-from typing import NamedTuple, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 from cues import codec, faults
 from cues.base import clock, names
@@ -36,6 +36,10 @@ from cues.storage.transaction import StoreTransaction
 
 R = TypeVar("R")
 
+MEMBERS_MAX: Final = 256
+"""The most members of a group: as many as the partitions of a queue. Each looks at all others ten times a second, with
+two system calls for each."""
+
 
 class GroupView(NamedTuple):
     """The state of a group at one moment."""
@@ -46,6 +50,16 @@ class GroupView(NamedTuple):
     """The claims on all partitions of the queues that were asked for."""
     counts: dict[str, int]
     """The number of partitions of each of these queues; 0 for a missing queue."""
+
+
+class Begin(NamedTuple):
+    """The first position on queues on which a group has none."""
+
+    start: Start
+    logs: Mapping[Partition, Log]
+    """The partitions of such queues; without them they begin at their first message."""
+    named: Collection[str]
+    """The queues that the member names itself, not by a pattern."""
 
 
 class Move(NamedTuple):
@@ -146,44 +160,79 @@ class GroupTable:
 
     # --- joining and leaving ---
 
-    def join(
-        self, name: str, row: MemberRow, start: Start, logs: Mapping[Partition, Log], expire_s: float = 0.0
-    ) -> bytes | None:
+    def join(self, name: str, row: MemberRow, begin: Begin, expire_s: float = 0.0) -> bytes | None:
         """Add a member, or replace the member of the same name; returns the id of the replaced one.
 
-        A member that returns within its lease, with the same queues, keeps its partitions. On a queue on which the
-        group has no position, the positions are set to ``start``; partitions that such a queue gets later begin at
-        their first message. ``logs`` has the partitions of such queues. A partition that is not among them has come
-        in this moment, so it is a later one. ``expire_s`` is kept for the group.
+        A member that returns within its lease, with the same queues, keeps its partitions. ``expire_s`` is kept for the
+        group. Raises :class:`InvalidArgument` if the group is full, or the member does not agree with the others.
         """
 
         def join(txn: StoreTransaction) -> bytes | None:
-            for queue in row.queues:
-                partitions = [(queue, number) for number in range(partitions_of(txn, queue))]
-                if all(claims.read(txn, names.log_id(*partition), self.group) is None for partition in partitions):
-                    for partition in partitions:
-                        log = logs.get(partition)
-                        id = names.log_id(*partition)
-                        begin = (
-                            claims.first(txn, id, "")
-                            if log is None
-                            else places.first(txn, self.group, partition, log, start)
-                        )
-                        claims.put(txn, id, self.group, begin)
-            before = self.member(txn, name)
-            self._check_together(txn, name, row)
-            txn.put(names.member_key(self.group, name), row.pack())
+            before = self._enter(txn, name, row, begin)
             self._put(txn, self.row(txn)._replace(expire_s=expire_s))
-            changed = before is None or (before.queues, before.together) != (row.queues, row.together)
-            self._touch(txn, replan=changed)
             faults.point("group.inside")
             return before.id if before is not None else None
 
         return self._commit(join, pages=sum(self.counts(row.queues).values()))
 
-    def _check_together(self, txn: StoreTransaction, name: str, row: MemberRow) -> None:
+    def subscribe(self, name: str, row: MemberRow, begin: Begin) -> bool:
+        """Change the queues of a member; False if it is not in the table. Raises the errors of :meth:`join`."""
+
+        def subscribe(txn: StoreTransaction) -> bool:
+            before = self.member(txn, name)
+            if before is None or before.id != row.id:
+                return False
+            self._enter(txn, name, row, begin)
+            faults.point("group.inside")
+            return True
+
+        return self._commit(subscribe, pages=sum(self.counts(row.queues).values()))
+
+    def _enter(self, txn: StoreTransaction, name: str, row: MemberRow, begin: Begin) -> MemberRow | None:
+        """Write the row of a member, and the positions of queues on which the group has none; returns the row before.
+
+        1. Such a queue begins at ``begin.start``, if ``begin.logs`` has its partitions. Partitions that are not among
+           them came in this moment, or come later, and begin at their first message. So does a queue that was
+           found by a pattern, unless the group is new: it may have been made while no member looked.
+        2. Partitions of queues that the member leaves are assigned to nobody, until a plan assigns them.
+        """
+        is_new = not self.row(txn).generation
+        for queue in row.queues:
+            partitions = [(queue, number) for number in range(partitions_of(txn, queue))]
+            if any(claims.read(txn, names.log_id(*partition), self.group) is not None for partition in partitions):
+                continue
+            at_start = is_new or queue in begin.named
+            for partition in partitions:
+                log = begin.logs.get(partition) if at_start else None
+                id = names.log_id(*partition)
+                first = (
+                    claims.first(txn, id, "")
+                    if log is None
+                    else places.first(txn, self.group, partition, log, begin.start)
+                )
+                claims.put(txn, id, self.group, first)
+        members = self.members(txn)
+        before = members.get(name)
+        if before is None and len(members) >= MEMBERS_MAX:
+            raise InvalidArgument(
+                f"The group {self.group} has {len(members)} members, and at most {MEMBERS_MAX} are allowed.",
+                "use fewer members: more than its queues have partitions get nothing to read.",
+            )
+        self._check_together(members, name, row)
+        for queue in set(before.queues) - set(row.queues) if before is not None else ():
+            for number in range(partitions_of(txn, queue)):
+                log_id = names.log_id(queue, number)
+                claim = claims.read(txn, log_id, self.group)
+                if claim is not None and claim.assignee == name:
+                    claims.put(txn, log_id, self.group, claim._replace(assignee=""))
+        txn.put(names.member_key(self.group, name), row.pack())
+        changed = before is None or (before.queues, before.together) != (row.queues, row.together)
+        self._touch(txn, replan=changed)
+        return before
+
+    def _check_together(self, members: Mapping[str, MemberRow], name: str, row: MemberRow) -> None:
         """Raise :class:`InvalidArgument` if another member reads the same queues, but not in the same sets."""
-        for other, before in self.members(txn).items():
+        for other, before in members.items():
             for queue in sorted({*row.queues} & {*before.queues}) if other != name else ():
                 if row.set_of(queue) != before.set_of(queue):
                     raise InvalidArgument(

@@ -1,4 +1,4 @@
-"""The rows of consumer groups and their members, and what they tell of a group that nobody has joined.
+"""The rows of consumer groups and their members; groups that have no members.
 
     \\0group\\0<group>              generation, planned, changes, used, expire, checksum
     \\0member\\0<group>\\0<name>     msgpack of the member's row, checksum
@@ -6,8 +6,8 @@
 Groups are implemented in cues/groups. The rows are read here too, because the retention of a queue waits for groups,
 and forgets those that have expired.
 
-A member lives while it holds the lock of its name and its lease has not expired. The lease is a file, which a member
-that lives writes again and again. So the time of its last write tells since when a member that was killed is gone.
+A member lives while it holds the lock of its name and its lease has not expired. The lease is a file, which each call
+of a living member writes. So the time of its last write is the time at which a killed member was last alive.
 """
 
 from __future__ import annotations
@@ -63,22 +63,27 @@ class MemberRow:
     """The names of the queues that it subscribes to, sorted."""
     together: tuple[tuple[str, ...], ...] = ()
     """Sets of these queues that belong together: partitions of one number go to one member. Sorted."""
+    patterns: tuple[str, ...] = ()
+    """Patterns whose queues it subscribes to, also those that are made later."""
 
     def set_of(self, queue: str) -> tuple[str, ...]:
         """Return the queues to which ``queue`` belongs; itself alone if there are none."""
         return next((queues for queues in self.together if queue in queues), (queue,))
 
     def pack(self) -> bytes:
-        row = [self.id, self.pid, self.boot, self.lease_s, self.static, self.kept_ns, list(self.queues)]
-        return sealed.seal(codec.pack([*row, [list(queues) for queues in self.together]] if self.together else row))
+        row: list[object] = [self.id, self.pid, self.boot, self.lease_s, self.static, self.kept_ns, list(self.queues)]
+        if self.together or self.patterns:
+            row += [[list(queues) for queues in self.together], list(self.patterns)]
+        return sealed.seal(codec.pack(row))
 
     @staticmethod
     def unpack(raw: bytes, name: str) -> MemberRow:
         """Read a row. Raises :class:`StoreDamaged`, which names the member."""
         body = sealed.unseal(raw, f"row of the group member {name!r}")
         id, pid, boot, lease_s, static, kept_ns, queues, *more = codec.unpack(body)
-        together = tuple(tuple(names) for names in more[0]) if more else ()
-        return MemberRow(id, pid, boot, lease_s, static, kept_ns, tuple(queues), together)
+        together, patterns = more or ((), ())
+        sets = tuple(tuple(names) for names in together)
+        return MemberRow(id, pid, boot, lease_s, static, kept_ns, tuple(queues), sets, tuple(patterns))
 
 
 def read(txn: StoreTransaction, group: str) -> GroupRow:

@@ -110,8 +110,9 @@ QUEUE_TEXTS: Final = {
     ),
     "partitioner": OptionText(
         None,
-        '`"murmur2"` (the default with a key; as Kafka places keys), `"fnv1a-modulo"`, `"rendezvous"`, `"round-robin"`,'
-        ' `"sticky"` (the default without a key), or a function `(message, n) -> int`.',
+        '`"murmur2"` (the default with a key; as Kafka places keys), `"murmur2-sticky"` (the same, and messages without'
+        ' a key as `"sticky"`), `"fnv1a-modulo"`, `"rendezvous"`, `"round-robin"`, `"sticky"` (the default without a'
+        " key), or a function `(message, n) -> int`.",
     ),
     "schema": OptionText(
         None,

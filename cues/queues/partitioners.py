@@ -2,6 +2,7 @@
 
     name            a message's partition                             when the queue grows
     murmur2         as Kafka's default partitioner places its key     most keys move
+    murmur2-sticky  the same; without a key as ``sticky``             most keys move
     fnv1a-modulo    FNV-1a of its key, modulo the partitions          most keys move
     rendezvous      the partition with the highest xxh3 hash          only keys that move to new partitions
     round-robin     the next one for each message                     (no keys)
@@ -11,6 +12,10 @@
 ``murmur2`` is the default for a queue with a ``key``, ``sticky`` for a queue without one. The key is a
 field of the message or the result of a function of the message. Bytes are hashed as they are, strings
 as UTF-8, any other value as its msgpack: so ``1``, ``"1"`` and ``1.0`` are three different keys.
+
+A message without a key, or with the key None, is refused, because it would have no order. ``murmur2-sticky`` accepts
+it, as Kafka's default partitioner does: the messages without a key of one append go to one partition, those of the next
+append to the next one. In a graph each message that a function returns is an append of its own.
 
 Not guaranteed: that ``round-robin`` and ``sticky`` place a message again on the same partition. A repeated
 step may write to other partitions than the attempt that did not commit.
@@ -30,7 +35,7 @@ from cues.base.checks import is_count
 from cues.errors import CodecError, CuesError, InvalidArgument
 from cues.records import batch
 
-KEYED: Final = ("murmur2", "fnv1a-modulo", "rendezvous")
+KEYED: Final = ("murmur2", "murmur2-sticky", "fnv1a-modulo", "rendezvous")
 """Partitioners that keep the messages of one key together."""
 UNKEYED: Final = ("round-robin", "sticky")
 NAMES: Final = KEYED + UNKEYED
@@ -132,6 +137,7 @@ def _rendezvous_of(data: bytes, n: int) -> int:
 
 _OF_KEY: Final[Mapping[str, Callable[[bytes, int], int]]] = {
     "murmur2": _murmur2_of,
+    "murmur2-sticky": _murmur2_of,
     "fnv1a-modulo": lambda data, n: fnv1a32(data) % n,
     "rendezvous": _rendezvous_of,
 }
@@ -185,7 +191,10 @@ class Router:
         self.sticky = way == "sticky"
         """All messages of one append go to one partition."""
         self.by_message = way not in UNKEYED
-        """Only the message decides: its key, or a function of it."""
+        """Only the message decides: its key, or a function of it. With ``murmur2-sticky``, unless it has no key."""
+        self._takes_keyless = way == "murmur2-sticky"
+        self._keyless: int | None = None
+        """The partition of the messages without a key of the append that is being placed."""
         if not isinstance(way, str):
             self._place = lambda message: self._checked(way(message, partitions))
         elif way in UNKEYED:
@@ -206,6 +215,7 @@ class Router:
             return [self._turn({})] * len(messages)
         placed: list[int] = []
         place = self._place
+        self._keyless = None
         try:
             for message in messages:
                 placed.append(place(message))
@@ -222,17 +232,22 @@ class Router:
             raise batch.not_a_dict(message)
         if isinstance(key, str):
             value = message.get(key)
-            if value is None:
+            if value is None and not self._takes_keyless:
                 state = "it is None" if key in message else f"it has {', '.join(map(repr, message)) or 'nothing'}"
                 raise InvalidArgument(
                     f"The message has no {key!r}, by which its partition is chosen; {state}.",
-                    f"put {key!r} into every message, or write with queue.partition(i).appender().",
+                    f"put {key!r} into every message, write with queue.partition(i).appender(), or make the queue with"
+                    " partitioner='murmur2-sticky'.",
                 )
         else:
             assert key is not None
             value = key(message)
         if type(value) is str:
             return self._of_text(value)
+        if value is None and self._takes_keyless:
+            if self._keyless is None:
+                self._keyless = self._turn(message)
+            return self._keyless
         return self._of_bytes(key_bytes(value))
 
     def _turn(self, message: dict[str, Any]) -> int:
