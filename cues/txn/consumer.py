@@ -90,7 +90,10 @@ class App(Protocol):
     """
 
     def consume(self, envelope: Envelope, publisher: Publisher) -> object:
-        """Take a committed message. It may call ``publisher.publish_uncommitted``, and raise :class:`Defer`."""
+        """Take a committed message. It may call ``publisher.publish_uncommitted``, and raise :class:`Defer`.
+
+        A consumer with ``inside=True`` calls ``consume(envelope, publisher, writes)``.
+        """
 
     def finalize(self, publisher: Publisher) -> Callable[[Any], Any] | None:
         """End the transaction. Return a function that writes within the checkpoint's transaction, or None.
@@ -134,6 +137,9 @@ class Consumer(Closing):
     ``missing``        the acknowledgements that a start may leave out: ``"removed"``, those for queues that were
                        removed from their store; ``"skip"``, also those for missing stores, whose readers then never
                        see the transaction; ``"refuse"``, none. For any other missing queue or store the start fails
+    ``inside``         call ``consume(envelope, publisher, writes)`` inside the open transaction of the checkpoint, with
+                       the argument that ``work`` would get: a row can be read before it is decided what to publish.
+                       The next transaction then begins after the commit of this one
     ``lease_s``        the instance waits while another one runs that has given a sign of life within so many seconds; 0
                        does not wait, and takes over at once
     ``now``            a function that returns the seconds of a monotonic clock
@@ -155,6 +161,7 @@ class Consumer(Closing):
         horizon_s: float = HORIZON_S,
         on_gap: OnGap = "raise",
         missing: Missing = "removed",
+        inside: bool = False,
         lease_s: float = LEASE_S,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -176,7 +183,12 @@ class Consumer(Closing):
             raise InvalidArgument(
                 f"The sources are {', '.join(journals) or 'none'}.", "pass one or more queues, each once."
             )
-        self._app = app
+        if inside:
+            _check_has(checkpoint, "The checkpoint of a consumer with inside=True", "begin")
+        self._inside = inside
+        self._opened: Any = None
+        """The transaction of the checkpoint that is open, with ``inside``."""
+        self._app: Any = app
         self._wanted = wanted
         self._checkpoint = checkpoint
         leased = callable(getattr(checkpoint, "set_lease", None)) and callable(getattr(checkpoint, "lease", None))
@@ -236,6 +248,10 @@ class Consumer(Closing):
     def close(self) -> None:
         """Close the publisher and the thread. Transactions that are not committed are dropped. Sources stay open."""
         self._ended = True
+        if self._opened is not None:
+            opened, self._opened = self._opened, None
+            with contextlib.suppress(Exception):  # the connection may be lost
+                opened.roll_back()
         if self._thread is not None:
             self._thread.shutdown(wait=True)
         if self._turn is not None:
@@ -397,12 +413,18 @@ class Consumer(Closing):
             self._out = None
             return
         if transaction.began is None:
+            if self._inside:
+                self._collect(wait=True)  # this transaction reads what the last one has written
+                self._opened = self._checkpoint.begin()  # type: ignore[attr-defined]
             if hasattr(self._app, "begin"):
                 self._app.begin()
             transaction.began = self._now()
         try:
             if envelope.acknowledgement:
-                self._app.acknowledged(envelope)  # type: ignore[attr-defined]
+                self._app.acknowledged(envelope)
+            elif self._opened is not None:
+                with self._opened.errors():
+                    self._app.consume(envelope, publisher, self._opened.argument)
             else:
                 self._app.consume(envelope, publisher)
         except Defer:
@@ -466,7 +488,16 @@ class Consumer(Closing):
         checkpoint = self._sequencer.checkpoint(self._horizon_ns, keep_open=True)
         checkpoint = dataclasses.replace(checkpoint, ack_intents=tuple(intents))
         transaction.handed_over = True
-        self._commit_under_way = self._thread.submit(self._commit_in_thread, checkpoint, work, intents)
+        if self._opened is None:
+            self._commit_under_way = self._thread.submit(self._commit_in_thread, checkpoint, work, intents)
+        else:
+            self._commit_under_way = Future()
+            try:
+                self._commit_in_thread(checkpoint, work, intents)
+                self._commit_under_way.set_result(None)
+            except BaseException as error:
+                self._commit_under_way.set_exception(error)
+            self._opened = None
         store = self._wanted[0].queue.store
         self._commit_under_way.add_done_callback(lambda _: store._ring_own())  # wakes the thread of the consumer
         if transaction.began is not None:
@@ -481,7 +512,7 @@ class Consumer(Closing):
                 store.sync()
             faults.point("consumer.before")
             # 8. Commit.
-            self._checkpoint.commit(checkpoint, work)
+            (self._opened or self._checkpoint).commit(checkpoint, work)
             faults.point("consumer.committed")
             # 9. Acknowledge.
             publisher.append_ack_intents(intents)
