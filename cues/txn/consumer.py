@@ -55,13 +55,15 @@ from cues.base.closing import Closing
 from cues.checkpoints import CheckpointStore
 from cues.errors import CuesError, Fenced, InvalidArgument, SequenceError
 from cues.queues.base import journal_of
+from cues.queues.messages import DICT, MessageType
 from cues.queues.placement import Place
 from cues.queues.queue import Queue
 from cues.queues.reader import OnGap, ReadUncommitted
 from cues.queues.sequencer import RING, AckIntent, Checkpoint, Envelope, Outcome, Sequencer
+from cues.records.identity import Clock
 from cues.storage import wakeup
 from cues.txn.barrier import wait_read_through
-from cues.txn.publisher import Missing, Publisher
+from cues.txn.publisher import Missing, Publisher, check_publishing
 from cues.txn.sources import GROWTH_S, ReadFrom, Sources
 from cues.txn.turns import LEASE_S, Turn
 
@@ -77,6 +79,15 @@ class Defer(Exception):
     """Raised by ``consume``, to commit the messages before this one and begin the next transaction with this one."""
 
 
+class Abort(Exception):
+    """Raised by ``consume`` or ``finalize``, to drop the transaction and read its messages again.
+
+    The messages that were published in it are dropped, and with ``inside`` its writes. ``finish`` gets a future that
+    has failed with this exception. The application drops what it keeps in memory of the transaction. The consumer does
+    not limit the number of aborts.
+    """
+
+
 class App(Protocol):
     """The application that a consumer runs. These methods are optional:
 
@@ -86,7 +97,8 @@ class App(Protocol):
     ``finish(commit)``          called once for each ``begin``, with a :class:`concurrent.futures.Future` that is done
                                 when the transaction is committed and acknowledged, and failed when it failed
 
-    The thread that runs the consumer calls them all. An error of any of them ends the consumer.
+    The thread that runs the consumer calls them all. An error of any of them ends the consumer, except :class:`Defer`
+    and :class:`Abort`.
     """
 
     def consume(self, envelope: Envelope, publisher: Publisher) -> object:
@@ -137,6 +149,9 @@ class Consumer(Closing):
     ``missing``        the acknowledgements that a start may leave out: ``"removed"``, those for queues that were
                        removed from their store; ``"skip"``, also those for missing stores, whose readers then never
                        see the transaction; ``"refuse"``, none. For any other missing queue or store the start fails
+    ``message_type``   the type of messages that are not dicts, read and published
+    ``validate``       ``validate(message)`` may raise to refuse a message that is published, before it is mapped
+    ``clock``          a :class:`cues.txn.Clock` that several publishers share; wall time then never moves it
     ``inside``         call ``consume(envelope, publisher, writes)`` inside the open transaction of the checkpoint, with
                        the argument that ``work`` would get: a row can be read before it is decided what to publish.
                        The next transaction then begins after the commit of this one
@@ -161,6 +176,9 @@ class Consumer(Closing):
         horizon_s: float = HORIZON_S,
         on_gap: OnGap = "raise",
         missing: Missing = "removed",
+        message_type: MessageType = DICT,
+        validate: Callable[[Any], object] | None = None,
+        clock: Clock | None = None,
         inside: bool = False,
         lease_s: float = LEASE_S,
         now: Callable[[], float] = time.monotonic,
@@ -183,6 +201,11 @@ class Consumer(Closing):
             raise InvalidArgument(
                 f"The sources are {', '.join(journals) or 'none'}.", "pass one or more queues, each once."
             )
+        if not isinstance(message_type, MessageType):
+            raise InvalidArgument(f"message_type={message_type!r:.60}.", "pass a cues.txn.MessageType.")
+        check_publishing(clock, validate)
+        self._type = message_type
+        self._validate, self._clock = validate, clock
         if inside:
             _check_has(checkpoint, "The checkpoint of a consumer with inside=True", "begin")
         self._inside = inside
@@ -205,6 +228,8 @@ class Consumer(Closing):
         self._sources = Sources([], {}, self._open_reader)
         self._publisher: Publisher | None = None
         self._sequencer = Sequencer()
+        self._last = Checkpoint()
+        """The last checkpoint that was committed."""
         self._thread: ThreadPoolExecutor | None = None
         self._commit_under_way: Future[None] | None = None
         self._out: Envelope | None = None
@@ -270,8 +295,12 @@ class Consumer(Closing):
             elif self._turn is not None:
                 with contextlib.suppress(Fenced):  # the next commit is refused too, and tells the application
                     self._turn.begin(None)
-            while not self._stopping and self._transaction(draining):
-                pass
+            while not self._stopping:
+                try:
+                    if not self._transaction(draining):
+                        break
+                except Abort:
+                    self._abort()
             self._collect(wait=True)
             if self._turn is not None:
                 self._turn.end()
@@ -294,7 +323,7 @@ class Consumer(Closing):
         if restored is None:
             return
         # No timeout: the acknowledgement is appended, or the publisher is closed.
-        self._publisher = Publisher(acknowledge_timeout_s=None)
+        self._publisher = Publisher(self._clock, self._validate, self._type, acknowledge_timeout_s=None)
         self._thread = ThreadPoolExecutor(1, "cues consumer")
         faults.point("consumer.restored")
         # 2. Repeat.
@@ -304,13 +333,31 @@ class Consumer(Closing):
         if hasattr(self._app, "start"):
             self._app.start()
         # 3. Read.
-        self._sources = Sources(self._wanted, restored.offsets, self._open_reader)
+        self._read(restored)
         if self._sources.begun:
             # Else a successor would begin at another place, if this instance dies before its first commit.
             restored = dataclasses.replace(restored, offsets={**restored.offsets, **self._sources.begun})
             self._checkpoint.commit(restored, None)
-        self._sequencer = Sequencer(restored.producers, self._ring, restored.offsets)
+            self._sequencer = Sequencer(restored.producers, self._ring, restored.offsets)
         self._committed(restored)
+
+    def _read(self, checkpoint: Checkpoint) -> None:
+        """Open the sources at the offsets of a checkpoint."""
+        self._sources = Sources(self._wanted, checkpoint.offsets, self._open_reader)
+        self._sequencer = Sequencer(checkpoint.producers, self._ring, checkpoint.offsets)
+
+    def _abort(self) -> None:
+        """Drop the transaction under way, and continue from the last one, which is committed first."""
+        publisher = self._publisher
+        assert publisher is not None
+        self._collect(wait=True)
+        if self._opened is not None:
+            opened, self._opened = self._opened, None
+            opened.roll_back()
+        publisher.abort()
+        faults.point("consumer.aborted")
+        self._out = None
+        self._read(self._last)
 
     def _restore(self) -> Checkpoint | None:
         """Wait for the turn of this instance, and restore; None if :meth:`stop` ended the wait."""
@@ -333,7 +380,15 @@ class Consumer(Closing):
             self.skipped[journal] = self.skipped.get(journal, 0) + count
 
         reader = f"the consumer of {self._checkpoint!r}"
-        return ReadUncommitted(queue, begin, end, on_gap=source.on_gap or self._on_gap, reader=reader, on_skip=skip)
+        return ReadUncommitted(
+            queue,
+            begin,
+            end,
+            on_gap=source.on_gap or self._on_gap,
+            message_type=self._type,
+            reader=reader,
+            on_skip=skip,
+        )
 
     # --- a transaction ------------------------------------------------------------------------
 
@@ -530,6 +585,7 @@ class Consumer(Closing):
             if state.begin >= 0:
                 needed[state.journal] = min(state.begin, needed.get(state.journal, state.begin))
         self.read_through, self.needed_from = checkpoint.offsets, needed
+        self._last = checkpoint
 
     def _collect(self, wait: bool = False) -> None:
         """Take the result of the commit under way, if it is done, or ``wait`` for it. Raises its error."""
