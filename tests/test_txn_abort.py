@@ -14,7 +14,7 @@ from children import Child
 import cues
 from cues import faults
 from cues.checkpoints import JSONFileCheckpoint, LMDBCheckpoint
-from cues.errors import InvalidArgument
+from cues.errors import CheckpointError, InvalidArgument
 from cues.queues.store import Store
 from cues.txn import ZERO_UUID, Abort, Clock, Consumer, Defer, MessageType, ReadUncommitted
 
@@ -130,6 +130,55 @@ def test_death_around_an_abort(store: Store, tmp_path: Path, inside: bool, point
         with Child(RUNS, store.path, tmp_path / "c.json", inside, CUES_FAULT=f"{point}:{hit}") as child:
             assert child.returncode() == -signal.SIGKILL
     live(store, tmp_path / "c.json", inside)
+    expect_all(store, tmp_path / "c.json")
+
+
+class Fails:
+    """Publishes to two queues that no checkpoint has named, and fails."""
+
+    def __init__(self, store: Store, error: BaseException) -> None:
+        self._outs = [store.queue("out-0"), store.queue("out-1")]
+        self._error = error
+
+    def consume(self, envelope: Any, publisher: Any) -> None:
+        for out in self._outs:
+            publisher.publish_uncommitted(lambda _, out=out: out, envelope.message)
+        publisher.flush()
+        raise self._error
+
+    def finalize(self, publisher: Any) -> None:
+        return None
+
+
+def pending(store: Store) -> list[bool]:
+    return [not list(ReadUncommitted(store.queue(f"out-{n}")))[-1].acknowledgement for n in range(2)]
+
+
+def test_an_instance_that_fails_drops_what_it_published_on_every_queue(store: Store, tmp_path: Path) -> None:
+    with pytest.raises(ZeroDivisionError):
+        Consumer(
+            Fails(store, ZeroDivisionError()), [store.queue("in")], JSONFileCheckpoint(tmp_path / "c.json")
+        ).drain()
+    assert pending(store) == [False, False]
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_messages_of_a_commit_whose_outcome_is_unknown_are_not_dropped(
+    store: Store, tmp_path: Path, inside: bool
+) -> None:
+    """The checkpoint is committed, but the instance is told that it failed. Its successor acknowledges."""
+
+    class Lying(JSONFileCheckpoint):
+        def commit(self, checkpoint: Any, work: Any = None) -> None:
+            super().commit(checkpoint, work)
+            raise CheckpointError("The answer was lost.", where="")
+
+    app = Restless(store, set(), inside)
+    with pytest.raises(CheckpointError):
+        Consumer(app, [store.queue("in")], Lying(tmp_path / "c.json"), inside=inside).drain()
+    app = Restless(store, set(), inside)
+    with Consumer(app, [store.queue("in")], JSONFileCheckpoint(tmp_path / "c.json"), inside=inside) as consumer:
+        consumer.drain()
     expect_all(store, tmp_path / "c.json")
 
 

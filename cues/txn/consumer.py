@@ -69,6 +69,8 @@ from cues.txn.turns import LEASE_S, Turn
 
 MAX_S: Final = 1.0
 """The longest time for which a transaction takes messages."""
+_DROP_S: Final = 10.0
+"""Seconds for which a consumer that fails waits for its own appends, in order to drop them."""
 HORIZON_S: Final = 24 * 3600.0
 """The time after which a checkpoint drops producers that wrote nothing and have nothing pending."""
 
@@ -232,6 +234,8 @@ class Consumer(Closing):
         """The last checkpoint that was committed."""
         self._thread: ThreadPoolExecutor | None = None
         self._commit_under_way: Future[None] | None = None
+        self._unsettled = False
+        """True from the moment at which a commit may begin until it is known to be done: then nothing is dropped."""
         self._out: Envelope | None = None
         """A committed message that was handed out and not consumed. It is the first of the next transaction."""
         self.read_through: dict[str, int] = {}
@@ -309,6 +313,8 @@ class Consumer(Closing):
         except BaseException as error:
             try:
                 failed = self._failure()
+                if isinstance(error, Exception):
+                    self._drop()
             finally:
                 self.close()
             if failed is not None and failed is not error and isinstance(error, Exception):
@@ -542,7 +548,7 @@ class Consumer(Closing):
         # 7. Checkpoint.
         checkpoint = self._sequencer.checkpoint(self._horizon_ns, keep_open=True)
         checkpoint = dataclasses.replace(checkpoint, ack_intents=tuple(intents))
-        transaction.handed_over = True
+        transaction.handed_over = self._unsettled = True
         if self._opened is None:
             self._commit_under_way = self._thread.submit(self._commit_in_thread, checkpoint, work, intents)
         else:
@@ -592,6 +598,7 @@ class Consumer(Closing):
         if self._commit_under_way is not None and (wait or self._commit_under_way.done()):
             commit, self._commit_under_way = self._commit_under_way, None
             commit.result()
+            self._unsettled = False
 
     def _failure(self) -> BaseException | None:
         """Wait for the commit under way, and return its error."""
@@ -599,7 +606,18 @@ class Consumer(Closing):
             return None
         with contextlib.suppress(BaseException):
             self._commit_under_way.result()
+            self._unsettled = False
         return self._commit_under_way.exception()
+
+    def _drop(self) -> None:
+        """Drop the pending messages of a transaction that failed, on every queue, unless its outcome is unknown.
+
+        A successor could drop only those on queues that the last checkpoint names. After a commit that failed, the
+        checkpoint may nevertheless be there, and its successor acknowledges the messages.
+        """
+        if self._publisher is not None and not self._unsettled and not self._publisher.closed:
+            with contextlib.suppress(CuesError):  # a store may be away; the first error is the one to raise
+                self._publisher.abort(_DROP_S)
 
     def _finish(self, commit: Future[None]) -> None:
         if hasattr(self._app, "finish"):
