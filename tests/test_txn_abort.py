@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import signal
+import threading
 import uuid as uuids
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,7 @@ from cues import faults
 from cues.checkpoints import JSONFileCheckpoint, LMDBCheckpoint
 from cues.errors import CheckpointError, InvalidArgument
 from cues.queues.store import Store
-from cues.txn import ZERO_UUID, Abort, Clock, Consumer, Defer, MessageType, ReadUncommitted
+from cues.txn import ZERO_UUID, Abort, Clock, Consumer, Defer, MessageType, Publisher, ReadUncommitted
 
 COUNT = 12
 
@@ -179,6 +181,36 @@ def test_messages_of_a_commit_whose_outcome_is_unknown_are_not_dropped(
     app = Restless(store, set(), inside)
     with Consumer(app, [store.queue("in")], JSONFileCheckpoint(tmp_path / "c.json"), inside=inside) as consumer:
         consumer.drain()
+    expect_all(store, tmp_path / "c.json")
+
+
+def test_a_signal_handler_that_raises_after_a_commit_began_drops_nothing(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The commit is under way, and the thread that began it does not know of it."""
+    dropped = threading.Event()
+    abort = Publisher.abort
+
+    def aborting(publisher: Publisher, timeout: float | None = None) -> None:
+        abort(publisher, timeout)
+        dropped.set()
+
+    class Slow(JSONFileCheckpoint):
+        def commit(self, checkpoint: Any, work: Any = None) -> None:
+            dropped.wait(0.2)
+            super().commit(checkpoint, work)
+
+    submit = ThreadPoolExecutor.submit
+
+    def interrupted(*arguments: Any, **options: Any) -> Any:
+        submit(*arguments, **options)
+        raise TimeoutError
+
+    monkeypatch.setattr(Publisher, "abort", aborting)
+    with monkeypatch.context() as patch, pytest.raises(TimeoutError):
+        patch.setattr(ThreadPoolExecutor, "submit", interrupted)
+        Consumer(Restless(store, set(), False), [store.queue("in")], Slow(tmp_path / "c.json")).drain()
+    live(store, tmp_path / "c.json")
     expect_all(store, tmp_path / "c.json")
 
 
