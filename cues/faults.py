@@ -93,6 +93,11 @@ CONSUMER_POINTS: dict[str, str] = {
 }
 """Points of consumers."""
 
+ABORT_POINTS: dict[str, str] = {
+    "consumer.aborted": "a transaction dropped by its application, its messages not read again",
+}
+"""Points of consumers whose application aborts a transaction."""
+
 GROUP_POINTS: dict[str, str] = {
     "group.inside": "rows of a consumer group written, not committed",
     "group.after": "rows of a consumer group committed",
@@ -135,6 +140,7 @@ POINTS: dict[str, str] = {
     **PUBLISHER_POINTS,
     **CHECKPOINT_POINTS,
     **CONSUMER_POINTS,
+    **ABORT_POINTS,
     **GROUP_POINTS,
     **TRANSACTION_POINTS,
     **SPARK_POINTS,

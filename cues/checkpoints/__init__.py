@@ -7,6 +7,8 @@
     checkpoint.restore()             raise the fence, return the last checkpoint or None
     checkpoint.read()                return the last checkpoint without taking over, for cues.txn.wait_read_through
     checkpoint.commit(c, work)       the user's writes and the checkpoint, in one transaction
+    checkpoint.begin()               the same in two steps: its ``argument`` can be read before ``commit(c, work)``
+    checkpoint.lease(), set_lease()  the lease by which instances of a consumer take turns
 
 Duties of a checkpoint: after ``restore`` of one object, ``commit`` of every object that restored before raises
 :class:`cues.Fenced` and writes nothing. If such a commit is under way at that moment, ``restore`` either sees its

@@ -1,11 +1,37 @@
-"""The fence that an object raised. It is valid only in the process that raised it."""
+"""The fence that an object raised, which is valid only in the process that raised it; and commits that were begun."""
 
 from __future__ import annotations
 
+import contextlib
 import os
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from cues.errors import CuesError, Fenced, Forked
+from cues.queues.sequencer import Checkpoint
+
+A = TypeVar("A")
+
+
+class OpenCommit(Generic[A]):
+    """A commit that was begun, and whose ``argument`` may be read and changed before :meth:`commit`."""
+
+    def __init__(self, argument: A, commit: Callable[[Checkpoint, Any], None], undo: Callable[[], object]) -> None:
+        self.argument = argument
+        self._commit = commit
+        self._undo = undo
+
+    def errors(self) -> contextlib.AbstractContextManager[None]:
+        """Return a context manager for code that uses the argument; here it does nothing."""
+        return contextlib.nullcontext()
+
+    def commit(self, checkpoint: Checkpoint, work: Any = None) -> None:
+        """Write the changes of the argument, those of ``work(argument)`` and ``checkpoint``."""
+        self._commit(checkpoint, work)
+
+    def roll_back(self) -> None:
+        """Write nothing. May be repeated, also after a commit."""
+        self._undo()
 
 
 class RestoredFence(NamedTuple):

@@ -30,7 +30,7 @@ from typing import Any, Final
 from cues import faults
 from cues.base.closing import Closing
 from cues.checkpoints import packing
-from cues.checkpoints.fence import RestoredFence, own_fence, restored_since
+from cues.checkpoints.fence import OpenCommit, RestoredFence, own_fence, restored_since
 from cues.checkpoints.leasefile import LeaseFile
 from cues.errors import CheckpointError
 from cues.queues.sequencer import Checkpoint
@@ -123,6 +123,29 @@ class JSONFileCheckpoint(Closing):
             self._write(written)
         self.state = state
         faults.point("checkpoint.after")
+
+    def begin(self) -> OpenCommit[dict[str, Any]]:
+        """Begin the next commit, for a consumer that reads the state before it decides.
+
+        Its ``argument`` is a copy of the state, which ``commit(checkpoint, work)`` writes. Raises
+        :class:`cues.Fenced` after another object restored.
+        """
+        fence, _ = self.lease()
+        own = own_fence(self._held, str(self.path), "call restore() here, which refuses the parent from then on.")
+        if fence != own:
+            raise restored_since(str(self.path), str(self.path), own, fence)
+        changed = copy.deepcopy(self.state)
+
+        def commit(checkpoint: Checkpoint, work: Work | None) -> None:
+            def replace(state: dict[str, Any]) -> None:
+                state.clear()
+                state.update(changed)
+                if work is not None:
+                    work(state)
+
+            self.commit(checkpoint, replace)
+
+        return OpenCommit(changed, commit, lambda: None)
 
     def close(self) -> None:
         """Do nothing: no file is open between two commits."""

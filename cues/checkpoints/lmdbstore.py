@@ -17,6 +17,7 @@ Not guaranteed: more than the store guarantees. A ``durability="process"`` store
 
 from __future__ import annotations
 
+import functools
 import struct
 import threading
 from collections.abc import Callable, Iterable
@@ -26,7 +27,7 @@ from typing import Any, Final
 from cues import faults
 from cues.base import names
 from cues.checkpoints import packing
-from cues.checkpoints.fence import RestoredFence, own_fence, restored_since
+from cues.checkpoints.fence import OpenCommit, RestoredFence, own_fence, restored_since
 from cues.checkpoints.leasefile import LeaseFile
 from cues.errors import CuesError
 from cues.queues.queue import Queue
@@ -123,11 +124,26 @@ class LMDBCheckpoint:
         Raises :class:`cues.Fenced` after another object restored, and the exceptions of ``work``. Then nothing was
         written.
         """
+        self._commit(Writes(self.store, self._table), checkpoint, work)
+
+    def begin(self) -> OpenCommit[Writes]:
+        """Begin the next commit, for a consumer that reads the state before it decides.
+
+        Its ``argument`` is a :class:`Writes`; no transaction of the store is open before ``commit(checkpoint, work)``.
+        Raises :class:`cues.Fenced` after another object restored.
+        """
+        fence, _ = self.lease()
+        own = own_fence(self._held, repr(self.name), "open a store and a checkpoint in the child.")
+        if fence != own:
+            raise restored_since(self.name, f"{self.name!r} in {self.store.path}", own, fence)
+        writes = Writes(self.store, self._table)
+        return OpenCommit(writes, functools.partial(self._commit, writes), self._table.forget)
+
+    def _commit(self, writes: Writes, checkpoint: Checkpoint, work: Work | None) -> None:
         fence = own_fence(self._held, repr(self.name), "open a store and a checkpoint in the child.")
         with self._guard:
             try:
                 # 1. Work.
-                writes = Writes(self.store, self._table)
                 if work is not None:
                     work(writes)
                 self._table.view(_CHECKPOINT)["text"] = packing.pack(checkpoint)
@@ -167,10 +183,7 @@ class LMDBCheckpoint:
     @property
     def state(self) -> dict[Any, Any]:
         """A copy of the user's state after the last commit."""
-        with self._guard:
-            state = dict(self._table.view(_STATE))
-            self._table.call.discard()
-        return state
+        return dict(StateTable(self.store, f"checkpoint:{self.name}").view(_STATE))
 
     def close(self) -> None:
         """Do nothing: the caller closes the store."""

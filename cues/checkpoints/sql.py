@@ -181,22 +181,16 @@ class SQLCheckpoint(Closing):
         commit took place); and the exceptions of ``work``, after which nothing was written. ``work`` must not commit
         or roll back.
         """
-        fence = own_fence(self._held, repr(self.name), "restore() here, which refuses the parent from then on.")
         text = packing.pack(checkpoint)
-        own_row = (_checkpoints.c.name == self.name) & (_checkpoints.c.fence == fence)
-        with self._begin() as connection:
-            # 1. The fence, and the row's lock.
-            if connection.execute(_checkpoints.update().where(own_row).values(checkpoint=text)).rowcount != 1:
-                raise restored_since(self.name, f"{self.name!r} in {self.where}", fence)
-            # 2. Work.
-            if work is not None:
-                work(connection)
-            written = sa.select(_checkpoints.c.fence).where(own_row & (_checkpoints.c.checkpoint == text))
-            if not connection.in_transaction() or connection.execute(written).first() is None:
-                raise transaction_ended(f"The work of the checkpoint {self.name!r}")
-            faults.point("checkpoint.inside")
-        # 3. Committed.
-        faults.point("checkpoint.after")
+        _OpenTransaction(self, {"checkpoint": text}).finish(text, work)
+
+    def begin(self) -> _OpenTransaction:
+        """Begin the transaction of the next commit, for a consumer that reads rows before it decides.
+
+        Its ``argument`` is the connection; ``commit(checkpoint, work)`` or ``roll_back()`` ends it. Raises
+        :class:`cues.Fenced` after another object restored; from then on until the end no other object can restore.
+        """
+        return _OpenTransaction(self, {})
 
     def _raise_fence(self, connection: sa.Connection, expected: int | None, lease: str) -> Any:
         own_row = _checkpoints.c.name == self.name
@@ -321,6 +315,70 @@ class SQLCheckpoint(Closing):
 
     def __repr__(self) -> str:
         return f"<cues.SQLCheckpoint {self.name or 'of sinks'} in {self.where}>"
+
+
+class _OpenTransaction:
+    """The transaction of a commit: it holds the lock on the row of its checkpoint."""
+
+    def __init__(self, owner: SQLCheckpoint, values: dict[str, Any]) -> None:
+        """Write ``values`` into the row, if the fence in it is that of ``owner``."""
+        hint = "restore() here, which refuses the parent from then on."
+        fence = own_fence(owner._held, repr(owner.name), hint)
+        self._owner = owner
+        self._row = (_checkpoints.c.name == owner.name) & (_checkpoints.c.fence == fence)
+        with contextlib.ExitStack() as opened:
+            self.argument = opened.enter_context(owner._begin())
+            # 1. The fence, and the row's lock.
+            update = _checkpoints.update().where(self._row).values({"fence": fence, **values})
+            if self.argument.execute(update).rowcount != 1:
+                raise restored_since(owner.name, f"{owner.name!r} in {owner.where}", fence)
+            self._opened = opened.pop_all()
+
+    def errors(self) -> AbstractContextManager[None]:
+        """Raise failures of the database inside the block as CheckpointError."""
+        return self._owner._failures()
+
+    def commit(self, checkpoint: Checkpoint, work: Work | None = None) -> None:
+        """Write ``checkpoint`` and the writes of ``work(connection)``, and commit; see :meth:`SQLCheckpoint.commit`."""
+        text = packing.pack(checkpoint)
+        with self._rolled_back_on_error():
+            self._check_open()
+            self.argument.execute(_checkpoints.update().where(self._row).values(checkpoint=text))
+        self.finish(text, work)
+
+    def finish(self, text: str, work: Work | None) -> None:
+        """Do what is left of a commit after the checkpoint is in the row."""
+        with self._opened:
+            # 2. Work.
+            if work is not None:
+                work(self.argument)
+            self._check_open()
+            written = sa.select(_checkpoints.c.fence).where(self._row & (_checkpoints.c.checkpoint == text))
+            if self.argument.execute(written).first() is None:
+                raise transaction_ended(f"The work of the checkpoint {self._owner.name!r}")
+            faults.point("checkpoint.inside")
+        # 3. Committed.
+        faults.point("checkpoint.after")
+
+    def roll_back(self) -> None:
+        """Write nothing. May be repeated, also after a commit."""
+        with contextlib.suppress(_RolledBack), self._opened:
+            raise _RolledBack
+
+    @contextmanager
+    def _rolled_back_on_error(self) -> Iterator[None]:
+        with contextlib.ExitStack() as undo:
+            undo.push(self._opened)
+            yield
+            undo.pop_all()
+
+    def _check_open(self) -> None:
+        if not self.argument.in_transaction():
+            raise transaction_ended(f"The work of the checkpoint {self._owner.name!r}")
+
+
+class _RolledBack(Exception):
+    """Raised inside a transaction, to undo it."""
 
 
 class _Positions:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from cues.queues.stamped import append_stamped
     from cues.records.identity import ZERO_UUID, Clock, Flags, ProducerID, build_uuid, parse_uuid
     from cues.txn.barrier import wait_read_through
-    from cues.txn.consumer import App, Consumer, Defer
+    from cues.txn.consumer import Abort, App, Consumer, Defer
     from cues.txn.framing import FrameReader, Framing, framing_for, register_framing
     from cues.txn.mapping import modulo_mapping, random_mapping, rendezvous_mapping
     from cues.txn.publisher import Publisher
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 # fmt: off
 __all__ = [
-    "DICT", "ZERO_UUID", "AckIntent", "App", "Append", "Checkpoint", "Clock", "Consumer", "Defer",
+    "DICT", "ZERO_UUID", "Abort", "AckIntent", "App", "Append", "Checkpoint", "Clock", "Consumer", "Defer",
     "Desynchronised", "Envelope", "Flags", "FrameReader", "Framing", "FramingError", "Gap", "MessageType",
     "NoPartitions", "Outcome", "ProducerID", "ProducerState", "Publisher", "ReadCommitted", "ReadFrom",
     "ReadUncommitted", "SequenceError", "Sequencer", "UnexpectedEOF", "WaitTimeout", "append_stamped", "build_uuid",
@@ -57,7 +57,7 @@ if not TYPE_CHECKING:  # for a type checker it would define every name
         {
             "errors": "Desynchronised FramingError Gap NoPartitions SequenceError UnexpectedEOF WaitTimeout",
             "txn.barrier": "wait_read_through",
-            "txn.consumer": "App Consumer Defer",
+            "txn.consumer": "Abort App Consumer Defer",
             "txn.framing": "FrameReader Framing framing_for register_framing",
             "records.identity": "Clock Flags ProducerID ZERO_UUID build_uuid parse_uuid",
             "queues.partitioners": "fnv1a32",

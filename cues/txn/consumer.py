@@ -55,18 +55,22 @@ from cues.base.closing import Closing
 from cues.checkpoints import CheckpointStore
 from cues.errors import CuesError, Fenced, InvalidArgument, SequenceError
 from cues.queues.base import journal_of
+from cues.queues.messages import DICT, MessageType
 from cues.queues.placement import Place
 from cues.queues.queue import Queue
 from cues.queues.reader import OnGap, ReadUncommitted
 from cues.queues.sequencer import RING, AckIntent, Checkpoint, Envelope, Outcome, Sequencer
+from cues.records.identity import Clock
 from cues.storage import wakeup
 from cues.txn.barrier import wait_read_through
-from cues.txn.publisher import Missing, Publisher
+from cues.txn.publisher import Missing, Publisher, check_publishing
 from cues.txn.sources import GROWTH_S, ReadFrom, Sources
 from cues.txn.turns import LEASE_S, Turn
 
 MAX_S: Final = 1.0
 """The longest time for which a transaction takes messages."""
+_DROP_S: Final = 10.0
+"""Seconds for which a consumer that fails waits for its own appends, in order to drop them."""
 HORIZON_S: Final = 24 * 3600.0
 """The time after which a checkpoint drops producers that wrote nothing and have nothing pending."""
 
@@ -75,6 +79,15 @@ _log = logging.getLogger("cues.txn")
 
 class Defer(Exception):
     """Raised by ``consume``, to commit the messages before this one and begin the next transaction with this one."""
+
+
+class Abort(Exception):
+    """Raised by ``consume`` or ``finalize``, to drop the transaction and read its messages again.
+
+    The messages that were published in it are dropped, and with ``inside`` its writes. ``finish`` gets a future that
+    has failed with this exception. The application drops what it keeps in memory of the transaction. The consumer does
+    not limit the number of aborts.
+    """
 
 
 class App(Protocol):
@@ -86,11 +99,15 @@ class App(Protocol):
     ``finish(commit)``          called once for each ``begin``, with a :class:`concurrent.futures.Future` that is done
                                 when the transaction is committed and acknowledged, and failed when it failed
 
-    The thread that runs the consumer calls them all. An error of any of them ends the consumer.
+    The thread that runs the consumer calls them all. An error of any of them ends the consumer, except :class:`Defer`
+    and :class:`Abort`.
     """
 
     def consume(self, envelope: Envelope, publisher: Publisher) -> object:
-        """Take a committed message. It may call ``publisher.publish_uncommitted``, and raise :class:`Defer`."""
+        """Take a committed message. It may call ``publisher.publish_uncommitted``, and raise :class:`Defer`.
+
+        A consumer with ``inside=True`` calls ``consume(envelope, publisher, writes)``.
+        """
 
     def finalize(self, publisher: Publisher) -> Callable[[Any], Any] | None:
         """End the transaction. Return a function that writes within the checkpoint's transaction, or None.
@@ -134,6 +151,12 @@ class Consumer(Closing):
     ``missing``        the acknowledgements that a start may leave out: ``"removed"``, those for queues that were
                        removed from their store; ``"skip"``, also those for missing stores, whose readers then never
                        see the transaction; ``"refuse"``, none. For any other missing queue or store the start fails
+    ``message_type``   the type of messages that are not dicts, read and published
+    ``validate``       ``validate(message)`` may raise to refuse a message that is published, before it is mapped
+    ``clock``          a :class:`cues.txn.Clock` that several publishers share; wall time then never moves it
+    ``inside``         call ``consume(envelope, publisher, writes)`` inside the open transaction of the checkpoint, with
+                       the argument that ``work`` would get: a row can be read before it is decided what to publish.
+                       The next transaction then begins after the commit of this one
     ``lease_s``        the instance waits while another one runs that has given a sign of life within so many seconds; 0
                        does not wait, and takes over at once
     ``now``            a function that returns the seconds of a monotonic clock
@@ -155,6 +178,10 @@ class Consumer(Closing):
         horizon_s: float = HORIZON_S,
         on_gap: OnGap = "raise",
         missing: Missing = "removed",
+        message_type: MessageType = DICT,
+        validate: Callable[[Any], object] | None = None,
+        clock: Clock | None = None,
+        inside: bool = False,
         lease_s: float = LEASE_S,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -176,7 +203,17 @@ class Consumer(Closing):
             raise InvalidArgument(
                 f"The sources are {', '.join(journals) or 'none'}.", "pass one or more queues, each once."
             )
-        self._app = app
+        if not isinstance(message_type, MessageType):
+            raise InvalidArgument(f"message_type={message_type!r:.60}.", "pass a cues.txn.MessageType.")
+        check_publishing(clock, validate)
+        self._type = message_type
+        self._validate, self._clock = validate, clock
+        if inside:
+            _check_has(checkpoint, "The checkpoint of a consumer with inside=True", "begin")
+        self._inside = inside
+        self._opened: Any = None
+        """The transaction of the checkpoint that is open, with ``inside``."""
+        self._app: Any = app
         self._wanted = wanted
         self._checkpoint = checkpoint
         leased = callable(getattr(checkpoint, "set_lease", None)) and callable(getattr(checkpoint, "lease", None))
@@ -193,8 +230,12 @@ class Consumer(Closing):
         self._sources = Sources([], {}, self._open_reader)
         self._publisher: Publisher | None = None
         self._sequencer = Sequencer()
+        self._last = Checkpoint()
+        """The last checkpoint that was committed."""
         self._thread: ThreadPoolExecutor | None = None
         self._commit_under_way: Future[None] | None = None
+        self._unsettled = False
+        """True from the moment at which a commit may begin until it is known to be done: then nothing is dropped."""
         self._out: Envelope | None = None
         """A committed message that was handed out and not consumed. It is the first of the next transaction."""
         self.read_through: dict[str, int] = {}
@@ -236,6 +277,10 @@ class Consumer(Closing):
     def close(self) -> None:
         """Close the publisher and the thread. Transactions that are not committed are dropped. Sources stay open."""
         self._ended = True
+        if self._opened is not None:
+            opened, self._opened = self._opened, None
+            with contextlib.suppress(Exception):  # the connection may be lost
+                opened.roll_back()
         if self._thread is not None:
             self._thread.shutdown(wait=True)
         if self._turn is not None:
@@ -254,8 +299,12 @@ class Consumer(Closing):
             elif self._turn is not None:
                 with contextlib.suppress(Fenced):  # the next commit is refused too, and tells the application
                     self._turn.begin(None)
-            while not self._stopping and self._transaction(draining):
-                pass
+            while not self._stopping:
+                try:
+                    if not self._transaction(draining):
+                        break
+                except Abort:
+                    self._abort()
             self._collect(wait=True)
             if self._turn is not None:
                 self._turn.end()
@@ -264,6 +313,8 @@ class Consumer(Closing):
         except BaseException as error:
             try:
                 failed = self._failure()
+                if isinstance(error, Exception):
+                    self._drop()
             finally:
                 self.close()
             if failed is not None and failed is not error and isinstance(error, Exception):
@@ -278,7 +329,7 @@ class Consumer(Closing):
         if restored is None:
             return
         # No timeout: the acknowledgement is appended, or the publisher is closed.
-        self._publisher = Publisher(acknowledge_timeout_s=None)
+        self._publisher = Publisher(self._clock, self._validate, self._type, acknowledge_timeout_s=None)
         self._thread = ThreadPoolExecutor(1, "cues consumer")
         faults.point("consumer.restored")
         # 2. Repeat.
@@ -288,13 +339,31 @@ class Consumer(Closing):
         if hasattr(self._app, "start"):
             self._app.start()
         # 3. Read.
-        self._sources = Sources(self._wanted, restored.offsets, self._open_reader)
+        self._read(restored)
         if self._sources.begun:
             # Else a successor would begin at another place, if this instance dies before its first commit.
             restored = dataclasses.replace(restored, offsets={**restored.offsets, **self._sources.begun})
             self._checkpoint.commit(restored, None)
-        self._sequencer = Sequencer(restored.producers, self._ring, restored.offsets)
+            self._sequencer = Sequencer(restored.producers, self._ring, restored.offsets)
         self._committed(restored)
+
+    def _read(self, checkpoint: Checkpoint) -> None:
+        """Open the sources at the offsets of a checkpoint."""
+        self._sources = Sources(self._wanted, checkpoint.offsets, self._open_reader)
+        self._sequencer = Sequencer(checkpoint.producers, self._ring, checkpoint.offsets)
+
+    def _abort(self) -> None:
+        """Drop the transaction under way, and continue from the last one, which is committed first."""
+        publisher = self._publisher
+        assert publisher is not None
+        self._collect(wait=True)
+        if self._opened is not None:
+            opened, self._opened = self._opened, None
+            opened.roll_back()
+        publisher.abort()
+        faults.point("consumer.aborted")
+        self._out = None
+        self._read(self._last)
 
     def _restore(self) -> Checkpoint | None:
         """Wait for the turn of this instance, and restore; None if :meth:`stop` ended the wait."""
@@ -317,7 +386,15 @@ class Consumer(Closing):
             self.skipped[journal] = self.skipped.get(journal, 0) + count
 
         reader = f"the consumer of {self._checkpoint!r}"
-        return ReadUncommitted(queue, begin, end, on_gap=source.on_gap or self._on_gap, reader=reader, on_skip=skip)
+        return ReadUncommitted(
+            queue,
+            begin,
+            end,
+            on_gap=source.on_gap or self._on_gap,
+            message_type=self._type,
+            reader=reader,
+            on_skip=skip,
+        )
 
     # --- a transaction ------------------------------------------------------------------------
 
@@ -397,12 +474,18 @@ class Consumer(Closing):
             self._out = None
             return
         if transaction.began is None:
+            if self._inside:
+                self._collect(wait=True)  # this transaction reads what the last one has written
+                self._opened = self._checkpoint.begin()  # type: ignore[attr-defined]
             if hasattr(self._app, "begin"):
                 self._app.begin()
             transaction.began = self._now()
         try:
             if envelope.acknowledgement:
-                self._app.acknowledged(envelope)  # type: ignore[attr-defined]
+                self._app.acknowledged(envelope)
+            elif self._opened is not None:
+                with self._opened.errors():
+                    self._app.consume(envelope, publisher, self._opened.argument)
             else:
                 self._app.consume(envelope, publisher)
         except Defer:
@@ -465,8 +548,17 @@ class Consumer(Closing):
         # 7. Checkpoint.
         checkpoint = self._sequencer.checkpoint(self._horizon_ns, keep_open=True)
         checkpoint = dataclasses.replace(checkpoint, ack_intents=tuple(intents))
-        transaction.handed_over = True
-        self._commit_under_way = self._thread.submit(self._commit_in_thread, checkpoint, work, intents)
+        transaction.handed_over = self._unsettled = True
+        if self._opened is None:
+            self._commit_under_way = self._thread.submit(self._commit_in_thread, checkpoint, work, intents)
+        else:
+            self._commit_under_way = Future()
+            try:
+                self._commit_in_thread(checkpoint, work, intents)
+                self._commit_under_way.set_result(None)
+            except BaseException as error:
+                self._commit_under_way.set_exception(error)
+            self._opened = None
         store = self._wanted[0].queue.store
         self._commit_under_way.add_done_callback(lambda _: store._ring_own())  # wakes the thread of the consumer
         if transaction.began is not None:
@@ -481,7 +573,7 @@ class Consumer(Closing):
                 store.sync()
             faults.point("consumer.before")
             # 8. Commit.
-            self._checkpoint.commit(checkpoint, work)
+            (self._opened or self._checkpoint).commit(checkpoint, work)
             faults.point("consumer.committed")
             # 9. Acknowledge.
             publisher.append_ack_intents(intents)
@@ -499,12 +591,14 @@ class Consumer(Closing):
             if state.begin >= 0:
                 needed[state.journal] = min(state.begin, needed.get(state.journal, state.begin))
         self.read_through, self.needed_from = checkpoint.offsets, needed
+        self._last = checkpoint
 
     def _collect(self, wait: bool = False) -> None:
         """Take the result of the commit under way, if it is done, or ``wait`` for it. Raises its error."""
         if self._commit_under_way is not None and (wait or self._commit_under_way.done()):
             commit, self._commit_under_way = self._commit_under_way, None
             commit.result()
+            self._unsettled = False
 
     def _failure(self) -> BaseException | None:
         """Wait for the commit under way, and return its error."""
@@ -512,7 +606,18 @@ class Consumer(Closing):
             return None
         with contextlib.suppress(BaseException):
             self._commit_under_way.result()
+            self._unsettled = False
         return self._commit_under_way.exception()
+
+    def _drop(self) -> None:
+        """Drop the pending messages of a transaction that failed, on every queue, unless its outcome is unknown.
+
+        A successor could drop only those on queues that the last checkpoint names. After a commit that failed, the
+        checkpoint may nevertheless be there, and its successor acknowledges the messages.
+        """
+        if self._publisher is not None and not self._unsettled and not self._publisher.closed:
+            with contextlib.suppress(CuesError):  # a store may be away; the first error is the one to raise
+                self._publisher.abort(_DROP_S)
 
     def _finish(self, commit: Future[None]) -> None:
         if hasattr(self._app, "finish"):

@@ -87,10 +87,7 @@ class Publisher:
         *,
         acknowledge_timeout_s: float | None = ACKNOWLEDGE_TIMEOUT_S,
     ) -> None:
-        if not (clock is None or isinstance(clock, Clock)):
-            raise InvalidArgument(f"clock={clock!r} is not a Clock.", "pass Clock(), or None.")
-        if not (validate is None or callable(validate)):
-            raise InvalidArgument(f"validate={validate!r} cannot be called.", "pass a function of a message, or None.")
+        check_publishing(clock, validate)
         self.id = ProducerID()
         self._clock = Clock() if clock is None else clock
         self._by_wall_time = clock is None
@@ -369,6 +366,14 @@ class Publisher:
 
     def __repr__(self) -> str:
         return f"<cues.txn.Publisher {self.id.hex()}>"
+
+
+def check_publishing(clock: object, validate: object) -> None:
+    """Raise :class:`InvalidArgument` for a clock or a ``validate`` that a publisher cannot use."""
+    if not (clock is None or isinstance(clock, Clock)):
+        raise InvalidArgument(f"clock={clock!r} is not a Clock.", "pass Clock(), or None.")
+    if not (validate is None or callable(validate)):
+        raise InvalidArgument(f"validate={validate!r} cannot be called.", "pass a function of a message, or None.")
 
 
 def find_queue(journal: str, path: str, opened: Callable[[Store], object], readonly: bool = False) -> Queue:
