@@ -3,8 +3,8 @@
     clicks/0 … clicks/5 ──► members of the group "totals", in processes ──► counted
 
 Each session reads clicks of one partition, and writes a message for each. Its commit appends these messages and moves
-the position. The first process dies in the middle of a session, and two others share its partitions. In the end each click must be counted once, and
-those of one user in their order. If not, the exit code is 1.
+the position. The first process dies in the middle of a session, and two others share its partitions. In the end each
+click must be counted once, and those of one user in their order. If not, the exit code is 1.
 """
 
 import os
