@@ -82,7 +82,7 @@ class MemberRow:
         body = sealed.unseal(raw, f"row of the group member {name!r}")
         id, pid, boot, lease_s, static, kept_ns, queues, *more = codec.unpack(body)
         together, patterns = more or ((), ())
-        sets = tuple(tuple(names) for names in together)
+        sets = tuple(map(tuple, together))
         return MemberRow(id, pid, boot, lease_s, static, kept_ns, tuple(queues), sets, tuple(patterns))
 
 
