@@ -25,6 +25,7 @@ interpreter swallows (in a finalizer) counts as one that was not raised.
 from __future__ import annotations
 
 import contextlib
+import inspect
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -68,9 +69,9 @@ class Interruption:
         file = frame.f_code.co_filename
         if event not in self._events or not file.startswith(_HERE):
             return
-        if frame.f_code.co_name == "<genexpr>":
-            # CPython 3.11 may crash when a profiler raises where a generator expression begins. A signal never does:
-            # it is handled at the next call or jump.
+        if event == "call" and frame.f_code.co_flags & inspect.CO_GENERATOR:
+            # If a profiler raises where a generator begins or continues, CPython 3.11 leaves its frame half made, and
+            # may crash later. A signal never does: it is handled at the next call or jump.
             return
         self.passed += 1
         if self.passed == self._at:
