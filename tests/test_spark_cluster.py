@@ -328,7 +328,8 @@ def test_spark_repeats_what_a_killed_process_was_doing(
     driver.begin(tmp_path)
     until(lambda: (tmp_path / "held").exists())
     for pid in victims(int((tmp_path / "held").read_text())):
-        os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):  # an executor ends itself when its worker daemon is gone
+            os.kill(pid, signal.SIGKILL)
     assert driver.child.line() == "done"
     expect_exact(tmp_path)
     assert 250 in repeated(tmp_path)

@@ -108,7 +108,8 @@ class Run:
         pids = self.pids
         if victim == "all":
             for pid in chance.sample([self.process.pid, *pids], 1 + len(pids)):
-                os.kill(pid, signal.SIGKILL)
+                with contextlib.suppress(ProcessLookupError):  # a worker whose parent is gone ends itself
+                    os.kill(pid, signal.SIGKILL)
         self.process.kill()
         self.process.wait()
         self.process = None
