@@ -6,13 +6,14 @@ import threading
 import weakref
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Any, Self
+from typing import Any, Final, Literal, Self, get_args
 
 from cues import codec, faults
 from cues.base import clock, names
 from cues.base.checks import is_count
 from cues.base.closing import Closing
 from cues.errors import Closed, InvalidArgument, QueueNotFound, StoreDamaged
+from cues.queues.committed import CommittedLog
 from cues.queues.log import Log, read_row
 from cues.queues.options import FUNCTIONS, QueueOptions
 from cues.queues.partitioners import Missing, name_of
@@ -22,6 +23,9 @@ from cues.records import batch
 from cues.records.log_row import LogRow
 from cues.storage.base_store import BaseStore
 from cues.storage.transaction import StoreTransaction
+
+Isolation = Literal["uncommitted", "committed"]
+ISOLATIONS: Final = get_args(Isolation)
 
 
 class BaseQueue(Closing):
@@ -38,8 +42,12 @@ class BaseQueue(Closing):
         version: int,
         partition: int = 0,
         whole: Self | None = None,
+        committed: bool = False,
     ) -> None:
-        """With ``whole``, the handle is on one ``partition`` of that queue."""
+        """With ``whole``, the handle is on one ``partition`` of that queue.
+
+        A ``committed`` handle is for readers: its logs are :class:`~cues.queues.committed.CommittedLog`.
+        """
         self.store = store
         self.name: str = whole.id if whole is not None else id
         """The queue's name; a handle on a partition has the name of the whole queue."""
@@ -48,11 +56,14 @@ class BaseQueue(Closing):
         self._version = version
         self._functions: dict[str, Any] = {}
         """``key`` and ``partitioner`` that are functions: they were passed to this handle, the store keeps names."""
-        self._log: Log = Log(store, self.name, partition)
+        self._is_committed = committed
+        self._records: Log = Log(store, self.name, partition)
+        self._log: Log = CommittedLog(store, self.name, partition) if committed else self._records
         """The log of this partition; of a queue with several partitions, the log of the first."""
         self._whole = whole
         self.is_partitioned = whole is None and options.partitions > 1
         """True if this handle is on several logs."""
+        self._committed: Self | None = None
         self._opened: dict[int, Self] = {}
         self._handles: weakref.WeakSet[Self] = weakref.WeakSet()
         """Every handle on a partition that was made by this one."""
@@ -106,10 +117,27 @@ class BaseQueue(Closing):
         return [self._view(number) for number in range(self.options.partitions)]
 
     def _handle(self, number: int) -> Self:
-        handle = type(self)(self.store, f"{self.id}/{number}", self._options, self._version, number, self)
+        id = f"{self.id}/{number}"
+        handle = type(self)(self.store, id, self._options, self._version, number, self, self._is_committed)
         with self._guard:
             self._handles.add(handle)
         return handle
+
+    def _read_as(self, isolation: Isolation) -> Self:
+        """Return the handle through which readers of this isolation read; do not close it."""
+        if isolation not in ISOLATIONS:
+            raise InvalidArgument(f"isolation={isolation!r}.", "pass 'uncommitted' or 'committed'.")
+        if isolation == "uncommitted" or self._is_committed:
+            return self
+        if self._committed is None:
+            log = self._log
+            handle = type(self)(
+                self.store, self.id, self._options, self._version, log.partition, self._whole, committed=True
+            )
+            with self._guard:
+                self._handles.add(handle)
+            self._committed = handle
+        return self._committed
 
     def _shares(self, messages: Sequence[dict[str, Any]]) -> list[PartitionShare]:
         """Return the messages of each partition; an error has the ``offset`` of the message at fault."""
@@ -234,7 +262,7 @@ class BaseQueue(Closing):
         with self._guard:
             handles = list(self._handles)
         for handle in handles:
-            handle._closed = True
+            handle.close()
         self.store._ring_own()
 
     @property

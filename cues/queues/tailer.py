@@ -28,6 +28,7 @@ from cues.base import clock, names
 from cues.errors import BatchDamaged, ConcurrentUse, InvalidArgument
 from cues.queues.base import BaseQueue
 from cues.queues.base_tailer import BaseTailer, Place
+from cues.queues.committed import identity_of
 from cues.queues.log import Raw
 from cues.queues.processor_rows import POSITION
 from cues.records.batch import Batch
@@ -70,6 +71,7 @@ class Tailer(BaseTailer):
         super().__init__(queue)
         self.name = name
         self._log = queue._log
+        self._records = queue._records
         self._meta = meta
         self._direction: Direction = "forward"
         self._busy = threading.Lock()
@@ -91,8 +93,24 @@ class Tailer(BaseTailer):
             row = self._log.row(txn)
             self._kept = queue._follow_options(txn, row)._kept
             self._stored = txn.get(self._row_key) if name is not None else None
+            records = self._log.records_row(txn).identity
         self._identity = row.identity
         self._index = self._position(self._stored) if self._stored is not None else row.first
+        self._check_isolation(records)
+
+    def _check_isolation(self, records: bytes) -> None:
+        """Refuse a stored position of the other isolation; ``records`` is the identity of the queue's records."""
+        if self._stored is None:
+            return
+        identity = POSITION.unpack(self._stored)[0]
+        other = identity_of(records) if self._identity == records else records
+        if identity == other:
+            was, now = ("committed", "uncommitted") if self._identity == records else ("uncommitted", "committed")
+            raise InvalidArgument(
+                f"The tailer {self.name!r} of queue {self.queue.id!r} reads with isolation={was!r}, and was opened with"
+                f" {now!r}: messages would be lost or repeated.",
+                f"pass isolation={was!r}, or use another name.",
+            )
 
     def read(self, block: bool = False, timeout: float | None = None) -> dict[str, Any] | None:
         """Return the next message, or None at the end of the queue.
@@ -132,19 +150,29 @@ class Tailer(BaseTailer):
 
     @property
     def index(self) -> int:
-        """The index that is read next; backward, the message before this index is read next."""
-        return self._index
+        """The index that is read next; backward, the message before this index is read next.
+
+        With ``isolation="committed"``, the index up to which the log was read. Inside a transaction it is that of the
+        acknowledgement; pending messages before it are returned if they are committed later.
+        """
+        return self._record_index()
+
+    def _record_index(self) -> int:
+        if not self.queue._is_committed:
+            return self._index
+        with self._store._view() as txn:
+            return self._log.index_of(txn, self._index)
 
     @property
     def positions(self) -> dict[int, int]:
         """The index that is read next, as a dict with the one partition that this tailer reads."""
-        return {self._log.partition: self._index}
+        return {self._log.partition: self._record_index()}
 
     @property
     def last_read_index(self) -> int | None:
         """The index of the message read last, on its partition; None before the first."""
         last = (self._read or self)._last
-        return last[0].first + last[1] if last else None
+        return last[0].index(last[1]) if last else None
 
     @property
     def envelope(self) -> Envelope | None:
@@ -172,10 +200,14 @@ class Tailer(BaseTailer):
     def _seek(self, place: Place) -> None:
         with self._use():
             with self._store._view() as txn:
-                index = place(txn, self._log, self._log.row(txn))
+                index = self._place(txn, place)
             if self.name is not None:
                 self._stored = self._store._commit(self._write_position, index)
             self._index = index
+
+    def _place(self, txn: StoreTransaction, place: Place) -> int:
+        """Return the position of this tailer at a place of the log's records."""
+        return self._log.place_of(txn, place(txn, self._records, self._records.row(txn)))
 
     def __repr__(self) -> str:
         name = f" {self.name}" if self.name else ""
@@ -335,7 +367,7 @@ def envelope_of(batch: Batch, offset: int, metadata: dict[str, Any], partition: 
     """Return the envelope of one message of a batch."""
     head, stamps = batch.head, batch.stamps
     return Envelope(
-        batch.first + offset,
+        batch.index(offset),
         clock.to_datetime(head.time_ns),
         head.hash.hex() if head.hash else None,
         f"{stamps.producer:012x}" if stamps else None,
