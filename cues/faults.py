@@ -71,6 +71,8 @@ PUBLISHER_POINTS: dict[str, str] = {
     "publish.before": "published messages taken from the queue of appends, no transaction yet",
     "publish.inside": "published messages written, not committed",
     "publish.after": "published messages committed, no waiting call told",
+    "intents.prepared": "pending messages of one store marked as decided by the checkpoint, no intent built",
+    "expire.inside": "an expired transaction rolled back, not committed",
     "intents.built": "acknowledgements built, the stores of their messages synced",
 }
 """Points of publishers, and of messages that were stamped elsewhere."""

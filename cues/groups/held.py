@@ -61,18 +61,18 @@ class HeldPartition:
 
     def waiting(self, txn: StoreTransaction) -> bool:
         """Return whether there are messages to read."""
-        return self.log.row(txn).next > (self.next if self._tailer is None else self._tailer.index)
+        return self.log.row(txn).next > (self.next if self._tailer is None else self._tailer.position)
 
     def read(self, n: int) -> list[dict[str, Any]]:
         """Return the next messages, at most ``n``."""
         tailer = self._tailer
         if tailer is None:
             tailer = Tailer(self.queue)
-            tailer.to_index(self.next)
+            tailer.go_to(self.next)
             self._tailer = tailer
         messages = tailer.read_many(n)
         if messages:
-            self.next = tailer.index
+            self.next = tailer.position
             self._last_tailer = tailer
         return messages
 

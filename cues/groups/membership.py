@@ -47,6 +47,7 @@ from cues.groups.sticky import Partition
 from cues.groups.table import GroupTable, Start, new_id
 from cues.queues import claims
 from cues.queues.base_tailer import Reader
+from cues.queues.committed import Isolation, check_isolation
 from cues.queues.queue import Queue
 from cues.queues.store import Store
 from cues.queues.tailer import Envelope
@@ -113,6 +114,8 @@ class Member(Reader, Closing):
     ``max_poll_interval_s``   seconds after the last call that reads for which :meth:`keepalive` renews the lease
     ``start``                 the first position on a queue that the group has never read: ``"earliest"``, the first
                               message; ``"latest"``, after the last message at the time when the first member joins
+    ``isolation``             ``"committed"``: messages of transactions are read after they are committed, see
+                              :mod:`cues.queues.committed`. It is the same for all members of the group
     ``on_assigned``           called after partitions were claimed
     ``on_revoked``            called before partitions are released; it can still commit them
     ``on_lost``               called after partitions were taken away; they cannot be committed any more
@@ -135,6 +138,7 @@ class Member(Reader, Closing):
         lease_s: float = LEASE_S,
         max_poll_interval_s: float = MAX_POLL_INTERVAL_S,
         start: Start = "earliest",
+        isolation: Isolation = "uncommitted",
         on_assigned: OnChange | None = None,
         on_revoked: OnChange | None = None,
         on_lost: OnChange | None = None,
@@ -164,7 +168,9 @@ class Member(Reader, Closing):
         self.name = names.check("member", f"m-{new_id().hex()}" if name is None else name)
         self.lease_s = float(lease_s)
         self.store = store
-        self.table = GroupTable(store, self.group)
+        check_isolation(isolation)
+        self.isolation = isolation
+        self.table = GroupTable(store, self.group, isolation)
         self._queues = self._opened((queues,) if isinstance(queues, (str, Queue)) else queues)
         self._outputs: dict[str, Queue] = {}
         self._last: HeldPartition | None = None
@@ -207,7 +213,7 @@ class Member(Reader, Closing):
                     f"call store.queue({queue!r}, partitions=…, key=…) first.",
                     queue=queue,
                 )
-        return {queue: self.store.queue(queue) for queue in wanted}
+        return {queue: self.store.queue(queue)._read_as(self.isolation) for queue in wanted}
 
     # --- reading ---
 
@@ -324,7 +330,9 @@ class Member(Reader, Closing):
 
     def positions(self) -> dict[Partition, int]:
         """The group's committed position (the next index to read) on every partition of this member's queues."""
-        return {partition: claim.next for partition, claim in self.table.look(self._queues).claims.items()}
+        seen = self.table.look(self._queues).claims
+        with self.store._view() as txn:
+            return {p: self._queues[p[0]]._view(p[1])._log.index_of(txn, claim.next) for p, claim in seen.items()}
 
     def lag(self) -> dict[Partition, int]:
         """The number of messages that the group has not committed, for every partition of this member's queues.
@@ -563,7 +571,8 @@ class Member(Reader, Closing):
             return queue
         output = self._outputs.get(queue)
         if output is None:
-            output = self._outputs[queue] = self._opened((queue,))[queue]
+            self._opened((queue,))
+            output = self._outputs[queue] = self.store.queue(queue)
         return output
 
     def doubt(self, held: HeldPartition) -> None:

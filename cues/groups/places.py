@@ -33,7 +33,8 @@ def target(txn: StoreTransaction, group: str, partition: Partition, log: Log, to
         claim = claims.read(txn, names.log_id(*partition), group)
         index = min(max((claim.next if claim else row.first) + to.by, row.first), row.next)
     elif to in ("start", "end") or isinstance(to, (int, datetime)):
-        index = index_of(txn, log, row, to, f"seek({to!r}) on {names.log_id(*partition)}")
+        what = f"seek({to!r}) on {names.log_id(*partition)}"
+        index = log.place_of(txn, index_of(txn, log.records, log.records_row(txn), to, what))
     else:
         raise InvalidArgument(
             f"seek({to!r}): that is not a place.", "pass 'start', 'end', an index, an aware datetime or Relative(-100)."

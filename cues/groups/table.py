@@ -26,6 +26,7 @@ from cues.errors import AlreadyRunning, InvalidArgument
 from cues.groups.sticky import Partition, plan
 from cues.queues import claims
 from cues.queues.claims import NOBODY, Claim
+from cues.queues.committed import Isolation, log_at
 from cues.queues.log import Log, read_row
 from cues.queues.processor_rows import boot
 from cues.queues.store import Store
@@ -109,8 +110,9 @@ class Move(NamedTuple):
 class GroupTable:
     """The rows of one group in one store."""
 
-    def __init__(self, store: Store, group: str) -> None:
+    def __init__(self, store: Store, group: str, isolation: Isolation = "uncommitted") -> None:
         self.store = store
+        self.isolation = isolation
         self.group = group
         self.mask = wakeup.mask_of(f"\0group\0{group}")
         """The doorbells that ring after a change."""
@@ -160,6 +162,7 @@ class GroupTable:
         """
         wanted = sorted(queues)
         logs: dict[Partition, Log] = {}
+        identities: dict[Partition, bytes] = {}
         while True:
             lags: dict[Partition, int] = {}
             with self.store._view() as txn:
@@ -167,15 +170,20 @@ class GroupTable:
                     for number in range(partitions_of(txn, queue)):
                         claim = claims.read(txn, names.log_id(queue, number), self.group)
                         row = read_row(txn, queue, number)
-                        at = row.first if claim is None else max(row.first, claim.next)
                         log = logs.get((queue, number))
+                        if log is not None:
+                            row = log.row(txn)
+                        elif claim is not None and claim.identity != row.identity:
+                            row = row._replace(next=max(row.next, claim.next + 1))  # look again, at its places
+                        at = row.first if claim is None else max(row.first, claim.next)
                         end = row.next if log is None else log.end_of_messages(txn, row, at)
+                        identities[queue, number] = row.identity if claim is None else claim.identity
                         lags[queue, number] = max(0, end - at)
             # A log is opened outside of a transaction, and only where there may be a lag.
             missing = [partition for partition, count in lags.items() if count and partition not in logs]
             if not missing:
                 return lags
-            logs |= {(queue, number): Log(self.store, queue, number) for queue, number in missing}
+            logs |= {p: log_at(Log(self.store, *p), identities[p]) for p in missing}
 
     # --- living members ---
 
@@ -216,9 +224,13 @@ class GroupTable:
         def join(txn: StoreTransaction) -> bytes | None:
             for queue in row.queues:
                 logs = [names.log_id(queue, number) for number in range(partitions_of(txn, queue))]
-                if all(claims.read(txn, log, self.group) is None for log in logs):
-                    for log in logs:
-                        claims.put(txn, log, self.group, claims.first(txn, log, "", latest=start == "latest"))
+                known = {log: claims.read(txn, log, self.group) for log in logs}
+                for log, claim in known.items():
+                    if claim is not None:
+                        claims.check_isolation(txn, log, self.group, claim, self.isolation)
+                    elif not any(known.values()):
+                        first = claims.first(txn, log, "", self.isolation, latest=start == "latest")
+                        claims.put(txn, log, self.group, first)
             before = self.member(txn, name)
             txn.put(names.member_key(self.group, name), row.pack())
             self._touch(txn, replan=before is None or before.queues != row.queues)
@@ -281,7 +293,7 @@ class GroupTable:
                 log = names.log_id(queue, number)
                 claim = claims.read(txn, log, self.group)
                 if claim is None:
-                    claims.put(txn, log, self.group, claims.first(txn, log, name))
+                    claims.put(txn, log, self.group, claims.first(txn, log, name, self.isolation))
                 elif claim.assignee != name:
                     claims.put(txn, log, self.group, claim._replace(assignee=name))
             self._put(txn, row._replace(planned=row.generation, changes=row.changes + 1))
@@ -383,7 +395,7 @@ class GroupTable:
         def change(txn: StoreTransaction) -> None:
             for partition in partitions:
                 log = names.log_id(*partition)
-                claim = claims.read(txn, log, self.group) or claims.first(txn, log, "")
+                claim = claims.read(txn, log, self.group) or claims.first(txn, log, "", self.isolation)
                 claims.put(txn, log, self.group, changed(partition, claim))
             self._touch(txn)
             faults.point("group.inside")

@@ -6,14 +6,14 @@ import threading
 import weakref
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Any, Final, Literal, Self, get_args
+from typing import Any, Self
 
 from cues import codec, faults
 from cues.base import clock, names
 from cues.base.checks import is_count
 from cues.base.closing import Closing
 from cues.errors import Closed, InvalidArgument, QueueNotFound, StoreDamaged
-from cues.queues.committed import CommittedLog
+from cues.queues.committed import CommittedLog, Isolation, check_isolation
 from cues.queues.log import Log, read_row
 from cues.queues.options import FUNCTIONS, QueueOptions
 from cues.queues.partitioners import Missing, name_of
@@ -23,9 +23,6 @@ from cues.records import batch
 from cues.records.log_row import LogRow
 from cues.storage.base_store import BaseStore
 from cues.storage.transaction import StoreTransaction
-
-Isolation = Literal["uncommitted", "committed"]
-ISOLATIONS: Final = get_args(Isolation)
 
 
 class BaseQueue(Closing):
@@ -57,8 +54,9 @@ class BaseQueue(Closing):
         self._functions: dict[str, Any] = {}
         """``key`` and ``partitioner`` that are functions: they were passed to this handle, the store keeps names."""
         self._is_committed = committed
-        self._records: Log = Log(store, self.name, partition)
-        self._log: Log = CommittedLog(store, self.name, partition) if committed else self._records
+        self._look_at = 0.0
+        """The time at which a reader next looks for transactions of dead producers."""
+        self._log: Log = (CommittedLog if committed else Log)(store, self.name, partition)
         """The log of this partition; of a queue with several partitions, the log of the first."""
         self._whole = whole
         self.is_partitioned = whole is None and options.partitions > 1
@@ -125,8 +123,7 @@ class BaseQueue(Closing):
 
     def _read_as(self, isolation: Isolation) -> Self:
         """Return the handle through which readers of this isolation read; do not close it."""
-        if isolation not in ISOLATIONS:
-            raise InvalidArgument(f"isolation={isolation!r}.", "pass 'uncommitted' or 'committed'.")
+        check_isolation(isolation)
         if isolation == "uncommitted" or self._is_committed:
             return self
         if self._committed is None:
@@ -251,7 +248,7 @@ class BaseQueue(Closing):
         if version != self._version:
             self._follow_options(txn, self._log.row(txn))
         if self._options.retention is not None:
-            let_go(txn, self._log, self._options.retention)
+            let_go(txn, self._log.records, self._options.retention)
 
     def close(self) -> None:
         """Close this handle; blocked reads through it end with :class:`Closed`. The store stays open.

@@ -20,11 +20,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
-from typing import Final, NamedTuple
+from typing import Final, Literal, NamedTuple, get_args
 
 import xxhash
 
-from cues.errors import StoreDamaged
+from cues.errors import InvalidArgument, StoreDamaged
 from cues.queues import spans
 from cues.queues.log import KEY, READ_BYTES_MAX, Log, Raw
 from cues.queues.spans import Span
@@ -36,6 +36,9 @@ from cues.storage.transaction import StoreTransaction
 
 _AT_LEAST: Final = 256
 """The least number of messages of a read: one read transaction passes over so many pending messages."""
+
+Isolation = Literal["uncommitted", "committed"]
+ISOLATIONS: Final = get_args(Isolation)
 
 _log = logging.getLogger("cues.txn")
 
@@ -63,16 +66,32 @@ class _Resume(NamedTuple):
     above: int
 
 
+def check_isolation(isolation: object) -> None:
+    """Raise :class:`InvalidArgument` unless ``isolation`` is one."""
+    if isolation not in ISOLATIONS:
+        raise InvalidArgument(f"isolation={isolation!r}.", "pass 'uncommitted' or 'committed'.")
+
+
 def identity_of(identity: bytes) -> bytes:
     """Return the identity of a queue in the positions of its committed readers, whose places are not indices."""
     return xxhash.xxh3_64_digest(identity + b"committed")
 
 
-def log_of(log: Log, identity: bytes) -> Log:
+def differ(one: bytes, other: bytes) -> bool:
+    """Return whether two identities of positions are of the same queue, under different isolations."""
+    return identity_of(one) == other or identity_of(other) == one
+
+
+def counts_places(txn: StoreTransaction, log: Log, identity: bytes) -> bool:
+    """Return whether a position with this identity counts places of the log, and not indices."""
+    return identity == identity_of(log.records_row(txn).identity)
+
+
+def log_at(log: Log, identity: bytes) -> Log:
     """Return the log in which a position with this identity counts: ``log``, or its committed messages."""
     with log.store._view() as txn:
-        counts_places = identity == identity_of(log.records_row(txn).identity)
-    return CommittedLog(log.store, log.queue, log.partition) if counts_places else log
+        places = counts_places(txn, log, identity)
+    return CommittedLog(log.store, log.queue, log.partition) if places else log
 
 
 class CommittedLog(Log):
@@ -82,6 +101,7 @@ class CommittedLog(Log):
 
     def __init__(self, store: BaseStore, queue: str, partition: int = 0) -> None:
         super().__init__(store, queue, partition)
+        self.records = Log(store, queue, partition)
         self._resume = _Resume(0, 0, 0)
         self._began = (1, 1)
         """The last known first index, and its place."""
@@ -106,7 +126,8 @@ class CommittedLog(Log):
         return spans.needed_from(txn, self.id, position)
 
     def index_at(self, txn: StoreTransaction, row: LogRow, time_ns: int) -> int:
-        return self.place_of(txn, super().index_at(txn, self.records_row(txn), time_ns))
+        place = self.place_of(txn, super().index_at(txn, self.records_row(txn), time_ns))
+        return min(max(row.first, place), row.next)
 
     def time_at(self, txn: StoreTransaction, row: LogRow, index: int) -> int:
         return super().time_at(txn, self.records_row(txn), self.index_of(txn, index))

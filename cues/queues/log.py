@@ -70,7 +70,7 @@ def _gone(queue: str) -> QueueNotFound:
 class Log:
     """A log of one store. Its queue must exist."""
 
-    __slots__ = ("_checked", "database", "id", "key", "mask", "partition", "queue", "store")
+    __slots__ = ("_checked", "database", "id", "key", "mask", "partition", "queue", "records", "store")
 
     def __init__(self, store: BaseStore, queue: str, partition: int = 0) -> None:
         self.store = store
@@ -80,6 +80,8 @@ class Log:
         self.key = names.row_key(queue, partition)
         self.mask = wakeup.mask_of(queue, partition)
         self.database = store._database(names.log_database(queue, partition))
+        self.records: Log = self
+        """The log whose positions are indices; of a :class:`~cues.queues.committed.CommittedLog` another one."""
         self._checked = b""
         """The row whose checksum was compared last, or that was written here. Comparing again would slow appends."""
 

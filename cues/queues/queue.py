@@ -32,9 +32,11 @@ from typing import Any
 from cues import codec, faults
 from cues.base import clock, names
 from cues.errors import InvalidArgument, QueueNotFound, QueueOptionsError, StoreFull
+from cues.queues import spans
 from cues.queues.appender import Appender
-from cues.queues.base import BaseQueue, Isolation, check_index, read_record
+from cues.queues.base import BaseQueue, check_index, read_record
 from cues.queues.base_tailer import Place
+from cues.queues.committed import Isolation
 from cues.queues.log import DELETE_BATCHES_MAX, Log, read_row
 from cues.queues.merged import MergedTailer
 from cues.queues.options import FUNCTIONS, QueueOptions, check_names
@@ -136,7 +138,7 @@ class Queue(BaseQueue):
     def _purge(self, place: Place) -> int:
         self._check()
         self._not_a_try_log("trims")
-        logs = [view._log for view in self._views]
+        logs = [view._log.records for view in self._views]
         try:
             dropped = self.store._commit(self._move_fronts, logs, place)
         except StoreFull as error:
@@ -181,7 +183,8 @@ class Queue(BaseQueue):
 
     def _sweep_some(self, txn: StoreTransaction, log: Log, most: int) -> int:
         row = log.row(txn)
-        deleted, _ = log.delete_before(txn, row, row.first, most)
+        deleted, front = log.delete_before(txn, row, row.first, most)
+        spans.forget(txn, log.id, front)
         self.store._purged()  # again: a tailer may have read between the first call and the purge's commit
         faults.point("purge.inside")
         return deleted

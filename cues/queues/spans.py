@@ -108,30 +108,28 @@ def _decoded(prefix: bytes, log: str, key: bytes, raw: bytes) -> Span | None:
 def place_of(txn: StoreTransaction, log: str, index: int) -> int:
     """Return the first place of the record at ``index``."""
     last = upto(txn, log)
+    if last is not None and last.record > index:
+        # The place is at least the index. Find the greatest place whose span is not after the index.
+        low, high = index, index + last.ahead
+        while low < high:
+            middle = (low + high + 1) // 2
+            span = upto(txn, log, middle)
+            low, high = (middle, high) if span is None or span.record <= index else (low, middle - 1)
+        last = upto(txn, log, low)
     if last is None:
         return index
-    if last.record < index:
-        return index + last.ahead
-    low, high = index, index + last.ahead  # the place is at least the index; each guess finds the span before it
-    while low < high:
-        middle = (low + high + 1) // 2
-        span = upto(txn, log, middle)
-        if span is None or span.record < index or (span.record == index and span.place == middle):
-            low = middle
-        else:
-            high = middle - 1
-    span = upto(txn, log, low)
-    if span is None or span.record == index:
-        return index if span is None else span.place
-    return index + span.ahead
+    inside = index - last.record
+    return last.place + inside if inside < last.length else index + last.ahead
 
 
 def index_of(txn: StoreTransaction, log: str, place: int) -> int:
-    """Return the index of the record that has a place."""
+    """Return the index of the record, or of the message of a record, that has a place."""
     span = upto(txn, log, place)
     if span is None:
         return place
-    return place - span.ahead if place >= span.next else span.record
+    if place >= span.next:
+        return place - span.ahead
+    return span.record + min(place - span.place, span.length - 1)
 
 
 def needed_from(txn: StoreTransaction, log: str, place: int) -> int:

@@ -26,6 +26,7 @@ from uuid import UUID
 
 from cues.base import clock, names
 from cues.errors import BatchDamaged, ConcurrentUse, InvalidArgument
+from cues.queues import rollback
 from cues.queues.base import BaseQueue
 from cues.queues.base_tailer import BaseTailer, Place
 from cues.queues.committed import identity_of
@@ -71,7 +72,6 @@ class Tailer(BaseTailer):
         super().__init__(queue)
         self.name = name
         self._log = queue._log
-        self._records = queue._records
         self._meta = meta
         self._direction: Direction = "forward"
         self._busy = threading.Lock()
@@ -207,7 +207,7 @@ class Tailer(BaseTailer):
 
     def _place(self, txn: StoreTransaction, place: Place) -> int:
         """Return the position of this tailer at a place of the log's records."""
-        return self._log.place_of(txn, place(txn, self._records, self._records.row(txn)))
+        return self._log.place_of(txn, place(txn, self._log.records, self._log.records_row(txn)))
 
     def __repr__(self) -> str:
         name = f" {self.name}" if self.name else ""
@@ -222,6 +222,15 @@ class Tailer(BaseTailer):
                 "open a tailer for each thread.",
             )
         return self._busy  # if another thread takes it before the caller's ``with``, the caller waits
+
+    def go_to(self, position: int) -> None:
+        """Move to a position of the log that it reads, which is not always an index."""
+        self._index = position
+
+    @property
+    def position(self) -> int:
+        """The position on the log that it reads."""
+        return self._index
 
     def _next_if_open(self) -> list[dict[str, Any]]:
         self._check()
@@ -321,6 +330,8 @@ class Tailer(BaseTailer):
                 raws = self._log.read(txn, row, self._index, n, AHEAD_BYTES_MAX)
             self._kept = self.queue._follow_options(txn, row)._kept
         if not raws:
+            if self.queue._is_committed and self._direction == "forward":
+                rollback.look(self.queue)
             return False
         batch = self._batch
         if batch is None or batch.seal != raws[0][1][:8] or batch.first != raws[0][0]:

@@ -71,7 +71,7 @@ class StepperBase:
             return given[id] if id in given else store.queue(id)
 
         def log_of(id: str) -> Queue:
-            return queue_of(id)._view(node.partition)
+            return queue_of(id)._view(node.partition)._read_as(node.options.isolation)
 
         self.node = node
         self.counters = events.Counters()

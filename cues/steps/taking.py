@@ -13,6 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from cues.queues import rollback
 from cues.records.provenance import Provenance, concat, merge
 from cues.steps.hashes import Range
 from cues.storage import timeline
@@ -184,7 +185,10 @@ class Input:
         if self._line is None:
             with self.queue.store._view() as txn:
                 self._line = timeline.read(txn, self.log.id)
-        return timeline.identity(self._line, self.identity, index) if self._line else self.identity
+        if not self._line:
+            return self.identity
+        with self.queue.store._view() as txn:
+            return timeline.identity(self._line, self.identity, self.log.index_of(txn, index))
 
     def seal_before(self, index: int) -> str | None:
         """The seal before ``index``, in hex; empty if it is not known, None if the queue ends before."""
@@ -222,6 +226,8 @@ class Input:
                 self.go(row.first)
             raws = self.log.read(txn, row, self._loaded, count - self.ahead)
             self.kept = self.queue._follow_options(txn, row)._kept
+        if not raws and self.queue._is_committed:
+            rollback.look(self.queue)
         for opened in self.log.batches(raws):
             self._ahead.append((opened, opened.messages()))
             self._loaded = opened.next

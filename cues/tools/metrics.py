@@ -29,8 +29,11 @@ from cues.engine.record import WorkersRecord
 from cues.errors import BatchDamaged, CuesError, StoreReadOnly
 from cues.forwarding import other_stores
 from cues.forwarding.forwarder import Forwarder
+from cues.groups.sticky import Partition
 from cues.groups.table import GroupTable, MemberRow
 from cues.queues import claims, marks, processor_rows
+from cues.queues.claims import Claim
+from cues.queues.committed import log_at
 from cues.queues.log import Log
 from cues.queues.options import QueueOptions
 from cues.queues.processor_rows import ProcessorRow
@@ -312,11 +315,12 @@ def tailers(store: Store, processor: str) -> list[TailerMetrics]:
             other = others.get(id)
             at, lag = position.next, None
             if other is not None:
-                log = Log(other, queue)
+                log = log_at(Log(other, *names.log_parts(queue)), position.identity)
                 with other._view() as txn:  # read after the position, so the lag is never negative
                     ends = log.row(txn)
-                at = max(at, ends.first)
-                lag = ends.next - at if at <= ends.next else None  # another history; the next start explains it
+                    at = max(at, ends.first)
+                    lag = ends.next - at if at <= ends.next else None  # another history; the next start explains it
+                    at = log.index_of(txn, at)
             where = "" if not id else other.path if other is not None else id.hex()
             measured.append(TailerMetrics(tailer, queue, at, lag, where))
     return measured
@@ -489,13 +493,20 @@ def _group(table: GroupTable, queues: Iterable[str]) -> GroupMetrics:
                 names.log_id(*partition),
                 owners.get(claim.owner),
                 claim.assignee,
-                claim.next,
+                _claimed(table.store, partition, claim),
                 lag[partition],
                 claim.paused,
             )
             for partition, claim in seen.claims.items()
         ),
     )
+
+
+def _claimed(store: Store, partition: Partition, claim: Claim) -> int:
+    """The index of a group's position."""
+    log = log_at(Log(store, *partition), claim.identity)
+    with store._view() as txn:
+        return log.index_of(txn, claim.next)
 
 
 def _group_member(table: GroupTable, name: str, row: MemberRow) -> GroupMemberMetrics:

@@ -58,7 +58,7 @@ from cues.queues.queue import Queue
 from cues.queues.reader import OnGap, ReadUncommitted
 from cues.queues.sequencer import RING, AckIntent, Checkpoint, Envelope, Outcome, Sequencer
 from cues.storage import wakeup
-from cues.txn.publisher import Missing, Publisher
+from cues.txn.publisher import TRANSACTION_TIMEOUT_S, Missing, Publisher, check_timeout
 from cues.txn.sources import ConsumerSource, Sources
 
 MAX_S: Final = 1.0
@@ -128,6 +128,9 @@ class Consumer(Closing):
     ``missing``        the acknowledgements that a start may leave out: ``"removed"``, those for queues that were
                        removed from their store; ``"skip"``, also those for missing stores, whose readers then never
                        see the transaction; ``"refuse"``, none. For any other missing queue or store the start fails
+    ``transaction_timeout_s``
+                       as for :class:`Publisher`: seconds after which others may drop messages of a transaction that
+                       is not finalized, because the consumer seems to be gone
     ``now``            a function that returns the seconds of a monotonic clock
 
     One thread uses a consumer; any thread may call :meth:`stop`. Every call raises :class:`cues.Fenced` after another
@@ -147,6 +150,7 @@ class Consumer(Closing):
         horizon_s: float = HORIZON_S,
         on_gap: OnGap = "raise",
         missing: Missing = "removed",
+        transaction_timeout_s: float | None = TRANSACTION_TIMEOUT_S,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         _check_has(app, "The application", "consume", "finalize")
@@ -157,6 +161,7 @@ class Consumer(Closing):
             raise InvalidArgument(
                 f"min_s is {min_s} and max_s is {max_s}.", "pass 0 <= min_s <= max_s, and max_s above 0."
             )
+        check_timeout(transaction_timeout_s)
         _check_one_of("on_gap", on_gap, "raise", "skip")
         _check_one_of("missing", missing, "removed", "skip", "refuse")
         journals = [journal_of(queue) for queue in sources]
@@ -173,6 +178,7 @@ class Consumer(Closing):
         self._horizon_ns = int(horizon_s * 1e9)
         self._on_gap: OnGap = on_gap
         self._missing: Missing = missing
+        self._timeout_s = transaction_timeout_s
         self._now = now
         self._stopping = False
         self._ended = False
@@ -246,7 +252,7 @@ class Consumer(Closing):
         # 1. Restore.
         restored = self._checkpoint.restore() or Checkpoint()
         # No timeout: the acknowledgement is appended, or the publisher is closed.
-        self._publisher = Publisher(acknowledge_timeout_s=None)
+        self._publisher = Publisher(acknowledge_timeout_s=None, transaction_timeout_s=self._timeout_s)
         self._thread = ThreadPoolExecutor(1, "cues consumer")
         faults.point("consumer.restored")
         # 2. Repeat.

@@ -1,0 +1,317 @@
+"""Committed reading: named tailers, merged tailers, alts, graphs, members.
+
+The oracle is the sequencer, which has tests of its own: it reads a log message by message. Every reader must return
+the same messages in the same order, wherever it is stopped and started again.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import seeds
+from txn_logs import ACK, CONTINUE, OUTSIDE, A, B, C, random_journal
+
+import cues
+from cues.errors import InvalidArgument, TopologyChanged
+from cues.groups import Member
+from cues.queues import spans
+from cues.queues.queue import Queue
+from cues.queues.retention import readers
+from cues.txn import Publisher, ReadCommitted, build_uuid
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[cues.Store]:
+    with cues.open(tmp_path / "s", durability="process") as store:
+        yield store
+
+
+def write(queue: Queue, *messages: tuple[bytes, int, int]) -> None:
+    """Append messages with these identities, each numbered by its index."""
+    for producer, clock, flags in messages:
+        number = queue._row().next
+        queue.appender().write({"n": number, "q/uuid": build_uuid(producer, clock, flags)})
+
+
+def oracle(queue: Queue) -> list[int]:
+    """The numbers of the committed messages, in the order of the commits, by the sequencer."""
+    return [envelope.message["n"] for envelope in ReadCommitted(queue) if not envelope.acknowledgement]
+
+
+def numbers(messages: Any) -> list[int]:
+    return [message["n"] for message in messages]
+
+
+STORY = (
+    (A, 160, CONTINUE), (B, 160, CONTINUE), (A, 320, CONTINUE), (C, 160, OUTSIDE),
+    (A, 480, ACK), (C, 320, OUTSIDE), (B, 320, ACK),
+)  # fmt: skip
+"""A commits before B, whose transaction is older: B does not hold A back."""
+
+
+# --- tailers --------------------------------------------------------------------------------------
+
+
+def test_no_producer_waits_for_another(store: cues.Store) -> None:
+    queue = store.queue("q")
+    tailer = queue.tailer("reader", isolation="committed")
+    read = []
+    for message in STORY:
+        write(queue, message)
+        read += [numbers(tailer)]
+    assert read == [[], [], [], [4], [1, 3], [6], [2]] and oracle(queue) == [4, 1, 3, 6, 2]
+
+
+def test_a_named_tailer_continues_inside_a_transaction(store: cues.Store) -> None:
+    queue = store.queue("q")
+    write(queue, *STORY)
+    for count in range(5):
+        for step in (1, 2):
+            name = f"{count}-{step}"
+            first = queue.tailer(name, isolation="committed").read_many(count)
+            rest: list[Any] = []
+            while more := queue.tailer(name, isolation="committed").read_many(step):
+                rest += more
+            assert numbers(first) + numbers(rest) == [4, 1, 3, 6, 2]
+
+
+def test_two_tailers_of_a_name_share_the_committed_messages(store: cues.Store) -> None:
+    queue = store.queue("q")
+    write(queue, *STORY)
+    one, other = (queue.tailer("reader", isolation="committed") for _ in range(2))
+    read = [message for _ in range(4) for tailer in (one, other) if (message := tailer.read())]
+    assert numbers(read) == [4, 1, 3, 6, 2]
+
+
+def test_a_name_belongs_to_one_isolation(store: cues.Store) -> None:
+    queue = store.queue("q")
+    write(queue, *STORY)
+    queue.tailer("c", isolation="committed").read()
+    queue.tailer("u").read()
+    with pytest.raises(InvalidArgument, match="reads with isolation='committed'"):
+        queue.tailer("c")
+    with pytest.raises(InvalidArgument, match="reads with isolation='uncommitted'"):
+        queue.tailer("u", isolation="committed")
+    assert numbers(queue.tailer("c", isolation="committed")) == [1, 3, 6, 2]
+
+
+def test_a_committed_tailer_reads_backward_too(store: cues.Store) -> None:
+    queue = store.queue("q")
+    write(queue, *STORY)
+    tailer = queue.tailer(isolation="committed")
+    forward = numbers(tailer)
+    tailer.direction = "backward"
+    assert numbers(tailer) == forward[::-1]
+
+
+@pytest.mark.parametrize("block", range(6))
+def test_random_logs_are_read_as_the_sequencer_reads_them(block: int, store: cues.Store) -> None:
+    """Several producers, repetitions, aborts and producers that are gone; every reader is restarted at random."""
+    rng = random.Random(seeds.new())
+    queue = store.queue("q")
+    journal, _ = random_journal(rng, "q", 300, 4)
+    uuids = [envelope.uuid for envelope in journal.log]
+    expected: list[int] = []
+    read: dict[str, list[int]] = {"named": [], "steps": []}
+    unnamed = queue.tailer(isolation="committed")
+    seen: list[int] = []
+    written = 0
+    while written < len(uuids):
+        count = rng.choice((1, 1, 2, 5, 40))
+        some = [{"n": written + n + 1, "q/uuid": uuid} for n, uuid in enumerate(uuids[written : written + count])]
+        queue.appender().write_many(some)
+        written += len(some)
+        seen += numbers(unnamed.read_many(rng.choice((1, 3, 100))))
+        read["named"] += numbers(queue.tailer("named", isolation="committed").read_many(rng.choice((0, 1, 7))))
+        tailer = queue.tailer(isolation="committed")
+        tailer.to_index(rng.randrange(1, written + 2))
+        tailer.read_many(5)
+    seen += numbers(unnamed)
+    read["named"] += numbers(queue.tailer("named", isolation="committed"))
+    expected = oracle(queue)
+    assert seen == expected and read["named"] == expected
+    assert numbers(queue.tailer(isolation="committed").read_many(10**6)) == expected
+    log = queue._read_as("committed")._log
+    with store._view() as txn:
+        row = log.row(txn)
+        for index in range(1, queue._row().next):  # each index has a place, and each place an index
+            assert log.index_of(txn, log.place_of(txn, index)) == index
+        for start in range(row.first, row.next):  # a read that begins anywhere continues in the same way
+            raws = log.read(txn, row, start, 10**6, rng.choice((1, 500, 10**6)))
+            batch = log.batches(raws)[0]
+            assert batch.first <= start < batch.next
+
+
+def test_alts_and_merged_tailers_read_committed_messages(store: cues.Store) -> None:
+    parts = store.queue("p", partitions=3, key="k")
+    single = store.queue("s")
+    merged = parts.tailer("reader", isolation="committed")
+    tailers = [merged, single.tailer(isolation="committed")]
+    views = [parts.partition(number) for number in range(3)]
+    read: list[Any] = []
+    with Publisher() as one, Publisher() as other:
+        for n in range(30):
+            one.publish_uncommitted(lambda message: views[message["n"] % 3], {"n": n})
+            other.publish_uncommitted(lambda message: single, {"n": 100 + n})
+        assert cues.alts(tailers, timeout=0) is None
+        other.append_ack_intents(other.build_ack_intents())
+        while got := cues.alts(tailers, timeout=0):
+            read.append(got)
+        assert [message["n"] for tailer, message in read] == list(range(100, 130))
+        intents = one.build_ack_intents()
+        one.append_ack_intents(intents[:1])
+        assert [n % 3 for n in numbers(merged)] == [0] * 10
+        one.append_ack_intents(intents)
+    again = parts.tailer("reader", isolation="committed")
+    assert sorted(numbers(again)) == [n for n in range(30) if n % 3]
+    assert again.positions == {number: view._row().next for number, view in enumerate(views)}
+
+
+def test_a_position_of_a_seek_is_an_index_and_a_transaction_is_read_whole(store: cues.Store) -> None:
+    queue = store.queue("q")
+    write(queue, *STORY)
+    tailer = queue.tailer("reader", isolation="committed")
+    assert numbers(tailer.read_many(2)) == [4, 1]
+    assert tailer.index == 5 and tailer.last_read_index == 1  # inside A's transaction
+    tailer.to_index(5)
+    assert numbers(tailer) == [1, 3, 6, 2]
+    tailer.to_index(6)
+    assert numbers(tailer) == [6, 2]
+    tailer.to_end()
+    write(queue, (C, 480, OUTSIDE))
+    assert numbers(tailer) == [8] and tailer.index == 9
+
+
+# --- retention ------------------------------------------------------------------------------------
+
+
+def test_retention_keeps_what_a_committed_reader_still_needs(store: cues.Store) -> None:
+    """The reader is after the pending messages, which are committed later; a plain reader does not keep them."""
+    queue = store.queue("q", retention="read")
+    write(queue, (A, 160, CONTINUE))
+    queue.appender().write_many([{"n": n} for n in range(2, 1000)])
+    tailer = queue.tailer("reader", isolation="committed")
+    assert numbers(tailer) == list(range(2, 1000))
+    plain = queue.tailer("plain")
+    plain.read_many(10**6)
+    queue.appender().write({"n": 1000})
+    assert queue.first_index == 1
+    write(queue, (A, 320, ACK))
+    assert numbers(tailer) == [1000, 1]
+    plain.read_many(10**6)
+    tailer.read()
+    queue.appender().write_many([{"n": n} for n in range(2000, 3000)])
+    assert queue.first_index > 900
+    assert numbers(tailer) == list(range(2000, 3000))
+
+
+@pytest.mark.parametrize("block", range(3))
+def test_retention_never_takes_a_message_from_a_committed_reader(block: int, store: cues.Store) -> None:
+    rng = random.Random(seeds.new())
+    queue = store.queue("q", retention="read")
+    journal, _ = random_journal(rng, "q", 400, 4)
+    shadow = store.queue("shadow")
+    read: list[int] = []
+    for n, envelope in enumerate(journal.log, 1):
+        message = {"n": n, "q/uuid": envelope.uuid}
+        shadow.appender().write(message)
+        queue.appender().write(message)
+        if rng.random() < 0.3:
+            read += numbers(queue.tailer("reader", isolation="committed").read_many(rng.choice((1, 2, 30))))
+            with store._view() as txn:
+                assert all(queue.first_index <= holder.next for holder in readers(txn, queue._log))
+    read += numbers(queue.tailer("reader", isolation="committed"))
+    assert read == oracle(shadow)
+    with store._view() as txn:
+        rows = sum(1 for _ in txn.cursor().iternext())
+        assert spans.upto(txn, "q") is not None
+    assert rows < 2000
+
+
+def test_a_purge_of_pending_messages_passes_them_over_and_says_so(
+    store: cues.Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    queue = store.queue("q")
+    write(queue, *STORY)
+    queue.purge(before=2)
+    with caplog.at_level(logging.WARNING, "cues.txn"):
+        assert numbers(queue.tailer(isolation="committed")) == [4, 3, 6, 2]
+    assert "1 messages of the transaction that is acknowledged at 5 were purged" in caplog.text
+
+
+# --- graphs ---------------------------------------------------------------------------------------
+
+
+def graph_of(store: cues.Store, **options: Any) -> cues.Graph:
+    def copy(message: dict[str, Any]) -> dict[str, Any]:
+        return message
+
+    return cues.Graph("g", [cues.Stream(copy, "q", "out", isolation="committed", **options)], store=store)
+
+
+@pytest.mark.parametrize("batch_size", [1, 3, 1000])
+def test_a_graph_reads_committed_messages_in_the_order_of_the_commits(store: cues.Store, batch_size: int) -> None:
+    queue = store.queue("q", metadata={"t"})
+    write(queue, *STORY)
+    for _ in range(2):
+        with graph_of(store, batch_size=batch_size).start() as running:
+            running.wait_idle(timeout=60)
+        assert numbers(store.queue("out").tailer()) == [4, 1, 3, 6, 2]
+    met = store.queue("out").tailer(meta=True).read_many(9)
+    assert [m["q/meta"]["q/queue"]["q"]["q/t"] for m in met] == [4, 1, 3, 6, 2]
+
+
+def test_a_change_of_the_isolation_is_a_change_of_the_topology(store: cues.Store) -> None:
+    write(store.queue("q"), *STORY)
+    with graph_of(store).start() as running:
+        running.wait_idle(timeout=60)
+    plain = cues.Graph("g", [cues.Stream(lambda m: m, "q", "out", id="copy")], store=store)
+    with pytest.raises(TopologyChanged, match="with another isolation="):
+        plain.start()
+    with plain.start(accept_topology=True) as running:
+        running.wait_idle(timeout=60)
+    assert numbers(store.queue("out").tailer()) == [4, 1, 3, 6, 2, 1, 2, 3, 4, 6]
+
+
+# --- members --------------------------------------------------------------------------------------
+
+
+def test_members_read_committed_messages_and_a_group_has_one_isolation(store: cues.Store) -> None:
+    queue = store.queue("q")
+    write(queue, *STORY)
+    read: list[int] = []
+    for count in (1, 1, 2, 9):  # a restart after each
+        with Member(store, "q", "g", isolation="committed") as member:
+            read += numbers(member.read_many(count))
+            member.commit()
+            assert member.lag() == {("q", 0): member.lag()["q", 0]}
+    assert read == [4, 1, 3, 6, 2]
+    with pytest.raises(InvalidArgument, match="reads 'q' with isolation='committed'"):
+        Member(store, "q", "g")
+    with Member(store, "q", "g", isolation="committed") as member:
+        assert member.lag() == {("q", 0): 0} and member.positions() == {("q", 0): 8}
+        write(queue, (A, 640, CONTINUE))
+        assert member.lag() == {("q", 0): 0}
+        member.seek(5)
+        assert numbers(member.read_many(9)) == [1, 3, 6, 2]
+    with Member(store, "q", "late", isolation="committed", start="latest") as member:
+        assert member.read() is None
+        write(queue, (A, 800, ACK))
+        assert member.read() == {"n": 8}
+
+
+def test_a_session_commits_the_transaction_that_it_read(store: cues.Store) -> None:
+    write(store.queue("q"), *STORY)
+    store.queue("out")
+    with Member(store, "q", "g", isolation="committed") as member:
+        for _ in range(3):
+            with member.session() as session:
+                for message in session.read_many(2, timeout=60):
+                    session.write("out", message)
+                assert session.end(cues.groups.TRY_COMMIT).committed
+    assert numbers(store.queue("out").tailer()) == [4, 1, 3, 6, 2]
