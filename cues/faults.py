@@ -72,10 +72,14 @@ PUBLISHER_POINTS: dict[str, str] = {
     "publish.inside": "published messages written, not committed",
     "publish.after": "published messages committed, no waiting call told",
     "intents.prepared": "pending messages of one store marked as decided by the checkpoint, no intent built",
-    "expire.inside": "an expired transaction rolled back, not committed",
     "intents.built": "acknowledgements built, the stores of their messages synced",
 }
 """Points of publishers, and of messages that were stamped elsewhere."""
+
+ROLLBACK_POINTS: dict[str, str] = {
+    "expire.inside": "an expired transaction rolled back, not committed",
+}
+"""Points of those who roll back the transactions of publishers that are gone."""
 
 CHECKPOINT_POINTS: dict[str, str] = {
     "checkpoint.restored": "the fence of a checkpoint raised, its owner not told",
@@ -122,6 +126,7 @@ POINTS: dict[str, str] = {
     **ABROAD_POINTS,
     **PENDING_POINTS,
     **PUBLISHER_POINTS,
+    **ROLLBACK_POINTS,
     **CHECKPOINT_POINTS,
     **CONSUMER_POINTS,
     **GROUP_POINTS,

@@ -6,18 +6,22 @@ the same messages in the same order, wherever it is stopped and started again.
 
 from __future__ import annotations
 
+import json
 import logging
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import seeds
+from committed_runs import let_time_pass
+from forks import Forks
 from txn_logs import ACK, CONTINUE, OUTSIDE, A, B, C, random_journal
 
 import cues
-from cues.errors import InvalidArgument, TopologyChanged
+from cues.base import events
+from cues.errors import Fenced, InvalidArgument, TopologyChanged
 from cues.groups import Member
 from cues.queues import spans
 from cues.queues.queue import Queue
@@ -315,3 +319,242 @@ def test_a_session_commits_the_transaction_that_it_read(store: cues.Store) -> No
                     session.write("out", message)
                 assert session.end(cues.groups.TRY_COMMIT).committed
     assert numbers(store.queue("out").tailer()) == [4, 1, 3, 6, 2]
+
+
+# --- deaths ---------------------------------------------------------------------------------------
+
+
+def story_at(path: Path, messages: Any = STORY) -> list[int]:
+    with cues.open(path / "s", durability="process") as store:
+        write(store.queue("q"), *messages)
+        return oracle(store.queue("q"))
+
+
+def out_of(path: Path) -> list[int]:
+    with cues.open(path / "s", durability="process") as store:
+        return numbers(store.queue("out").tailer())
+
+
+LATER = ((C, 480, CONTINUE), (A, 640, CONTINUE), (B, 480, OUTSIDE), (A, 800, ACK), (C, 640, ACK))
+
+
+def calls_of(path: Path) -> list[list[Any]]:
+    return [json.loads(line) for line in (path / "calls").read_text().splitlines()]
+
+
+def test_a_graph_that_is_killed_anywhere_takes_the_same_messages_again(forks: Forks, tmp_path: Path) -> None:
+    """Before the retry, transactions commit that were pending at the kill: the step is the same all the same."""
+    whole = tmp_path / "whole"
+    story_at(whole)
+    sites = forks.run("committed_runs:run_graph", str(whole)).value
+    hashes: dict[str, list[int]] = {}
+    for number, (point, hit) in enumerate(sites):
+        path = tmp_path / str(number)
+        story_at(path)
+        killed = forks.run("committed_runs:run_graph", str(path), point, hit)
+        assert killed.killed or point.startswith("close")
+        expected = story_at(path, LATER)
+        forks.run("committed_runs:run_graph", str(path))
+        assert out_of(path) == expected == [4, 1, 3, 6, 2, 10, 9, 8], (point, hit)
+        by_hash: dict[str, list[int]] = {}
+        for hash, taken in calls_of(path):
+            assert by_hash.setdefault(hash, taken) == taken, (point, hit)
+        assert [n for taken in by_hash.values() for n in taken] == expected, (point, hit)
+        hashes |= by_hash
+    assert len(sites) > 20 and hashes
+
+
+def test_a_session_that_is_killed_anywhere_commits_each_message_once(forks: Forks, tmp_path: Path) -> None:
+    """The stories of KIP-447: the member dies before, in and after its end, and a pending transaction commits later."""
+    story_at(tmp_path / "whole")
+    sites = forks.run("committed_runs:run_member", str(tmp_path / "whole")).value
+    for number, (point, hit) in enumerate(sites):
+        path = tmp_path / str(number)
+        story_at(path)
+        assert forks.run("committed_runs:run_member", str(path), point, hit).killed
+        expected = story_at(path, LATER)
+        forks.run("committed_runs:run_member", str(path))
+        assert out_of(path) == expected, (point, hit)
+    assert len(sites) > 10
+
+
+def test_a_publisher_that_is_killed_anywhere_blocks_nothing_and_nothing_of_it_is_seen(
+    forks: Forks, tmp_path: Path
+) -> None:
+    """Its messages are rolled back by the next reader, which may be killed as well; a decided transaction is not."""
+    (tmp_path / "whole").mkdir()
+    sites = forks.run("committed_runs:leave_pending", str(tmp_path / "whole")).value
+    assert forks.run("committed_runs:read_all", str(tmp_path / "whole")).value == {"q": [0, 2], "r": [1, 3]}
+    rolled_back = 0
+    for number, (point, hit) in enumerate(sites):
+        path = tmp_path / str(number)
+        path.mkdir()
+        assert forks.run("committed_runs:leave_pending", str(path), point, hit).killed
+        died = forks.run("committed_runs:read_all", str(path), "expire.inside").killed
+        rolled_back += died
+        read = forks.run("committed_runs:read_all", str(path)).value
+        assert read in ({"q": [], "r": []}, {"q": [0, 2], "r": [1, 3]}), (point, hit)
+    assert rolled_back > 3
+
+
+# --- publishers that are gone ---------------------------------------------------------------------
+
+
+def to(queue: Queue) -> Callable[[Any], Queue]:
+    return lambda message: queue
+
+
+def opened(store: cues.Store, queue: str = "q") -> int:
+    with store._view() as txn:
+        return len(spans.opened(txn, queue))
+
+
+@pytest.mark.parametrize("who", ["reader", "publisher", "graph", "member"])
+def test_a_publisher_that_wakes_up_after_its_timeout_is_fenced(store: cues.Store, who: str) -> None:
+    queue = store.queue("q")
+    with Publisher(transaction_timeout_s=3600) as late:
+        for n in range(3):
+            late.publish_uncommitted(to(queue), {"n": n})
+        late.flush()
+        assert opened(store) == 1
+        let_time_pass(store)
+        if who == "reader":
+            assert queue.tailer(isolation="committed").read() is None
+        elif who == "publisher":
+            with Publisher() as other:
+                other.publish_committed(to(queue), {"n": 10}).wait()
+        elif who == "graph":
+            with graph_of(store).start() as running:
+                running.wait_idle(timeout=60)
+        else:
+            with Member(store, "q", "g", isolation="committed") as member:
+                assert member.read() is None
+                assert member.read() is None
+        assert opened(store) == 0
+        with pytest.raises(Fenced, match="transaction_timeout_s has passed"):
+            late.build_ack_intents()
+        with pytest.raises(Fenced):  # it stays so: a part of the transaction must not be committed
+            late.publish_uncommitted(to(queue), {"n": 3})
+            late.build_ack_intents()
+        late.abort()
+        late.publish_uncommitted(to(queue), {"n": 4})
+        late.append_ack_intents(late.build_ack_intents())
+    read = numbers(queue.tailer(isolation="committed"))
+    assert [n for n in read if n < 10] == [4]
+
+
+def test_a_rolled_back_transaction_is_not_continued_by_a_later_message(store: cues.Store) -> None:
+    """Without the fence in the append, the messages after the rollback would be committed as a whole transaction."""
+    queue = store.queue("q")
+    with Publisher(transaction_timeout_s=3600) as late:
+        late.publish_uncommitted(to(queue), {"n": 0}).wait()
+        assert queue.tailer(isolation="committed").read() is None and opened(store) == 1
+        let_time_pass(store)
+        assert queue.tailer(isolation="committed").read() is None
+        append = late.publish_uncommitted(to(queue), {"n": 1})
+        with pytest.raises(Fenced):
+            append.wait()
+        with pytest.raises(Fenced):
+            late.build_ack_intents()
+        late.abort()
+    assert numbers(queue.tailer()) == [0] and list(queue.tailer(isolation="committed")) == []
+
+
+def test_a_transaction_on_two_stores_is_fenced_if_one_of_them_rolled_it_back(tmp_path: Path) -> None:
+    with (
+        cues.open(tmp_path / "a", durability="process") as a,
+        cues.open(tmp_path / "b", durability="process") as b,
+        Publisher(transaction_timeout_s=3600) as late,
+    ):
+        for store in (a, b):
+            late.publish_uncommitted(to(store.queue("q")), {"n": 1}).wait()
+        let_time_pass(b)
+        assert b.queue("q").tailer(isolation="committed").read() is None
+        with pytest.raises(Fenced):
+            late.build_ack_intents()
+        late.abort()
+        assert opened(a) == opened(b) == 0
+        assert [list(store.queue("q").tailer(isolation="committed")) for store in (a, b)] == [[], []]
+
+
+def test_a_decided_transaction_is_not_rolled_back(store: cues.Store) -> None:
+    """After the intents were built, the checkpoint that holds them may have committed: only it decides."""
+    queue = store.queue("q")
+    with Publisher(transaction_timeout_s=3600) as publisher:
+        publisher.publish_uncommitted(to(queue), {"n": 1})
+        intents = publisher.build_ack_intents()
+    let_time_pass(store)
+    assert queue.tailer(isolation="committed").read() is None
+    with Publisher() as successor:
+        successor.publish_committed(to(queue), {"n": 2}).wait()
+        successor.append_ack_intents(intents)
+    assert numbers(queue.tailer(isolation="committed")) == [2, 1]
+
+
+def test_a_timeout_is_a_number_of_seconds() -> None:
+    for wrong in (0, -1, "60", True, float("nan")):
+        with pytest.raises(InvalidArgument, match="transaction_timeout_s"):
+            Publisher(transaction_timeout_s=wrong)  # type: ignore[arg-type]
+    with Publisher(transaction_timeout_s=None) as publisher:
+        assert publisher.transaction_timeout_s is None
+    with Publisher() as publisher:
+        assert publisher.transaction_timeout_s == 900.0
+
+
+# --- readers that do not ask ----------------------------------------------------------------------
+
+
+def test_a_graph_that_reads_pending_messages_is_told_once(store: cues.Store) -> None:
+    queue = store.queue("q")
+    told: list[str] = []
+
+    def listen(event: events.Event) -> None:
+        if "isolation='committed'" in event.text:
+            told.append(event.text)
+
+    plain = cues.Graph("g", [cues.Stream(lambda m: m, "q", "out", id="copy")], store=store)
+    with Publisher() as publisher, plain.start(listeners=(listen,)) as running:
+        for n in range(3):
+            publisher.publish_uncommitted(to(queue), {"n": n}).wait()
+            running.wait_idle(timeout=60)
+    assert len(told) == 1 and "g.copy reads q without" in told[0] and publisher.id.hex() in told[0]
+
+
+def test_a_member_that_reads_pending_messages_is_told_once(store: cues.Store, caplog: pytest.LogCaptureFixture) -> None:
+    write(store.queue("q"), *STORY)
+    with caplog.at_level(logging.WARNING), Member(store, "q", "g") as member:
+        assert len(member.read_many(9)) == 5
+        member.commit()
+        write(store.queue("q"), (A, 640, CONTINUE))
+        assert member.read() is not None
+    assert [A.hex() in record.message for record in caplog.records if "isolation=" in record.message] == [True]
+
+
+# --- a graph over two stores ----------------------------------------------------------------------
+
+
+def test_a_processor_reads_what_another_one_writes_as_pending(tmp_path: Path) -> None:
+    """Before, the graph was refused: a processor saw messages of steps that never committed."""
+    read: list[int] = []
+
+    def split(message: dict[str, Any]) -> dict[str, Any]:
+        return message
+
+    def take(message: dict[str, Any]) -> None:
+        read.append(message["n"])
+
+    def made(**options: Any) -> cues.Graph:
+        return cues.Graph(
+            "g",
+            [cues.Stream(split, "q", "away", across="pending"), cues.Sink(take, "away", **options)],
+            queues={"away": cues.QueueOptions(path=str(tmp_path / "b"), retention="read")},
+            store=tmp_path / "a",
+        )
+
+    with pytest.raises(cues.GraphError, match="isolation='committed'"):
+        made().plan()
+    with made(isolation="committed").start() as running:
+        for n in range(50):
+            running.send("q", {"n": n})
+        running.wait_idle(timeout=60)
+    assert read == list(range(50))

@@ -150,11 +150,11 @@ def _check_across(node: Node, nodes: tuple[Node, ...], queues: Mapping[str, Queu
         )
     for reader in nodes:
         for port in reader.reads:
-            if port.queue in elsewhere:
+            if port.queue in elsewhere and reader.options.isolation != "committed":
                 raise GraphError(
                     f"{node.id} has across='pending', and {reader.id} reads {port.queue!r}: processors see messages"
                     " that are pending, and those of steps that never commit.",
-                    "set across='forwarded'; or read with queue.tailer(isolation='committed') or a cues.txn.Consumer.",
+                    f"give {reader.id} the option isolation='committed', or set across='forwarded'.",
                     processor=node.name,
                 )
 

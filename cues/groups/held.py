@@ -8,6 +8,7 @@ The messages between the two positions are read again after the member dies, abo
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from cues.base import clock
@@ -40,6 +41,8 @@ class HeldPartition:
         """True after ``on_revoked`` has returned. It is released next, even if a new plan assigns it to this member."""
         self.served = 0
         """The number of the turn in which it was read last."""
+        self.on_pending: Callable[[str], None] | None = None
+        """Called with the id of a publisher whose pending messages are read as if they were committed."""
         self._tailer: Tailer | None = None
         """Reads ahead of :attr:`next`; None if the next read must begin at :attr:`next`."""
         self._last_tailer: Tailer | None = None
@@ -68,6 +71,7 @@ class HeldPartition:
         tailer = self._tailer
         if tailer is None:
             tailer = Tailer(self.queue)
+            tailer.on_pending = self.on_pending
             tailer.go_to(self.next)
             self._tailer = tailer
         messages = tailer.read_many(n)

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final, Literal
@@ -32,7 +32,7 @@ from cues.queues.base_tailer import BaseTailer, Place
 from cues.queues.committed import identity_of
 from cues.queues.log import Raw
 from cues.queues.processor_rows import POSITION
-from cues.records.batch import Batch
+from cues.records.batch import Batch, is_pending, stamps_of
 from cues.storage import wakeup
 from cues.storage.transaction import StoreTransaction
 
@@ -71,6 +71,8 @@ class Tailer(BaseTailer):
             names.check("tailer", name)
         super().__init__(queue)
         self.name = name
+        self.on_pending: Callable[[str], None] | None = None
+        """Called once, with the id of a publisher whose pending messages are read as if they were committed."""
         self._log = queue._log
         self._meta = meta
         self._direction: Direction = "forward"
@@ -343,6 +345,9 @@ class Tailer(BaseTailer):
 
     def _open(self, raw: Raw) -> Batch:
         batch = self._log.batches([raw])[0]
+        if self.on_pending is not None and batch.head.stamps_at and is_pending(batch.value):
+            tell, self.on_pending = self.on_pending, None
+            tell(producer_of(batch))
         self._decode(batch)
         self._batch = batch
         self._first = self._low = batch.first
@@ -372,6 +377,19 @@ class Tailer(BaseTailer):
         stored = POSITION.pack(self._identity, index, seal)
         txn.put(self._row_key, stored)
         return stored
+
+
+def producer_of(batch: Batch) -> str:
+    """Return the id of the producer of a record that has one, as 12 hex digits."""
+    return f"{stamps_of(batch.value).producer:012x}"
+
+
+def pending_read(reader: str, queue: str, producer: str) -> str:
+    """Return the warning for a reader that reads pending messages as if they were committed."""
+    return (
+        f"{reader} reads {queue} without isolation='committed', and publisher {producer} writes messages there that are"
+        " pending: it also gets those of transactions that never commit."
+    )
 
 
 def envelope_of(batch: Batch, offset: int, metadata: dict[str, Any], partition: int) -> Envelope:
