@@ -87,7 +87,7 @@ def leave_pending(path: str, point: str = "", hit: int = 1) -> list[tuple[str, i
             faults.count()
         with Publisher(transaction_timeout_s=3600) as publisher:
             for n in range(4):
-                publisher.publish_uncommitted(lambda message: queues[message["n"] % 2], {"n": n})
+                publisher.publish_uncommitted(lambda message: queues[message["n"] % 2], {"n": n}).wait()
             intents = publisher.build_ack_intents()
             publisher.append_ack_intents(intents)
     return [(name, number) for name, count in faults.hits().items() for number in range(1, count + 1)]

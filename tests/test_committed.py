@@ -151,6 +151,21 @@ def test_random_logs_are_read_as_the_sequencer_reads_them(block: int, store: cue
             assert batch.first <= start < batch.next
 
 
+def test_ill_formed_logs_are_read_as_the_sequencer_reads_them(store: cues.Store) -> None:
+    """Repeated messages in any place, acknowledgements of a part, and of an older state: whatever users append."""
+    rng = random.Random(seeds.new())
+    for number in range(60):
+        queue = store.queue(f"q{number}")
+        for _ in range(rng.randrange(3, 9)):
+            flags = rng.choice((CONTINUE, CONTINUE, CONTINUE, ACK, OUTSIDE))
+            clocks = sorted(rng.sample(range(1, 9), rng.choice((1, 1, 2, 3)) if flags != ACK else 1))
+            first = queue._row().next
+            queue.appender().write_many(
+                [{"n": first + n, "q/uuid": build_uuid(A, clock * 160, flags)} for n, clock in enumerate(clocks)]
+            )
+        assert numbers(queue.tailer(isolation="committed")) == oracle(queue)
+
+
 def test_alts_and_merged_tailers_read_committed_messages(store: cues.Store) -> None:
     parts = store.queue("p", partitions=3, key="k")
     single = store.queue("s")

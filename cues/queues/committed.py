@@ -18,6 +18,7 @@ with a warning. Retention keeps them (:func:`cues.queues.spans.needed_from`).
 
 from __future__ import annotations
 
+import bisect
 import logging
 from collections.abc import Iterable
 from typing import Final, Literal, NamedTuple, get_args
@@ -217,9 +218,9 @@ class CommittedLog(Log):
         def pass_over(count: int) -> None:
             parts.append(_Part(place, value, raw[2], raw[0], 0, count, True, seal, time_ns))
 
-        if (not span.begin and span.length > 1) or not span.size:
+        if not batch.acknowledges(value):  # a record of which the first messages are repetitions
             low = place - span.place
-            shown = sum(clock <= span.above for clock in stamps.clocks) if span.above else span.length
+            shown = bisect.bisect_right(stamps.clocks, span.above)
             if low < shown:
                 pass_over(shown - low)
             if shown < span.length:
@@ -227,6 +228,9 @@ class CommittedLog(Log):
                 parts.append(
                     _Part(span.place + low, value, raw[2], raw[0], low, span.length - low, False, seal, time_ns)
                 )
+            return parts
+        if not span.size:
+            pass_over(1)
             return parts
         resume = self._resume
         if not (span.place < resume.place <= place and span.begin <= resume.record < span.record):

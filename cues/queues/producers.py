@@ -119,6 +119,9 @@ class Notes:
                 self._txn, self._log, producer, open._replace(size=open.size + len(clocks) if counted else -1)
             )
             return
+        if flags not in (_CONTINUE, _ACK) and before is not None and clocks[-1] <= before.acked:
+            self._rows[producer] = before  # repetitions end no transaction
+            was_open = False
         if flags == _ACK:
             self._acknowledge(index, producer, before, clocks[0])
         elif before is not None and clocks[0] <= before.acked:

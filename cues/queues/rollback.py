@@ -37,13 +37,18 @@ _ACK: Final = int(Flags.ACK_TXN)
 _EMPTY: Final = codec.pack({})
 
 
-def roll_back(txn: StoreTransaction, queue: BaseQueue, producer: int) -> bool:
-    """Drop the pending messages of a producer in a log; return False if it has none. The caller rings."""
+def roll_back(txn: StoreTransaction, queue: BaseQueue, producer: int, fences: bool = False) -> bool:
+    """Drop the pending messages of a producer in a log; return False if it has none. The caller rings.
+
+    ``fences``: the producer may be alive; it then gets :class:`Fenced`.
+    """
     written = producers.read(txn, queue._log.id, producer)
     if written is None or not written.begin:
         return False
     stamps = Stamps(producer, _ACK, ticks(written.acked, 1))
     queue._append_pages(txn, batch.build((), batch.OWN_BYTES_MAX, encoded=[_EMPTY], stamps=stamps))
+    if fences:
+        spans.put_open(txn, queue._log.id, producer, spans.Open(written.begin, 0, spans.ROLLED_BACK))
     return True
 
 
@@ -51,7 +56,7 @@ def expire(txn: StoreTransaction, queue: BaseQueue) -> int:
     """Roll back the transactions of a log whose deadline has passed; return their number."""
     gone = list(spans.expired(txn, queue._log.id, clock.now_ns()))
     for producer in gone:
-        roll_back(txn, queue, producer)
+        roll_back(txn, queue, producer, fences=True)
         told = "%s: the pending messages of publisher %012x were rolled back: its transaction_timeout_s has passed"
         queue.store._afterwards.append(functools.partial(log.warning, told, queue.id, producer))
     if gone:
@@ -73,10 +78,10 @@ def look(queue: BaseQueue) -> None:
             queue.store._ring(queue._log.mask)
 
 
-def fence(txn: StoreTransaction, queue: BaseQueue, producer: int, begin: int) -> spans.Open:
-    """Return the pending transaction that the producer began at ``begin``. Raises :class:`Fenced` if it is gone."""
+def fence(txn: StoreTransaction, queue: BaseQueue, producer: int, begin: int) -> None:
+    """Raise :class:`Fenced` if the transaction that the producer began at ``begin`` was rolled back by another."""
     open = spans.read_open(txn, queue._log.id, producer)
-    if open is None or open.begin != begin:
+    if open is not None and open.begin == begin and open.size == spans.ROLLED_BACK:
         raise Fenced(
             f"The transaction of publisher {producer:012x} in {queue.id!r}, pending from {begin} on, was rolled back:"
             " transaction_timeout_s has passed, or roll_back() was called.",
@@ -84,4 +89,10 @@ def fence(txn: StoreTransaction, queue: BaseQueue, producer: int, begin: int) ->
             processor=f"{producer:012x}",
             reason="timeout",
         )
-    return open
+
+
+def decide(txn: StoreTransaction, queue: BaseQueue, producer: int) -> None:
+    """Remove the deadline of a pending transaction: from now on its owner's checkpoint decides."""
+    open = spans.read_open(txn, queue._log.id, producer)
+    if open is not None and open.size != spans.ROLLED_BACK:
+        spans.put_open(txn, queue._log.id, producer, open._replace(deadline_ns=0))

@@ -34,6 +34,9 @@ _OPEN: Final = struct.Struct(">QQq")
 _PLACE: Final = struct.Struct(">Q")
 
 
+ROLLED_BACK: Final = -2
+
+
 class Span(NamedTuple):
     """An acknowledgement, and the messages that it commits."""
 
@@ -71,7 +74,10 @@ class Open(NamedTuple):
     deadline_ns: int
     """The time after which anyone may roll it back; 0: only its owner may."""
     size: int
-    """The number of its messages; -1 if some of them are repeated, so that they must be counted one by one."""
+    """The number of its messages; -1 if some of them are repeated, so that they must be counted one by one.
+
+    :data:`ROLLED_BACK` if it is not pending any more: the row then fences its producer, until that begins another.
+    """
 
 
 def put(txn: StoreTransaction, log: str, span: Span) -> None:
@@ -161,7 +167,8 @@ def forget(txn: StoreTransaction, log: str, first: int) -> None:
 def opened(txn: StoreTransaction, log: str) -> dict[int, Open]:
     """Return the pending transactions of a log, by producer."""
     rows = transaction.named_rows(txn, names.opens_prefix(log))
-    return {int(producer, 16): _open(raw, producer, log) for producer, raw in rows}
+    every = {int(producer, 16): _open(raw, producer, log) for producer, raw in rows}
+    return {producer: open for producer, open in every.items() if open.size != ROLLED_BACK}
 
 
 def read_open(txn: StoreTransaction, log: str, producer: int) -> Open | None:

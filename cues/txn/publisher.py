@@ -45,7 +45,7 @@ from cues import codec, faults
 from cues.base import clock
 from cues.base.checks import is_number
 from cues.errors import Closed, CuesError, Fenced, Forked, InvalidArgument, QueueNotFound, StoreNotFound
-from cues.queues import rollback, spans, stamped
+from cues.queues import rollback, stamped
 from cues.queues.base import journal_of
 from cues.queues.messages import DICT, MessageType
 from cues.queues.queue import Queue
@@ -246,8 +246,8 @@ class Publisher:
         producer = int.from_bytes(self.id, "big")
         for journal, queue in self._spans.items():
             if queue.store is store and journal in self.begins:
-                open = rollback.fence(txn, queue, producer, self.begins[journal])
-                spans.put_open(txn, queue._log.id, producer, open._replace(deadline_ns=0))
+                rollback.fence(txn, queue, producer, self.begins[journal])
+                rollback.decide(txn, queue, producer)
 
     def append_ack_intents(self, intents: Iterable[AckIntent], missing: Missing = "refuse") -> list[AckIntent]:
         """Append acknowledgements, those of this publisher or those of a checkpoint. May be repeated.
@@ -333,7 +333,8 @@ class Publisher:
         """
         self._check()
         stamped.check_target(queue)
-        dropped = queue.store._commit(rollback.roll_back, queue, int.from_bytes(producer, "big"))
+        number = int.from_bytes(producer, "big")
+        dropped = queue.store._commit(rollback.roll_back, queue, number, producer != self.id)
         queue.store._ring(queue._log.mask)
         return bool(dropped)
 

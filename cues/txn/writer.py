@@ -335,20 +335,21 @@ class StoreWriter:
                 rollback.fence(txn, run.queue, self.producer, begin)
             run.first = self._publisher.advance(len(run.appends))
             run.index = run.queue._append_pages(txn, run.at(run.first))
-            if journal and not begin:
-                begun[journal] = self._begin(txn, run.queue)
+            if journal and not begin and self._begin(txn, run):
+                begun[journal] = run.index
         faults.point("publish.inside")
         return begun
 
-    def _begin(self, txn: StoreTransaction, queue: Queue) -> int:
-        """Note the deadline of a transaction that has begun in a log; return its first index."""
-        open = spans.read_open(txn, queue._log.id, self.producer)
-        assert open is not None
+    def _begin(self, txn: StoreTransaction, run: _Run) -> bool:
+        """Note the deadline of a transaction that a run has begun in a log; False if an older one is pending there."""
+        open = spans.read_open(txn, run.queue._log.id, self.producer)
+        if open is None or open.begin != run.index:
+            return False
         timeout_s = self._publisher.transaction_timeout_s
         if timeout_s is not None:
             due_ns = clock.now_ns() + int(timeout_s * 1e9)
-            spans.put_open(txn, queue._log.id, self.producer, open._replace(deadline_ns=due_ns))
-        return open.begin
+            spans.put_open(txn, run.queue._log.id, self.producer, open._replace(deadline_ns=due_ns))
+        return True
 
     def _fail(self, appends: list[Append], error: BaseException) -> None:
         self.failed = self.failed or error
