@@ -297,6 +297,64 @@ def test_a_change_of_the_isolation_is_a_change_of_the_topology(store: cues.Store
     assert numbers(store.queue("out").tailer()) == [4, 1, 3, 6, 2, 1, 2, 3, 4, 6]
 
 
+def test_a_join_of_committed_messages_is_refused(store: cues.Store) -> None:
+    """It would pair a message of one input with a pending one of the other, and lose it."""
+
+    def both(a: Any, b: Any) -> Any:
+        return a
+
+    joined = cues.Stream(both, {"a": "q", "b": "r"}, "out", isolation="committed")
+    with pytest.raises(cues.GraphError, match="with isolation='committed': a join takes"):
+        cues.Graph("g", [joined], store=store).plan()
+    with pytest.raises(cues.GraphError, match="isolation"):
+        cues.Graph("g", [cues.Stream(lambda m: m, "q", "out", id="c", isolation="some")], store=store).plan()  # type: ignore[arg-type]
+
+
+def test_any_of_two_queues_reads_what_is_committed_in_either(store: cues.Store) -> None:
+    for name in ("q", "r"):
+        write(store.queue(name), *STORY)
+
+    def take(q: Any = None, r: Any = None) -> Any:
+        return q or r
+
+    graph = cues.Graph("g", [cues.Stream(take, cues.AnyOf(q="q", r="r"), "out", isolation="committed")], store=store)
+    with graph.start() as running:
+        running.wait_idle(timeout=60)
+    assert sorted(numbers(store.queue("out").tailer())) == sorted([4, 1, 3, 6, 2] * 2)
+
+
+def test_imperative_tailers_read_committed_messages(store: cues.Store) -> None:
+    write(store.queue("q"), *STORY)
+    store.queue("go").appender().write_many([{}] * 3)
+
+    def pull(message: Any, process: Any) -> Any:
+        got = [process.tailers["q"].read() for _ in range(2)]
+        return {"n": [item["n"] for item in got if item]}
+
+    stream = cues.Stream(pull, "go", "out", tailers=["q"], isolation="committed")
+    with cues.Graph("g", [stream], store=store).start() as running:
+        running.wait_idle(timeout=60)
+    assert numbers(store.queue("out").tailer()) == [[4, 1], [3, 6], [2]]
+
+
+@pytest.mark.parametrize("partitions", [1, 3])
+def test_a_partitioned_queue_is_read_by_units_and_workers_follow_growth(store: cues.Store, partitions: int) -> None:
+    queue = store.queue("q", partitions=2, key="k")
+    with Publisher() as one, Publisher() as other, graph_of(store).start() as running:
+        for round in range(2):
+            views = [queue.partition(n) for n in range(queue.partitions)]
+            for n in range(12):
+                one.publish_uncommitted(to(views[n % len(views)]), {"n": 100 * round + n, "k": n})
+                other.publish_uncommitted(to(views[n % len(views)]), {"n": 1000 + n, "k": n})
+            one.append_ack_intents(one.build_ack_intents())
+            other.abort()
+            if not round and partitions > 2:
+                queue.grow(partitions)
+        running.wait_idle(timeout=60)
+    read = numbers(store.queue("out").tailer())
+    assert sorted(read) == [*range(12), *range(100, 112)]
+
+
 # --- members --------------------------------------------------------------------------------------
 
 
@@ -573,3 +631,21 @@ def test_a_processor_reads_what_another_one_writes_as_pending(tmp_path: Path) ->
             running.send("q", {"n": n})
         running.wait_idle(timeout=60)
     assert read == list(range(50))
+
+
+def test_a_member_takes_over_in_the_middle_of_a_transaction(store: cues.Store) -> None:
+    """KIP-447: a member dies after the commit of a part; another one continues inside the transaction, and is alone."""
+    write(store.queue("q"), *STORY)
+    store.queue("out")
+    first = Member(store, "q", "g", isolation="committed")
+    with first.session() as session:
+        session.write_many("out", session.read_many(2))
+        assert session.end(cues.groups.TRY_COMMIT).committed
+    late = first.session()
+    late.write_many("out", late.read_many(2))
+    with Member(store, "q", "g", isolation="committed") as second:
+        second.seek(5, "q")  # fences the session of the first one
+        assert not late.end(cues.groups.TRY_COMMIT).committed
+        first.close()
+        assert second.poll(timeout=60, n=9) == {("q", 0): [{"n": 1}, {"n": 3}, {"n": 6}, {"n": 2}]}
+    assert numbers(store.queue("out").tailer()) == [4, 1]

@@ -237,6 +237,8 @@ class Pinned(ReadableQueue):
                     )
                 return
             for batch in log.batches(raws):
+                if batch.first >= stop:  # a read of committed messages may return more
+                    return
                 if not batch.head.acknowledges:
                     record, low = batch.source
                     low -= batch.first

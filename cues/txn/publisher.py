@@ -26,8 +26,8 @@ many in one transaction (see :mod:`cues.txn.writer`). Clocks are taken inside th
 a later clock could be appended first, and readers would take the other one for a repetition.
 
 Not guaranteed: that a message is in its queue before its :class:`Append` is done (wait for it, or call
-:meth:`Publisher.flush`); that pending messages in a queue that no intent names are ever dropped (see
-:meth:`Publisher.roll_back`).
+:meth:`Publisher.flush`); that pending messages whose acknowledgements were built are dropped if no checkpoint has them
+(see :meth:`Publisher.roll_back`). Others are dropped after ``transaction_timeout_s`` (:mod:`cues.queues.rollback`).
 """
 
 from __future__ import annotations
