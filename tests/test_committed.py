@@ -263,6 +263,35 @@ def test_a_purge_of_pending_messages_passes_them_over_and_says_so(
     assert "1 messages of the transaction that is acknowledged at 5 were purged" in caplog.text
 
 
+def test_a_purge_inside_a_record_passes_over_only_what_was_purged(store: cues.Store) -> None:
+    queue = store.queue("q")
+    queue.appender().write_many([{"n": n, "q/uuid": build_uuid(A, n * 160, CONTINUE)} for n in (1, 2, 3)])
+    write(queue, (B, 160, OUTSIDE))
+    queue.purge(before=3)
+    write(queue, (A, 640, ACK))
+    assert numbers(queue.tailer(isolation="committed")) == [4, 3] and numbers(queue.tailer()) == [3, 4]
+
+
+def test_a_large_transaction_is_read_in_parts_from_any_place(store: cues.Store) -> None:
+    """More messages than one read copies: each part continues where the last one ended, also after a restart."""
+    queue = store.queue("q")
+    with Publisher() as large, Publisher() as other:
+        for n in range(9000):
+            large.publish_uncommitted(to(queue), {"n": n, "text": "x" * 100})
+            if n % 100 == 0:
+                other.publish_committed(to(queue), {"n": -n})
+        large.append_ack_intents(large.build_ack_intents())
+    read: list[int] = []
+    while some := queue.tailer("reader", isolation="committed").read_many(700):
+        read += numbers(some)
+    assert [n for n in read if n > 0] == list(range(1, 9000))
+    log = queue._read_as("committed")._log
+    with store._view() as txn:
+        row = log.row(txn)
+        ends = {batch.next for batch in log.batches(log.read(txn, row, row.next - 3, 3))}
+    assert row.next in ends
+
+
 # --- graphs ---------------------------------------------------------------------------------------
 
 
@@ -415,6 +444,7 @@ def calls_of(path: Path) -> list[list[Any]]:
     return [json.loads(line) for line in (path / "calls").read_text().splitlines()]
 
 
+@pytest.mark.slow
 def test_a_graph_that_is_killed_anywhere_takes_the_same_messages_again(forks: Forks, tmp_path: Path) -> None:
     """Before the retry, transactions commit that were pending at the kill: the step is the same all the same."""
     whole = tmp_path / "whole"
@@ -451,6 +481,7 @@ def test_a_session_that_is_killed_anywhere_commits_each_message_once(forks: Fork
     assert len(sites) > 10
 
 
+@pytest.mark.slow
 def test_a_publisher_that_is_killed_anywhere_blocks_nothing_and_nothing_of_it_is_seen(
     forks: Forks, tmp_path: Path
 ) -> None:

@@ -183,7 +183,10 @@ class CommittedLog(Log):
             following = spans.after(txn, self.id, place)
             limit = physical.next if following is None else following.record
             start = place - ahead
-            for raw in super().read(txn, physical, start, min(stop - place, limit - start), bytes_max - size):
+            read = super().read(txn, physical, start, min(stop - place, limit - start), bytes_max - size)
+            if not read:  # never, unless rows are missing
+                break
+            for raw in read:
                 raws.append(self._record(raw, ahead))
                 place = raw[0] + ahead + (batch.count_of(raw[1]) if len(raw[1]) >= batch.PREFIX_BYTES else 1)
                 size += len(raw[1])

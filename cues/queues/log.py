@@ -252,7 +252,9 @@ class Log:
                 continue
             if raw is not None:
                 stamps = batch.stamps_of(raw[1])
-                for low, high in _rising(stamps.clocks, highest, clock):
+                low = max(bisect.bisect_right(stamps.clocks, highest), begin - raw[0])
+                high = bisect.bisect_right(stamps.clocks, clock)
+                if low < high:
                     yield SpanPart(raw, low, high - low, highest)
                 highest = max(highest, stamps.clocks[-1])
                 raw = None
@@ -428,10 +430,3 @@ class Log:
     def _next_first(self, txn: StoreTransaction, first: int) -> int:
         cursor, end = txn.cursor(self.database), self.row(txn).next
         return self._following(cursor, end) if cursor.set_key(KEY.pack(first)) else first + 1
-
-
-def _rising(clocks: Sequence[int], above: int, clock: int) -> Iterator[tuple[int, int]]:
-    """Return the part of rising clocks after ``above`` and up to ``clock``, as offsets; nothing if it is empty."""
-    low, high = bisect.bisect_right(clocks, above), bisect.bisect_right(clocks, clock)
-    if low < high:
-        yield low, high
