@@ -25,7 +25,7 @@ def let_time_pass(store: cues.Store) -> None:
     store._commit(expire)
 
 
-def graph(root: Path, store: cues.Store) -> cues.Graph:
+def graph(root: Path, store: cues.Store, sink_only: bool = False) -> cues.Graph:
     """Copies ``q`` to ``out``, and writes each call of a sink with its delivery hash into a file."""
 
     def copy(message: dict[str, Any]) -> dict[str, Any]:
@@ -35,24 +35,19 @@ def graph(root: Path, store: cues.Store) -> cues.Graph:
         with (root / "calls").open("a") as file:
             file.write(json.dumps([process.delivery_hash, [message["n"] for message in messages]]) + "\n")
 
-    return cues.Graph(
-        "g",
-        [
-            cues.Stream(copy, "q", "out", isolation="committed", batch_size=3),
-            cues.Sink(note, "q", isolation="committed", batch=True, batch_size=4),
-        ],
-        store=store,
-    )
+    stream = cues.Stream(copy, "q", "out", isolation="committed", batch_size=3)
+    sink = cues.Sink(note, "q", isolation="committed", batch=True, batch_size=4)
+    return cues.Graph("g", [sink] if sink_only else [stream, sink], store=store)
 
 
-def run_graph(path: str, point: str = "", hit: int = 1) -> list[tuple[str, int]]:
+def run_graph(path: str, point: str = "", hit: int = 1, sink_only: bool = False) -> list[tuple[str, int]]:
     """Run the graph to the end of the queue; die at a point. Return every point that it reached, with its hits."""
     root = Path(path)
     if point:
         faults.arm(point, hit)
     else:
         faults.count()
-    with cues.open(root / "s", durability="process") as store, graph(root, store).start() as running:
+    with cues.open(root / "s", durability="process") as store, graph(root, store, sink_only).start() as running:
         running.wait_idle(timeout=100)
     return [(name, number) for name, count in faults.hits().items() for number in range(1, count + 1)]
 

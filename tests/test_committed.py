@@ -467,6 +467,18 @@ def test_a_graph_that_is_killed_anywhere_takes_the_same_messages_again(forks: Fo
     assert len(sites) > 20 and hashes
 
 
+def test_a_purge_before_a_retry_leaves_messages_out_of_the_step(forks: Forks, tmp_path: Path) -> None:
+    """The step keeps its range and its hash: a target that has seen the hash has all its messages, and ignores it."""
+    story_at(tmp_path)
+    assert forks.run("committed_runs:run_graph", str(tmp_path), "function.after", 2, True).killed
+    with cues.open(tmp_path / "s", durability="process") as store:
+        store.queue("q").purge(before=3)
+    forks.run("committed_runs:run_graph", str(tmp_path), "", 1, True)
+    first, second, third = calls_of(tmp_path)
+    assert (first[1], second[1], third[1]) == ([4], [1, 3, 6, 2], [3, 6])
+    assert third[0] == second[0] != first[0]
+
+
 def test_a_session_that_is_killed_anywhere_commits_each_message_once(forks: Forks, tmp_path: Path) -> None:
     """The stories of KIP-447: the member dies before, in and after its end, and a pending transaction commits later."""
     story_at(tmp_path / "whole")
