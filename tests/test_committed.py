@@ -23,7 +23,7 @@ from txn_logs import ACK, CONTINUE, OUTSIDE, A, B, C, random_journal
 
 import cues
 from cues.base import events
-from cues.errors import Fenced, InvalidArgument, TopologyChanged
+from cues.errors import Fenced, InvalidArgument, QueueInUse, TopologyChanged
 from cues.groups import Member, Relative, describe, seek
 from cues.groups.places import Start
 from cues.queues import spans
@@ -385,6 +385,25 @@ def test_a_partitioned_queue_is_read_by_units_and_workers_follow_growth(store: c
         running.wait_idle(timeout=60)
     read = numbers(store.queue("out").tailer())
     assert sorted(read) == [*range(12), *range(100, 112)]
+
+
+def test_a_purge_is_refused_while_a_committed_group_needs_pending_messages(store: cues.Store) -> None:
+    queue = store.queue("q")
+    write(queue, *STORY[:6])  # B's message 2 is pending
+    with Member(store, "q", "g", isolation="committed") as member:
+        assert numbers(member.read_many(9)) == [4, 1, 3, 6]
+        member.commit()
+        assert member.positions() == {("q", 0): 7}
+        with pytest.raises(QueueInUse, match="group g is at 2"):
+            queue.purge(4, unread="refuse")
+        assert [reader.name for reader in queue.plan_purge(4)[0].behind] == ["group g"]
+        assert queue.purge(2, unread="refuse") == 1
+        write(queue, STORY[6])
+        assert numbers(member.read_many(9)) == [2]
+        member.commit()
+        assert queue.purge(8, unread="refuse") == 6 and member.read() is None
+    with Member(store, "q", "late", isolation="committed", start=1) as late:  # message 1 was purged
+        assert late.positions() == {("q", 0): 8} and late.read() is None
 
 
 # --- members --------------------------------------------------------------------------------------
