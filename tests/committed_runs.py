@@ -72,6 +72,22 @@ def run_member(path: str, point: str = "", hit: int = 1) -> list[tuple[str, int]
     return [(name, number) for name, count in faults.hits().items() for number in range(1, count + 1)]
 
 
+def run_transactions(path: str, point: str = "", hit: int = 1) -> list[tuple[str, int]]:
+    """The same as transactions of the store."""
+    if point:
+        faults.arm(point, hit)
+    else:
+        faults.count()
+    with cues.open(Path(path) / "s", durability="process") as store:
+        store.queue("out")
+        messages = [{"n": 0}]
+        while messages:
+            with store.transaction() as t:
+                messages = t.tailer("q", "reader", isolation="committed").read_many(3)
+                t.write_many("out", messages)
+    return [(name, number) for name, count in faults.hits().items() for number in range(1, count + 1)]
+
+
 def leave_pending(path: str, point: str = "", hit: int = 1) -> list[tuple[str, int]]:
     """A publisher of one transaction on two queues, which dies at a point."""
     with cues.open(Path(path) / "s", durability="process") as store:
