@@ -247,7 +247,8 @@ class Fenced(CuesError):
 
     ``reason`` is ``"takeover"`` (another owner: drop everything and stop) or ``"seek"`` (same
     owner, the positions were moved: read them again). For a member of a consumer group ``processor`` is
-    the group, and ``partitions`` are those that were not committed.
+    the group, and ``partitions`` are those that were not committed. For a :class:`cues.txn.Publisher` it is the id, and
+    ``reason`` is ``"timeout"``: its pending messages were rolled back.
     """
 
     processor: str

@@ -71,9 +71,15 @@ PUBLISHER_POINTS: dict[str, str] = {
     "publish.before": "published messages taken from the queue of appends, no transaction yet",
     "publish.inside": "published messages written, not committed",
     "publish.after": "published messages committed, no waiting call told",
+    "intents.prepared": "pending messages of one store marked as decided by the checkpoint, no intent built",
     "intents.built": "acknowledgements built, the stores of their messages synced",
 }
 """Points of publishers, and of messages that were stamped elsewhere."""
+
+ROLLBACK_POINTS: dict[str, str] = {
+    "expire.inside": "an expired transaction rolled back, not committed",
+}
+"""Points of those who roll back the transactions of publishers that are gone."""
 
 CHECKPOINT_POINTS: dict[str, str] = {
     "checkpoint.restored": "the fence of a checkpoint raised, its owner not told",
@@ -138,6 +144,7 @@ POINTS: dict[str, str] = {
     **ABROAD_POINTS,
     **PENDING_POINTS,
     **PUBLISHER_POINTS,
+    **ROLLBACK_POINTS,
     **CHECKPOINT_POINTS,
     **CONSUMER_POINTS,
     **ABORT_POINTS,

@@ -85,5 +85,5 @@ def test_the_rows_of_transactions_run_and_every_contender_sees_what_it_should() 
     )
     assert found.returncode == 0, found.stderr
     lines = [json.loads(line) for line in found.stdout.splitlines()]
-    assert {line["group"] for line in lines} == {"write", "read", "consumer", "sequencer"} and len(lines) == 14
+    assert {line["group"] for line in lines} == {"write", "read", "consumer", "sequencer"} and len(lines) == 17
     assert all(math.isfinite(line["messages_per_s"]) and math.isfinite(line["ratio"]) for line in lines)

@@ -15,6 +15,7 @@ from children import Child
 
 import cues
 from cues import codec
+from cues.errors import InvalidArgument
 from cues.forwarding import external_writers
 from cues.storage import locks
 
@@ -23,7 +24,9 @@ pytest.importorskip("pyspark", reason="pyspark is not installed (pip install 'cu
 from pyspark.errors import AnalysisException, PySparkException
 
 from cues.spark import staging
+from cues.spark.options import READ_STREAM, ReadOptions
 from cues.spark.session import in_short
+from cues.txn import Publisher
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -521,3 +524,53 @@ def test_a_session_of_the_users_is_used_and_never_stopped(spark: SparkSession) -
     cues.spark.register(spark)
     cues.spark.register(spark)
     assert spark.conf.get("spark.sql.session.timeZone") == "UTC"
+
+
+# --- committed messages -----------------------------------------------------------------------------
+
+
+def test_committed_messages_are_read_once_by_a_query_that_restarts(spark: SparkSession, tmp_path: Path) -> None:
+    """A pending transaction is before the position of the checkpoint; it commits later, and its messages are read."""
+    path = f"{tmp_path / 's'}#orders"
+    rows: list[tuple[int, int]] = []
+
+    def take(frame: DataFrame, batch: int) -> None:
+        rows.extend((row["index"], row["n"]) for row in frame.select("index", "n").collect())
+
+    def run() -> list[tuple[int, int]]:
+        rows.clear()
+        stream = spark.readStream.format("cues").options(fields="n int", isolation="committed", partitions=2)
+        query = stream.load(path).writeStream.foreachBatch(take).trigger(availableNow=True)
+        finish(query.option("checkpointLocation", str(tmp_path / "checkpoint")).start())
+        return sorted(rows)
+
+    with cues.open(tmp_path / "s", durability="process") as store, Publisher() as slow, Publisher() as quick:
+        orders = store.queue("orders")
+        for n in range(3):
+            slow.publish_uncommitted(lambda message: orders, {"n": n}).wait()
+        for n in range(10, 13):
+            quick.publish_uncommitted(lambda message: orders, {"n": n}).wait()
+        assert run() == []
+        quick.append_ack_intents(quick.build_ack_intents())
+        assert run() == [(4, 10), (5, 11), (6, 12)]
+        orders.appender().write({"n": 20})
+        slow.append_ack_intents(slow.build_ack_intents())
+        assert run() == [(1, 0), (2, 1), (3, 2), (8, 20)]
+        assert run() == []
+        table = load(spark, path, fields="n int", isolation="committed", partitions=1)
+        assert [row["n"] for row in table.collect()] == [10, 11, 12, 20, 0, 1, 2]
+        assert load(spark, path).count() == 7
+
+
+@pytest.mark.fast
+def test_the_format_refuses_what_committed_reading_cannot_do(tmp_path: Path) -> None:
+    fill(tmp_path / "s", "q", [{"n": 1}])
+    place = {"store": str(tmp_path / "s"), "queue": "q", "isolation": "committed"}
+    assert ReadOptions.of(place, READ_STREAM).isolation == "committed"
+    for wrong, what in (
+        ({"resumeFrom": f"{tmp_path / 's'}#w"}, "resumeFrom"),
+        ({"startingPosition": "3"}, "an index"),
+        ({"isolation": "serial"}, "isolation='serial'"),
+    ):
+        with pytest.raises(InvalidArgument, match=what):
+            ReadOptions.of({**place, **wrong}, READ_STREAM)

@@ -132,6 +132,10 @@ PENDINGS: Final = b"\0pending\0"
 """Prefix of the keys of all rows about messages that are pending in other stores."""
 CLOCKS: Final = b"\0clock\0"
 """Prefix of the keys of all rows about the producers of logs."""
+SPANS: Final = b"\0span\0"
+"""Prefix of the keys of all rows about acknowledged transactions of logs."""
+OPENS: Final = b"\0open\0"
+"""Prefix of the keys of all rows about pending transactions of logs."""
 SOURCES: Final = b"\0source\0"
 """Prefix of the keys of all source positions of external writers."""
 CLAIMS: Final = b"\0claim\0"
@@ -210,6 +214,16 @@ def low_water_prefix(log: str) -> bytes:
 def clocks_prefix(log: str) -> bytes:
     """Prefix of the keys of all rows about the producers of a log; the producers' ids follow."""
     return CLOCKS + log.encode() + b"\0"
+
+
+def spans_prefix(log: str) -> bytes:
+    """Prefix of the keys of all acknowledged transactions of a log; their places follow, in eight bytes."""
+    return SPANS + log.encode() + b"\0"
+
+
+def opens_prefix(log: str) -> bytes:
+    """Prefix of the keys of all pending transactions of a log; the producers' ids follow."""
+    return OPENS + log.encode() + b"\0"
 
 
 def log_database(queue: str, partition: int) -> bytes:

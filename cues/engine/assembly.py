@@ -193,7 +193,8 @@ def assemble(
 
 def _claimants(nodes: Sequence[Node], queues: Mapping[str, Queue]) -> list[Claimant]:
     def logs(node: Node) -> dict[str, Log]:
-        return {node.tailer(port.queue): queues[port.queue]._view(node.partition)._log for port in node.reads}
+        views = {node.tailer(port.queue): queues[port.queue]._view(node.partition) for port in node.reads}
+        return {tailer: view._read_as(node.options.isolation)._log for tailer, view in views.items()}
 
     return [Claimant(node.id, node.kind, logs(node)) for node in nodes]
 
@@ -326,7 +327,7 @@ def _marks(
         by_tailer = {node.tailer(port.queue): port.queue for port in node.reads}
         for place, tailer in enumerate(sorted(by_tailer)):
             if by_tailer[tailer] in queues:
-                log = queues[by_tailer[tailer]]._view(node.partition)
+                log = queues[by_tailer[tailer]]._view(node.partition)._read_as(node.options.isolation)
                 mark = low_water.LowWater(log, reader, holding=rows[node.id].pending)
                 marked[node.id][tailer] = Marked(mark, place)
     return marked

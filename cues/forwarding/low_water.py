@@ -60,6 +60,7 @@ class LowWater:
         """
         with self._guard:
             self._holding = True
+            start = self._needed_from(start)
             written = self._written
             held = written is not None and written.pending and written.next <= start
             if self.queue.options.retention is not None and not held:
@@ -73,11 +74,18 @@ class LowWater:
         """Write that all messages before ``index`` were read. The position must be durable at home."""
         with self._guard:
             if self.outdated(index):
-                self._write(Mark(self.reader.epoch, index, self._holding))
+                self._write(Mark(self.reader.epoch, self._needed_from(index), self._holding))
 
     def outdated(self, index: int) -> bool:
         """Return whether :meth:`publish` would write a mark."""
-        return Mark(self.reader.epoch, index, self._holding) != self._written
+        return Mark(self.reader.epoch, self._needed_from(index), self._holding) != self._written
+
+    def _needed_from(self, position: int) -> int:
+        """Return the first index that a reader at this position still needs."""
+        if not self.queue._is_committed:
+            return position
+        with self.queue.store._view() as txn:
+            return self.queue._log.needed_from(txn, position)
 
     def _write(self, mark: Mark) -> None:
         def put(txn: StoreTransaction) -> None:

@@ -23,6 +23,7 @@ from cues.graphs.options import (
     ALLOWED,
     FRAME,
     INHERIT,
+    ISOLATIONS,
     OPTION_NAMES,
     OUTPUT_MODES,
     STRATEGIES,
@@ -130,6 +131,7 @@ class Processor:
         limit_fits = limit is None or (is_number(limit) and limit > 0)
         need(limit_fits, "timeout_s", "give the seconds that one call may take, more than 0.")
         need(given.across in ACROSS, "across", f"give {' or '.join(map(repr, ACROSS))}.")
+        need(given.isolation in ISOLATIONS, "isolation", f"give {' or '.join(map(repr, ISOLATIONS))}.")
         need(given.resume in (None, "skip", "again"), "resume", "give 'skip' or 'again'.")
         key_fits = key is None or isinstance(key, str) or callable(key)
         need(key_fits, "key", "give the name of a field, or a function of a message.")

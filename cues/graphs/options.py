@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from cues.queues.store import Store
 
 T = TypeVar("T")
+Isolation = Literal["uncommitted", "committed"]
+ISOLATIONS: Final = ("uncommitted", "committed")
 Function = Callable[..., Any]
 Kind = Literal["source", "stream", "sink"]
 Strategy = Literal["exactly-once", "at-most-once"]
@@ -111,6 +113,7 @@ class Options:
     appenders: Any = None
     checkpoint: CheckpointTarget | None = None
     across: str = "forwarded"
+    isolation: Isolation = "uncommitted"
 
     def given(self) -> dict[str, Any]:
         """Return the options that differ from their defaults, without ``id``."""
@@ -161,6 +164,7 @@ class _Taking(_Common, total=False):
     timeout_s: float | None
     side_effects: bool
     tailers: Queues | None
+    isolation: Isolation
 
 
 class SourceOptions(_Common, total=False):
@@ -286,6 +290,8 @@ _TEXTS: Final = {
     " `cues.processors.sql.SQLite(…)`.",
     "across": '`"forwarded"`: messages are copied to other stores after the commit. `"pending"`: they are written there'
     " at once, and become visible with the commit.",
+    "isolation": '`"committed"`: messages of transactions (`cues.txn`) are taken after they are committed, in the order'
+    " of the commits. It holds for all inputs and `tailers`.",
 }
 
 OPTION_TEXTS: Final = {field.name: OptionText(field.default, _TEXTS[field.name]) for field in fields(Options)}

@@ -124,6 +124,7 @@ def build(
     for node in nodes:
         partitions_of(node, options)
         _check_across(node, nodes, options)
+        _check_isolation(node)
     return Plan(id, nodes, options, system, source)
 
 
@@ -150,13 +151,24 @@ def _check_across(node: Node, nodes: tuple[Node, ...], queues: Mapping[str, Queu
         )
     for reader in nodes:
         for port in reader.reads:
-            if port.queue in elsewhere:
+            if port.queue in elsewhere and reader.options.isolation != "committed":
                 raise GraphError(
                     f"{node.id} has across='pending', and {reader.id} reads {port.queue!r}: processors see messages"
                     " that are pending, and those of steps that never commit.",
-                    "set across='forwarded'; or read with queue.tailer(isolation='committed') or a cues.txn.Consumer.",
+                    f"give {reader.id} the option isolation='committed', or set across='forwarded'.",
                     processor=node.name,
                 )
+
+
+def _check_isolation(node: Node) -> None:
+    """Refuse a join of committed messages: it pairs messages by places, some of which are passed over."""
+    if node.mode == "join" and len(node.inputs) > 1 and node.options.isolation == "committed":
+        raise GraphError(
+            f"{node.id} joins {', '.join(repr(port.queue) for port in node.inputs)} with isolation='committed': a join"
+            " takes the messages of its inputs in pairs, and pending messages have places without a message.",
+            "copy each input to a queue of its own, by a stream with isolation='committed', and join these.",
+            processor=node.name,
+        )
 
 
 def partitions_of(node: Node, queues: Mapping[str, QueueOptions]) -> int:

@@ -8,6 +8,7 @@ The messages between the two positions are read again after the member dies, abo
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from cues.base import clock
@@ -42,6 +43,8 @@ class HeldPartition:
         """The number of the turn in which it was read last."""
         self.runs: list[tuple[int, int]] = []
         """The indices of the messages of the last read: in each run all from the first to before the second."""
+        self.on_pending: Callable[[str], None] | None = None
+        """Called with the id of a publisher whose pending messages are read as if they were committed."""
         self._tailer: _IndexedTailer | None = None
         """Reads ahead of :attr:`next`; None if the next read must begin at :attr:`next`."""
         self._last_tailer: Tailer | None = None
@@ -63,19 +66,20 @@ class HeldPartition:
 
     def waiting(self, txn: StoreTransaction) -> bool:
         """Return whether there are messages to read."""
-        return self.log.row(txn).next > (self.next if self._tailer is None else self._tailer.index)
+        return self.log.row(txn).next > (self.next if self._tailer is None else self._tailer.position)
 
     def read(self, n: int) -> list[dict[str, Any]]:
         """Return the next messages, at most ``n``."""
         tailer = self._tailer
         if tailer is None:
             tailer = _IndexedTailer(self.queue)
-            tailer.to_index(self.next)
+            tailer.on_pending = self.on_pending
+            tailer.go_to(self.next)
             self._tailer = tailer
         self.runs = tailer.runs = []
         messages = tailer.read_many(n)
         if messages:
-            self.next = tailer.index
+            self.next = tailer.position
             self._last_tailer = tailer
         return messages
 
@@ -113,5 +117,9 @@ class _IndexedTailer(Tailer):
 
     def _take(self, n: int) -> list[dict[str, Any]]:
         taken = super()._take(n)
-        self.runs.append((self._index - len(taken), self._index))
+        if taken:
+            assert self._last is not None
+            batch, last = self._last
+            index = batch.index(last)  # not the position: with isolation="committed" that is a place
+            self.runs.append((index + 1 - len(taken), index + 1))
         return taken

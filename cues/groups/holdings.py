@@ -15,6 +15,7 @@ partitions continues.
 
 from __future__ import annotations
 
+import functools
 import os
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -33,6 +34,7 @@ from cues.queues.claims import Claim
 from cues.queues.group_rows import MemberRow
 from cues.queues.processor_rows import boot
 from cues.queues.queue import Queue
+from cues.queues.tailer import pending_read
 from cues.storage import leases, locks
 from cues.storage.leases import Lease
 
@@ -88,6 +90,8 @@ class Holdings:
         self._seen = -1
         """The group's count of changes up to which this member has followed."""
         self._check_at = self._look_at = 0
+        self._told: set[str] = set()
+        """The queues about whose pending messages the log has a warning."""
         self._counts: dict[str, int] = {}
         """The number of partitions of each of its queues, at the last look."""
         self.id = b""
@@ -155,7 +159,8 @@ class Holdings:
         return self.table.subscribe(self.name, replace(row, id=self.id), begin)
 
     def _open(self, row: MemberRow) -> None:
-        self.queues |= {queue: self.store.queue(queue) for queue in row.queues if queue not in self.queues}
+        isolation = self.table.isolation
+        self.queues |= {q: self.store.queue(q)._read_as(isolation) for q in row.queues if q not in self.queues}
 
     def _begin(self, row: MemberRow, named: Collection[str]) -> Begin:
         """Return where queues begin on which the group has no position. Not in a transaction: it opens partitions."""
@@ -364,7 +369,19 @@ class Holdings:
 
     def _hold(self, taken: Mapping[Partition, Claim]) -> None:
         """Hold partitions that this member owns in the store. The next look at the table calls ``on_assigned``."""
-        self.held |= {p: HeldPartition(p, self.queues[p[0]]._view(p[1]), taken[p]) for p in sorted(taken)}
+        self.held |= {p: self._held(p, taken[p]) for p in sorted(taken)}
+
+    def _held(self, partition: Partition, claim: Claim) -> HeldPartition:
+        queue, number = partition
+        held = HeldPartition(partition, self.queues[queue]._view(number), claim)
+        if self.table.isolation == "uncommitted":
+            held.on_pending = functools.partial(self._tell_of_pending, queue)
+        return held
+
+    def _tell_of_pending(self, queue: str, producer: str) -> None:
+        if queue not in self._told:
+            self._told.add(queue)
+            log.warning("%s", pending_read(f"The group {self.table.group}", queue, producer))
 
     def _tell_assigned(self) -> None:
         new = sorted(partition for partition, held in self.held.items() if not held.assigned)

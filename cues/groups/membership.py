@@ -49,6 +49,7 @@ from cues.groups.sticky import Partition, Together
 from cues.groups.table import GroupTable, new_id
 from cues.queues import claims
 from cues.queues.base_tailer import Reader
+from cues.queues.committed import Isolation, check_isolation
 from cues.queues.group_rows import MemberRow
 from cues.queues.partitioners import name_of
 from cues.queues.processor_rows import boot
@@ -138,6 +139,8 @@ class Member(Reader, Closing):
     ``expire_s``              seconds without a member after which the group may be forgotten: an append to a queue
                               whose retention ``"read"`` waits for it deletes it then. None: never. The value of the
                               member that joined last counts
+    ``isolation``             ``"committed"``: messages of transactions are read after they are committed, see
+                              :mod:`cues.queues.committed`. It is the same for all members of the group
     ``on_assigned``           called after partitions were claimed
     ``on_revoked``            called before partitions are released; it can still commit them
     ``on_lost``               called after partitions were taken away; they cannot be committed any more
@@ -162,6 +165,7 @@ class Member(Reader, Closing):
         max_poll_interval_s: float = MAX_POLL_INTERVAL_S,
         start: Start = "earliest",
         expire_s: float | None = None,
+        isolation: Isolation = "uncommitted",
         on_assigned: OnChange | None = None,
         on_revoked: OnChange | None = None,
         on_lost: OnChange | None = None,
@@ -194,7 +198,9 @@ class Member(Reader, Closing):
         self.name = names.check("member", f"m-{new_id().hex()}" if name is None else name)
         self.lease_s = float(lease_s)
         self.store = store
-        self.table = GroupTable(store, self.group)
+        check_isolation(isolation)
+        self.isolation: Isolation = isolation
+        self.table = GroupTable(store, self.group, isolation)
         self._last: HeldPartition | None = None
         self._read: list[tuple[Partition, list[tuple[int, int]]]] = []
         """The runs of indices that the last call has read, see :attr:`HeldPartition.runs`."""
@@ -361,7 +367,8 @@ class Member(Reader, Closing):
     def indices(self) -> dict[Partition, list[int]]:
         """The indices of the messages that the last call of this member or its session returned, by partition.
 
-        They are in the order of the messages, and have gaps where the partition has acknowledgements.
+        They are in the order of the messages, and have gaps where the partition has acknowledgements. With
+        ``isolation="committed"`` they do not always grow, because messages are in the order of the commits.
         """
         indices: dict[Partition, list[int]] = {}
         for partition, runs in self._read:
@@ -397,7 +404,8 @@ class Member(Reader, Closing):
         ``upto`` commits a part of them: it has the index of the last message that is done (see :attr:`indices`), by
         partition. Partitions that it does not name are not committed. An index before the position changes nothing;
         one that was not handed out is refused with :class:`InvalidArgument`. After a death, the messages after
-        it are read again; this member continues where it is.
+        it are read again; this member continues where it is. With ``isolation="committed"``, ``upto`` is refused with
+        :class:`InvalidArgument`, because messages are not in the order of their indices.
 
         ``checkpoint`` (at most 3,000 bytes) is stored with every position that moves; a mapping stores one for each
         partition that it names. If partitions were taken over or moved by a seek meanwhile, the other partitions are
@@ -428,6 +436,12 @@ class Member(Reader, Closing):
         held = self.holdings.held
         if upto is None:
             return {partition: of.next - 1 for partition, of in held.items()}
+        if self.isolation == "committed":
+            raise InvalidArgument(
+                f"commit(upto=…) by the member {self.name}, which reads with isolation='committed': messages are in the"
+                " order of the commits, so no index separates those that are done.",
+                "read fewer messages in a call, poll(n=…), and commit() after each.",
+            )
         if not isinstance(upto, Mapping) or any(isinstance(partition, str) for partition in upto):
             raise InvalidArgument(f"upto is {upto!r:.60}.", "pass the indices by partition: {('orders', 0): 7}.")
         self.table.named(self._queues, upto, f"The member {self.name}")
@@ -479,7 +493,10 @@ class Member(Reader, Closing):
 
     def positions(self) -> dict[Partition, int]:
         """The group's committed position (the next index to read) on every partition of this member's queues."""
-        return {partition: claim.next for partition, claim in self.table.look(self._queues).claims.items()}
+        seen = self.table.look(self._queues).claims
+        logs = {(queue, number): self.holdings.queues[queue]._view(number)._log for queue, number in seen}
+        with self.store._view() as txn:
+            return {partition: logs[partition].index_of(txn, claim.next) for partition, claim in seen.items()}
 
     def lag(self) -> dict[Partition, int]:
         """The number of messages that the group has not committed, for every partition of this member's queues.

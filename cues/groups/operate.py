@@ -23,7 +23,10 @@ from cues.groups.places import Place
 from cues.groups.sticky import Partition
 from cues.groups.table import GroupTable
 from cues.queues import claims, group_rows
+from cues.queues.claims import Claim
+from cues.queues.committed import Isolation, log_at
 from cues.queues.group_rows import MemberRow
+from cues.queues.log import Log
 from cues.queues.store import Store
 from cues.storage import locks, transaction
 
@@ -90,10 +93,12 @@ def seek(store: Store, group: str, to: Place, *partitions: Partition | str) -> d
     at the new place. Raises :class:`InvalidArgument` if the store has no such group, the group no position on
     that queue, or the queue no such place; then nothing is moved.
     """
-    table = GroupTable(store, group)
     known = _queues_of(store, group)
+    isolation = _isolation(store, group, known)
+    table = GroupTable(store, group, isolation)
     named = table.named(known, partitions or known, f"The group {group}")
-    return table.seek({(queue, number): store.queue(queue)._view(number)._log for queue, number in named}, to)
+    handles = {queue: store.queue(queue)._read_as(isolation) for queue, _ in named}
+    return table.seek({(queue, number): handles[queue]._view(number)._log for queue, number in named}, to)
 
 
 def forget(store: Store, group: str) -> None:
@@ -140,7 +145,7 @@ def _described(table: GroupTable, queues: Iterable[str]) -> GroupMetrics:
                 names.log_id(*partition),
                 owners.get(claim.owner),
                 claim.assignee,
-                claim.next,
+                _index(table.store, partition, claim),
                 lag[partition],
                 claim.paused,
             )
@@ -150,6 +155,22 @@ def _described(table: GroupTable, queues: Iterable[str]) -> GroupMetrics:
         clock.to_datetime(since_ns) if since_ns else None,
         seen.row.expire_s or None,
     )
+
+
+def _index(store: Store, partition: Partition, claim: Claim) -> int:
+    """Return the index of a group's position."""
+    log = log_at(Log(store, *partition), claim.identity)
+    with store._view() as txn:
+        return log.index_of(txn, claim.next)
+
+
+def _isolation(store: Store, group: str, queues: Iterable[str]) -> Isolation:
+    """Return the isolation with which a group reads; it is the same on all of its queues."""
+    for partition, claim in GroupTable(store, group).look(queues).claims.items():
+        log = Log(store, *partition)
+        if log_at(log, claim.identity) is not log:
+            return "committed"
+    return "uncommitted"
 
 
 def _member(table: GroupTable, name: str, row: MemberRow) -> GroupMemberMetrics:

@@ -12,7 +12,7 @@ from cues.errors import InvalidArgument
 from cues.groups.sticky import Partition
 from cues.queues import claims
 from cues.queues.base import index_of
-from cues.queues.claims import Claim
+from cues.queues.claims import NOBODY, Claim
 from cues.queues.log import Log
 from cues.storage.transaction import StoreTransaction
 
@@ -59,23 +59,24 @@ def first(txn: StoreTransaction, group: str, partition: Partition, log: Log, sta
     A group without a position has no place to count from: a :class:`Relative` start counts from the end if it is
     negative, otherwise from the first message.
     """
-    claim = claims.first(txn, names.log_id(*partition), "")
     row = log.row(txn)
     if isinstance(start, Relative):
-        start = min(max((row.next if start.by < 0 else row.first) + start.by, row.first), row.next)
+        position = min(max((row.next if start.by < 0 else row.first) + start.by, row.first), row.next)
+        start = log.index_of(txn, position)  # a committed transaction is read whole
     to = _STARTS[start] if isinstance(start, str) else start
-    _, index, seal = target(txn, group, partition, log, to)
-    return claim._replace(next=index, seal=seal)
+    identity, position, seal = target(txn, group, partition, log, to)
+    return Claim(identity, NOBODY, 0, position, seal, False, "", b"")
 
 
 def target(txn: StoreTransaction, group: str, partition: Partition, log: Log, to: Place) -> tuple[bytes, int, bytes]:
-    """Find a place in a partition: the identity of its log, the index, and the seal before that index."""
+    """Find a place in a partition: the identity of its log, the position, and the seal before it."""
     row = log.row(txn)
     if isinstance(to, Relative):
         claim = claims.read(txn, names.log_id(*partition), group)
         index = min(max((claim.next if claim else row.first) + to.by, row.first), row.next)
     elif to in ("start", "end") or isinstance(to, (int, datetime)):
-        index = index_of(txn, log, row, to, f"seek({to!r}) on {names.log_id(*partition)}")
+        what = f"seek({to!r}) on {names.log_id(*partition)}"
+        index = log.place_of(txn, index_of(txn, log.records, log.records_row(txn), to, what))
     else:
         raise InvalidArgument(
             f"seek({to!r}): that is not a place.", "pass 'start', 'end', an index, an aware datetime or Relative(-100)."

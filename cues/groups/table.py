@@ -28,6 +28,7 @@ from cues.groups.places import Place, Start
 from cues.groups.sticky import Partition, Together, plan, siblings
 from cues.queues import claims, group_rows
 from cues.queues.claims import NOBODY, Claim
+from cues.queues.committed import Isolation, log_at
 from cues.queues.group_rows import GroupRow, MemberRow
 from cues.queues.log import Log, read_row
 from cues.queues.store import Store
@@ -76,8 +77,9 @@ class Move(NamedTuple):
 class GroupTable:
     """The rows of one group in one store."""
 
-    def __init__(self, store: Store, group: str) -> None:
+    def __init__(self, store: Store, group: str, isolation: Isolation = "uncommitted") -> None:
         self.store = store
+        self.isolation = isolation
         self.group = group
         self.mask = wakeup.mask_of(f"\0group\0{group}")
         """The doorbells that ring after a change."""
@@ -123,6 +125,7 @@ class GroupTable:
         """
         wanted = sorted(queues)
         logs: dict[Partition, Log] = {}
+        identities: dict[Partition, bytes] = {}
         while True:
             lags: dict[Partition, int] = {}
             with self.store._view() as txn:
@@ -130,15 +133,20 @@ class GroupTable:
                     for number in range(partitions_of(txn, queue)):
                         claim = claims.read(txn, names.log_id(queue, number), self.group)
                         row = read_row(txn, queue, number)
-                        at = row.first if claim is None else max(row.first, claim.next)
                         log = logs.get((queue, number))
+                        if log is not None:
+                            row = log.row(txn)
+                        elif claim is not None and claim.identity != row.identity:
+                            row = row._replace(next=max(row.next, claim.next + 1))  # look again, at its places
+                        at = row.first if claim is None else max(row.first, claim.next)
                         end = row.next if log is None else log.end_of_messages(txn, row, at)
+                        identities[queue, number] = row.identity if claim is None else claim.identity
                         lags[queue, number] = max(0, end - at)
             # A log is opened outside of a transaction, and only where there may be a lag.
             missing = [partition for partition, count in lags.items() if count and partition not in logs]
             if not missing:
                 return lags
-            logs |= {(queue, number): Log(self.store, queue, number) for queue, number in missing}
+            logs |= {p: log_at(Log(self.store, *p), identities[p]) for p in missing}
 
     # --- living members ---
 
@@ -197,6 +205,8 @@ class GroupTable:
         2. Partitions of queues that the member leaves are assigned to nobody, until a plan assigns them.
         """
         is_new = not self.row(txn).generation
+        members = self.members(txn)
+        self._check_isolation(txn, {queue for other in (row, *members.values()) for queue in other.queues})
         for queue in row.queues:
             partitions = [(queue, number) for number in range(partitions_of(txn, queue))]
             if any(claims.read(txn, names.log_id(*partition), self.group) is not None for partition in partitions):
@@ -206,12 +216,11 @@ class GroupTable:
                 log = begin.logs.get(partition) if at_start else None
                 id = names.log_id(*partition)
                 first = (
-                    claims.first(txn, id, "")
+                    claims.first(txn, id, "", self.isolation)
                     if log is None
                     else places.first(txn, self.group, partition, log, begin.start)
                 )
                 claims.put(txn, id, self.group, first)
-        members = self.members(txn)
         before = members.get(name)
         if before is None and len(members) >= MEMBERS_MAX:
             raise InvalidArgument(
@@ -229,6 +238,15 @@ class GroupTable:
         changed = before is None or (before.queues, before.together) != (row.queues, row.together)
         self._touch(txn, replan=changed)
         return before
+
+    def _check_isolation(self, txn: StoreTransaction, queues: Iterable[str]) -> None:
+        """Raise :class:`InvalidArgument` if the group reads any of the queues with the other isolation."""
+        for queue in sorted(queues):
+            for number in range(partitions_of(txn, queue)):
+                log = names.log_id(queue, number)
+                claim = claims.read(txn, log, self.group)
+                if claim is not None:
+                    claims.check_isolation(txn, log, self.group, claim, self.isolation)
 
     def _check_together(self, members: Mapping[str, MemberRow], name: str, row: MemberRow) -> None:
         """Raise :class:`InvalidArgument` if another member reads the same queues, but not in the same sets."""
@@ -296,7 +314,7 @@ class GroupTable:
                 log = names.log_id(queue, number)
                 claim = claims.read(txn, log, self.group)
                 if claim is None:
-                    claims.put(txn, log, self.group, claims.first(txn, log, name))
+                    claims.put(txn, log, self.group, claims.first(txn, log, name, self.isolation))
                 elif claim.assignee != name:
                     claims.put(txn, log, self.group, claim._replace(assignee=name))
             self._put(txn, row._replace(planned=row.generation, changes=row.changes + 1))
@@ -410,29 +428,29 @@ class GroupTable:
         self._change(partitions, lambda txn, partition, claim: claim._replace(paused=paused))
 
     def seek(self, logs: Mapping[Partition, Log], to: Place) -> dict[Partition, int]:
-        """Move positions and raise their epochs, which fences steps that are under way; returns the new positions."""
+        """Move positions and raise their epochs, which fences steps that are under way; returns the new indices."""
+        indices: dict[Partition, int] = {}
 
         def moved(txn: StoreTransaction, partition: Partition, claim: Claim) -> Claim:
-            identity, index, seal = places.target(txn, self.group, partition, logs[partition], to)
-            return claim._replace(identity=identity, next=index, seal=seal, epoch=claim.epoch + 1)
+            identity, position, seal = places.target(txn, self.group, partition, logs[partition], to)
+            indices[partition] = logs[partition].index_of(txn, position)
+            return claim._replace(identity=identity, next=position, seal=seal, epoch=claim.epoch + 1)
 
-        return {partition: claim.next for partition, claim in self._change(logs, moved).items()}
+        self._change(logs, moved)
+        return indices
 
     def _change(
         self, partitions: Collection[Partition], changed: Callable[[StoreTransaction, Partition, Claim], Claim]
-    ) -> dict[Partition, Claim]:
-        def change(txn: StoreTransaction) -> dict[Partition, Claim]:
-            written: dict[Partition, Claim] = {}
+    ) -> None:
+        def change(txn: StoreTransaction) -> None:
             for partition in partitions:
                 log = names.log_id(*partition)
-                claim = claims.read(txn, log, self.group) or claims.first(txn, log, "")
-                written[partition] = changed(txn, partition, claim)
-                claims.put(txn, log, self.group, written[partition])
+                claim = claims.read(txn, log, self.group) or claims.first(txn, log, "", self.isolation)
+                claims.put(txn, log, self.group, changed(txn, partition, claim))
             self._touch(txn)
             faults.point("group.inside")
-            return written
 
-        return self._commit(change, pages=len(partitions))
+        self._commit(change, pages=len(partitions))
 
     # --- the end of a group ---
 

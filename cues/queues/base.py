@@ -13,6 +13,7 @@ from cues.base import clock, names
 from cues.base.checks import is_count
 from cues.base.closing import Closing
 from cues.errors import Closed, InvalidArgument, QueueNotFound, StoreDamaged
+from cues.queues.committed import CommittedLog, Isolation, check_isolation
 from cues.queues.log import Log, read_row
 from cues.queues.options import FUNCTIONS, QueueOptions
 from cues.queues.partitioners import Missing, name_of
@@ -38,8 +39,12 @@ class BaseQueue(Closing):
         version: int,
         partition: int = 0,
         whole: Self | None = None,
+        committed: bool = False,
     ) -> None:
-        """With ``whole``, the handle is on one ``partition`` of that queue."""
+        """With ``whole``, the handle is on one ``partition`` of that queue.
+
+        A ``committed`` handle is for readers: its logs are :class:`~cues.queues.committed.CommittedLog`.
+        """
         self.store = store
         self.name: str = whole.id if whole is not None else id
         """The queue's name; a handle on a partition has the name of the whole queue."""
@@ -48,11 +53,15 @@ class BaseQueue(Closing):
         self._version = version
         self._functions: dict[str, Any] = {}
         """``key`` and ``partitioner`` that are functions: they were passed to this handle, the store keeps names."""
-        self._log: Log = Log(store, self.name, partition)
+        self._is_committed = committed
+        self._look_at = 0.0
+        """The time at which a reader next looks for transactions of dead producers."""
+        self._log: Log = (CommittedLog if committed else Log)(store, self.name, partition)
         """The log of this partition; of a queue with several partitions, the log of the first."""
         self._whole = whole
         self.is_partitioned = whole is None and options.partitions > 1
         """True if this handle is on several logs."""
+        self._committed: Self | None = None
         self._opened: dict[int, Self] = {}
         self._handles: weakref.WeakSet[Self] = weakref.WeakSet()
         """Every handle on a partition that was made by this one."""
@@ -106,10 +115,26 @@ class BaseQueue(Closing):
         return [self._view(number) for number in range(self.options.partitions)]
 
     def _handle(self, number: int) -> Self:
-        handle = type(self)(self.store, f"{self.id}/{number}", self._options, self._version, number, self)
+        id = f"{self.id}/{number}"
+        handle = type(self)(self.store, id, self._options, self._version, number, self, self._is_committed)
         with self._guard:
             self._handles.add(handle)
         return handle
+
+    def _read_as(self, isolation: Isolation) -> Self:
+        """Return the handle through which readers of this isolation read; do not close it."""
+        check_isolation(isolation)
+        if isolation == "uncommitted" or self._is_committed:
+            return self
+        if self._committed is None:
+            log = self._log
+            handle = type(self)(
+                self.store, self.id, self._options, self._version, log.partition, self._whole, committed=True
+            )
+            with self._guard:
+                self._handles.add(handle)
+            self._committed = handle
+        return self._committed
 
     def _shares(self, messages: Sequence[dict[str, Any]]) -> list[PartitionShare]:
         """Return the messages of each partition; an error has the ``offset`` of the message at fault."""
@@ -223,7 +248,7 @@ class BaseQueue(Closing):
         if version != self._version:
             self._follow_options(txn, self._log.row(txn))
         if self._options.retention is not None:
-            let_go(txn, self._log, self._options.retention)
+            let_go(txn, self._log.records, self._options.retention)
 
     def close(self) -> None:
         """Close this handle; blocked reads through it end with :class:`Closed`. The store stays open.
@@ -234,7 +259,7 @@ class BaseQueue(Closing):
         with self._guard:
             handles = list(self._handles)
         for handle in handles:
-            handle._closed = True
+            handle.close()
         self.store._ring_own()
 
     @property

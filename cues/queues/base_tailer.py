@@ -1,9 +1,8 @@
 """The part that every tailer has in common: iterating, seeking, closing.
 
 BaseTailer
-├── Tailer             one partition, with a direction and a position that may have a name
-│   └── MergedTailer   all partitions of a queue, merged by append time
-└── CommittedTailer    the committed messages of one partition
+└── Tailer             one partition, with a direction and a position that may have a name
+    └── MergedTailer   all partitions of a queue, merged by append time
 """
 
 from __future__ import annotations

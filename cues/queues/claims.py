@@ -21,6 +21,8 @@ from typing import Final, NamedTuple
 
 from cues.base import names
 from cues.errors import Diverged, InvalidArgument
+from cues.queues import spans
+from cues.queues.committed import Isolation, identity_of
 from cues.queues.log import Log, read_row
 from cues.queues.processor_rows import NO_SEAL
 from cues.records import sealed
@@ -91,11 +93,26 @@ def all_rows(store: BaseStore) -> Iterator[tuple[str, str, bytes]]:
         yield log, group, raw
 
 
-def first(txn: StoreTransaction, log: str, assignee: str) -> Claim:
+def first(txn: StoreTransaction, log: str, assignee: str, isolation: Isolation) -> Claim:
     """Return a claim of a group on a log that it has not read, at the first message."""
     queue, partition = names.log_parts(log)
     row = read_row(txn, queue, partition)
-    return Claim(row.identity, NOBODY, 0, row.first, NO_SEAL, False, assignee, b"")
+    identity, index = row.identity, row.first
+    if isolation == "committed":
+        identity, index = identity_of(identity), spans.place_of(txn, log, index)
+    return Claim(identity, NOBODY, 0, index, NO_SEAL, False, assignee, b"")
+
+
+def check_isolation(txn: StoreTransaction, log: str, group: str, claim: Claim, isolation: Isolation) -> None:
+    """Raise :class:`InvalidArgument` if the group reads the log with the other isolation."""
+    records = read_row(txn, *names.log_parts(log)).identity
+    was = {records: "uncommitted", identity_of(records): "committed"}.get(claim.identity, isolation)
+    if was != isolation:
+        raise InvalidArgument(
+            f"The group {group!r} reads {log!r} with isolation={was!r}, and a member asks for {isolation!r}: messages"
+            " would be lost or repeated.",
+            f"pass isolation={was!r}, or use another group.",
+        )
 
 
 def standing(txn: StoreTransaction, log: Log, group: str, claim: Claim) -> Claim:

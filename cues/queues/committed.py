@@ -1,133 +1,294 @@
-"""A tailer of committed messages: ``queue.tailer(isolation="committed")``.
+"""A log as readers of committed messages see it: ``isolation="committed"``.
 
-It returns messages in the order of their commits, so their indices may decrease. It returns neither acknowledgements
-nor pending or dropped messages. It works like :class:`cues.Tailer`, except that it only reads forward and keeps no
-position in the store. A :class:`cues.txn.Consumer` keeps a position, together with its results.
+    queue.tailer("billing", isolation="committed")
+
+:class:`CommittedLog` is a :class:`Log` whose indices are *places* (:mod:`cues.queues.spans`). All that reads a log by
+positions and ranges reads it in the same way: tailers, inputs of graphs, members of groups, Spark. A read returns
+
+    a message outside of transactions    at its place
+    an acknowledgement                   as the messages of its transaction, in the order of the log
+    a pending message                    as one that is passed over; so is a repetition, and an empty acknowledgement
+
+So messages are returned in the order of the commits, producers do not wait for each other, and the messages before a
+place are always the same. A transaction is read again at its acknowledgement, whatever its size, a part at a time.
+
+Not guaranteed: messages of a transaction that were purged before its acknowledgement was read. They are passed over,
+with a warning. Retention keeps them (:func:`cues.queues.spans.needed_from`).
 """
 
 from __future__ import annotations
 
-import itertools
-from typing import Any, Final
+import bisect
+import logging
+from collections.abc import Iterable
+from typing import Final, Literal, NamedTuple, get_args
 
-from cues.base import names
-from cues.errors import Gap
-from cues.queues.base import BaseQueue
-from cues.queues.base_tailer import BaseTailer, Place
-from cues.queues.reader import ReadCommitted
-from cues.queues.tailer import Envelope, envelope_of, metadata
-from cues.records.batch import Batch, count_of
-from cues.records.identity import Flags
-from cues.storage import wakeup
+import xxhash
 
-_ACK: Final = int(Flags.ACK_TXN)
+from cues.errors import InvalidArgument, StoreDamaged
+from cues.queues import spans
+from cues.queues.log import KEY, READ_BYTES_MAX, Log, Raw
+from cues.queues.spans import Span
+from cues.records import batch
+from cues.records.batch import Batch, Shown
+from cues.records.log_row import LogRow
+from cues.storage.base_store import BaseStore
+from cues.storage.transaction import StoreTransaction
+
+_AT_LEAST: Final = 256
+"""The least number of messages of a read: one read transaction passes over so many pending messages."""
+
+Isolation = Literal["uncommitted", "committed"]
+ISOLATIONS: Final = get_args(Isolation)
+
+_log = logging.getLogger("cues.txn")
 
 
-class CommittedTailer(BaseTailer):
-    """Reads the committed messages of a queue, one thread at a time; :meth:`Queue.tailer` makes it.
+class _Part(NamedTuple):
+    """Messages of a record, with their place; the first three fields are those of a :data:`Raw`."""
 
-    After a seek, a transaction that began before the new position is read in part: only its messages after that
-    position. So :meth:`to_end` skips messages that are pending now, even if they are committed later.
-    """
+    place: int
+    value: bytes
+    pieces: list[bytes]
+    record: int
+    low: int
+    size: int
+    hidden: bool
+    seal: bytes
+    time_ns: int
 
-    def __init__(self, queue: BaseQueue, meta: bool = False) -> None:
-        super().__init__(queue)
-        self._meta = meta
-        self._reader = self._read_from(None)
-        self._peeked: list[tuple[int, dict[str, Any]]] = []
-        self._last: int | None = None
-        self._batch: Batch | None = None
 
-    def _read_from(self, index: int | None) -> ReadCommitted:
-        return ReadCommitted(self.queue, begin=index, message_type=None)
+class _Resume(NamedTuple):
+    """A point inside a transaction, so that the next read does not begin at its first message again."""
 
-    def read(self, block: bool = False, timeout: float | None = None) -> dict[str, Any] | None:
-        """Return the next committed message, or None; with ``block``, wait for one, as :meth:`Tailer.read`.
+    place: int
+    """The place of the first message of the record at :attr:`record`."""
+    record: int
+    above: int
 
-        Raises :class:`Gap` and :class:`BatchDamaged`. An error does not move the tailer.
-        """
-        message = self._next()
-        if message is None and block:
-            message = wakeup.wait([self.interest], self._next, timeout)
-        return message
 
-    def read_many(self, n: int) -> list[dict[str, Any]]:
-        """Return the next ``n`` committed messages; fewer only if there are no more. Never waits."""
-        return list(itertools.islice(self, n))
+def check_isolation(isolation: object) -> None:
+    """Raise :class:`InvalidArgument` unless ``isolation`` is one."""
+    if isolation not in ISOLATIONS:
+        raise InvalidArgument(f"isolation={isolation!r}.", "pass 'uncommitted' or 'committed'.")
 
-    def peek(self) -> dict[str, Any] | None:
-        """Return the message that :meth:`read` would return, and do not move."""
-        if not self._peeked:
-            item = self._committed()
-            if item is None:
-                return None
-            self._peeked.append(item)
-        index, message = self._peeked[0]
-        return self._with_meta(index, message) if self._meta else message
 
-    @property
-    def index(self) -> int:
-        """The index up to which the queue was read; pending messages before it may still be committed."""
-        return self._reader.source.index
+def identity_of(identity: bytes) -> bytes:
+    """Return the identity of a queue in the positions of its committed readers, whose places are not indices."""
+    return xxhash.xxh3_64_digest(identity + b"committed")
 
-    @property
-    def last_read_index(self) -> int | None:
-        """The index of the message read last; None before the first."""
-        return self._last
 
-    @property
-    def envelope(self) -> Envelope | None:
-        """Index, time, identity and metadata of the message read last; None before the first."""
-        if self._last is None:
-            return None
-        batch = self._batch_of(self._last)
-        return envelope_of(batch, self._last - batch.first, self._metadata(self._last), self.queue._log.partition)
+def differ(one: bytes, other: bytes) -> bool:
+    """Return whether two identities of positions are of the same queue, under different isolations."""
+    return identity_of(one) == other or identity_of(other) == one
 
-    def _seek(self, place: Place) -> None:
-        self._check()
-        with self._store._view() as txn:
-            index = place(txn, self.queue._log, self.queue._log.row(txn))
-        self._reader = self._read_from(index)
-        self._peeked.clear()
 
-    def __repr__(self) -> str:
-        return f"<cues.txn.CommittedTailer of {self.queue.id} at {self.index}>"
+def counts_places(txn: StoreTransaction, log: Log, identity: bytes) -> bool:
+    """Return whether a position with this identity counts places of the log, and not indices."""
+    return identity == identity_of(log.records_row(txn).identity)
 
-    def _next(self) -> dict[str, Any] | None:
-        self._check()
-        item = self._peeked.pop() if self._peeked else self._committed()
-        if item is None:
-            return None
-        self._last, message = item
-        return self._with_meta(self._last, message) if self._meta else message
 
-    def _committed(self) -> tuple[int, dict[str, Any]] | None:
-        self._check()
-        for envelope in self._reader:
-            if envelope.flags != _ACK:  # not the property: a Ctrl-C inside it would lose the message
-                return envelope.begin, envelope.message
-        return None
+def log_at(log: Log, identity: bytes) -> Log:
+    """Return the log in which a position with this identity counts: ``log``, or its committed messages."""
+    with log.store._view() as txn:
+        places = counts_places(txn, log, identity)
+    return CommittedLog(log.store, log.queue, log.partition) if places else log
 
-    def _with_meta(self, index: int, message: dict[str, Any]) -> dict[str, Any]:
-        return {**message, names.META: self._metadata(index)}
 
-    def _metadata(self, index: int) -> dict[str, Any]:
-        batch = self._batch_of(index)
-        return metadata(batch, index - batch.first, self.queue.id, self.queue.options._kept)
+class CommittedLog(Log):
+    """A log whose indices are places: for readers."""
 
-    def _batch_of(self, index: int) -> Batch:
-        """Return the record batch of a message that was read; mostly the same batch as at the last call."""
-        known = self._batch
-        if known is None or not known.first <= index < known.next:
-            with self.queue.store._view() as txn:
-                raws = self.queue._log.read(txn, self.queue._log.row(txn), index, 1)
-            if not raws or index >= raws[0][0] + count_of(raws[0][1]) or index < raws[0][0]:
-                raise Gap(
-                    f"The message {index} of queue {self.queue.id!r} was purged after it was read.",
-                    "read the metadata of a message before it is purged.",
-                    queue=self.queue.id,
-                    first=index,
-                    last=index,
+    __slots__ = ("_began", "_resume")
+
+    def __init__(self, store: BaseStore, queue: str, partition: int = 0) -> None:
+        super().__init__(store, queue, partition)
+        self.records = Log(store, queue, partition)
+        self._resume = _Resume(0, 0, 0)
+        self._began = (1, 1)
+        """The last known first index, and its place."""
+
+    # --- places and indices ---
+
+    def row(self, txn: StoreTransaction) -> LogRow:
+        row = super().row(txn)
+        last = spans.upto(txn, self.id)
+        if row.first != self._began[0]:
+            self._began = row.first, spans.place_of(txn, self.id, row.first)
+        next = row.next if last is None else row.next + last.ahead
+        return row._replace(identity=identity_of(row.identity), first=self._began[1], next=next)
+
+    def place_of(self, txn: StoreTransaction, index: int) -> int:
+        return spans.place_of(txn, self.id, index)
+
+    def index_of(self, txn: StoreTransaction, place: int) -> int:
+        return spans.index_of(txn, self.id, place)
+
+    def needed_from(self, txn: StoreTransaction, position: int) -> int:
+        return spans.needed_from(txn, self.id, position)
+
+    def index_at(self, txn: StoreTransaction, row: LogRow, time_ns: int) -> int:
+        place = self.place_of(txn, super().index_at(txn, self.records_row(txn), time_ns))
+        return min(max(row.first, place), row.next)
+
+    def time_at(self, txn: StoreTransaction, row: LogRow, index: int) -> int:
+        return super().time_at(txn, self.records_row(txn), self.index_of(txn, index))
+
+    def seal_before(self, txn: StoreTransaction, row: LogRow, index: int) -> bytes:
+        records = self.records_row(txn)
+        before = self.index_of(txn, index - 1) if index > 1 else 0
+        return super().seal_before(txn, records, before + 1)
+
+    def _raws_before(self, txn: StoreTransaction, row: LogRow, index: int) -> list[Raw]:
+        return super().read(txn, row, index - 1, 1)
+
+    def end_of_messages(self, txn: StoreTransaction, row: LogRow, start: int) -> int:
+        """Return the place after the last committed message; at least ``start``."""
+        cursor = txn.cursor(self.database)
+        index, end = self.records_row(txn).next, row.next
+        while end > start and self._seek(cursor, index - 1):
+            key, value = cursor.item()
+            first = KEY.unpack(key[:8])[0]
+            if batch.acknowledges(value):
+                span = spans.upto(txn, self.id, end - 1)
+                if span is None or span.size:
+                    return end
+                end = span.place
+            elif batch.is_pending(value):
+                end -= index - first
+            else:
+                return end
+            index = first
+        return max(start, end)
+
+    # --- reading ---
+
+    def read(
+        self, txn: StoreTransaction, row: LogRow, index: int, count: int, bytes_max: int = READ_BYTES_MAX
+    ) -> list[Raw]:
+        """Copy out the records of the places from ``index`` on; more than ``count`` if it is small."""
+        place = max(index, row.first)
+        stop = min(place + max(count, _AT_LEAST), row.next)
+        physical = self.records_row(txn)
+        raws: list[Raw] = []
+        size = 0
+        while place < stop and size < bytes_max:
+            span = spans.upto(txn, self.id, place)
+            if span is not None and place < span.next:
+                got = self._span_parts(txn, physical, span, place, bytes_max - size)
+                raws += got  # type: ignore[arg-type]
+                place = got[-1].place + got[-1].size
+                size += sum(len(part.value) for part in got)
+                continue
+            ahead = span.ahead if span is not None else 0
+            following = spans.after(txn, self.id, place)
+            limit = physical.next if following is None else following.record
+            start = place - ahead
+            read = super().read(txn, physical, start, min(stop - place, limit - start), bytes_max - size)
+            if not read:  # never, unless rows are missing
+                break
+            for raw in read:
+                raws.append(self._record(raw, ahead))
+                place = raw[0] + ahead + (batch.count_of(raw[1]) if len(raw[1]) >= batch.PREFIX_BYTES else 1)
+                size += len(raw[1])
+        return raws
+
+    def _record(self, raw: Raw, ahead: int) -> Raw:
+        """Return a record that is not an acknowledgement, at its place."""
+        first, value, pieces = raw
+        if batch.acknowledges(value):
+            raise StoreDamaged(
+                f"The acknowledgement at {first} of queue {self.id} has no row that names its messages: an earlier Cues"
+                " wrote it.",
+                "read the queue with cues.txn.ReadCommitted, or export it and import it again.",
+                path=self.store.path,
+            )
+        hidden = batch.is_pending(value)
+        if not ahead and not hidden:
+            return raw
+        head = batch.HEAD.unpack_from(value, 8) if len(value) >= batch.PREFIX_BYTES else (0, 0, 1, 0)
+        return _Part(first + ahead, value, pieces, first, 0, head[2], hidden, value[:8], head[3])  # type: ignore[return-value]
+
+    def _span_parts(self, txn: StoreTransaction, row: LogRow, span: Span, place: int, bytes_max: int) -> list[_Part]:
+        """Return the messages at the places of a span, from ``place`` on; at least one."""
+        raw = super().read(txn, row, span.record, 1)[0]
+        value = raw[1]
+        if not batch.intact(value, raw[0]):
+            raise self.damaged(raw[0])
+        seal, time_ns = value[:8], batch.HEAD.unpack_from(value, 8)[3]
+        stamps = batch.stamps_of(value)
+        parts: list[_Part] = []
+
+        def pass_over(count: int) -> None:
+            parts.append(_Part(place, value, raw[2], raw[0], 0, count, True, seal, time_ns))
+
+        if not batch.acknowledges(value):  # a record of which the first messages are repetitions
+            low = place - span.place
+            shown = bisect.bisect_right(stamps.clocks, span.above)
+            if low < shown:
+                pass_over(shown - low)
+            if shown < span.length:
+                low = max(low, shown)
+                parts.append(
+                    _Part(span.place + low, value, raw[2], raw[0], low, span.length - low, False, seal, time_ns)
                 )
-            known = self._batch = self.queue._log.batches(raws)[0]
-        return known
+            return parts
+        if not span.size:
+            pass_over(1)
+            return parts
+        resume = self._resume
+        if not (span.place < resume.place <= place and span.begin <= resume.record < span.record):
+            resume = _Resume(span.place, span.begin, span.above)
+        if resume.record < row.first:
+            left = sum(
+                part.size
+                for part in self.span(txn, row.first, span.record, stamps.producer, span.above, stamps.clocks[0])
+            )
+            resume = _Resume(span.next - left, row.first, span.above)
+            if place < resume.place:
+                self._warn(span, row.first, resume.place - place)
+                pass_over(resume.place - place)
+                place = resume.place
+        at, size = resume.place, 0
+        for (index, found, pieces), low, count, above in self.span(
+            txn, resume.record, span.record, stamps.producer, resume.above, stamps.clocks[0]
+        ):
+            if size >= bytes_max:
+                self._resume = _Resume(at, index, above)
+                break
+            if at + count > place:
+                parts.append(_Part(at, found, pieces, index, low, count, False, seal, time_ns))
+                size += len(found)
+            at += count
+        else:
+            if at < span.next:  # never, unless the log was damaged
+                place = max(at, place)
+                pass_over(span.next - place)
+        return parts
+
+    def _warn(self, span: Span, first: int, lost: int) -> None:
+        _log.warning(
+            "%s: %d messages of the transaction that is acknowledged at %d were purged before it was read (they were in"
+            " %d to %d); they are passed over",
+            self.id, lost, span.record, span.begin, first - 1,
+        )  # fmt: skip
+
+    def batches(self, raws: Iterable[Raw]) -> list[Batch]:
+        opened: list[Batch] = []
+        for raw in raws:
+            record: Batch | None
+            if len(raw) == 3:
+                record = self._verified(raw, bool(opened))
+                if record is None:
+                    break
+                opened.append(record)
+                continue
+            part: _Part = raw  # type: ignore[unreachable]
+            known = opened[-1].source[0] if opened else None
+            if known is not None and known.first == part.record and known.value is part.value:
+                record = known
+            else:
+                record = self._verified((part.record, part.value, part.pieces), bool(opened))
+            if record is None:
+                break
+            opened.append(Shown(record, part.low, part.size, part.place, part.hidden, part.seal, part.time_ns))
+        return opened

@@ -9,16 +9,18 @@ row and never derived from the last key: a log whose messages were all purged co
 
 from __future__ import annotations
 
+import bisect
 import itertools
 import struct
-from collections.abc import Iterable, Sequence
-from typing import Final
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final, NamedTuple
 
 from cues.base import clock, names
 from cues.errors import BatchDamaged, QueueNotFound, StoreDamaged
 from cues.queues import producers
 from cues.records import batch, sealed
 from cues.records.batch import Batch, Page
+from cues.records.identity import PRODUCER_BYTES
 from cues.records.log_row import ROW, LogRow, unpack_row
 from cues.storage import wakeup
 from cues.storage.base_store import BaseStore
@@ -40,6 +42,17 @@ Raw = tuple[int, bytes, list[bytes]]
 """First index, value and continuation pieces of a record, as copied out of a transaction."""
 
 
+class SpanPart(NamedTuple):
+    """Messages of one record that a transaction commits."""
+
+    raw: Raw
+    low: int
+    """The offset of the first of them in the record."""
+    size: int
+    above: int
+    """The largest clock of the transaction before the record."""
+
+
 def read_row(txn: StoreTransaction, queue: str, partition: int) -> LogRow:
     """Read the row of a log, without opening its records."""
     raw = txn.get(names.row_key(queue, partition))
@@ -57,7 +70,7 @@ def _gone(queue: str) -> QueueNotFound:
 class Log:
     """A log of one store. Its queue must exist."""
 
-    __slots__ = ("_checked", "database", "id", "key", "mask", "partition", "queue", "store")
+    __slots__ = ("_checked", "database", "id", "key", "mask", "partition", "queue", "records", "store")
 
     def __init__(self, store: BaseStore, queue: str, partition: int = 0) -> None:
         self.store = store
@@ -67,11 +80,29 @@ class Log:
         self.key = names.row_key(queue, partition)
         self.mask = wakeup.mask_of(queue, partition)
         self.database = store._database(names.log_database(queue, partition))
+        self.records: Log = self
+        """The log whose positions are indices; of a :class:`~cues.queues.committed.CommittedLog` another one."""
         self._checked = b""
         """The row whose checksum was compared last, or that was written here. Comparing again would slow appends."""
 
     def row(self, txn: StoreTransaction) -> LogRow:
+        return self.records_row(txn)
+
+    def records_row(self, txn: StoreTransaction) -> LogRow:
+        """Return the row of the records; :class:`~cues.queues.committed.CommittedLog` has another :meth:`row`."""
         return LogRow._make(_unpack_row(self._raw_row(txn)))
+
+    def place_of(self, txn: StoreTransaction, index: int) -> int:
+        """Return the position of a reader of this log before the record at ``index``."""
+        return index
+
+    def index_of(self, txn: StoreTransaction, position: int) -> int:
+        """Return the index of the record at the position of a reader of this log."""
+        return position
+
+    def needed_from(self, txn: StoreTransaction, position: int) -> int:
+        """Return the first index that a reader of this log at ``position`` still needs."""
+        return position
 
     def _raw_row(self, txn: StoreTransaction) -> bytes:
         """Return the row as it is stored, after its checksum was compared."""
@@ -97,16 +128,17 @@ class Log:
             now = time_ns
         index = start
         stamped: list[tuple[int, Page]] = []
+        noted = "." not in self.queue  # a message on a fork queue is copied to another log later
         if len(pages) == 1 and not pages[0].pieces:
             value = batch.seal(pages[0], index, now)
             written = txn.put(_pack_key(index), value, True, True, True, self.database)
-            if pages[0].flags & batch.PRODUCER:
+            if noted and pages[0].flags & batch.PRODUCER:
                 stamped.append((index, pages[0]))
             index += pages[0].count
         else:
             items: list[tuple[bytes, bytes]] = []
             for page in pages:
-                if page.flags & batch.PRODUCER:
+                if noted and page.flags & batch.PRODUCER:
                     stamped.append((index, page))
                 items.append((_pack_key(index), batch.seal(page, index, now)))
                 for number, piece in enumerate(page.pieces, 1):
@@ -116,10 +148,22 @@ class Log:
             written = added == len(items)
         if not written:
             raise self._occupied(start)
-        if stamped and "." not in self.queue:  # a message on a fork queue is copied to another log later
-            producers.note(txn, self.id, stamped)
+        if stamped:
+            self._note(txn, first, stamped)
         self._put_row(txn, _pack_row(identity, first, index, now, version))
         return start, version
+
+    def _note(self, txn: StoreTransaction, first: int, stamped: list[tuple[int, Page]]) -> None:
+        """Write the rows about the producers of these pages, and about their transactions."""
+
+        def count(producer: int, begin: int, above: int, clock: int) -> int:
+            # Later messages of this append have larger indices, so they are no part of the transaction.
+            return sum(part.size for part in self.span(txn, max(begin, first), at, producer, above, clock))
+
+        notes = producers.Notes(txn, self.id, count)
+        for at, page in stamped:
+            notes.add(at, page)
+        notes.write()
 
     def append_plain(self, txn: StoreTransaction, body: bytes) -> tuple[int, int]:
         """Append one message that :func:`batch.plain` encoded: the fast path of :meth:`append`."""
@@ -185,6 +229,43 @@ class Log:
             return []
         return self.read(txn, row, index - 1, 1)
 
+    def _raws_before(self, txn: StoreTransaction, row: LogRow, index: int) -> list[Raw]:
+        return self.read(txn, row, index - 1, 1)
+
+    def span(
+        self, txn: StoreTransaction, begin: int, end: int, producer: int, above: int, clock: int
+    ) -> Iterator[SpanPart]:
+        """Iterate over the pending messages of a producer from ``begin`` to ``end``, with clocks up to ``clock``.
+
+        A message with a clock that is not after all before it, and after ``above``, is a repetition and left out.
+        """
+        cursor = txn.cursor(self.database)
+        if begin >= end or not self._seek(cursor, begin):
+            return
+        highest = above
+        name = producer.to_bytes(PRODUCER_BYTES, "big")
+        raw: Raw | None = None
+        for key, value in itertools.chain(cursor.iternext(), ((KEY.pack(end), b""),)):
+            if len(key) != 8:
+                if raw is not None:
+                    raw[2].append(value)
+                continue
+            if raw is not None:
+                stamps = batch.stamps_of(raw[1])
+                low = max(bisect.bisect_right(stamps.clocks, highest), begin - raw[0])
+                high = bisect.bisect_right(stamps.clocks, clock)
+                if low < high:
+                    yield SpanPart(raw, low, high - low, highest)
+                highest = max(highest, stamps.clocks[-1])
+                raw = None
+            first = KEY.unpack(key)[0]
+            if first >= end:
+                return
+            if batch.is_pending(value, name):
+                if not batch.intact(value, first):
+                    raise self._damage(first, self._following(cursor, end) - 1, "is damaged (its checksum fails)")
+                raw = (first, value, [])
+
     def end_of_messages(self, txn: StoreTransaction, row: LogRow, start: int) -> int:
         """Return the index after the last message, not counting acknowledgements at the end; at least ``start``."""
         end = row.next
@@ -204,17 +285,25 @@ class Log:
         A damaged record ends the list; if it is the first, :class:`BatchDamaged` is raised.
         """
         opened: list[Batch] = []
-        for first, value, pieces in raws:
-            intact = batch.intact(value, first) and (
-                not pieces or all(batch.intact(piece, number) for number, piece in enumerate(pieces, 1))
-            )
-            record = Batch(first, value, pieces) if intact else None
-            if record is None or not record.whole():
-                if opened:
-                    break
-                raise self.damaged(first)
+        for raw in raws:
+            record = self._verified(raw, bool(opened))
+            if record is None:
+                break
             opened.append(record)
         return opened
+
+    def _verified(self, raw: Raw, ends: bool) -> Batch | None:
+        """Open a record. If it is damaged, return None if that only ``ends`` a list, else raise."""
+        first, value, pieces = raw
+        intact = batch.intact(value, first) and (
+            not pieces or all(batch.intact(piece, number) for number, piece in enumerate(pieces, 1))
+        )
+        record = Batch(first, value, pieces) if intact else None
+        if record is not None and record.whole():
+            return record
+        if ends:
+            return None
+        raise self.damaged(first)
 
     def damaged(self, first: int) -> BatchDamaged:
         """Return the error for the record at ``first``."""
@@ -244,7 +333,7 @@ class Log:
     def seal_before(self, txn: StoreTransaction, row: LogRow, index: int) -> bytes:
         """Return the checksum of the batch that holds the message before ``index``; zeros if there is none."""
         try:
-            raws = self.read_before(txn, row, index)
+            raws = self._raws_before(txn, row, index) if row.first < index <= row.next else []
         except BatchDamaged:  # a tailer must be able to continue after the missing messages
             return bytes(8)
         return raws[0][1][:8] if raws else bytes(8)

@@ -59,7 +59,7 @@ class MergedTailer(Tailer):
     @property
     def positions(self) -> dict[int, int]:
         """The index that is read next, by partition."""
-        return {part._log.partition: part._index for part in self._parts}
+        return {part._log.partition: part._record_index() for part in self._parts}
 
     def _turn(self, direction: Direction) -> None:
         self._direction = direction
@@ -94,7 +94,7 @@ class MergedTailer(Tailer):
         with self._use():
             self._have_all()
             with self._store._view() as txn:
-                goals = [place(txn, part._log, part._log.row(txn)) for part in self._parts]
+                goals = [part._place(txn, place) for part in self._parts]
             if self.name is not None and not self._deferred:
                 stored = self._store._commit(self._write_positions, goals)
                 for part, row in zip(self._parts, stored):
@@ -218,4 +218,4 @@ class MergedTailer(Tailer):
 
 def _when(part: Tailer) -> tuple[int, int]:
     assert part._batch is not None
-    return part._batch.head.time_ns, part._log.partition
+    return part._batch.shown_ns, part._log.partition

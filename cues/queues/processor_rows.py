@@ -109,13 +109,13 @@ def read_topology(txn: StoreTransaction, processor: str) -> ProcessorInputs | No
     return None if raw is None else ProcessorInputs.unpack(raw, processor)
 
 
-def readers_of(txn: StoreTransaction, log_id: str) -> list[tuple[str, int, bool]]:
-    """Return the processors that read a log: id, next index, and whether a step is under way from there."""
-    readers: list[tuple[str, int, bool]] = []
+def readers_of(txn: StoreTransaction, log_id: str) -> list[tuple[str, tuple[bytes, int], bool]]:
+    """Return the processors that read a log: id, identity and position, and whether a step is under way from there."""
+    readers: list[tuple[str, tuple[bytes, int], bool]] = []
     for processor, _ in named_rows(txn, names.subscription_key(log_id, "")):
         row = read_row(txn, processor)
         topology = read_topology(txn, processor)
         if row is not None and topology is not None:
             positions = zip(topology.queues, row.positions)
-            readers += [(processor, at.next, row.pending) for queue, at in positions if queue == log_id]
+            readers += [(processor, (at.identity, at.next), row.pending) for queue, at in positions if queue == log_id]
     return readers

@@ -4,7 +4,8 @@
 
 The row is written in the transaction of the append, so it always agrees with the log. An append of messages
 that were stamped elsewhere (a repeated import, an acknowledgement that is sent again) reads the row and leaves
-out messages that the log has. Readers use the messages, not the rows.
+out messages that the log has. The same transaction writes the rows by which readers of committed messages find them
+(:mod:`cues.queues.spans`).
 
 Not guaranteed: that rows are deleted. Every producer that ever wrote to the log leaves a row of 80 bytes, so
 that a purged message is not accepted again as a new one.
@@ -13,10 +14,12 @@ that a purged message is not accepted again as a new one.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final, NamedTuple
 
 from cues.base import names
+from cues.queues import spans
+from cues.queues.spans import Open, Span
 from cues.records import batch, sealed
 from cues.records import stamps as stamping
 from cues.records.batch import Page
@@ -67,14 +70,15 @@ class Written(NamedTuple):
         return True
 
 
-def advanced(written: Written | None, flags: int, first: int, last: int, index: int) -> Written:
+def advanced(written: Written | None, flags: int, clocks: Sequence[int], index: int) -> Written:
     """Return the summary after messages with these flags and clocks were appended from ``index`` on."""
+    first, last = clocks[0], clocks[-1]
     if written is None:
         written = Written(0, first - 1, 0, 0)
     highest = max(written.last, last)
-    if flags == _CONTINUE:
-        return Written(highest, written.acked, written.begin or index, written.opened or first)
-    return Written(highest, last, 0, 0)
+    if flags != _CONTINUE:
+        return Written(highest, last, 0, 0)
+    return Written(highest, written.acked, written.begin or index, written.opened or first)
 
 
 def read(txn: StoreTransaction, log: str, producer: int) -> Written | None:
@@ -83,20 +87,71 @@ def read(txn: StoreTransaction, log: str, producer: int) -> Written | None:
     return None if raw is None else Written.unpack(raw, f"row of the producer {producer:012x} of {log}")
 
 
-def note(txn: StoreTransaction, log: str, pages: Iterable[tuple[int, Page]]) -> None:
-    """Update the rows for pages with stamps, given with their indices, in the transaction that appends them."""
-    summaries: dict[int, Written | None] = {}
-    for index, page in pages:
+Counting = Callable[[int, int, int, int], int]
+"""Counts the messages of a producer from an index on, with clocks after the first and up to the second."""
+
+
+class Notes:
+    """Writes the rows about the producers of a log, in the transaction of one append."""
+
+    def __init__(self, txn: StoreTransaction, log: str, count: Counting) -> None:
+        self._txn = txn
+        self._log = log
+        self._count = count
+        self._rows: dict[int, Written | None] = {}
+
+    def add(self, index: int, page: Page) -> None:
+        """Note a page with stamps that is appended at ``index``. The pages before it must be in the log."""
         at = _HASH_BYTES if page.flags & batch.HASH else 0
         stamps = stamping.decode(page.tail, at, page.count, bool(page.flags & batch.CLOCKS))
-        producer = stamps.producer
-        if producer not in summaries:
-            summaries[producer] = read(txn, log, producer)
-        clocks = stamps.clocks
-        summaries[producer] = advanced(summaries[producer], stamps.flags, clocks[0], clocks[-1], index)
-    for producer, written in summaries.items():
-        assert written is not None
-        txn.put(_key(log, producer), written.pack())
+        producer, flags, clocks = stamps.producer, stamps.flags, stamps.clocks
+        if producer not in self._rows:
+            self._rows[producer] = read(self._txn, self._log, producer)
+        before = self._rows[producer]
+        self._rows[producer] = after = advanced(before, flags, clocks, index)
+        was_open = before is not None and before.begin > 0
+        if flags == _CONTINUE:
+            open = spans.read_open(self._txn, self._log, producer) if was_open else Open(after.begin, 0, 0)
+            # An older Cues did not count them.
+            counted = open is not None and open.size >= 0 and (before is None or clocks[0] > before.last)
+            open = open or Open(after.begin, 0, -1)
+            spans.put_open(
+                self._txn, self._log, producer, open._replace(size=open.size + len(clocks) if counted else -1)
+            )
+            return
+        if flags not in (_CONTINUE, _ACK) and before is not None and clocks[-1] <= before.acked:
+            self._rows[producer] = before  # repetitions end no transaction
+            was_open = False
+        if flags == _ACK:
+            self._acknowledge(index, producer, before, clocks[0])
+        elif before is not None and clocks[0] <= before.acked:
+            self._put(Span(0, index, page.count, 0, before.acked, 0, 0))
+        if was_open:
+            spans.close(self._txn, self._log, producer)
+
+    def _acknowledge(self, index: int, producer: int, before: Written | None, clock: int) -> None:
+        if before is None or not before.begin or clock <= before.acked:
+            self._put(Span(0, index, 1, 0, 0, 0, 0))
+            return
+        open = spans.read_open(self._txn, self._log, producer)
+        size = -1 if open is None or clock < before.last else open.size
+        if size < 0:
+            size = self._count(producer, before.begin, before.acked, clock)
+        self._put(Span(0, index, 1, before.begin, before.acked, size, 0))
+
+    def _put(self, span: Span) -> None:
+        """Write a row, at the next place of the log."""
+        last = spans.upto(self._txn, self._log)
+        begins = [open.begin for open in spans.opened(self._txn, self._log).values()]
+        low = min([span.record, *begins])
+        place = span.record + (last.ahead if last is not None else 0)
+        spans.put(self._txn, self._log, span._replace(place=place, low=low))
+
+    def write(self) -> None:
+        """Write the summaries of the producers."""
+        for producer, written in self._rows.items():
+            assert written is not None
+            self._txn.put(_key(self._log, producer), written.pack())
 
 
 def rows(store: BaseStore, log: str) -> Iterator[tuple[int, Written]]:

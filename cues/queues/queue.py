@@ -27,15 +27,16 @@ import fnmatch
 import os
 from collections.abc import Mapping
 from datetime import datetime
-from typing import Any, Literal, overload
+from typing import Any, Literal
 
 from cues import codec, faults
 from cues.base import clock, names
 from cues.errors import InvalidArgument, QueueNotFound, QueueOptionsError, StoreFull
+from cues.queues import spans
 from cues.queues.appender import Appender
 from cues.queues.base import BaseQueue, check_index, read_record
 from cues.queues.base_tailer import Place
-from cues.queues.committed import CommittedTailer
+from cues.queues.committed import Isolation
 from cues.queues.log import DELETE_BATCHES_MAX, Log, read_row
 from cues.queues.merged import MergedTailer
 from cues.queues.options import FUNCTIONS, QueueOptions, check_names
@@ -97,42 +98,20 @@ class Queue(BaseQueue):
         self._not_a_try_log("writes")
         return Appender(self)
 
-    @overload
-    def tailer(
-        self, name: str | None = None, *, meta: bool = False, isolation: Literal["uncommitted"] = "uncommitted"
-    ) -> Tailer: ...
-
-    @overload
-    def tailer(self, name: None = None, *, meta: bool = False, isolation: Literal["committed"]) -> CommittedTailer: ...
-
-    def tailer(
-        self,
-        name: str | None = None,
-        *,
-        meta: bool = False,
-        isolation: Literal["uncommitted", "committed"] = "uncommitted",
-    ) -> Tailer | CommittedTailer:
+    def tailer(self, name: str | None = None, *, meta: bool = False, isolation: Isolation = "uncommitted") -> Tailer:
         """Return a reader from the start; with a ``name``, from the position that the store keeps under that name.
 
         It reads all partitions, merged by append time (:class:`cues.queues.merged.MergedTailer`). With ``meta``
         every message holds its metadata under ``q/meta``. See :class:`cues.Tailer`. With
         ``isolation="committed"``, messages that a :class:`cues.txn.Publisher` wrote uncommitted are returned only
-        after they are acknowledged; see :class:`cues.queues.committed.CommittedTailer`.
+        after they are acknowledged, in the order of the acknowledgements (:mod:`cues.queues.committed`). The position
+        of a name is for one isolation; the other raises :class:`InvalidArgument`.
         """
         self._check()
-        if isolation == "committed":
-            if name is not None:
-                raise InvalidArgument(
-                    f"A tailer of committed messages cannot have a name, found {name!r}: a stored position would lose"
-                    " pending messages.",
-                    "leave the name out, or use a cues.txn.Consumer, whose checkpoint holds them.",
-                )
-            return CommittedTailer(self, meta)
-        if isolation != "uncommitted":
-            raise InvalidArgument(f"isolation={isolation!r}.", "pass 'uncommitted' or 'committed'.")
+        queue = self._read_as(isolation)
         if self.partitions > 1:
-            return MergedTailer(self, name, meta)
-        return Tailer(self, name, meta)
+            return MergedTailer(queue, name, meta)
+        return Tailer(queue, name, meta)
 
     def purge(self, before: int | datetime, unread: Literal["drop", "refuse"] = "drop") -> int:
         """Drop the messages below the index ``before``, or appended before that aware datetime; return how many.
@@ -178,7 +157,7 @@ class Queue(BaseQueue):
     def _purge(self, place: Place, refuse: bool = False) -> int:
         self._check()
         self._not_a_try_log("trims")
-        logs = [view._log for view in self._views]
+        logs = [view._log.records for view in self._views]
         try:
             dropped = self.store._commit(self._move_fronts, logs, place, refuse)
         except StoreFull as error:
@@ -225,7 +204,8 @@ class Queue(BaseQueue):
 
     def _sweep_some(self, txn: StoreTransaction, log: Log, most: int) -> int:
         row = log.row(txn)
-        deleted, _ = log.delete_before(txn, row, row.first, most)
+        deleted, front = log.delete_before(txn, row, row.first, most)
+        spans.forget(txn, log.id, front)
         self.store._purged()  # again: a tailer may have read between the first call and the purge's commit
         faults.point("purge.inside")
         return deleted

@@ -21,7 +21,8 @@ from cues import codec
 from cues.base import clock, names
 from cues.base.events import log as logger
 from cues.errors import QueueInUse
-from cues.queues import claims, group_rows, marks
+from cues.queues import claims, group_rows, marks, spans
+from cues.queues.committed import counts_places
 from cues.queues.log import Log
 from cues.queues.options import Retention
 from cues.queues.processor_rows import POSITION, readers_of
@@ -113,6 +114,7 @@ def let_go(txn: StoreTransaction, log: Log, policy: Retention) -> None:
     if goal > row.first:
         _, front = log.delete_before(txn, row, goal)
         log.move_front(txn, row, max(front, row.first))
+        spans.forget(txn, log.id, front)
 
 
 def wanted(txn: StoreTransaction, log: Log, row: LogRow, policy: Retention) -> int:
@@ -186,12 +188,25 @@ def _believed(txn: StoreTransaction, log: Log, row: LogRow, now: int, age: int) 
 
 def readers(txn: StoreTransaction, log: Log) -> list[PositionHolder]:
     """Return the readers with a position on the log in this store, or in another store, with a mark here."""
-    holders = [PositionHolder(*reader) for reader in readers_of(txn, log.id)]
+    holders = [
+        PositionHolder(name, needed_from(txn, log, *position), pending)
+        for name, position, pending in readers_of(txn, log.id)
+    ]
     holders += [PositionHolder(who.processor, mark.next, mark.pending) for who, mark in marks.of_log(txn, log)]
     tailers = named_rows(txn, names.reader_key(log.queue, log.partition, ""))
-    holders += [PositionHolder(name, POSITION.unpack(value)[1], False) for name, value in tailers]
-    holders += [PositionHolder(f"group {group}", claim.next, False) for group, claim in claims.of_log(txn, log.id)]
+    for name, value in tailers:
+        holders.append(PositionHolder(name, needed_from(txn, log, *POSITION.unpack(value)[:2]), False))
+    for group, claim in claims.of_log(txn, log.id):
+        holders.append(PositionHolder(f"group {group}", needed_from(txn, log, claim.identity, claim.next), False))
     return holders
+
+
+def needed_from(txn: StoreTransaction, log: Log, identity: bytes, position: int) -> int:
+    """Return the first index that the reader at a position still needs.
+
+    A reader of committed messages needs the messages of transactions that were pending when it passed them.
+    """
+    return spans.needed_from(txn, log.id, position) if counts_places(txn, log, identity) else position
 
 
 def _say(log: Log, reader: str, what: str) -> None:

@@ -201,7 +201,7 @@ def _advance(known: dict[tuple[str, int], Written | None], log: str, uuid: uuids
     written = known[log, producer]
     if written is not None and written.repeats(clock, flags, before):
         return False
-    known[log, producer] = producers.advanced(written, flags, clock, clock, 1)  # any index: it is not used
+    known[log, producer] = producers.advanced(written, flags, (clock,), 1)  # any index: it is not used
     return True
 
 

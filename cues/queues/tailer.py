@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final, Literal
@@ -26,11 +26,13 @@ from uuid import UUID
 
 from cues.base import clock, names
 from cues.errors import BatchDamaged, ConcurrentUse, InvalidArgument
+from cues.queues import rollback
 from cues.queues.base import BaseQueue
 from cues.queues.base_tailer import BaseTailer, Place
+from cues.queues.committed import identity_of
 from cues.queues.log import Raw
 from cues.queues.processor_rows import POSITION
-from cues.records.batch import Batch
+from cues.records.batch import Batch, is_pending, stamps_of
 from cues.storage import wakeup
 from cues.storage.transaction import StoreTransaction
 
@@ -72,6 +74,8 @@ class Tailer(BaseTailer):
             names.check("tailer", name)
         super().__init__(queue)
         self.name = name
+        self.on_pending: Callable[[str], None] | None = None
+        """Called once, with the id of a publisher whose pending messages are read as if they were committed."""
         self._log = queue._log
         self._meta = meta
         self._direction: Direction = "forward"
@@ -94,8 +98,24 @@ class Tailer(BaseTailer):
             row = self._log.row(txn)
             self._kept = queue._follow_options(txn, row)._kept
             self._stored = txn.get(self._row_key) if name is not None else None
+            records = self._log.records_row(txn).identity
         self._identity = row.identity
         self._index = self._position(self._stored) if self._stored is not None else row.first
+        self._check_isolation(records)
+
+    def _check_isolation(self, records: bytes) -> None:
+        """Refuse a stored position of the other isolation; ``records`` is the identity of the queue's records."""
+        if self._stored is None:
+            return
+        identity = POSITION.unpack(self._stored)[0]
+        other = identity_of(records) if self._identity == records else records
+        if identity == other:
+            was, now = ("committed", "uncommitted") if self._identity == records else ("uncommitted", "committed")
+            raise InvalidArgument(
+                f"The tailer {self.name!r} of queue {self.queue.id!r} reads with isolation={was!r}, and was opened with"
+                f" {now!r}: messages would be lost or repeated.",
+                f"pass isolation={was!r}, or use another name.",
+            )
 
     def read(self, block: bool = False, timeout: float | None = None) -> dict[str, Any] | None:
         """Return the next message, or None at the end of the queue.
@@ -135,19 +155,29 @@ class Tailer(BaseTailer):
 
     @property
     def index(self) -> int:
-        """The index that is read next; backward, the message before this index is read next."""
-        return self._index
+        """The index that is read next; backward, the message before this index is read next.
+
+        With ``isolation="committed"``, the index up to which the log was read. Inside a transaction it is that of the
+        acknowledgement; pending messages before it are returned if they are committed later.
+        """
+        return self._record_index()
+
+    def _record_index(self) -> int:
+        if not self.queue._is_committed:
+            return self._index
+        with self._store._view() as txn:
+            return self._log.index_of(txn, self._index)
 
     @property
     def positions(self) -> dict[int, int]:
         """The index that is read next, as a dict with the one partition that this tailer reads."""
-        return {self._log.partition: self._index}
+        return {self._log.partition: self._record_index()}
 
     @property
     def last_read_index(self) -> int | None:
         """The index of the message read last, on its partition; None before the first."""
         last = (self._read or self)._last
-        return last[0].first + last[1] if last else None
+        return last[0].index(last[1]) if last else None
 
     @property
     def envelope(self) -> Envelope | None:
@@ -175,10 +205,14 @@ class Tailer(BaseTailer):
     def _seek(self, place: Place) -> None:
         with self._use():
             with self._store._view() as txn:
-                index = place(txn, self._log, self._log.row(txn))
+                index = self._place(txn, place)
             if self.name is not None and not self._deferred:
                 self._stored = self._store._commit(self._write_position, index)
             self._index = index
+
+    def _place(self, txn: StoreTransaction, place: Place) -> int:
+        """Return the position of this tailer at a place of the log's records."""
+        return self._log.place_of(txn, place(txn, self._log.records, self._log.records_row(txn)))
 
     def __repr__(self) -> str:
         name = f" {self.name}" if self.name else ""
@@ -193,6 +227,15 @@ class Tailer(BaseTailer):
                 "open a tailer for each thread.",
             )
         return self._busy  # if another thread takes it before the caller's ``with``, the caller waits
+
+    def go_to(self, position: int) -> None:
+        """Move to a position of the log that it reads, which is not always an index."""
+        self._index = position
+
+    @property
+    def position(self) -> int:
+        """The position on the log that it reads."""
+        return self._index
 
     def _next_if_open(self) -> list[dict[str, Any]]:
         self._check()
@@ -292,6 +335,8 @@ class Tailer(BaseTailer):
                 raws = self._log.read(txn, row, self._index, n, AHEAD_BYTES_MAX)
             self._kept = self.queue._follow_options(txn, row)._kept
         if not raws:
+            if self.queue._is_committed and self._direction == "forward":
+                rollback.look(self.queue)
             return False
         batch = self._batch
         if batch is None or batch.seal != raws[0][1][:8] or batch.first != raws[0][0]:
@@ -303,6 +348,9 @@ class Tailer(BaseTailer):
 
     def _open(self, raw: Raw) -> Batch:
         batch = self._log.batches([raw])[0]
+        if self.on_pending is not None and batch.head.stamps_at and is_pending(batch.value):
+            tell, self.on_pending = self.on_pending, None
+            tell(producer_of(batch))
         self._decode(batch)
         self._batch = batch
         self._first = self._low = batch.first
@@ -336,11 +384,24 @@ class Tailer(BaseTailer):
         return stored
 
 
+def producer_of(batch: Batch) -> str:
+    """Return the id of the producer of a record that has one, as 12 hex digits."""
+    return f"{stamps_of(batch.value).producer:012x}"
+
+
+def pending_read(reader: str, queue: str, producer: str) -> str:
+    """Return the warning for a reader that reads pending messages as if they were committed."""
+    return (
+        f"{reader} reads {queue} without isolation='committed', and publisher {producer} writes messages there that are"
+        " pending: it also gets those of transactions that never commit."
+    )
+
+
 def envelope_of(batch: Batch, offset: int, metadata: dict[str, Any], partition: int) -> Envelope:
     """Return the envelope of one message of a batch."""
     head, stamps = batch.head, batch.stamps
     return Envelope(
-        batch.first + offset,
+        batch.index(offset),
         clock.to_datetime(head.time_ns),
         head.hash.hex() if head.hash else None,
         f"{stamps.producer:012x}" if stamps else None,

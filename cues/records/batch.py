@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import msgpack
@@ -134,6 +134,20 @@ def acknowledges(value: bytes) -> bool:
     version, flags, _, _ = HEAD.unpack_from(value, 8)
     at = PREFIX_BYTES + 16 if flags & HASH else PREFIX_BYTES
     return version == VERSION and bool(flags & PRODUCER) and stamping.acknowledges(value, at)
+
+
+def is_pending(value: bytes, producer: bytes | None = None) -> bool:
+    """Return whether a record has pending messages, of this producer; the record may be damaged."""
+    if len(value) < PREFIX_BYTES or not value[9] & PRODUCER:
+        return False
+    at = PREFIX_BYTES + 16 if value[9] & HASH else PREFIX_BYTES
+    return stamping.pending(value, at) and (producer is None or value[at : at + len(producer)] == producer)
+
+
+def stamps_of(value: bytes) -> Stamps:
+    """Return the identities of the messages of an intact record that has some."""
+    _, flags, count, _ = HEAD.unpack_from(value, 8)
+    return stamping.decode(value, PREFIX_BYTES + 16 if flags & HASH else PREFIX_BYTES, count, bool(flags & CLOCKS))
 
 
 def header(value: bytes) -> Header:
@@ -475,10 +489,25 @@ class Batch:
     def messages(self) -> list[dict[str, Any]]:
         """Decode the body into a new list of new dicts; for an acknowledgement, :data:`ACKNOWLEDGEMENT`."""
         if self.head.acknowledges:
-            return [ACKNOWLEDGEMENT]
+            return [ACKNOWLEDGEMENT] * self.head.count
         if self._body is not None:
             return codec.unpack(self._body)  # type: ignore[no-any-return]
         return codec.unpack(memoryview(self.value)[self.head.body_at :])  # type: ignore[no-any-return]
+
+    @property
+    def source(self) -> tuple[Batch, int]:
+        """The record of the messages, and the offset of the first of them there; see :class:`Shown`."""
+        return self, 0
+
+    def index(self, offset: int) -> int:
+        """Return the index of a message in its log."""
+        record, low = self.source
+        return record.first + low + offset
+
+    @property
+    def shown_ns(self) -> int:
+        """The time at which readers could first see the messages."""
+        return self.head.time_ns
 
     def body(self) -> memoryview:
         """The msgpack array of the messages."""
@@ -538,3 +567,50 @@ class Batch:
     def whole(self) -> bool:
         """Return whether all pieces of a cut message are there."""
         return self._body is None or len(self._body) == self.head.length
+
+
+class Shown(Batch):
+    """Messages of a record at the places that they have for a reader of committed messages.
+
+    ``first`` and ``next`` are places, ``seal`` is that of the record at these places: of a transaction, its
+    acknowledgement. ``head.acknowledges`` is true for messages that are passed over.
+    """
+
+    __slots__ = ("_low", "_record", "_shown_ns")
+
+    def __init__(
+        self, record: Batch, low: int, count: int, place: int, hidden: bool, seal: bytes, time_ns: int
+    ) -> None:
+        self._record = record
+        self._low = low
+        self._shown_ns = time_ns
+        self.value = record.value
+        self.first = place
+        self.next = place + count
+        self.seal = seal
+        self.head = replace(record.head, count=count, acknowledges=hidden)
+        self._body = self._origins = None
+
+    @property
+    def source(self) -> tuple[Batch, int]:
+        return self._record, self._low
+
+    @property
+    def shown_ns(self) -> int:
+        return self._shown_ns
+
+    def messages(self) -> list[dict[str, Any]]:
+        if self.head.acknowledges:
+            return [ACKNOWLEDGEMENT] * self.head.count
+        return self._record.messages()[self._low : self._low + self.head.count]
+
+    @property
+    def stamps(self) -> Stamps | None:
+        stamps = self._record.stamps
+        return None if stamps is None else stamps.slice(self._low, self._low + self.head.count)
+
+    def provenance(self, queue: str, kept: frozenset[str], start: int = 0, stop: int | None = None) -> Provenance:
+        if self.head.acknowledges:
+            return Provenance((self.head.count if stop is None else stop) - start, {})
+        stop = self.head.count if stop is None else stop
+        return self._record.provenance(queue, kept, self._low + start, self._low + stop)

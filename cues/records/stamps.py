@@ -25,6 +25,7 @@ _CLOCK: Final = struct.Struct(">Q")
 _WIDTHS: Final = ((1, "B"), (2, "H"), (4, "I"), (8, "Q"))
 _LETTERS: Final = dict(_WIDTHS)
 _ACK: Final = int(Flags.ACK_TXN)
+_CONTINUE: Final = int(Flags.CONTINUE_TXN)
 _VERSION: Final = 1
 _VARIANT: Final = 0b10
 
@@ -94,6 +95,11 @@ def size(value: bytes, at: int, count: int, irregular: bool) -> int:
 def acknowledges(value: bytes, at: int) -> bool:
     """Return whether the messages of these stamps are acknowledgements."""
     return int.from_bytes(value[at + 14 : at + 16], "big") == _ACK
+
+
+def pending(value: bytes, at: int) -> bool:
+    """Return whether the messages of these stamps are pending until they are acknowledged."""
+    return int.from_bytes(value[at + 14 : at + 16], "big") == _CONTINUE
 
 
 def restamped(tail: bytes, clock: int) -> bytes:

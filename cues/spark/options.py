@@ -1,7 +1,7 @@
 """The options of the format ``cues``, checked. A misspelt option is an error, because Spark would ignore it.
 
 read, readStream       path or store and queue; fields, mode, rowColumns, partitions, failOnDataLoss,
-                       startingPosition; read: endingPosition;
+                       startingPosition, isolation; read: endingPosition;
                        readStream: maxMessagesPerTrigger, resumeFrom, and frame, which only the engine sets
 write, writeStream     path or store and queue; id, encode; write: start, end;
                        writeStream: delivery, adopt, checkpointLocation
@@ -20,11 +20,14 @@ from typing import Final, Literal
 
 from cues.base import clock, names
 from cues.errors import InvalidArgument
+from cues.queues.committed import ISOLATIONS, Isolation
 from cues.spark.cluster.files import ID, is_object_store
 
 _PLACE: Final = ("path", "store", "queue")
 _NO_OPTIONS: Final = " Spark does not pass the options of a table (CREATE TABLE … USING cues) to its format."
-_READ: Final = (*_PLACE, "fields", "mode", "rowColumns", "partitions", "failOnDataLoss", "startingPosition")
+_READ: Final = (
+    *_PLACE, "fields", "mode", "rowColumns", "partitions", "failOnDataLoss", "startingPosition", "isolation",
+)  # fmt: skip
 READ: Final = (*_READ, "endingPosition")
 READ_STREAM: Final = (*_READ, "maxMessagesPerTrigger", "resumeFrom", "frame")
 WRITE: Final = (*_PLACE, "id", "encode", "start", "end")
@@ -78,12 +81,25 @@ class ReadOptions:
     resume_from: tuple[str, str] | None
     """The store and the id of the writer at whose position this stream starts."""
     frame: FrameSource | None = None
+    isolation: Isolation = "uncommitted"
 
     @staticmethod
     def of(options: Mapping[str, str], known: tuple[str, ...]) -> ReadOptions:
         check(options, known)
         committed = options.get("resumeFrom")
         source = place(options)
+        isolation: Isolation = _choice(options, "isolation", *ISOLATIONS)  # type: ignore[assignment]
+        start = _position(options, "startingPosition", "earliest")
+        end = _position(options, "endingPosition", "latest")
+        if isolation == "committed":
+            refused = "a shared directory, which holds no transactions" if source.shared else ""
+            refused = refused or ("resumeFrom" if committed else "")
+            refused = refused or ("an index as a position" if isinstance(start, int) or isinstance(end, int) else "")
+            if refused:
+                raise InvalidArgument(
+                    f"isolation='committed' does not work with {refused}.",
+                    "use earliest, latest or a time as the positions, on the queue of a store.",
+                )
         if source.shared and committed:
             raise InvalidArgument(
                 f"resumeFrom={committed!r} is for queues of a store, and {source.store} is a shared directory.",
@@ -95,11 +111,12 @@ class ReadOptions:
             row_columns=_flag(options, "rowColumns", True),
             partitions=_count(options, "partitions"),
             fail_on_data_loss=_flag(options, "failOnDataLoss", True),
-            start=_position(options, "startingPosition", "earliest"),
-            end=_position(options, "endingPosition", "latest"),
+            start=start,
+            end=end,
             messages_per_trigger=_count(options, "maxMessagesPerTrigger"),
             resume_from=_writer(committed) if committed else None,
             frame=FrameSource(**json.loads(options["frame"])) if "frame" in options else None,
+            isolation=isolation,
         )
 
 

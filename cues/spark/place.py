@@ -24,6 +24,7 @@ import xxhash
 
 from cues.base import clock
 from cues.errors import CuesError, Diverged, Unsupported
+from cues.queues.committed import Isolation
 from cues.queues.queue import Queue
 from cues.queues.store import Store
 from cues.spark.options import QueueAddress
@@ -159,6 +160,7 @@ class Pinned(ReadableQueue):
     machine: str
     identity: bytes
     spread: bool = False
+    isolation: Isolation = "uncommitted"
 
     @contextmanager
     def opened(self) -> Iterator[Queue]:
@@ -170,7 +172,7 @@ class Pinned(ReadableQueue):
                 _HINT,
             )
         with Store(self.place.store, readonly=True) as store:
-            queue = store.queue(self.place.queue)
+            queue = store.queue(self.place.queue)._read_as(self.isolation)
             identity = _identity(queue)
             if identity != self.identity:
                 raise Diverged(
@@ -236,10 +238,12 @@ class Pinned(ReadableQueue):
                     )
                 return
             for batch in log.batches(raws):
+                if batch.first >= stop:  # a read of committed messages may return more
+                    return
                 if not batch.head.acknowledges:
-                    yield BatchSlice(
-                        log.partition, batch, max(at, batch.first) - batch.first, min(stop, batch.next) - batch.first
-                    )
+                    record, low = batch.source
+                    low -= batch.first
+                    yield BatchSlice(log.partition, record, low + max(at, batch.first), low + min(stop, batch.next))
                 at = batch.next
 
 
@@ -282,13 +286,15 @@ def this_machine() -> str:
     return f"{clock.boot_id()} {processes}"
 
 
-def pin(place: QueueAddress) -> tuple[Pinned, Indices]:
+def pin(place: QueueAddress, isolation: Isolation = "uncommitted") -> tuple[Pinned, Indices]:
     """Find a queue, on the driver. Also return the next index of each partition, at one moment."""
     with Store(place.store, readonly=True) as store:
-        queue = store.queue(place.queue)
-        rows, identity = queue._rows(), _identity(queue)
-    pinned = Pinned(place, socket.gethostname(), this_machine(), identity, len(rows) > 1)
-    return pinned, tuple(row.next for row in rows)
+        queue = store.queue(place.queue)._read_as(isolation)
+        identity = _identity(queue)
+        logs = [view._log for view in queue._views]
+        with store._view() as txn:
+            nexts = tuple(log.row(txn).next for log in logs)
+    return Pinned(place, socket.gethostname(), this_machine(), identity, len(nexts) > 1, isolation), nexts
 
 
 def _identity(queue: Queue) -> bytes:

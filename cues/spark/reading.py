@@ -39,6 +39,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 from cues.base import clock
 from cues.errors import Diverged, InvalidArgument, MessagesPurged
 from cues.forwarding import external_writers
+from cues.queues.committed import Isolation
 from cues.queues.store import Store
 from cues.spark.checkpoint import Offset
 from cues.spark.columns import Column
@@ -113,14 +114,14 @@ class ReadSlice(InputPartition):
     """The part of the plan that only the queue understands."""
 
 
-def find(place: QueueAddress) -> tuple[ReadableQueue, Indices]:
+def find(place: QueueAddress, isolation: Isolation = "uncommitted") -> tuple[ReadableQueue, Indices]:
     """Find a queue, on the driver. Also return the next index of each partition, at one moment."""
     if place.shared:
         from cues.spark.cluster.shared import SharedQueue
 
         queue = SharedQueue(place)
         return queue, queue.ends()[1]
-    return pin(place)
+    return pin(place, isolation)
 
 
 class _Reading:
@@ -128,7 +129,7 @@ class _Reading:
 
     def __init__(self, schema: T.StructType, options: ReadOptions, parallelism: int) -> None:
         self.options = options
-        self.pinned, self._next = find(options.place)
+        self.pinned, self._next = find(options.place, options.isolation)
         self._parallelism = parallelism
         self._schema = schema
         Columns(schema, options, self.pinned.spread)  # columns that cannot be read are refused here, not in a task

@@ -29,6 +29,7 @@ from cues.base import names
 from cues.errors import AlreadyRunning, Fenced, InvalidArgument, TopologyChanged
 from cues.forwarding import low_water, other_stores
 from cues.queues import marks
+from cues.queues.committed import differ, log_at
 from cues.queues.log import Log
 from cues.queues.processor_rows import NO_SEAL, Position, ProcessorInputs, ProcessorRow, boot, read_row, read_topology
 from cues.records import sealed
@@ -222,11 +223,19 @@ class Ownership:
             if before is None or len(before.tailers) != len(old.positions):
                 raise sealed.damaged(f"topology of the processor {claimant.processor}", "it does not fit its row")
             known = dict(zip(before.tailers, old.positions))
-            if (before.kind, before.places) != (topology.kind, topology.places) and not accept_topology:
-                raise _changed(claimant.processor, before, topology)
+            isolated = [
+                tailer
+                for tailer, position in known.items()
+                if tailer in starts and differ(starts[tailer].identity, position.identity)
+            ]
+            changed = isolated or (before.kind, before.places) != (topology.kind, topology.places)
+            if changed and not accept_topology:
+                raise _changed(claimant.processor, before, topology, isolated)
+            for tailer in isolated:
+                del known[tailer]
             for tailer, queue, store in zip(before.tailers, before.queues, before.stores):
                 if topology.places.get(tailer) != store:
-                    del known[tailer]
+                    known.pop(tailer, None)
                     txn.delete(names.subscription_key(queue, claimant.processor))
         positions = [known.get(tailer, starts[tailer]) for tailer in topology.tailers]
         return ProcessorRow(
@@ -252,7 +261,7 @@ class Ownership:
                 self._lease = None
 
 
-def _changed(processor: str, before: ProcessorInputs, now: ProcessorInputs) -> TopologyChanged:
+def _changed(processor: str, before: ProcessorInputs, now: ProcessorInputs, isolated: Sequence[str]) -> TopologyChanged:
     added = sorted(set(now.tailers) - set(before.tailers))
     gone = sorted(set(before.tailers) - set(now.tailers))
     what = []
@@ -262,6 +271,8 @@ def _changed(processor: str, before: ProcessorInputs, now: ProcessorInputs) -> T
         what.append(f"without a position: {', '.join(added)}")
     if gone:
         what.append(f"no longer read: {', '.join(gone)}")
+    if isolated:
+        what.append(f"with another isolation=: {', '.join(isolated)}")
     moved = [t for t in now.tailers if t in before.places and before.places[t] != now.places[t]]
     if moved:
         what.append(f"on a queue of another store: {', '.join(moved)}")
@@ -319,11 +330,14 @@ def seek(store: Store, processor: str, positions: dict[str, int], again: bool = 
             at = topology.tailers.index(tailer)
             where = topology.stores[at]
             other = opened.enter_context(other_stores.opened(store, where, readonly=False)) if where else store
-            targets[at] = _target(Log(other, topology.queues[at]), tailer, index)
-            if where and index < before.positions[at].next:
+            log = log_at(Log(other, *names.log_parts(topology.queues[at])), before.positions[at].identity)
+            targets[at] = _target(log, tailer, index)
+            if where and targets[at].next < before.positions[at].next:
+                with other._view() as txn:
+                    index = log.needed_from(txn, targets[at].next)
                 # First, so that the messages there are kept: a mark that is too low costs only space.
                 reader = marks.ForeignReader(store.id, processor, before.epoch + 1)
-                low_water.lower_mark(other, topology.queues[at], reader, targets[at].next)
+                low_water.lower_mark(other, topology.queues[at], reader, index)
 
     def move(txn: StoreTransaction) -> ProcessorRow:
         row = read_row(txn, processor)
@@ -343,9 +357,10 @@ def seek(store: Store, processor: str, positions: dict[str, int], again: bool = 
 def _target(log: Log, tailer: str, index: int) -> Position:
     """The position at an index of a log; raises :class:`InvalidArgument` if there is none."""
     with log.store._view() as txn:
-        row = log.row(txn)
+        row = log.records_row(txn)
         if not 1 <= index <= row.next:
             raise InvalidArgument(
                 f"{tailer} cannot move to {index}.", f"pass an index from 1 to {row.next} (the next to be written)."
             )
-        return Position(row.identity, index, log.seal_before(txn, row, index))
+        row, position = log.row(txn), log.place_of(txn, index)
+        return Position(row.identity, position, log.seal_before(txn, row, position))

@@ -48,7 +48,7 @@ from cues import codec, faults
 from cues.base import clock, events, names
 from cues.errors import CuesError, Diverged, Fenced, StoreNotFound
 from cues.forwarding import other_stores
-from cues.queues import producers, stamped
+from cues.queues import producers, rollback, stamped
 from cues.queues.queue import open_queue
 from cues.records import sealed
 from cues.records import stamps as stamping
@@ -166,7 +166,8 @@ class Settling:
         with log.store._view() as txn:
             written = producers.read(txn, log._log.id, producer)
         if written is not None and written.begin:
-            stamped.append_all(log.store, [(_one(log), [(assemble(producer, written.acked, _ACK), {})])])
+            log.store._commit(rollback.roll_back, log, producer)
+            log.store._ring(log._log.mask)
             if log.store.durability != "disk":
                 log.store.sync()  # no later call may sync it
 

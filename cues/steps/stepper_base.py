@@ -15,6 +15,7 @@ process that takes over or seeks changes the row, and then nothing is written.
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -25,6 +26,7 @@ from cues.forwarding.low_water import LowWater
 from cues.graphs.processor import Node
 from cues.queues.processor_rows import Position, ProcessorRow
 from cues.queues.queue import Queue
+from cues.queues.tailer import pending_read
 from cues.steps import tries
 from cues.steps.failure import Failure, Verdict, failed_event, line
 from cues.steps.hashes import Hasher
@@ -71,7 +73,7 @@ class StepperBase:
             return given[id] if id in given else store.queue(id)
 
         def log_of(id: str) -> Queue:
-            return queue_of(id)._view(node.partition)
+            return queue_of(id)._view(node.partition)._read_as(node.options.isolation)
 
         self.node = node
         self.counters = events.Counters()
@@ -92,6 +94,9 @@ class StepperBase:
         self.marks = marks or {}
         self._readers: list[Input | ProcessTailer] = [*self.inputs, *self.imperative.tailers.values()]
         """The tailers that have a position in the row."""
+        if node.options.isolation == "uncommitted":
+            for reader in self._readers:
+                reader.on_pending = functools.partial(self._tell_of_pending, reader.queue.id)
         self._order = sorted(reader.tailer for reader in self._readers)
         self._place = {tailer: place for place, tailer in enumerate(self._order)}
         """The place of a tailer's position in the row."""
@@ -140,6 +145,9 @@ class StepperBase:
         for queue in (*written, *self.forks.values(), self.try_log):
             if queue.store.id == store.id:
                 self.rings |= queue._log.mask
+
+    def _tell_of_pending(self, queue: str, producer: str) -> None:
+        self._emit(events.Event(self.node.id, pending_read(self.node.id, queue, producer), logging.WARNING))
 
     def _error_log(self, queue: Queue) -> Queue:
         """Return the log for error messages. They have no key, so all those of a unit are on one partition."""

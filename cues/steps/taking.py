@@ -10,9 +10,13 @@ does not take stay in memory for the next.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from cues.queues import rollback
+from cues.queues.tailer import producer_of
+from cues.records.batch import is_pending
 from cues.records.provenance import Provenance, concat, merge
 from cues.steps.hashes import Range
 from cues.storage import timeline
@@ -164,6 +168,8 @@ class Input:
         self.tailer = tailer
         self.queue = queue
         self.log: Log = queue._log
+        self.on_pending: Callable[[str], None] | None = None
+        """Called once, with the id of a publisher whose pending messages are read as if they were committed."""
         self.kept: frozenset[str] = frozenset()
         self.identity = b""
         self.index = 1
@@ -184,7 +190,10 @@ class Input:
         if self._line is None:
             with self.queue.store._view() as txn:
                 self._line = timeline.read(txn, self.log.id)
-        return timeline.identity(self._line, self.identity, index) if self._line else self.identity
+        if not self._line:
+            return self.identity
+        with self.queue.store._view() as txn:
+            return timeline.identity(self._line, self.identity, self.log.index_of(txn, index))
 
     def seal_before(self, index: int) -> str | None:
         """The seal before ``index``, in hex; empty if it is not known, None if the queue ends before."""
@@ -222,7 +231,12 @@ class Input:
                 self.go(row.first)
             raws = self.log.read(txn, row, self._loaded, count - self.ahead)
             self.kept = self.queue._follow_options(txn, row)._kept
+        if not raws and self.queue._is_committed:
+            rollback.look(self.queue)
         for opened in self.log.batches(raws):
+            if self.on_pending is not None and opened.head.stamps_at and is_pending(opened.value):
+                tell, self.on_pending = self.on_pending, None
+                tell(producer_of(opened))
             self._ahead.append((opened, opened.messages()))
             self._loaded = opened.next
         return self.ahead

@@ -40,6 +40,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from cues import faults
 from cues.errors import Closed, ConcurrentUse, InvalidArgument, TailerMoved
 from cues.queues.base import OptionsChanged
+from cues.queues.committed import Isolation
 from cues.queues.merged import MergedTailer
 from cues.queues.queue import Queue
 from cues.queues.tailer import Tailer
@@ -127,13 +128,15 @@ class Transaction:
 
     # --- in the block ---
 
-    def tailer(self, queue: str | Queue, name: str, *, meta: bool = False) -> Tailer:
+    def tailer(
+        self, queue: str | Queue, name: str, *, meta: bool = False, isolation: Isolation = "uncommitted"
+    ) -> Tailer:
         """Return the tailer ``name`` of a queue of this store, at its stored position; a new name begins at the start.
 
         It is a :class:`cues.Tailer`, of several partitions a :class:`cues.queues.merged.MergedTailer`, and may be
-        moved (``to_end()``). The second call for a queue and name returns the same tailer. Raises
-        :class:`InvalidArgument` for a queue of another store, and for a position that another tailer of this
-        transaction has already.
+        moved (``to_end()``). ``isolation`` is as for :meth:`Queue.tailer`. The second call for a queue and name returns
+        the same tailer. Raises :class:`InvalidArgument` for a queue of another store, for a position that another
+        tailer of this transaction has already, and for another isolation than that of the stored position.
         """
         self._check()
         if not isinstance(name, str):
@@ -141,7 +144,7 @@ class Transaction:
                 f"tailer(…, {name!r}): a tailer of a transaction has a name, under which its position is stored.",
                 "pass a name, or use queue.tailer(), whose position is not stored.",
             )
-        source = own_queue(self._store, queue, "the transaction", _HINT)
+        source = own_queue(self._store, queue, "the transaction", _HINT)._read_as(isolation)
         source._check()
         key = source.id, name
         tailer = self._tailers.get(key)
@@ -156,6 +159,11 @@ class Transaction:
                     "read each partition through one tailer.",
                 )
             self._tailers[key] = tailer
+        elif tailer.queue._is_committed != source._is_committed:
+            raise InvalidArgument(
+                f"The transaction has a tailer {name!r} of {source.id!r} with another isolation than {isolation!r}.",
+                "pass the same isolation in both calls.",
+            )
         return tailer
 
     def write(self, queue: str | Queue, message: dict[str, Any]) -> None:
@@ -279,7 +287,8 @@ class Transaction:
             for part, start in tailer.moved():
                 with self._store._view() as txn:
                     line = timeline.read(txn, part._log.id)
-                identity = timeline.identity(line, part._identity, max(start, part._index) - 1)
+                    last = part._log.index_of(txn, max(start, part._index) - 1)
+                identity = timeline.identity(line, part._identity, last)
                 ranges.append((f"{tailer.name}.{part._log.id}", identity, start, part._index))
         return ranges
 

@@ -36,6 +36,7 @@ from cues.errors import CodecError, CuesError, StoreDamaged, StoreError
 from cues.forwarding import external_writers, fork, other_stores
 from cues.forwarding.forwarder import Forwarder
 from cues.queues import claims, processor_rows, producers
+from cues.queues.committed import CommittedLog, counts_places
 from cues.queues.log import KEY, Log
 from cues.queues.options import QueueOptions
 from cues.queues.processor_rows import NO_SEAL, POSITION, ProcessorInputs, ProcessorRow
@@ -161,7 +162,8 @@ class _Walker:
 
     def _key_order(self) -> Iterator[str]:
         """Check that every row of the unnamed database has a known kind, and that a search finds it."""
-        kinds = b"queue row proc topo sub reader store producer low source clock line age group member claim checkpoint"
+        kinds = b"queue row proc topo sub reader store producer low source clock span open line age group member claim"
+        kinds += b" checkpoint"
         prefixes = tuple(b"\0%b\0" % kind for kind in (*kinds.split(), b"pending"))
         last = None
         unfound: list[bytes] = []
@@ -304,6 +306,8 @@ class _Walker:
 
     def _others(self, queues: list[str]) -> Iterator[str]:
         """Check the rows about other stores, and the fork queues for them."""
+        yield from self._intact(names.SPANS, "The row of an acknowledged transaction of queue {}")
+        yield from self._intact(names.OPENS, "The row of the pending transaction of {}")
         yield from self._intact(names.timeline_key(""), "The row of the timelines of queue {}")
         for store, raw in self._rows(names.store_key(b"")).items():
             if not _decodes(raw):
@@ -554,6 +558,8 @@ class _LogWalk:
 
 def _place(log: Log, txn: StoreTransaction, who: str, identity: bytes, index: int, seal: bytes) -> Iterator[str]:
     """Yield the faults of a position on a log."""
+    if counts_places(txn, log, identity):
+        log = CommittedLog(log.store, log.queue, log.partition)
     row = log.row(txn)
     if identity != row.identity:
         yield f"{who} has identity {identity.hex()} of queue {log.id}, but the queue has {row.identity.hex()}."

@@ -210,7 +210,8 @@ def _rows(txn: StoreTransaction, queue: str) -> list[bytes]:
     for partition in range(_partitions(txn, queue)):
         log = names.log_id(queue, partition)
         keys += [names.row_key(queue, partition), names.timeline_key(log), names.age_key(log)]
-        for prefix in (names.reader_key(queue, partition, ""), names.clocks_prefix(log), names.claim_key(log, "")):
+        prefixes = [names.reader_key(queue, partition, ""), names.clocks_prefix(log), names.claim_key(log, "")]
+        for prefix in (*prefixes, names.spans_prefix(log), names.opens_prefix(log)):
             keys += [key for key, _ in transaction.rows(txn, prefix)]
     return keys
 

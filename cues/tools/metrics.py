@@ -31,6 +31,7 @@ from cues.forwarding import other_stores
 from cues.forwarding.forwarder import Forwarder
 from cues.groups.operate import GroupMetrics, list_groups
 from cues.queues import marks, processor_rows
+from cues.queues.committed import log_at
 from cues.queues.log import Log
 from cues.queues.options import QueueOptions
 from cues.queues.processor_rows import ProcessorRow
@@ -275,11 +276,12 @@ def tailers(store: Store, processor: str) -> list[TailerMetrics]:
             other = others.get(id)
             at, lag = position.next, None
             if other is not None:
-                log = Log(other, queue)
+                log = log_at(Log(other, *names.log_parts(queue)), position.identity)
                 with other._view() as txn:  # read after the position, so the lag is never negative
                     ends = log.row(txn)
-                at = max(at, ends.first)
-                lag = ends.next - at if at <= ends.next else None  # another history; the next start explains it
+                    at = max(at, ends.first)
+                    lag = ends.next - at if at <= ends.next else None  # another history; the next start explains it
+                    at = log.index_of(txn, at)
             where = "" if not id else other.path if other is not None else id.hex()
             measured.append(TailerMetrics(tailer, queue, at, lag, where))
     return measured

@@ -63,7 +63,7 @@ from cues.queues.sequencer import RING, AckIntent, Checkpoint, Envelope, Outcome
 from cues.records.identity import Clock
 from cues.storage import wakeup
 from cues.txn.barrier import wait_read_through
-from cues.txn.publisher import Missing, Publisher, check_publishing
+from cues.txn.publisher import TRANSACTION_TIMEOUT_S, Missing, Publisher, check_publishing, check_timeout
 from cues.txn.sources import GROWTH_S, ReadFrom, Sources
 from cues.txn.turns import LEASE_S, Turn
 
@@ -159,6 +159,9 @@ class Consumer(Closing):
                        The next transaction then begins after the commit of this one
     ``lease_s``        the instance waits while another one runs that has given a sign of life within so many seconds; 0
                        does not wait, and takes over at once
+    ``transaction_timeout_s``
+                       as for :class:`Publisher`: seconds after which others may drop messages of a transaction that
+                       is not finalized, because the consumer seems to be gone
     ``now``            a function that returns the seconds of a monotonic clock
 
     One thread uses a consumer; any thread may call :meth:`stop`. Every call raises :class:`cues.Fenced` after another
@@ -183,6 +186,7 @@ class Consumer(Closing):
         clock: Clock | None = None,
         inside: bool = False,
         lease_s: float = LEASE_S,
+        transaction_timeout_s: float | None = TRANSACTION_TIMEOUT_S,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         _check_has(app, "The application", "consume", "finalize")
@@ -195,6 +199,7 @@ class Consumer(Closing):
             )
         if not (isinstance(lease_s, (int, float)) and lease_s >= 0):
             raise InvalidArgument(f"lease_s={lease_s!r}.", "pass seconds, 0 or more.")
+        check_timeout(transaction_timeout_s)
         _check_one_of("on_gap", on_gap, "raise", "skip")
         _check_one_of("missing", missing, "removed", "skip", "refuse")
         wanted = [source if isinstance(source, ReadFrom) else ReadFrom(source) for source in sources]
@@ -224,6 +229,7 @@ class Consumer(Closing):
         self._horizon_ns = int(horizon_s * 1e9)
         self._on_gap: OnGap = on_gap
         self._missing: Missing = missing
+        self._timeout_s = transaction_timeout_s
         self._now = now
         self._stopping = False
         self._ended = False
@@ -329,7 +335,13 @@ class Consumer(Closing):
         if restored is None:
             return
         # No timeout: the acknowledgement is appended, or the publisher is closed.
-        self._publisher = Publisher(self._clock, self._validate, self._type, acknowledge_timeout_s=None)
+        self._publisher = Publisher(
+            self._clock,
+            self._validate,
+            self._type,
+            acknowledge_timeout_s=None,
+            transaction_timeout_s=self._timeout_s,
+        )
         self._thread = ThreadPoolExecutor(1, "cues consumer")
         faults.point("consumer.restored")
         # 2. Repeat.

@@ -26,8 +26,8 @@ many in one transaction (see :mod:`cues.txn.writer`). Clocks are taken inside th
 a later clock could be appended first, and readers would take the other one for a repetition.
 
 Not guaranteed: that a message is in its queue before its :class:`Append` is done (wait for it, or call
-:meth:`Publisher.flush`); that pending messages in a queue that no intent names are ever dropped (see
-:meth:`Publisher.roll_back`).
+:meth:`Publisher.flush`); that pending messages whose acknowledgements were built are dropped if no checkpoint has them
+(see :meth:`Publisher.roll_back`). Others are dropped after ``transaction_timeout_s`` (:mod:`cues.queues.rollback`).
 """
 
 from __future__ import annotations
@@ -43,8 +43,9 @@ from typing import Any, Final, Literal
 
 from cues import codec, faults
 from cues.base import clock
-from cues.errors import Closed, CuesError, Forked, InvalidArgument, QueueNotFound, StoreNotFound
-from cues.queues import producers, stamped
+from cues.base.checks import is_number
+from cues.errors import Closed, CuesError, Fenced, Forked, InvalidArgument, QueueNotFound, StoreNotFound
+from cues.queues import rollback, stamped
 from cues.queues.base import journal_of
 from cues.queues.messages import DICT, MessageType
 from cues.queues.queue import Queue
@@ -53,10 +54,14 @@ from cues.queues.store import Store
 from cues.records.identity import ZERO_UUID, Clock, Flags, ProducerID, assemble
 from cues.storage import environment
 from cues.storage.base_store import BaseStore
+from cues.storage.transaction import StoreTransaction
 from cues.txn.writer import CONTINUE, Append, StoreWriter
 
 ACKNOWLEDGE_TIMEOUT_S: Final = 60.0
 """Seconds for which a call waits for an acknowledgement that it needs, before :class:`WaitTimeout`."""
+
+TRANSACTION_TIMEOUT_S: Final = 900.0
+"""As Kafka's ``transaction.max.timeout.ms``: much longer than a transaction takes, so that only dead ones end so."""
 
 _ACK: Final = int(Flags.ACK_TXN)
 
@@ -74,6 +79,9 @@ class Publisher:
     ``acknowledge_timeout_s``   seconds after which a call without its own timeout raises :class:`WaitTimeout` if it
                                 needs an acknowledgement of the last transaction; None waits without end, for programs
                                 whose checkpoint may take any time
+    ``transaction_timeout_s``   seconds from the first pending message in a queue until anyone may roll the transaction
+                                back, if its acknowledgements were not built; None: only its owner and
+                                :meth:`roll_back` do
 
     Any thread may publish committed messages; one thread at a time publishes uncommitted ones. In a forked child every
     call raises :class:`Forked`. A publisher that is made there has its own id.
@@ -86,14 +94,17 @@ class Publisher:
         message_type: MessageType = DICT,
         *,
         acknowledge_timeout_s: float | None = ACKNOWLEDGE_TIMEOUT_S,
+        transaction_timeout_s: float | None = TRANSACTION_TIMEOUT_S,
     ) -> None:
         check_publishing(clock, validate)
+        check_timeout(transaction_timeout_s)
         self.id = ProducerID()
         self._clock = Clock() if clock is None else clock
         self._by_wall_time = clock is None
         self._validate = validate
         self._type = message_type
         self.acknowledge_timeout_s = acknowledge_timeout_s
+        self.transaction_timeout_s = transaction_timeout_s
         self._pid = os.getpid()
         self._closed = False
         self.guard = threading.Lock()
@@ -101,6 +112,8 @@ class Publisher:
         self._writers: dict[bytes, list[StoreWriter]] = {}
         self._spans: dict[str, Queue] = {}
         """The queues with pending messages of the transaction under way, by journal, in the order of first use."""
+        self.begins: dict[str, int] = {}
+        """The index of the first pending message of the transaction under way, by journal: its fence."""
         self.due: dict[str, uuids.UUID] = {}
         """Acknowledgements that were built and not appended yet, by journal."""
         self._queues: dict[str, Queue] = {}
@@ -199,13 +212,20 @@ class Publisher:
         """Build the acknowledgements of all messages published uncommitted since the last call: one for each queue.
 
         When this returns, the messages are in their queues and survive a power cut there, at any durability of the
-        store. Commit the intents with the checkpoint, then append them. Raises the error of a failed append; the
-        transaction can then not be acknowledged any more, nor can another one of this publisher before :meth:`abort`.
+        store. Commit the intents with the checkpoint, then append them. Raises the error of a failed append, and
+        :class:`Fenced` if messages were rolled back; the transaction can then not be acknowledged any more, nor can
+        another one of this publisher before :meth:`abort`. After it has returned, no timeout rolls the messages back.
         """
         self.flush(timeout)
         if self._lost is not None:
             raise self._lost
         for store in {id(queue.store): queue.store for queue in self._spans.values()}.values():
+            try:
+                store._commit(self._prepare, store)
+            except Fenced as error:
+                self._lost = error
+                raise
+            faults.point("intents.prepared")
             store.sync()
         built, due = [], {}
         with self.guard:
@@ -214,8 +234,17 @@ class Publisher:
                 built.append(AckIntent(journal, codec.pack([uuid.bytes, queue.store.directory])))
             self.due.update(due)
             self._spans.clear()
+            self.begins.clear()
         faults.point("intents.built")
         return built
+
+    def _prepare(self, txn: StoreTransaction, store: BaseStore) -> None:
+        """Remove the deadlines of the transaction in a store. Raises :class:`Fenced` if it was rolled back."""
+        producer = int.from_bytes(self.id, "big")
+        for journal, queue in self._spans.items():
+            if queue.store is store and journal in self.begins:
+                rollback.fence(txn, queue, producer, self.begins[journal])
+                rollback.decide(txn, queue, producer)
 
     def append_ack_intents(self, intents: Iterable[AckIntent], missing: Missing = "refuse") -> list[AckIntent]:
         """Append acknowledgements, those of this publisher or those of a checkpoint. May be repeated.
@@ -284,6 +313,7 @@ class Publisher:
                 writer.failed = None
         self._lost = None
         self._spans.clear()
+        self.begins.clear()
         self._acknowledge(list(self.due))
 
     def _dropped(self) -> CuesError:
@@ -299,12 +329,11 @@ class Publisher:
         is alive would lose its pending messages.
         """
         self._check()
+        stamped.check_target(queue)
         number = int.from_bytes(producer, "big")
-        with queue.store._view() as txn:
-            written = producers.read(txn, queue._log.id, number)
-        if written is None or not written.begin:
-            return False
-        return bool(stamped.append_stamped(queue, [(assemble(number, written.acked, _ACK), {})]))
+        dropped = queue.store._commit(rollback.roll_back, queue, number, producer != self.id)
+        queue.store._ring(queue._log.mask)
+        return bool(dropped)
 
     def _find(self, journal: str, path: str, opened: list[Store]) -> Queue:
         """Find the queue of an intent: one of this publisher, or one of a store that is opened now."""
@@ -374,6 +403,14 @@ def check_publishing(clock: object, validate: object) -> None:
         raise InvalidArgument(f"clock={clock!r} is not a Clock.", "pass Clock(), or None.")
     if not (validate is None or callable(validate)):
         raise InvalidArgument(f"validate={validate!r} cannot be called.", "pass a function of a message, or None.")
+
+
+def check_timeout(timeout_s: object) -> None:
+    """Raise :class:`InvalidArgument` unless this is a ``transaction_timeout_s``."""
+    if timeout_s is not None and not (isinstance(timeout_s, (int, float)) and is_number(timeout_s) and timeout_s > 0):
+        raise InvalidArgument(
+            f"transaction_timeout_s={timeout_s!r}.", "pass seconds, more than the longest transaction takes, or None."
+        )
 
 
 def find_queue(journal: str, path: str, opened: Callable[[Store], object], readonly: bool = False) -> Queue:

@@ -19,8 +19,9 @@ from collections.abc import Callable
 from typing import Final, Protocol
 
 from cues import codec, faults
+from cues.base import clock
 from cues.errors import WaitTimeout
-from cues.queues import stamped
+from cues.queues import rollback, spans, stamped
 from cues.queues.queue import Queue
 from cues.records import stamps
 from cues.records.batch import Page
@@ -49,6 +50,8 @@ class WriterOwner(Protocol):
     guard: threading.Lock
     due: dict[str, uuids.UUID]
     acknowledge_timeout_s: float | None
+    transaction_timeout_s: float | None
+    begins: dict[str, int]
 
     @property
     def closed(self) -> bool: ...
@@ -313,18 +316,40 @@ class StoreWriter:
     def _commit(self, runs: list[_Run]) -> None:
         faults.point("publish.before")
         size = sum(1 + len(page.pieces) for run in runs for page in run.pages)
-        self.store._commit(self._write, runs, pages=size + len(runs))
+        begun = self.store._commit(self._write, runs, pages=size + 2 * len(runs))
+        self._publisher.begins.update(begun)
         faults.point("publish.after")
         self.store._ring(wakeup.union(run.queue._log.mask for run in runs))
 
-    def _write(self, txn: StoreTransaction, runs: list[_Run]) -> None:
+    def _write(self, txn: StoreTransaction, runs: list[_Run]) -> dict[str, int]:
+        known, begun = self._publisher.begins, dict[str, int]()
+        for queue in {id(run.queue): run.queue for run in runs}.values():
+            rollback.expire(txn, queue)
         for run in runs:
-            if run.stamped:
-                run.first = self._publisher.advance(len(run.appends))
-                run.index = run.queue._append_pages(txn, run.at(run.first))
-            else:
+            if not run.stamped:
                 run.index = run.queue._append_pages(txn, run.pages)
+                continue
+            journal = run.appends[0].journal
+            begin = known.get(journal) or begun.get(journal)
+            if begin:
+                rollback.fence(txn, run.queue, self.producer, begin)
+            run.first = self._publisher.advance(len(run.appends))
+            run.index = run.queue._append_pages(txn, run.at(run.first))
+            if journal and not begin and self._begin(txn, run):
+                begun[journal] = run.index
         faults.point("publish.inside")
+        return begun
+
+    def _begin(self, txn: StoreTransaction, run: _Run) -> bool:
+        """Note the deadline of a transaction that a run has begun in a log; False if an older one is pending there."""
+        open = spans.read_open(txn, run.queue._log.id, self.producer)
+        if open is None or open.begin != run.index:
+            return False
+        timeout_s = self._publisher.transaction_timeout_s
+        if timeout_s is not None:
+            due_ns = clock.now_ns() + int(timeout_s * 1e9)
+            spans.put_open(txn, run.queue._log.id, self.producer, open._replace(deadline_ns=due_ns))
+        return True
 
     def _fail(self, appends: list[Append], error: BaseException) -> None:
         self.failed = self.failed or error
