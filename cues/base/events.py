@@ -9,7 +9,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
+from cues.base.histogram import Histogram
 from cues.errors import WriterStuck
 
 log = logging.getLogger("cues")
@@ -107,6 +109,10 @@ class Counters:
     """Calls that have not returned."""
     calling_ns: int = 0
     """The sum of the times of all calls that returned, also of concurrent ones."""
+    latency: Histogram = field(default_factory=Histogram, compare=False, repr=False)
+    """Microseconds from the append of a message to the commit of the step that took it; empty for sources."""
+    sizes: Histogram = field(default_factory=Histogram, compare=False, repr=False)
+    """Messages of a step."""
 
     @property
     def call_s(self) -> float | None:
@@ -115,7 +121,25 @@ class Counters:
 
     def with_those_of(self, other: Counters) -> Counters:
         """Return the sums of two counters."""
-        return Counters(**{name: value + getattr(other, name) for name, value in vars(self).items()})
+        numbers = {name: value + getattr(other, name) for name, value in vars(self).items() if type(value) is int}
+        return Counters(
+            **numbers, latency=self.latency.with_those_of(other.latency), sizes=self.sizes.with_those_of(other.sizes)
+        )
+
+    def copy(self) -> Counters:
+        return Counters(**vars(self) | {"latency": self.latency.copy(), "sizes": self.sizes.copy()})
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the counters as plain data."""
+        return vars(self) | {"latency": self.latency.copy(), "sizes": self.sizes.copy()}
+
+    @staticmethod
+    def from_dict(plain: dict[str, Any]) -> Counters:
+        """Return the counters from a result of :meth:`to_dict` that was JSON meanwhile; others count as 0."""
+        known = {name: value for name, value in plain.items() if name in vars(Counters())}
+        for name in ("latency", "sizes"):
+            known[name] = Histogram({int(bucket): count for bucket, count in known.get(name, {}).items()})
+        return Counters(**known)
 
 
 @dataclass

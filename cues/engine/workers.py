@@ -111,7 +111,7 @@ class WorkerEngine(EmbeddedEngine):
     def keep_stop(self, event: events.Stopped) -> None:
         """Do nothing: the supervisor gets the event, and keeps the stop."""
 
-    def _forget_stops(self) -> None:
+    def _begin_record(self) -> None:
         """Do nothing: the supervisor has done it."""
 
     def join_units(self, units: tuple[str, ...]) -> None:
@@ -127,7 +127,7 @@ class WorkerEngine(EmbeddedEngine):
     def reply(self, number: int = 0) -> wire.StatusReply:
         """The status of the processors; the answer to the supervisor's question ``number`` if that is not 0."""
         busy = any(worker.busy for worker in self.workers if not isinstance(worker.delivery, SourceStepper))
-        units = [dataclasses.replace(u, counters=events.Counters(**vars(u.counters))) for u in self.standings()]
+        units = [dataclasses.replace(u, counters=u.counters.copy()) for u in self.standings()]
         if number:
             self.host.hurry()
         idle = bool(number) and not self._process.joining and self.idle()
