@@ -11,10 +11,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from cues.base import logs
 from cues.base.histogram import Histogram
 from cues.errors import WriterStuck
 
-log = logging.getLogger("cues")
+log = logs.logger("cues")
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,11 @@ class Event:
     processor: str
     text: str
     level: int = logging.INFO
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """The attributes of its log record (:mod:`cues.base.logs`)."""
+        return logs.of_processor(self.processor)
 
     @property
     def topic(self) -> str:
@@ -66,6 +72,12 @@ class Failed(Event):
     count: int = 0
     cause: str = ""
     """Type and text of the first exception."""
+    queue: str = ""
+    """The error queue."""
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        return super().facts | {"queue": self.queue or None}
 
     @property
     def topic(self) -> str:
@@ -110,7 +122,9 @@ class Counters:
     calling_ns: int = 0
     """The sum of the times of all calls that returned, also of concurrent ones."""
     latency: Histogram = field(default_factory=Histogram, compare=False, repr=False)
-    """Microseconds from the append of a message to the commit of the step that took it; empty for sources."""
+    """Microseconds from the append of a message to the commit of the step that took it; empty for sources.
+
+    If steps follow each other quickly, some of them count for all (:mod:`cues.steps.meter`)."""
     sizes: Histogram = field(default_factory=Histogram, compare=False, repr=False)
     """Messages of a step."""
 
@@ -149,10 +163,10 @@ class Bus:
     listeners: list[Listener] = field(default_factory=list)
 
     def emit(self, event: Event) -> None:
-        log.log(event.level, "%s: %s", event.processor, event.text)
+        log.log(event.level, "%s: %s", event.processor, event.text, **event.facts)
         for listener in tuple(self.listeners):
             try:
                 listener(event)
             except Exception:
                 # An error of a listener must not stop the graph.
-                log.exception("a listener of events failed")
+                log.exception("a listener of events failed", **event.facts)

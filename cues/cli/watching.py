@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import io
+import queue
 import shutil
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -57,20 +59,50 @@ def repeat(show: Callable[[], None], every_s: float | None, output: CommandOutpu
             print("" if output.json else "\n", end="", flush=True)
             time.sleep(every_s)
     lines = _printed(show)
-    try:
-        with Live(sys.stdout) as live:
-            while True:
-                head = f"{datetime.now():%H:%M:%S}  every {every_s:g} s, Ctrl-C ends"
-                shown = shutil.get_terminal_size().lines - 4
-                more = [f"… {count(len(lines) - shown, 'more line')}"] if len(lines) > shown else []
-                live.draw([head, "", *lines[:shown], *more])
-                time.sleep(every_s)
-                try:
-                    lines = _printed(show)
-                except (CuesError, OSError) as error:  # the store is being replaced, for example by --fresh
-                    lines = [getattr(error, "message", str(error))]
-    finally:
-        print("\n".join(lines))
+    with CtrlC() as ctrl_c, Live(sys.stdout) as live:
+        while True:
+            head = f"{datetime.now():%H:%M:%S}  every {every_s:g} s, Ctrl-C ends"
+            shown = shutil.get_terminal_size().lines - 4
+            more = [f"… {count(len(lines) - shown, 'more line')}"] if len(lines) > shown else []
+            live.draw([head, "", *lines[:shown], *more])
+            if ctrl_c.within(every_s):
+                break
+            try:
+                lines = _printed(show)
+            except (CuesError, OSError) as error:  # the store is being replaced, for example by --fresh
+                lines = [getattr(error, "message", str(error))]
+    print("\n".join(lines))
+    raise KeyboardInterrupt
+
+
+class CtrlC:
+    """Waits for Ctrl-C inside the block. It interrupts nothing else, so that no drawing is left half done.
+
+    A second Ctrl-C raises :class:`KeyboardInterrupt` at once, in case the work between the waits hangs.
+    """
+
+    def __init__(self) -> None:
+        self._pressed: queue.SimpleQueue[int] = queue.SimpleQueue()
+
+    def within(self, seconds: float) -> bool:
+        """Wait. Return True as soon as Ctrl-C was pressed."""
+        try:
+            self._pressed.get(timeout=seconds)
+        except queue.Empty:
+            return False
+        return True
+
+    def _press(self, number: int, frame: object) -> None:
+        if not self._pressed.empty():
+            raise KeyboardInterrupt
+        self._pressed.put(number)
+
+    def __enter__(self) -> CtrlC:
+        self._kept = signal.signal(signal.SIGINT, self._press)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        signal.signal(signal.SIGINT, self._kept)
 
 
 def _printed(show: Callable[[], None]) -> list[str]:

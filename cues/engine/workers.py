@@ -29,7 +29,7 @@ import threading
 from pathlib import Path
 from typing import Any, Final
 
-from cues.base import events
+from cues.base import events, logs
 from cues.engine import origin, wire
 from cues.engine.engine import Host
 from cues.engine.growth import divide
@@ -251,7 +251,8 @@ class _WorkerProcess:
             return None
         threading.current_thread().name = load.worker
         sys.argv = list(load.argv)
-        events.log.disabled = True  # the supervisor logs the events that it gets
+        # The supervisor logs the events that it gets. Other records of the logger are sent to it.
+        events.log.logger.addFilter(lambda record: record.module != events.__name__.rpartition(".")[2])
         graph.importing_for_worker = True
         try:
             loaded: graph.Graph = load.origin.load()
@@ -305,4 +306,4 @@ class _LogsTo(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         with contextlib.suppress(OSError):
-            self._channel.send(wire.Logged(record.name, record.levelno, self.format(record)))
+            self._channel.send(wire.Logged(record.name, record.levelno, self.format(record), logs.facts_of(record)))

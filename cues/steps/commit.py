@@ -12,7 +12,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from cues import faults
-from cues.base import clock
 from cues.queues.processor_rows import NO_SEAL, Position, ProcessorRow
 from cues.records.batch import Page
 from cues.steps import tries
@@ -59,23 +58,17 @@ class Committer(PartBuilder):
             row = self._moved([] if self.node.at_most_once else taken.slices)
             self._commit_parts(parts, row)
             self.counters.taken += taken.count * len(taken.slices)
-            self._measure(taken)
+            meter = self.meter
+            meter.messages += taken.count
+            meter.left -= 1
+            if not meter.left:
+                meter.measure(taken)
             for piece in taken.slices:
                 if piece.input.index != piece.stop:  # the step was closed: the next one takes the rest
                     piece.input.go(piece.stop)
         if stop is not None:
             self._stop = stop
             raise stopped_at(self.node, stop)
-
-    def _measure(self, taken: Taken) -> None:
-        """Count the size of the step, and the time since each of its messages was appended."""
-        self.counters.sizes.add(taken.count)
-        now_ns = clock.now_ns()
-        add = self.counters.latency.add
-        for piece in taken.slices:
-            for batch in piece.batches:
-                count = min(batch.next, piece.stop) - max(batch.first, piece.start)
-                add(max(0, now_ns - batch.shown_ns) // 1000, count)
 
     def _commit_parts(self, parts: list[Part], row: ProcessorRow) -> None:
         if faults.active:
