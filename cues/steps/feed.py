@@ -282,7 +282,9 @@ class SourceStepper(Stepper):
             parts, row, stop = self._source_parts(items)
             if parts:
                 self._commit_parts(parts, row)
-                self.counters.taken += sum(part.stop for part in parts)
+                count = sum(part.stop for part in parts)
+                self.counters.taken += count
+                self.counters.sizes.add(count)
                 self._failures = 0
             if stop is not None:
                 self._stop = stop

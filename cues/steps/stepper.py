@@ -69,6 +69,8 @@ class Stepper(Recovery):
             raise stopped_at(self.node, self._stop)
         taken = self._take()
         if taken is None:
+            if self.meter.messages:
+                self.meter.settle()
             self.store._check_file()  # an idle graph has no commit that would notice a removed store
             self.check_fence()  # nor one that would notice a seek or a takeover
             for mark in self.marks.values():

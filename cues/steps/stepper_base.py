@@ -31,6 +31,7 @@ from cues.steps import tries
 from cues.steps.failure import Failure, Verdict, failed_event, line
 from cues.steps.hashes import Hasher
 from cues.steps.imperative import Imperative, ProcessAppender, ProcessTailer
+from cues.steps.meter import Meter
 from cues.steps.ownership import fenced
 from cues.steps.process import Process
 from cues.steps.runner import Interrupted, Pause, Runner
@@ -77,6 +78,7 @@ class StepperBase:
 
         self.node = node
         self.counters = events.Counters()
+        self.meter = Meter(self.counters)
         self.state = StateTable(store, node.id)
         self._emit = emit
         self._pause = pause
