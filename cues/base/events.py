@@ -107,6 +107,8 @@ class Counters:
     """Calls that have not returned."""
     calling_ns: int = 0
     """The sum of the times of all calls that returned, also of concurrent ones."""
+    waited_s: float = 0.0
+    """Seconds for which it waited for readers of its outputs (``max_lag``, ``max_bytes``)."""
 
     @property
     def call_s(self) -> float | None:

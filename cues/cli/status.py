@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 from cues.cli import shared
@@ -12,6 +13,7 @@ from cues.engine import record
 from cues.engine.status import processor_of
 from cues.graphs import draw
 from cues.groups.operate import GroupMetrics
+from cues.queues import backpressure
 from cues.tools import metrics
 from cues.tools.metrics import ForwardMetrics, ProcessorMetrics, StoreMetrics, SupervisorMetrics
 
@@ -92,6 +94,10 @@ def status(target: targets.StoreTarget, output: CommandOutput) -> None:
         output.rows([row for units in groups.values() for row in _rows(units)], _COLUMNS)
     elif not seen.groups:
         print("No graph has run on this store.")
+    for note in backpressure.notes(target.path):
+        if note.edges:
+            print(f"\n{note.writer} waits for readers: {'; '.join(map(str, note.edges))}")
+            print(f"  If the reader is gone for good: {note.edges[0].hint}")
     if seen.groups:
         print()
         output.rows([row for group in seen.groups for row in _members(group)], _GROUP_COLUMNS)
@@ -263,6 +269,7 @@ def _store(seen: StoreMetrics) -> dict[str, Any]:
             for supervisor in seen.supervisors
         },
         "readers": [vars(reader) for reader in seen.readers],
+        "waits": [asdict(note) for note in backpressure.notes(seen.path) if note.edges],
     }
 
 
