@@ -127,6 +127,8 @@ class Counters:
     If steps follow each other quickly, some of them count for all (:mod:`cues.steps.meter`)."""
     sizes: Histogram = field(default_factory=Histogram, compare=False, repr=False)
     """Messages of a step."""
+    waited_s: float = 0.0
+    """Seconds for which it waited for readers of its outputs (``max_lag``, ``max_bytes``)."""
 
     @property
     def call_s(self) -> float | None:

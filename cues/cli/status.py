@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 from cues.base.events import Counters
@@ -27,6 +28,7 @@ from cues.engine.record import RecordedFailure
 from cues.engine.status import processor_of
 from cues.graphs import draw
 from cues.groups.operate import GroupMetrics
+from cues.queues import backpressure
 from cues.tools import metrics
 from cues.tools.metrics import ForwardMetrics, ProcessorMetrics, QueueMetrics, StoreMetrics, SupervisorMetrics
 
@@ -130,6 +132,10 @@ def _show(target: targets.StoreTarget, output: CommandOutput) -> None:
     if seen.queues:
         print()
         output.rows([_queue_row(queue) for queue in seen.queues], _QUEUE_COLUMNS)
+    for note in backpressure.notes(target.path):
+        if note.edges:
+            print(f"\n{note.writer} waits for readers: {'; '.join(map(str, note.edges))}")
+            print(f"  If the reader is gone for good: {note.edges[0].hint}")
     if seen.groups:
         print()
         output.rows([row for group in seen.groups for row in _members(group)], _GROUP_COLUMNS)
@@ -333,6 +339,7 @@ def _store(seen: StoreMetrics) -> dict[str, Any]:
             for supervisor in seen.supervisors
         },
         "readers": [vars(reader) for reader in seen.readers],
+        "waits": [asdict(note) for note in backpressure.notes(seen.path) if note.edges],
     }
 
 

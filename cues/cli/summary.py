@@ -15,6 +15,7 @@ from cues.cli.output import CommandOutput, TableColumn, count, duration, quantil
 from cues.cli.target import shown, tail_of
 from cues.engine.running import Running
 from cues.errors import CuesError
+from cues.queues.backpressure import WARN_S
 from cues.queues.queue import Queue
 from cues.queues.store import Store
 from cues.tools import metrics
@@ -28,6 +29,7 @@ _COLUMNS = (
     TableColumn("out", "written", right=True),
     TableColumn("failed", "failed", right=True, optional=True),
     TableColumn("retried", "retries", right=True, optional=True),
+    TableColumn("waited", "waited", right=True, optional=True),
     TableColumn("to", "outputs", optional=True),
 )
 
@@ -215,6 +217,7 @@ class Summary:
                     "written": counter.written if node.outputs else None,
                     "failed": counter.failed or None,
                     "retries": counter.retries or None,
+                    "waited": duration(counter.waited_s) if counter.waited_s >= WARN_S else None,
                     "outputs": ", ".join(outputs),
                 }
             )

@@ -275,7 +275,10 @@ class SourceStepper(Stepper):
         if self._stop is not None:
             raise stopped_at(self.node, self._stop)
         error = self.feed.error  # read first: then all messages yielded before the error are there, and are committed
-        items = self.feed.take(self.node.options.batch_size)
+        room = self.gate.room()
+        if not room and not self.feed.empty:
+            return self._wait_for_readers()
+        items = self.feed.take(min(self.node.options.batch_size, room))
         if items:
             if faults.active:
                 faults.point("take.after")
