@@ -29,6 +29,8 @@ STORE_POINTS: dict[str, str] = {
 """Points of a store and its queues."""
 
 STEP_POINTS: dict[str, str] = {
+    "rename.inside": "rows of renamed processors under their new ids, not committed",
+    "rename.after": "processors renamed, nothing claimed",
     "claim.inside": "ownership written, not committed",
     "claim.after": "ownership committed, not recovered yet",
     "take.after": "messages copied out, nothing run",

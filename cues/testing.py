@@ -41,7 +41,7 @@ from cues.engine.assembly import Assembly, assemble
 from cues.engine.threads import adopt
 from cues.errors import CodecError, Fenced, InvalidArgument, ProcessorStopped
 from cues.queues.log import read_row as read_log
-from cues.queues.processor_rows import read_row, read_topology
+from cues.queues.processor_rows import key_of, read_row, read_topology
 from cues.queues.store import Store
 from cues.steps.failure import stopped_by
 from cues.steps.feed import SourceStepper
@@ -210,7 +210,9 @@ def messages(store: Store, queue: str) -> list[dict[str, Any]]:
 
 def state(store: Store, processor: str, key: Any = None) -> dict[Any, Any]:
     """The committed state of ``"graph.processor"`` under one key (None: of a processor without ``key=``)."""
-    return dict(StateTable(store, processor).view(key))
+    with store._view() as txn:
+        kept = key_of(txn, processor)
+    return dict(StateTable(store, kept).view(key))
 
 
 def contents(store: Store) -> dict[str, dict[str, Any]]:

@@ -54,7 +54,9 @@ def test_a_renamed_processor_is_refused_before_it_takes_anything_again(store: St
 
     feed(store, a=range(3), b=[], c=[7])
     run(store, reader("old"))
-    with pytest.raises(TopologyChanged, match=r"g.new is new and reads .*, which g.old has read; .*id='old'") as caught:
+    with pytest.raises(
+        TopologyChanged, match=r"g.new is new and reads .*, which g.old has read; .*renamed_from='old'"
+    ) as caught:
         run(store, reader("new"))
     assert caught.value.processor == "g.new" and seen == [0, 1, 2]
     run(store, reader("new"), accept_topology=True)

@@ -159,6 +159,8 @@ processor_key = _keys(b"\0proc\0")
 """Key of a processor's row: owner, epoch, generation, positions."""
 topology_key = _keys(b"\0topo\0")
 """Key of a processor's topology record: its kind and tailers, in the order of the row."""
+graph_key = _keys(b"\0graph\0")
+"""Key of the note of a graph's processors at its last start."""
 pending_key = _keys(PENDINGS)
 """Key of the row about a processor's pending messages in other stores, after its last commit."""
 source_key = _keys(SOURCES)

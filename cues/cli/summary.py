@@ -14,6 +14,7 @@ from cues.cli import fresh
 from cues.cli.output import CommandOutput, TableColumn, count, duration, quantiles
 from cues.cli.target import shown, tail_of
 from cues.engine.running import Running
+from cues.engine.status import processor_of
 from cues.errors import CuesError
 from cues.queues.backpressure import WARN_S
 from cues.queues.queue import Queue
@@ -66,7 +67,7 @@ def _end(queue: Queue) -> int:
 
 def _positions(store: Store) -> dict[str, int]:
     return {
-        tailer.tailer: tailer.position
+        f"{processor_of(processor)}.{tailer.queue}": tailer.position  # a tailer id may have a former name
         for processor in metrics.processors(store)
         for tailer in metrics.tailers(store, processor)
     }

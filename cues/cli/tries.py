@@ -9,6 +9,7 @@ from cues.cli import target as targets
 from cues.cli.options import command, option
 from cues.cli.output import CommandOutput, TableColumn, iso, output_options
 from cues.cli.tail import LAST, Count
+from cues.queues.processor_rows import key_of
 from cues.queues.tailer import Tailer
 from cues.tools import metrics
 
@@ -56,7 +57,9 @@ def tries(target: targets.StoreTarget, count: int | str, output: CommandOutput) 
     else:
         with target.open() as opened:
             processor = targets.processor_of(target, metrics.processors(opened))
-            steps = _steps(opened.queue(processor).tailer())
+            with opened._view() as txn:
+                key = key_of(txn, processor)
+            steps = _steps(opened.queue(key).tailer())
     if count != "all":
         steps = steps[-int(count) :] if count else []
     if output.json:

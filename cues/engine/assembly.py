@@ -20,19 +20,22 @@ import logging
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from cues.base import events, names
+from cues.engine import identities
 from cues.engine.growth import Emit, Growth, divide, tell_of_growth
+from cues.engine.identities import keyed
 from cues.engine.status import processor_of
 from cues.engine.stores import Stores, open_stores, prepare, prepare_units
-from cues.errors import CuesError, GraphError, StoreError, TopologyChanged
+from cues.errors import CuesError, GraphError, StoreError
 from cues.forwarding import low_water, other_stores
 from cues.forwarding.forwarder import Forwarder, Marked
 from cues.graphs.graph import Graph
 from cues.graphs.plan import Plan, unwritten
 from cues.graphs.processor import FRAME, Node
-from cues.queues import marks
+from cues.queues import marks, processor_rows
 from cues.queues.log import Log
 from cues.queues.processor_rows import ProcessorInputs, ProcessorRow, read_topology
 from cues.queues.queue import Queue
@@ -72,8 +75,8 @@ class Assembly:
 
         If it raises, this process owns none of them, and everything else is as before.
         """
-        prepare_units(self.stores, nodes)
-        claimants = _claimants(nodes, self.queues)
+        nodes = prepare_units(self.stores, nodes)
+        claimants = claimants_of(self.queues, nodes)
         self.ownership.add(claimants)
         try:
             rows = _claim(self.stores, nodes, self.queues, self.ownership, claimants, False)
@@ -111,7 +114,7 @@ def assemble(
     emit: Emit = lambda event: None,
     runner: Callable[..., Runner] = Runner,
     delivery: type[Stepper] = Stepper,
-    before_claim: Callable[[Store, dict[str, Queue]], None] = lambda store, queues: None,
+    before_claim: Callable[[Store, dict[str, Queue]], None] | None = None,
 ) -> Assembly:
     """Do the five steps. An error is raised before a function of the graph ran, and leaves nothing locked.
 
@@ -130,13 +133,13 @@ def assemble(
         every = divide(plan, queues)
         nodes = [node for node in every if units is None or node.id in units]
         if units is None:
+            identities.rename(stores.home, plan, nodes, partial(claimants_of, queues), accept_topology, take_over, emit)
             tell_of_growth(stores.home, nodes, emit)
-        prepare_units(stores, nodes)
-        claimants = _claimants(nodes, queues)
+        nodes = prepare_units(stores, nodes)
+        claimants = claimants_of(queues, nodes)
         ownership = Ownership(stores.home, claimants, take_over)
-        if not accept_topology:
-            _refuse_renamed(stores.home, plan, ownership.claimants)
-        before_claim(stores.home, queues)
+        if before_claim is not None:
+            before_claim(stores.home, queues)
         rows = _claim(stores, nodes, queues, ownership, claimants, accept_topology)
         if accept_topology:
             _give_up(stores, every)
@@ -154,7 +157,9 @@ def assemble(
                     kind, more = PendingStepper, {"give_up": accept_topology}
                 else:
                     # It may have been declared with across="pending" before.
-                    left = pending.finish(stores.home, node.id, rows[node.id], list(abroad.values()), accept_topology)
+                    left = pending.finish(
+                        stores.home, node.id, node.key, rows[node.id], list(abroad.values()), accept_topology
+                    )
                     for what in left.values():
                         emit(events.Event(node.id, f"given up: {what}", logging.WARNING))
                 stepper = kind(
@@ -179,7 +184,7 @@ def assemble(
             ]
             return steppers, forwarders
 
-        elsewhere = {node.id for node in every} - {node.id for node in nodes}
+        elsewhere = {node.key for node in keyed(stores.home, every)} - {node.key for node in nodes}
         left_over = {other: processors - elsewhere for other, processors in stores.left_over.items()}
         steppers, forwarders = recovered(nodes, rows, left_over)
         growth = Growth(plan, queues, every, emit) if units is None else None
@@ -191,12 +196,14 @@ def assemble(
         raise
 
 
-def _claimants(nodes: Sequence[Node], queues: Mapping[str, Queue]) -> list[Claimant]:
+def claimants_of(queues: Mapping[str, Queue], nodes: Sequence[Node]) -> list[Claimant]:
+    """The units, with the logs that they read."""
+
     def logs(node: Node) -> dict[str, Log]:
         views = {node.tailer(port.queue): queues[port.queue]._view(node.partition) for port in node.reads}
         return {tailer: view._read_as(node.options.isolation)._log for tailer, view in views.items()}
 
-    return [Claimant(node.id, node.kind, logs(node)) for node in nodes]
+    return [Claimant(node.id, node.kind, logs(node), node.first_id or "") for node in nodes]
 
 
 def tell_of_misspelt(plan: Plan, queues: Mapping[str, Queue], emit: Emit) -> None:
@@ -205,34 +212,6 @@ def tell_of_misspelt(plan: Plan, queues: Mapping[str, Queue], emit: Emit) -> Non
         if all(row.next == 1 for row in queues[queue]._rows()):
             readers = ", ".join(node.id for node in plan.running if queue in {port.queue for port in node.reads})
             emit(events.Event(readers, f"reads {unwritten(queue, near)}", logging.WARNING))
-
-
-def _refuse_renamed(home: Store, plan: Plan, claimants: Sequence[Claimant]) -> None:
-    """Refuse a new processor that reads a queue of a processor which is gone: probably it was renamed.
-
-    It would begin at the start of its queues, and process all messages again. A sink would deliver them again.
-    """
-    known = {node.id for node in plan.running}
-    with home._view() as txn:
-        ids = [f"{plan.id}.{name}" for name, _ in transaction.named_rows(txn, names.processor_key(f"{plan.id}."))]
-        gone = {id: read_topology(txn, id) for id in ids if processor_of(id) not in known}
-        new = [claimant for claimant in claimants if read_topology(txn, processor_of(claimant.processor)) is None]
-        for claimant in new if gone else ():
-            topology = claimant.topology(home)
-            reads = set(zip(topology.queues, topology.stores))
-            for id, before in gone.items():
-                both = sorted(queue for queue, _ in reads & set(zip(before.queues, before.stores))) if before else []
-                if not both:
-                    continue
-                old, name = processor_of(id), processor_of(claimant.processor)
-                raise TopologyChanged(
-                    f"{name} is new and reads {', '.join(both)}, which {old} has read; the graph has no {old} any"
-                    " more.",
-                    f"give it id={old.partition('.')[2]!r} if it was renamed, to continue at the positions of {old}; or"
-                    " start with --accept-topology (graph.start(accept_topology=True)) if it is another processor,"
-                    " which begins at the start of its queues; or with --fresh to start over.",
-                    processor=name,
-                )
 
 
 def _give_up(stores: Stores, units: Sequence[Node]) -> None:
@@ -244,19 +223,15 @@ def _give_up(stores: Stores, units: Sequence[Node]) -> None:
         gone = {id: read_topology(txn, id) for id in ids if id not in known and processor_of(id) in processors}
 
     def forget(txn: StoreTransaction) -> None:
-        for id, topology in gone.items():
-            txn.delete(names.processor_key(id))
-            txn.delete(names.topology_key(id))
-            for queue, store in zip(topology.queues, topology.stores) if topology else ():
-                if not store:
-                    txn.delete(names.subscription_key(queue, id))
+        for id in gone:
+            processor_rows.forget(txn, id)
 
     if gone:
         home._commit(forget)
     for id, topology in gone.items():
         for queue, store in zip(topology.queues, topology.stores) if topology else ():
-            if store in stores.others:
-                low_water.drop_mark(stores.others[store], queue, marks.ForeignReader(home.id, id, 0))
+            if topology and store in stores.others:
+                low_water.drop_mark(stores.others[store], queue, marks.ForeignReader(home.id, topology.key or id, 0))
 
 
 def _claim(
@@ -293,7 +268,7 @@ def _forwarder(
 
     ``left_over`` are processors with a fork queue from earlier starts.
     """
-    forked = {delivery.node.id for delivery in steppers if other.id in delivery.forks}
+    forked = {delivery.node.key for delivery in steppers if other.id in delivery.forks}
     read = [marked for of_node in marks.values() for marked in of_node.values() if marked.mark.queue.store is other]
     written = {name: queue for name, queue in queues.items() if queue.store is other}
     forwarder = Forwarder(home, other, sorted(forked | left_over), read, written)
@@ -323,7 +298,7 @@ def _marks(
     marked: dict[str, dict[str, Marked]] = {}
     for node in nodes:
         marked[node.id] = {}
-        reader = marks.ForeignReader(home.id, node.id, rows[node.id].epoch)
+        reader = marks.ForeignReader(home.id, node.key, rows[node.id].epoch)
         by_tailer = {node.tailer(port.queue): port.queue for port in node.reads}
         for place, tailer in enumerate(sorted(by_tailer)):
             if by_tailer[tailer] in queues:
@@ -344,7 +319,7 @@ def _begin_marks(
     begun: list[tuple[Queue, marks.ForeignReader]] = []
     highest = 0
     for node in nodes:
-        reader = marks.ForeignReader(home.id, node.id, 0)
+        reader = marks.ForeignReader(home.id, node.key, 0)
         for port in node.reads:
             queue = queues[port.queue]._view(node.partition)
             if queue.store is home:
@@ -364,7 +339,7 @@ def _drop_marks(stores: Stores, claimants: Sequence[Claimant], before: dict[str,
         for tailer, queue, id in zip(old.tailers, old.queues, old.stores) if old else ():
             if not id or now.places.get(tailer) == id:
                 continue
-            reader = marks.ForeignReader(stores.home.id, claimant.processor, 0)
+            reader = marks.ForeignReader(stores.home.id, claimant.key or claimant.processor, 0)
             if id in stores.others:
                 low_water.drop_mark(stores.others[id], queue, reader)
             else:

@@ -97,7 +97,7 @@ class Growth:
             self._settled = partitions
         return missing, misfits
 
-    def take_in(self, own: Callable[[Sequence[Node]], None]) -> list[Node]:
+    def take_in(self, own: Callable[[Sequence[Node]], object]) -> list[Node]:
         """Call ``own`` with the missing units, if there are any, and warn of them. Return the missing units.
 
         Warn of the first misfit; raise it when it has lasted longer than ``MISFIT_S``.

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from cues import faults
 from cues.base import events
-from cues.engine import record
+from cues.engine import identities, record
 from cues.engine.assembly import Assembly, assemble
 from cues.engine.engine import Host
 from cues.engine.running import Running
@@ -98,6 +98,8 @@ class EmbeddedEngine:
         self.plan, self.store, self.queues = self._assembly.plan, self._assembly.store, self._assembly.queues
         try:
             self._begin_record()
+            if self._assembly.growth is not None and "before_claim" not in self._options:  # it runs all processors
+                identities.note(self.store, self.plan)
             self._start_threads()
         except BaseException:  # the caller has nothing to close yet
             host.halt()

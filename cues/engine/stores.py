@@ -18,6 +18,7 @@ from typing import Any, Final
 
 from cues.base import events, names
 from cues.engine.growth import Emit
+from cues.engine.identities import keyed
 from cues.errors import Diverged
 from cues.forwarding import fork, other_stores
 from cues.graphs.graph import Graph
@@ -234,18 +235,23 @@ def _have(store: Store, queues: Mapping[str, QueueOptions]) -> None:
         store._commit(create, missing)
 
 
-def prepare_units(stores: Stores, units: Sequence[Node]) -> None:
-    """Make the try log of each unit, and a fork queue for each other store that it writes to."""
+def prepare_units(stores: Stores, units: Sequence[Node]) -> list[Node]:
+    """Make the try log of each unit, and a fork queue for each other store that it writes to.
+
+    Returns the units with the keys under which the store keeps them.
+    """
     home = stores.home
+    units = keyed(home, units)
     wanted: dict[str, QueueOptions] = {}
     for node in units:
-        wanted[node.id] = TRY_LOG
+        wanted[node.key] = TRY_LOG
         if node.pending:
             continue
         targets = {stores.store_of(queue) for queue in (*(port.queue for port in node.writes), node.errors) if queue}
         for other in targets - {home}:
-            wanted[names.fork_id(node.id, other.id)] = fork.OPTIONS
+            wanted[names.fork_id(node.key, other.id)] = fork.OPTIONS
     _have(home, wanted)
+    return units
 
 
 def _shared_queue(store: Store, name: str, given: QueueOptions, emit: Emit) -> Queue:

@@ -12,6 +12,7 @@ worker that is asked later may send a message to a worker that was asked before.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 import sys
@@ -20,8 +21,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, Literal
 
 from cues.base import events
-from cues.engine import wire
-from cues.engine.assembly import refuse_frames, tell_of_misspelt
+from cues.engine import identities, wire
+from cues.engine.assembly import claimants_of, refuse_frames, tell_of_misspelt
 from cues.engine.assignment import assign, check_number
 from cues.engine.engine import Host
 from cues.engine.growth import Growth, divide, tell_of_growth
@@ -92,14 +93,18 @@ class SupervisedEngine:
             tell_of_misspelt(self.plan, self.queues, host.emit)
             self._units = divide(self.plan, self.queues)
             self._growth = Growth(self.plan, self.queues, self._units, host.emit)
+            claimants = functools.partial(claimants_of, self.queues)
+            accept, take_over = self._accept_topology, self._take_over
+            identities.rename(self.store, self.plan, self._units, claimants, accept, take_over, host.emit)
             tell_of_growth(self.store, self._units, host.emit)
-            prepare_units(self._stores, self._units)
+            self._units = prepare_units(self._stores, self._units)
             self._supervisor = self._supervise(origin)
             self._supervisor.thread.start()
             try:
                 self._supervisor.begun.wait()
                 if self._supervisor.failed is not None:
                     raise self._supervisor.failed
+                identities.note(self.store, self.plan)
             except BaseException:
                 host.halt()
                 self.join(0)

@@ -159,6 +159,9 @@ class Processor:
                 f"{where} is written for Spark and has timeout_s={limit}.",
                 "leave timeout_s= out, and set a timeout of Spark.",
             )
+        if given.renamed_from is not None:
+            self._check_name("processor", given.renamed_from, f"{where}, renamed_from=")
+            need(given.renamed_from != self.id, "renamed_from", "give the name that it had before, or leave it out.")
         if given.errors is not None and given.errors != INHERIT:
             self._check_name("queue", given.errors, f"{where}, errors=")
         return replace(

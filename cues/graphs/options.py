@@ -114,6 +114,7 @@ class Options:
     checkpoint: CheckpointTarget | None = None
     across: str = "forwarded"
     isolation: Isolation = "uncommitted"
+    renamed_from: str | None = None
 
     def given(self) -> dict[str, Any]:
         """Return the options that differ from their defaults, without ``id``."""
@@ -144,6 +145,7 @@ class _Common(TypedDict, total=False):
     strategy: Strategy | None
     retries: int | Retry
     batch_size: int
+    renamed_from: str | None
 
 
 class _Taking(_Common, total=False):
@@ -292,6 +294,8 @@ _TEXTS: Final = {
     " at once, and become visible with the commit.",
     "isolation": '`"committed"`: messages of transactions (`cues.txn`) are taken after they are committed, in the order'
     " of the commits. It holds for all inputs and `tailers`.",
+    "renamed_from": "The name that the processor had before. The next start gives it the positions, the state and the"
+    " records of the processor of that name. Later starts ignore the option.",
 }
 
 OPTION_TEXTS: Final = {field.name: OptionText(field.default, _TEXTS[field.name]) for field in fields(Options)}

@@ -120,6 +120,7 @@ def build(
     if source is None:
         fed = [node.outputs[0].queue for node in nodes if node.kind == "source" and node.fn is None]
         source = fed[0] if len(fed) == 1 else sources[0] if len(sources) == 1 else None
+    _check_renames(id, nodes)
     options = {name: queues.get(name, rest) for name in named}
     for node in nodes:
         partitions_of(node, options)
@@ -136,6 +137,31 @@ def written(node: Node) -> list[str]:
 def away(node: Node, queues: Mapping[str, QueueOptions]) -> list[str]:
     """The queues of :func:`written` that have a path."""
     return [queue for queue in written(node) if queues[queue].path is not None]
+
+
+def _check_renames(graph: str, nodes: tuple[Node, ...]) -> None:
+    """Refuse two processors with one former name, one whose former name is in the graph, and one that never runs."""
+    present = {node.name for node in nodes}
+    taken: dict[str, str] = {}
+    for node in nodes:
+        former = node.options.renamed_from
+        if former is None:
+            continue
+        other = former if former in present else taken.setdefault(former, node.name)
+        if other != node.name:
+            why = "is in the graph too" if other == former else f"is also the former name of {graph}.{other}"
+            raise GraphError(
+                f"{node.id} has renamed_from={former!r}, and {former!r} {why}.",
+                "leave renamed_from= out of the processor that was not renamed; to give a former name to a new"
+                " processor, start the renamed one once, and then remove its renamed_from=.",
+                processor=node.name,
+            )
+        if node.fn is None:
+            raise GraphError(
+                f"{node.id} has renamed_from={former!r}, and has no function: it has no position to continue at.",
+                "leave renamed_from= out.",
+                processor=node.name,
+            )
 
 
 def _check_across(node: Node, nodes: tuple[Node, ...], queues: Mapping[str, QueueOptions]) -> None:

@@ -47,6 +47,8 @@ class Node:
     """Queues that the function writes by itself, besides its outputs."""
     partition: int = 0
     """The partition of the inputs that this unit reads."""
+    first_id: str | None = None
+    """The id that its unit had at its first start, if ``renamed_from=`` has changed it since."""
 
     def unit(self, partition: int) -> Node:
         """The part of the processor that works on one partition, with an owner and positions of its own."""
@@ -57,9 +59,18 @@ class Node:
         """The id of the processor to which this unit belongs."""
         return self.id.rpartition("/")[0] if self.partition else self.id
 
+    @property
+    def key(self) -> str:
+        """The id under which stores and targets know this unit: the one of its first start, whatever its name is now.
+
+        Its try log, state, fork queues, tailers and delivery hashes have it.
+        """
+        return self.first_id or self.id
+
     def tailer(self, queue: str) -> str:
         """The id of the processor's position on a queue."""
-        return names.tailer_id(self.processor, queue, self.partition)
+        processor = self.key.rpartition("/")[0] if self.partition else self.key
+        return names.tailer_id(processor, queue, self.partition)
 
     @cached_property
     def imperative(self) -> bool:

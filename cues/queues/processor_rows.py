@@ -69,11 +69,15 @@ class ProcessorInputs:
     """Queue ids, in the same order."""
     stores: tuple[bytes, ...]
     """Ids of the stores that the queues are in, in the same order; empty for the home store."""
+    key: str = ""
+    """The id of its first start, under which its try log, state and fork queues are; empty if that is its id now."""
 
     def pack(self) -> bytes:
         record: dict[str, Any] = {"kind": self.kind, "tailers": list(self.tailers), "queues": list(self.queues)}
         if any(self.stores):
             record["stores"] = list(self.stores)
+        if self.key:
+            record["key"] = self.key
         return codec.pack(record)
 
     @staticmethod
@@ -83,7 +87,7 @@ class ProcessorInputs:
             record = codec.unpack(raw)
             queues = tuple(record["queues"])
             stores = tuple(record.get("stores", [b""] * len(queues)))
-            return ProcessorInputs(record["kind"], tuple(record["tailers"]), queues, stores)
+            return ProcessorInputs(record["kind"], tuple(record["tailers"]), queues, stores, record.get("key", ""))
         except Exception as error:
             what = f"topology of the processor {processor}"
             raise sealed.damaged(what, f"{type(error).__name__}: {error}") from error
@@ -107,6 +111,28 @@ def read_row(txn: StoreTransaction, processor: str) -> ProcessorRow | None:
 def read_topology(txn: StoreTransaction, processor: str) -> ProcessorInputs | None:
     raw = txn.get(names.topology_key(processor))
     return None if raw is None else ProcessorInputs.unpack(raw, processor)
+
+
+def key_of(txn: StoreTransaction, processor: str) -> str:
+    """Return the id of the try log, the state and the fork queues of a processor, which it keeps when it is renamed."""
+    topology = read_topology(txn, processor)
+    return processor if topology is None else topology.key or processor
+
+
+def all_keys(txn: StoreTransaction) -> dict[str, str]:
+    """Return the keys (:func:`key_of`) of all processors of the store, by id."""
+    rows = named_rows(txn, names.topology_key(""))
+    return {id: ProcessorInputs.unpack(raw, id).key or id for id, raw in rows}
+
+
+def forget(txn: StoreTransaction, processor: str) -> None:
+    """Delete the row of a processor, its topology, and the notes for which retention waits."""
+    topology = read_topology(txn, processor)
+    txn.delete(names.processor_key(processor))
+    txn.delete(names.topology_key(processor))
+    for queue, store in zip(topology.queues, topology.stores) if topology else ():
+        if not store:
+            txn.delete(names.subscription_key(queue, processor))
 
 
 def readers_of(txn: StoreTransaction, log_id: str) -> list[tuple[str, tuple[bytes, int], bool]]:

@@ -183,7 +183,7 @@ def runner_of(
     ``layer`` is the view of the state that the function gets from ``process``.
     """
     imperative = Imperative(job.node.id, {}, {})
-    hasher = Hasher(job.node.id, generation)
+    hasher = Hasher(job.node.key, generation)
     process = process_type(job.node, job.system, hasher, job.epoch, job.store_id, layer, lambda: False, imperative)
     counters = events.Counters()
     return runner_type(job.node, process, state, _pause, lambda event: None, counters, options_of, imperative)

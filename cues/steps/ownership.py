@@ -31,7 +31,16 @@ from cues.forwarding import low_water, other_stores
 from cues.queues import marks
 from cues.queues.committed import differ, log_at
 from cues.queues.log import Log
-from cues.queues.processor_rows import NO_SEAL, Position, ProcessorInputs, ProcessorRow, boot, read_row, read_topology
+from cues.queues.processor_rows import (
+    NO_SEAL,
+    Position,
+    ProcessorInputs,
+    ProcessorRow,
+    all_keys,
+    boot,
+    read_row,
+    read_topology,
+)
 from cues.records import sealed
 from cues.storage import leases, locks
 from cues.storage.leases import Lease
@@ -60,13 +69,15 @@ class Claimant:
     processor: str
     kind: str
     logs: dict[str, Log]
+    key: str = ""
+    """The id of its first start, if it has another one now."""
 
     def topology(self, home: Store) -> ProcessorInputs:
         """Return its inputs as the home store keeps them."""
         tailers = tuple(sorted(self.logs))
         logs = [self.logs[tailer] for tailer in tailers]
         stores = tuple(b"" if log.store.id == home.id else log.store.id for log in logs)
-        return ProcessorInputs(self.kind, tailers, tuple(log.id for log in logs), stores)
+        return ProcessorInputs(self.kind, tailers, tuple(log.id for log in logs), stores, self.key)
 
 
 class Ownership:
@@ -220,6 +231,8 @@ class Ownership:
             if locks.offset_of(claimant.processor) in self._locked:
                 self._followed.add(old.owner)
             before = read_topology(txn, claimant.processor)
+            if before is not None and before.key != claimant.key:
+                raise _renamed_meanwhile(claimant.processor)
             if before is None or len(before.tailers) != len(old.positions):
                 raise sealed.damaged(f"topology of the processor {claimant.processor}", "it does not fit its row")
             known = dict(zip(before.tailers, old.positions))
@@ -230,13 +243,15 @@ class Ownership:
             ]
             changed = isolated or (before.kind, before.places) != (topology.kind, topology.places)
             if changed and not accept_topology:
-                raise _changed(claimant.processor, before, topology, isolated)
+                raise inputs_changed(claimant.processor, before, topology, isolated)
             for tailer in isolated:
                 del known[tailer]
             for tailer, queue, store in zip(before.tailers, before.queues, before.stores):
                 if topology.places.get(tailer) != store:
                     known.pop(tailer, None)
                     txn.delete(names.subscription_key(queue, claimant.processor))
+        elif (claimant.key or claimant.processor) in all_keys(txn).values():
+            raise _renamed_meanwhile(claimant.processor)
         positions = [known.get(tailer, starts[tailer]) for tailer in topology.tailers]
         return ProcessorRow(
             self.owner,
@@ -261,7 +276,18 @@ class Ownership:
                 self._lease = None
 
 
-def _changed(processor: str, before: ProcessorInputs, now: ProcessorInputs, isolated: Sequence[str]) -> TopologyChanged:
+def _renamed_meanwhile(processor: str) -> TopologyChanged:
+    return TopologyChanged(
+        f"A processor of this graph was renamed by another start while {processor} was being started.",
+        "start the graph again, with the code that has the new name.",
+        processor=processor,
+    )
+
+
+def inputs_changed(
+    processor: str, before: ProcessorInputs, now: ProcessorInputs, isolated: Sequence[str]
+) -> TopologyChanged:
+    """Return the error of a start whose processor has other inputs than the store has positions for."""
     added = sorted(set(now.tailers) - set(before.tailers))
     gone = sorted(set(before.tailers) - set(now.tailers))
     what = []
@@ -336,7 +362,7 @@ def seek(store: Store, processor: str, positions: dict[str, int], again: bool = 
                 with other._view() as txn:
                     index = log.needed_from(txn, targets[at].next)
                 # First, so that the messages there are kept: a mark that is too low costs only space.
-                reader = marks.ForeignReader(store.id, processor, before.epoch + 1)
+                reader = marks.ForeignReader(store.id, topology.key or processor, before.epoch + 1)
                 low_water.lower_mark(other, topology.queues[at], reader, index)
 
     def move(txn: StoreTransaction) -> ProcessorRow:

@@ -209,12 +209,12 @@ def _one(log: Queue) -> Queue:
 
 
 def finish(
-    home: Store, processor: str, owner: ProcessorRow, queues: Sequence[Queue], give_up: bool = False
+    home: Store, processor: str, key: str, owner: ProcessorRow, queues: Sequence[Queue], give_up: bool = False
 ) -> dict[Target, str]:
     """Settle the pending messages of a processor that is now declared without ``across="pending"``; delete the row.
 
-    ``owner`` is the caller's row of the processor. Raises :class:`Fenced` if the row has changed, and the errors of
-    :meth:`Settling.settle`, whose result it returns.
+    ``owner`` is the caller's row of the processor, ``key`` its id at its first start. Raises :class:`Fenced` if the row
+    has changed, and the errors of :meth:`Settling.settle`, whose result it returns.
     """
     expected = owner.pack()
 
@@ -225,17 +225,17 @@ def finish(
 
     with home._view() as txn:
         fence(txn)
-        row = read_row(txn, processor)
+        row = read_row(txn, key)
     if row is None:
         return {}
     if home.durability != "disk":
         home.sync()
-    settling = Settling(home, processor, queues)
+    settling = Settling(home, key, queues)
     given_up = settling.settle(row, give_up)
 
     def forget(txn: StoreTransaction) -> None:
         fence(txn)
-        txn.delete(names.pending_key(processor))
+        txn.delete(names.pending_key(key))
 
     # The acknowledgements must be durable before the row that repeats them is deleted.
     for store in {queue.store.id: queue.store for queue in queues}.values():
@@ -256,9 +256,9 @@ class PendingStepper(Stepper):
         super().__init__(store, node, row, **keywords)
         written = [queue for _, queue, _ in self._targets] + ([self.errors] if self.errors else [])
         away = [queue for queue in written if queue.store.id != store.id]
-        self._settling = Settling(store, node.id, away)
+        self._settling = Settling(store, node.key, away)
         self._clock = Clock()
-        self._producer = _producer(row.owner, node.id)
+        self._producer = _producer(row.owner, node.key)
         self._due: dict[Target, Due] = {}
         """The row as committed in the home store."""
         self._next = self._due
@@ -278,7 +278,7 @@ class PendingStepper(Stepper):
         # 1. Settle. The row is read under this owner's epoch, so it was written by this owner or an earlier one.
         with self.store._view() as txn:
             self._fence(txn)
-            row = read_row(txn, self.node.id)
+            row = read_row(txn, self.node.key)
         self._sync(self.store)
         give_up, self._give_up = self._give_up, False  # the permission holds for one start
         given_up = {} if row is None else self._patiently(self._settling.settle, row, give_up)
@@ -301,7 +301,7 @@ class PendingStepper(Stepper):
         self._put(txn, self._due)
 
     def _put(self, txn: StoreTransaction, due: dict[Target, Due]) -> None:
-        txn.put(names.pending_key(self.node.id), PendingRow(self._producer, due).pack())
+        txn.put(names.pending_key(self.node.key), PendingRow(self._producer, due).pack())
 
     # --- a step -------------------------------------------------------------------------------
 

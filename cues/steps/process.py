@@ -83,7 +83,8 @@ def key_of(node: Node, message: dict[str, Any]) -> Any:
 class Process:
     """The argument ``process`` of a function.
 
-    id                    ``graph.processor``; of its unit on partition 3 ``graph.processor/3``
+    id                    ``graph.processor``; of its unit on partition 3 ``graph.processor/3``. With ``renamed_from=``
+                          it stays the id of the first start, because targets know the processor by it
     partition             of the inputs that this unit reads; 0 if they have only one
     opts, system          as the graph was declared
     binding               the input that the message came from (with AnyOf)
@@ -108,7 +109,7 @@ class Process:
         stopping: Callable[[], bool],
         imperative: Imperative,
     ) -> None:
-        self.id = node.id
+        self.id = node.key
         self.partition = node.partition
         self.opts = node.options.opts
         self.system = system

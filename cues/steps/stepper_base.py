@@ -80,13 +80,13 @@ class StepperBase:
         self.node = node
         self.counters = events.Counters()
         self.meter = Meter(self.counters)
-        self.state = StateTable(store, node.id)
+        self.state = StateTable(store, node.key)
         self._emit = emit
         self._pause = pause
         self._row = row
         self._expected = row.pack()
         self._row_key = names.processor_key(node.id)
-        self.try_log = store.queue(node.id)
+        self.try_log = store.queue(node.key)
         inputs = {node.tailer(port.queue): port for port in node.inputs}
         self.inputs = [Input(port.binding, tailer, log_of(port.queue)) for tailer, port in inputs.items()]
         self.imperative = Imperative(
@@ -110,7 +110,7 @@ class StepperBase:
         self.errors = self._error_log(queue_of(node.errors)) if node.errors else None
         written = [*(queue for _, queue, _ in self._targets), *([self.errors] if self.errors else [])]
         others = {queue.store.id for queue in written} - {store.id}
-        self.forks = {} if node.pending else {other: store.queue(names.fork_id(node.id, other)) for other in others}
+        self.forks = {} if node.pending else {other: store.queue(names.fork_id(node.key, other)) for other in others}
         """The fork queues, by the id of their other store; empty if steps write to other stores directly."""
         self._tries = tries.TryRecords(node.id)
         self._tries_from = self.try_log.first_index
@@ -129,7 +129,7 @@ class StepperBase:
         self._careful: dict[int, int] = {}
         """For each input: before this index a step takes one message at a time."""
         self._verdict: Verdict | None = None
-        self.hasher = Hasher(node.id, row.generation)
+        self.hasher = Hasher(node.key, row.generation)
         state = None if node.kind == "source" else self.state.call  # a source's state is its position
         self.process = Process(node, system, self.hasher, row.epoch, store.id.hex(), state, stopping, self.imperative)
         self.runner = (
@@ -180,7 +180,7 @@ class StepperBase:
         if row.owner != self._row.owner:
             raise fenced(self.node.id, self._expected, row.pack())
         self._owned(row, row.pack())
-        self.hasher = Hasher(self.node.id, row.generation)
+        self.hasher = Hasher(self.node.key, row.generation)
         self.process._renew(self.hasher, row.epoch)
         for mark in self.marks.values():
             mark.renew(row.epoch)

@@ -163,7 +163,7 @@ class _Walker:
     def _key_order(self) -> Iterator[str]:
         """Check that every row of the unnamed database has a known kind, and that a search finds it."""
         kinds = b"queue row proc topo sub reader store producer low source clock span open line age group member claim"
-        kinds += b" checkpoint"
+        kinds += b" checkpoint graph replay"
         prefixes = tuple(b"\0%b\0" % kind for kind in (*kinds.split(), b"pending"))
         last = None
         unfound: list[bytes] = []
@@ -264,8 +264,9 @@ class _Walker:
             if row.source and not _decodes(row.source):
                 yield f"The source position of {processor} cannot be decoded."
             with_topology.discard(processor)
-            if processor in queues:
-                yield from self._tries(processor, queues)
+            key = topology.key or processor
+            if key in queues:
+                yield from self._tries(key, queues)
         for processor in with_topology:
             yield f"The topology of {processor} belongs to no processor."
 

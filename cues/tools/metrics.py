@@ -405,6 +405,8 @@ def tailers(store: Store, processor: str) -> list[TailerMetrics]:
 def of_forwards(store: Store) -> list[ForwardMetrics]:
     """The messages that wait on fork queues, by processor and store."""
     waits = []
+    with store._view() as txn:
+        ids = {key: id for id, key in processor_rows.all_keys(txn).items()}
     with other_stores.Others(store) as others:
         for name in store.queues(all=True):
             parts = names.fork_parts(name)
@@ -416,7 +418,9 @@ def of_forwards(store: Store) -> list[ForwardMetrics]:
             if other is not None:
                 with contextlib.suppress(CuesError):  # the stores contradict each other; the next start explains it
                     waiting = Forwarder(store, other, [processor]).waiting()
-            waits.append(ForwardMetrics(processor, id.hex() if other is None else other.path, waiting))
+            waits.append(
+                ForwardMetrics(ids.get(processor, processor), id.hex() if other is None else other.path, waiting)
+            )
     return waits
 
 
@@ -529,7 +533,9 @@ def _lease_s(store: Store, row: ProcessorRow | None) -> float:
 
 def _steps(store: Store, processor: str) -> tuple[float, datetime | None]:
     """Messages taken a second, from the try log, and the time of its last record."""
-    log = Log(store, processor)
+    with store._view() as txn:
+        key = processor_rows.key_of(txn, processor)
+    log = Log(store, key)
     with store._view() as txn:
         row = log.row(txn)
         if not row.time_ns:

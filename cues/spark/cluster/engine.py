@@ -26,7 +26,7 @@ from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from cues import faults
-from cues.base import events
+from cues.base import events, names
 from cues.engine import record
 from cues.engine.engine import Host
 from cues.engine.growth import Emit, Growth, divide, tell
@@ -36,8 +36,9 @@ from cues.engine.threads import WorkLoop
 from cues.errors import Closed, CuesError, GraphError, InvalidArgument, Unsupported
 from cues.graphs.declaration import Processor, Source
 from cues.graphs.graph import Graph
-from cues.graphs.plan import build, partitions_of
+from cues.graphs.plan import Plan, build, partitions_of
 from cues.graphs.processor import FRAME, Node
+from cues.spark.cluster import inspection
 from cues.spark.cluster.data import messages, pieces_of
 from cues.spark.cluster.directory import QueueDirectory
 from cues.spark.cluster.driver import Driver, new_owner
@@ -276,6 +277,7 @@ class ClusterEngine:
         """Own the directory and the processors, and start the threads."""
         graph, plan = self._graph, self.plan
         check(plan)
+        _refuse_renames(plan, self._place)
         self._host = host
         opening = {"before_claim": self._open_queues}
         self.sources = EmbeddedEngine(source_graph(graph, plan), **self._options, **opening)
@@ -596,6 +598,25 @@ def _parted(node: Node) -> GraphError:
         "copy the messages to a queue with one partition with a stream, and let the frame read that one.",
         processor=node.name,
     )
+
+
+def _refuse_renames(plan: Plan, place: str | os.PathLike[str]) -> None:
+    """Refuse ``renamed_from=`` where it would have an effect: the files of a directory are not renamed."""
+    renamed = [node for node in plan.running if node.options.renamed_from is not None]
+    if not renamed:
+        return
+    exists = open_files(os.fspath(place), make=False).size(ID) is not None
+    known = {processor_of(last.processor) for last in inspection.processors_of(os.fspath(place))} if exists else ()
+    for node in renamed:
+        former = str(node.options.renamed_from)
+        if node.kind == "source" or (names.processor_id(plan.id, former) in known and node.id not in known):
+            raise Unsupported(
+                f"{node.id} has renamed_from={former!r}, and processors of a shared directory ({place}) cannot be"
+                " renamed.",
+                f"give it id={former!r}, which keeps the former id."
+                if node.kind != "source"
+                else f"keep the queue's name, {former!r}, and leave renamed_from= out.",
+            )
 
 
 def _refuse_store(files: Files, graph: Graph, given: str | os.PathLike[str] | Store | None) -> None:

@@ -1,0 +1,237 @@
+"""The processors of a graph in its store: keys, renames, and processors that the graph has no more.
+
+    keyed      the units of a plan, with the keys under which the store keeps them
+    rename     a start: the renames that ``renamed_from=`` asks for
+    note       a start: the processors that the graph has now
+    orphans    the processors in a store that their graph has no more
+
+A processor has an id and a *key*. The id is its name in the graph. The key is the id of its first start: its try log,
+state, fork queues, tailer ids and delivery hashes have it, and so has its row in a target. A rename changes only the
+id. It moves the row and the topology record, which names the key, in one commit; nothing else is copied or renamed.
+So other stores, targets and hashes are the same before and after it.
+
+A new processor whose id is the key of another one, or of one that was deleted, gets a key of its own: ``shop.price~2``.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+from itertools import count
+
+from cues import codec, faults
+from cues.base import events, names
+from cues.engine.growth import Emit
+from cues.engine.status import processor_of
+from cues.errors import QueueNotFound, TopologyChanged
+from cues.graphs.plan import Plan
+from cues.graphs.processor import Node
+from cues.queues import processor_rows
+from cues.queues.log import read_row
+from cues.queues.processor_rows import ProcessorInputs
+from cues.queues.store import Store
+from cues.records import sealed
+from cues.steps.ownership import Claimant, Ownership, inputs_changed
+from cues.storage import transaction
+from cues.storage.transaction import StoreTransaction
+
+# --- keys -----------------------------------------------------------------------------------------
+
+
+def keyed(home: Store, nodes: Sequence[Node]) -> list[Node]:
+    """Return the units with their keys. Changes nothing: the claim compares the keys again."""
+    with home._view() as txn:
+        known = processor_rows.all_keys(txn)
+        used = set(known.values())
+        units = []
+        for node in nodes:
+            key = known.get(node.id)
+            if key is None:
+                key = _free_key(txn, node, used)
+                used.add(key)
+            units.append(replace(node, first_id=None if key == node.id else key))
+    return units
+
+
+def _free_key(txn: StoreTransaction, node: Node, used: Collection[str]) -> str:
+    """Return a key for a new unit: its id, unless another unit has it, or a unit that was deleted has had it."""
+    suffix = node.id[len(node.processor) :]
+    for number in count(1):
+        key = node.id if number == 1 else f"{node.processor}~{number}{suffix}"
+        if key not in used and not _has_steps(txn, key):
+            return key
+    raise AssertionError
+
+
+def _has_steps(txn: StoreTransaction, key: str) -> bool:
+    try:
+        return read_row(txn, key, 0).next > 1
+    except QueueNotFound:
+        return False
+
+
+# --- a start --------------------------------------------------------------------------------------
+
+
+def rename(
+    home: Store,
+    plan: Plan,
+    units: Sequence[Node],
+    claimants_of: Callable[[Sequence[Node]], list[Claimant]],
+    accept_topology: bool,
+    take_over: bool,
+    emit: Emit,
+) -> None:
+    """Rename processors as ``renamed_from=`` says, in one commit. Nothing is written if there are none to rename.
+
+    ``units`` are all units of the graph. Raises :class:`AlreadyRunning` while a process runs a processor under its
+    former name; and :class:`TopologyChanged` if a renamed processor has other inputs too, or if a new processor seems
+    to be renamed and does not say so. Then nothing is renamed.
+    """
+    with home._view() as txn:
+        known = _topologies(txn, plan.id)
+    renames = _renames(home, plan, known, emit)
+    if not accept_topology:
+        _compare(home, units, claimants_of, known, renames)
+        _refuse_unnamed(home, plan, claimants_of(units), known, renames)
+    if not renames:
+        return
+    # Nobody runs them under their former names.
+    owned = Ownership(home, [Claimant(old, known[old].kind, {}) for old in renames], take_over)
+    try:
+        home._commit(_rename, renames)
+        faults.point("rename.after")
+    finally:
+        owned.release()
+    for old, new in renames.items():
+        emit(events.Event(new, f"was {old}, and continues at its positions, with its state", logging.INFO))
+
+
+def _rename(txn: StoreTransaction, renames: Mapping[str, str]) -> None:
+    for old, new in renames.items():
+        row, inputs = processor_rows.read_row(txn, old), processor_rows.read_topology(txn, old)
+        if row is None or inputs is None or txn.get(names.processor_key(new)) is not None:
+            continue  # another start has done it meanwhile
+        processor_rows.forget(txn, old)
+        # The row of an owner that was stopped is gone, and a later row of that name has another epoch.
+        txn.put(names.processor_key(new), row._replace(epoch=row.epoch + 1).pack())
+        key = inputs.key or old
+        txn.put(names.topology_key(new), replace(inputs, key="" if key == new else key).pack())
+        for queue, store in zip(inputs.queues, inputs.stores):
+            if not store:
+                txn.put(names.subscription_key(queue, new), b"")
+    faults.point("rename.inside")
+
+
+def note(home: Store, plan: Plan) -> None:
+    """Note the processors of a graph that was started; see :func:`orphans`."""
+    packed = sealed.seal(codec.pack({"processors": sorted(node.id for node in plan.running)}))
+    key = names.graph_key(plan.id)
+    with home._view() as txn:
+        known = txn.get(key)
+    if known != packed:
+        home._commit(lambda txn: txn.put(key, packed))
+
+
+def _refuse_unnamed(
+    home: Store,
+    plan: Plan,
+    claimants: Sequence[Claimant],
+    known: Mapping[str, ProcessorInputs],
+    renames: Mapping[str, str],
+) -> None:
+    """Refuse a new processor that reads a queue of a processor which is gone: probably it was renamed.
+
+    It would begin at the start of its queues, and process all messages again. A sink would deliver them again.
+    """
+    present = {node.id for node in plan.running}
+    gone = {id: inputs for id, inputs in known.items() if processor_of(id) not in present and id not in renames}
+    renamed = {processor_of(new) for new in renames.values()}
+    for claimant in claimants if gone else ():
+        name = processor_of(claimant.processor)
+        if name in known or name in renamed:
+            continue
+        topology = claimant.topology(home)
+        reads = set(zip(topology.queues, topology.stores))
+        for id, before in gone.items():
+            both = sorted(queue for queue, _ in reads & set(zip(before.queues, before.stores)))
+            if both:
+                old = processor_of(id)
+                raise TopologyChanged(
+                    f"{name} is new and reads {', '.join(both)}, which {old} has read; the graph has no {old} any"
+                    " more.",
+                    f"give it renamed_from={old.partition('.')[2]!r} if it was renamed: it then continues at the"
+                    f" positions of {old}, with its state. If it is another processor, start with --accept-topology"
+                    " (graph.start(accept_topology=True)): it then begins at the start of its queues. --fresh starts"
+                    " everything over.",
+                    processor=name,
+                )
+
+
+def _renames(home: Store, plan: Plan, known: Mapping[str, ProcessorInputs], emit: Emit) -> dict[str, str]:
+    """The new ids of units by their ids in the store."""
+    renames: dict[str, str] = {}
+    for node in plan.running:
+        if node.options.renamed_from is None:
+            continue
+        old = names.processor_id(plan.id, node.options.renamed_from)
+        units = [id for id in known if processor_of(id) == old]
+        if units and any(processor_of(id) == node.id for id in known):
+            text = (
+                f"renamed_from={node.options.renamed_from!r} has no effect: it has positions of its own, and {old} is"
+                f" still in the store; cues forget {home.path} {old} deletes it"
+            )
+            emit(events.Event(node.id, text, logging.WARNING))
+            continue
+        renames |= {id: node.id + id[len(old) :] for id in units}
+    return renames
+
+
+def _compare(
+    home: Store,
+    units: Sequence[Node],
+    claimants_of: Callable[[Sequence[Node]], list[Claimant]],
+    known: Mapping[str, ProcessorInputs],
+    renames: Mapping[str, str],
+) -> None:
+    """Raise :class:`TopologyChanged` if a renamed unit would be refused by the claim: then it keeps its former name."""
+    former = {new: old for old, new in renames.items()}
+    for unit in units:
+        if unit.id in former:
+            before = known[former[unit.id]]
+            (claimant,) = claimants_of([replace(unit, first_id=before.key or former[unit.id])])
+            now = claimant.topology(home)
+            if (before.kind, before.places) != (now.kind, now.places):
+                raise inputs_changed(unit.id, before, now, ())
+
+
+# --- orphans --------------------------------------------------------------------------------------
+
+
+def _topologies(txn: StoreTransaction, graph: str) -> dict[str, ProcessorInputs]:
+    """The topologies of a graph's units, by id."""
+    rows = list(transaction.named_rows(txn, names.topology_key(f"{graph}.")))
+    return {f"{graph}.{name}": ProcessorInputs.unpack(raw, f"{graph}.{name}") for name, raw in rows}
+
+
+def graphs(store: Store) -> dict[str, set[str]]:
+    """Return the processors of each graph at its last start in this store, by graph id."""
+    with store._view() as txn:
+        rows = list(transaction.named_rows(txn, names.graph_key("")))
+    what = "note of the processors of the graph"
+    return {id: set(codec.unpack(sealed.unseal(raw, f"{what} {id}"))["processors"]) for id, raw in rows}
+
+
+def orphans(store: Store, plan: Plan | None = None) -> list[str]:
+    """Return the units in the store whose processors their graph has no more, by id.
+
+    Of the graph of ``plan`` the processors are those of the plan, of other graphs those of their last start. Nothing
+    is known of a graph that was started last by a version that noted none.
+    """
+    present = graphs(store)
+    if plan is not None:
+        present[plan.id] = {node.id for node in plan.running}
+    with store._view() as txn:
+        units = [id for id, _ in transaction.named_rows(txn, names.processor_key(""))]
+    return [id for id in units if processor_of(id) not in present.get(id.partition(".")[0], {processor_of(id)})]
