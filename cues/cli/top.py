@@ -100,7 +100,7 @@ def look(target: targets.StoreTarget) -> Look:
 
 
 def rates(before: Look | None, now: Look) -> list[Row]:
-    """A row for each processor. Rates and quantiles are of the time between the looks; of an only look, since the start.
+    """A row for each processor. Rates and quantiles are of the time between the looks; for one look, since the start.
 
     None is what is not known, such as the latency of a source or of a processor that does not run.
     """
