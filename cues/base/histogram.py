@@ -50,7 +50,7 @@ class Histogram(dict[int, int]):
 
     def quantile(self, share: float) -> float | None:
         """Return the value that ``share`` of all values do not exceed; None without values."""
-        counts = sorted(self.copy().items())
+        counts = sorted((bucket, count) for bucket, count in self.copy().items() if count)
         rank = share * sum(count for _, count in counts)
         for bucket, count in counts:
             if rank <= count:

@@ -25,6 +25,7 @@ COMMANDS: Final = {
     "show": "Draw a graph, with each processor's guarantee.",
     "status": "Positions, lag, rates, errors and owner of each processor.",
     "metrics": "Measurements of a store for Prometheus.",
+    "top": "Rates, lag, latency and workers of a graph, live.",
     "queues": "The queues of a store.",
     "tail": "Print messages of a queue, and follow it.",
     "send": "Append messages to a queue.",
