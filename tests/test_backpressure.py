@@ -95,10 +95,10 @@ def test_a_write_waits_until_its_reader_has_read(store: cues.Store) -> None:
     queue.appender().write({"n": 0})
     assert reader.read() == {"n": 0}
     behind: list[int] = []
-    writer = threading.Thread(target=lambda: [queue.appender().write({"n": n}) for n in range(1, 200)])
+    writer = threading.Thread(target=lambda: [queue.appender().write({"n": n}) for n in range(1, 60)])
     writer.start()
     try:
-        for n in range(1, 200):
+        for n in range(1, 60):
             assert reader.read(block=True, timeout=LIMIT_S) == {"n": n}
             behind.append(queue.last_index - n - 1)
     finally:
@@ -233,6 +233,7 @@ def ring(name: str, read: str, written: str) -> cues.Graph:
     return graph
 
 
+@pytest.mark.slow
 def test_a_cycle_of_graphs_goes_on_with_full_queues(store: cues.Store) -> None:
     """Each graph waits for the other one: both find it out by their notes, and write."""
     for name in "ab":
@@ -281,8 +282,8 @@ def test_a_join_without_messages_on_one_input_does_not_stop_the_other(store: cue
         return {message["side"]: message}
 
     @graph.stream({"one": "left", "other": "right"}, "pairs")
-    def join(inputs):
-        return {"n": inputs["one"]["n"] + inputs["other"]["n"]}
+    def join(one, other):
+        return {"n": one["n"] + other["n"]}
 
     with graph.start(store=store) as running:
         assert running.wait_done()
@@ -300,7 +301,7 @@ def test_a_source_waits_for_a_reader_that_is_dead_until_it_is_given_up(
         (note,) = backpressure.notes(store.directory)
         assert (note.writer, note.pid) == ("line.copy", os.getpid())
         assert [(edge.queue, edge.reader) for edge in note.edges] == [("b", "dead")]
-        assert cli(["status", store.directory]) == 0
+        assert cli(["status", store.directory, "--table"]) == 0
         text = capsys.readouterr().out
         assert "line.copy waits for readers: dead has not read 10 messages of b (max_lag=10)" in text
         assert "tailer('dead').to_end()" in text
@@ -314,6 +315,7 @@ def test_a_source_waits_for_a_reader_that_is_dead_until_it_is_given_up(
     assert backpressure.notes(store.directory) == []
 
 
+@pytest.mark.slow
 def test_the_warning_comes_once(store: cues.Store) -> None:
     said: list[str] = []
     graph = line(50, b=BOUND)
@@ -329,8 +331,9 @@ def test_the_warning_comes_once(store: cues.Store) -> None:
 
 def test_a_run_in_one_thread_ends_where_a_reader_is_missing(store: cues.Store) -> None:
     store.queue("b", max_lag=10).tailer("dead").to_start()
+    store.queue("b").appender().write_many(numbers(5))  # room for half a step
     testing.run_until_idle(line(100, a=BOUND, b=BOUND), store)
-    assert (len(store.queue("b")), len(store.queue("a"))) == (10, 20)
+    assert (len(store.queue("b")), len(store.queue("a"))) == (10, 15)
     store.queue("b").tailer("dead").to_end()
 
 

@@ -236,6 +236,8 @@ class Gate:
         self._home = home
         self._own = {(home, name) for name in own}
         self._reads = list(reads)
+        self._excused: set[tuple[str, str]] = set()
+        """Readers that wait for this writer: it does not wait for them this time."""
         self._paths: list[Path] = []
         """The files of the note, if there is one."""
         self._noted: Any = None
@@ -263,23 +265,22 @@ class Gate:
         return time.monotonic() - self._since if self._since else 0.0
 
     def room(self) -> int:
-        """Return the messages that may be appended; 0 if the writer has to wait."""
+        """Return the messages that may be appended; 0 if the writer has to wait.
+
+        A wait that is over is forgotten by :meth:`clear`, which the writer calls when it begins.
+        """
         bounded = self.bounded
         if not bounded:
-            if self._since:
-                self.clear()
+            self.late = []
             return ENDLESS
-        room, late = self._look(bounded, self._own)
+        room, late = self._look(bounded, self._own | self._excused)
         if late and self.waited_s > NOTE_S:
             cyclic = {(edge.home, edge.reader) for edge in late if _cyclic(edge, self._me)}
             if cyclic:
-                room, late = self._look(bounded, self._own | cyclic)
+                self._excused |= cyclic
+                room, late = self._look(bounded, self._own | self._excused)
         self.late = late
-        if not late:
-            if self._since:
-                self.clear()
-            return max(1, room)
-        return 0
+        return 0 if late else max(1, room)
 
     @property
     def _me(self) -> set[tuple[str, str]]:
@@ -341,8 +342,14 @@ class Gate:
                 part.write_text(text)
                 os.replace(part, path)
 
+    @property
+    def noted(self) -> bool:
+        """Whether the writer waits, or has waited, since the last :meth:`clear`."""
+        return bool(self._since or self._paths)
+
     def clear(self) -> None:
         """Note that the writer does not wait any more."""
+        self._excused = set()
         self._since = 0.0
         self.late = []
         self.starving = False

@@ -278,6 +278,8 @@ class SourceStepper(Stepper):
         room = self.gate.room()
         if not room and not self.feed.empty:
             return self._wait_for_readers()
+        if self.gate.noted:
+            self.gate.clear()
         items = self.feed.take(min(self.node.options.batch_size, room))
         if items:
             if faults.active:

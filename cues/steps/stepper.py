@@ -56,7 +56,10 @@ class Stepper(Recovery):
         if self._pending is not None:
             return True
         size = self.runner.pace.count if self.runner is not None and self._linger_ns else 1
-        return any(self._count(inputs, size) for _, inputs in self._choices())
+        if any(self._count(inputs, size) for _, inputs in self._choices()):
+            return True
+        self._tell_of_starving()
+        return False
 
     def be_careful(self, careful: Mapping[int, int], verdict: Verdict | None) -> None:
         """Continue after the process died in a step: take one message at a time, for each input up to an index.
@@ -80,6 +83,8 @@ class Stepper(Recovery):
         if not self._room and self._something_to_take():
             return self._wait_for_readers()
         taken = self._take() if self._room else None
+        if self._room and self.gate.noted and not (taken is None and self.gate.starving):
+            self.gate.clear()
         if taken is None:
             if self.meter.messages:
                 self.meter.settle()
@@ -92,8 +97,6 @@ class Stepper(Recovery):
         if faults.active:
             faults.point("take.after")
         assert self.runner is not None
-        if self.gate.starving:
-            self.gate.clear()
         try:
             # 2. Snapshot.
             if self.node.side_effects or self.node.at_most_once:
