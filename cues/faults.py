@@ -29,6 +29,7 @@ STORE_POINTS: dict[str, str] = {
 """Points of a store and its queues."""
 
 STEP_POINTS: dict[str, str] = {
+    "seek.inside": "positions of a processor moved, and its state deleted, not committed",
     "rename.inside": "rows of renamed processors under their new ids, not committed",
     "rename.after": "processors renamed, nothing claimed",
     "claim.inside": "ownership written, not committed",

@@ -8,7 +8,7 @@ from cues.cli import shared
 from cues.cli import target as targets
 from cues.cli.options import command
 from cues.cli.output import CommandOutput, TableColumn, ago, calling, count, duration, iso, output_options, plain, size
-from cues.engine import record
+from cues.engine import identities, record
 from cues.engine.status import processor_of
 from cues.graphs import draw
 from cues.groups.operate import GroupMetrics
@@ -66,6 +66,7 @@ def status(target: targets.StoreTarget, output: CommandOutput) -> None:
         return shared.status(target, output)
     with target.open() as opened:
         seen = metrics.of_store(opened)
+        gone = identities.orphans(opened, target.file.graph.plan() if target.file else None)
     graph = target.file.graph.id if target.file else None
     place = record.queues_of(target.path, graph) if graph else None
     processors = list(seen.processors)
@@ -76,7 +77,8 @@ def status(target: targets.StoreTarget, output: CommandOutput) -> None:
         rows = [_store(seen) | {"directory": place.directory if place else None}]
         for processor in processors:
             own = [forward for forward in seen.forwards if forward.processor == processor.processor]
-            rows.append(_processor(processor, {forward.store: forward.waiting for forward in own}))
+            shown = _processor(processor, {forward.store: forward.waiting for forward in own})
+            rows.append(shown | {"orphan": processor.processor in gone})
         output.rows(rows + [_group(group) for group in seen.groups], ())
         return
     print(_headline(seen))
@@ -84,9 +86,9 @@ def status(target: targets.StoreTarget, output: CommandOutput) -> None:
         print(
             f"{graph} last ran with its queues in {place.directory}, {ago(place.when)}: cues status {place.directory}"
         )
+    groups: dict[str, list[ProcessorMetrics]] = {}
     if processors:
         print()
-        groups: dict[str, list[ProcessorMetrics]] = {}
         for processor in processors:
             groups.setdefault(processor_of(processor.processor), []).append(processor)
         output.rows([row for units in groups.values() for row in _rows(units)], _COLUMNS)
@@ -98,6 +100,9 @@ def status(target: targets.StoreTarget, output: CommandOutput) -> None:
         for group in seen.groups:
             if group.idle:
                 print(f"\n{_idle(group)}\n  cues forget {target.text}#group:{group.group}")
+    for id, units in groups.items():
+        if id in map(processor_of, gone):
+            print(f"\n{_orphan(units)}\n  cues forget {target.text} {id}")
     for processor in processors:
         last = processor.last_error
         if last is not None:
@@ -116,6 +121,13 @@ def status(target: targets.StoreTarget, output: CommandOutput) -> None:
         missing = [node.id for node in target.file.graph.plan().running if node.id not in known]
         if missing:
             print(f"\nHas not run yet: {', '.join(missing)}")
+
+
+def _orphan(units: list[ProcessorMetrics]) -> str:
+    """A line about a processor that its graph has no more."""
+    read = [f"{tailer.queue} at {tailer.position:,} (lag {tailer.lag or 0:,})" for u in units for tailer in u.tailers]
+    waits = f' Retention "read" waits for it: {", ".join(read)}.' if read else ""
+    return f"{processor_of(units[0].processor)} is an orphan: its graph does not have it any more.{waits}"
 
 
 def _failures(supervisor: SupervisorMetrics) -> list[str]:
