@@ -225,3 +225,37 @@ def test_a_processor_that_runs_or_whose_messages_wait_is_not_deleted(store: Stor
     operate.forget(store, "g.old", other)
     with cues.open(tmp_path / "abroad") as abroad:
         assert numbers(abroad, "out") == [1]
+
+
+@pytest.mark.slow
+def test_workers_find_a_renamed_processor_at_its_positions(graph_file: Path) -> None:
+    graph_file.write_text(FILE.replace('id="total"', 'id="sum", renamed_from="total"'))
+    command(0, "send", "graph.py#a", "n=4")
+    command(0, "run", "graph.py", "--workers", "2", "--idle-exit", "0.5", "--quiet")
+    with cues.open("data/g") as store:
+        assert numbers(store, "out") == [1, 3, 6, 10]
+        assert testing.state(store, "g.sum") == {"sum": 10}
+
+
+@pytest.mark.slow
+def test_fresh_finds_the_rows_of_a_renamed_sink_in_its_target(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("CUES_STORE", raising=False)
+    text = """
+import cues
+from cues.processors.sql import SQLite
+
+graph = cues.Graph("g")
+graph.source("a")
+
+@graph.sink("a", OPTIONS, checkpoint=SQLite("target.db"))
+def save(message, process):
+    process.connection.execute("create table if not exists rows (n)")
+"""
+    Path("graph.py").write_text(text.replace("OPTIONS", 'id="old"'))
+    command(0, "send", "graph.py#a", "n=1", "--create")
+    command(0, "run", "graph.py", "--idle-exit", "0", "--quiet")
+    Path("graph.py").write_text(text.replace("OPTIONS", 'id="new", renamed_from="old"'))
+    command(0, "run", "graph.py", "--idle-exit", "0", "--quiet")
+    refused = command(1, "run", "graph.py", "--fresh", "--yes", "--idle-exit", "0")
+    assert "target.db" in refused.err and "'g.old'" in refused.err
