@@ -29,8 +29,6 @@ STORE_POINTS: dict[str, str] = {
 """Points of a store and its queues."""
 
 STEP_POINTS: dict[str, str] = {
-    "rename.inside": "rows of renamed processors under their new ids, not committed",
-    "rename.after": "processors renamed, nothing claimed",
     "claim.inside": "ownership written, not committed",
     "claim.after": "ownership committed, not recovered yet",
     "take.after": "messages copied out, nothing run",
@@ -46,6 +44,13 @@ STEP_POINTS: dict[str, str] = {
     "close.before": "all steps done, store not closed",
 }
 """Points of a graph in one store, in the order of a message's journey."""
+
+OPERATOR_POINTS: dict[str, str] = {
+    "seek.inside": "positions of a processor moved, and its state deleted, not committed",
+    "rename.inside": "rows of renamed processors under their new ids, not committed",
+    "rename.after": "processors renamed, nothing claimed",
+}
+"""Points of a seek, and of a start that renames processors."""
 
 ABROAD_POINTS: dict[str, str] = {
     "mark.inside": "a low-water mark written in the other store, not committed",
@@ -143,6 +148,7 @@ FRAME_POINTS: dict[str, str] = {
 POINTS: dict[str, str] = {
     **STORE_POINTS,
     **STEP_POINTS,
+    **OPERATOR_POINTS,
     **ABROAD_POINTS,
     **PENDING_POINTS,
     **PUBLISHER_POINTS,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import io
 import json
 import os
 import subprocess
@@ -75,9 +76,8 @@ def look(at: float, taken: int) -> top.Look:
 
 def picture(view: top.View, width: int = 80) -> str:
     rich = pytest.importorskip("rich.console")
-    console = rich.Console(width=width, record=True, file=open(os.devnull, "w"), color_system="truecolor")
-    with contextlib.closing(console.file):
-        console.print(view.draw(look(10, 10_000), look(12, 18_000)))
+    console = rich.Console(width=width, record=True, file=io.StringIO(), color_system="truecolor")
+    console.print(view.draw(look(10, 10_000), look(12, 18_000)))
     return str(console.export_text())
 
 

@@ -1,19 +1,30 @@
-"""``cues forget``: delete a consumer group."""
+"""``cues forget``: delete a consumer group, or a processor that its graph has no more."""
 
 from __future__ import annotations
+
+from dataclasses import replace
+
+import click
 
 from cues.cli import target as targets
 from cues.cli.options import WrongUsage, command, confirm, yes_option
 from cues.cli.output import CommandOutput, count, output_options
 from cues.groups import operate
+from cues.tools import metrics
+from cues.tools import operate as processors
 
 
 @command()
-@targets.takes_store("STORE#group:NAME")
+@targets.takes_store("STORE#group:NAME | GRAPH | STORE")
+@click.argument("processor", metavar="[PROCESSOR]", required=False)
 @yes_option
 @output_options
-def forget(target: targets.StoreTarget, yes: bool, output: CommandOutput) -> None:
-    """Delete a consumer group: its positions and checkpoints. Retention "read" no longer waits for it.
+def forget(target: targets.StoreTarget, processor: str | None, yes: bool, output: CommandOutput) -> None:
+    """Delete a consumer group, or a processor that its graph has no more. Retention "read" no longer waits for it.
+
+    Of a group, positions and checkpoints are deleted; of a processor, positions, state and tries. A processor of that
+    name begins anew later. The command is refused for a processor that the graph has, that a process runs, or whose
+    messages wait to be forwarded. cues status marks the processors that their graph has no more.
 
     A member that joins under that name later begins a new group. The command is refused while a member of the
     group lives. cues status lists the groups of a store, and names those that have no members.
@@ -21,16 +32,39 @@ def forget(target: targets.StoreTarget, yes: bool, output: CommandOutput) -> Non
     \b
       cues forget data/shop#group:biling
       cues forget data/shop#group:biling --yes
+      cues forget graph.py price                a processor that was renamed or removed
+      cues forget data/shop shop.price
     """
     target.require()
+    if processor is not None or (target.name and not target.name.startswith(targets.GROUP)):
+        return _forget_processor(replace(target, name=processor or target.name), processor is not None, yes, output)
     with target.open(readonly=False) as opened:
         known = operate.list_groups(opened)
         name = targets.group_of(target, [group.group for group in known])
         if name is None:
             raise WrongUsage(
-                "cues forget deletes consumer groups.", target.again(f"{targets.GROUP}{target.name or 'NAME'}")
+                "cues forget deletes a group or a processor, and none is named.",
+                target.again(f"{targets.GROUP}{target.name or 'NAME'}"),
             )
         lag = sum(group.lag for group in known if group.group == name)
         confirm(f"The positions of {name} will be deleted ({count(lag, 'message')} not read).", "Delete them?", yes)
         operate.forget(opened, name)
     output.say(f"{name} is deleted", group=name)
+
+
+def _forget_processor(target: targets.StoreTarget, named: bool, yes: bool, output: CommandOutput) -> None:
+    graph = target.file.graph if target.file is not None else None
+    with target.open(readonly=False) as opened:
+        known = list(dict.fromkeys(unit.partition("/")[0] for unit in metrics.processors(opened)))
+        if not named and target.name not in {name for id in known for name in (id, id.partition(".")[2])}:
+            raise WrongUsage(
+                f"cues forget deletes consumer groups and processors, and {target.name!r} is no processor.",
+                target.again(f"{targets.GROUP}{target.name}"),
+            )
+        plan = processors.plan_forget(opened, targets.processor_of(target, known), graph)
+        lost = [count(len(plan.units), "position")]
+        lost += [f"{count(plan.state_values, 'value')} of state"] if plan.state_values else []
+        unread = f"; it has not taken {count(plan.unread, 'message')}" if plan.unread else ""
+        confirm(f"{' and '.join(lost)} of {plan.processor} will be deleted{unread}.", "Delete them?", yes)
+        processors.forget(opened, plan.processor, graph)
+    output.say(f"{plan.processor} is deleted", processor=plan.processor)

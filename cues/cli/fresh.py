@@ -22,6 +22,7 @@ from cues.engine import record
 from cues.errors import AlreadyRunning, CuesError, StoreDamaged, StoreForeign
 from cues.forwarding import other_stores
 from cues.graphs.plan import Plan
+from cues.queues.processor_rows import all_keys
 from cues.queues.store import Store
 from cues.storage import locks
 from cues.tools import metrics
@@ -29,13 +30,20 @@ from cues.tools import metrics
 _FILES = ("data.mdb", "data.mdb.compact", "lock.mdb", "locks", "wake", "open")
 
 
-def filled(plan: Plan) -> dict[str, list[str]]:
-    """Return the targets of ``checkpoint=`` that the graph has filled, each with its sinks. They refuse a new store."""
+def filled(plan: Plan, path: Path) -> dict[str, list[str]]:
+    """Return the targets of ``checkpoint=`` that the graph has filled, each with its sinks. They refuse a new store.
+
+    A target knows a sink that was renamed by the key that it has in the store at ``path``.
+    """
+    keys: dict[str, str] = {}
+    if (path / "data.mdb").exists():
+        with contextlib.suppress(CuesError), Store(path, readonly=True) as store, store._view() as txn:
+            keys = all_keys(txn)
     sinks: dict[str, tuple[Any, list[str]]] = {}
     for node in plan.running:
         target = node.options.checkpoint
         if target is not None and hasattr(target, "holds"):
-            sinks.setdefault(getattr(target, "where", repr(target)), (target, []))[1].append(node.id)
+            sinks.setdefault(getattr(target, "where", repr(target)), (target, []))[1].append(keys.get(node.id, node.id))
     return {
         where if "://" in where else shown(where): held
         for where, (target, ids) in sinks.items()

@@ -182,7 +182,7 @@ def run(
     if fresh:
         is_open = isinstance(file.graph.store, Store) and not chosen
         with fresh_start.shared_part(queues, file.graph.id) as shared:
-            fresh_start.clear(path, yes, is_open, elsewhere, fresh_start.filled(plan), shared)
+            fresh_start.clear(path, yes, is_open, elsewhere, fresh_start.filled(plan, path), shared)
     if durability is not None:
         file.graph.durability = durability
     more: dict[str, Any] = {"engine": engine}

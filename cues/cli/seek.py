@@ -10,33 +10,46 @@ from cues.base import names
 from cues.cli import place as places
 from cues.cli import target as targets
 from cues.cli.options import CommandFailed, WrongUsage, command, confirm, option, yes_option
-from cues.cli.output import CommandOutput, count, output_options
+from cues.cli.output import CommandOutput, count, output_options, size
 from cues.errors import StoreNotFound
-from cues.groups import operate
+from cues.groups import operate as groups
 from cues.queues.log import Log
 from cues.queues.store import Store
 from cues.steps import ownership
 from cues.storage import wakeup
-from cues.tools import metrics
+from cues.tools import metrics, operate
 
 
 @command()
 @targets.takes_store("GRAPH#PROCESSOR | STORE#GRAPH.PROCESSOR | STORE#group:NAME", shared=True)
 @option("--to", "place", required=True, metavar="PLACE", help=f"The new position: {places.HELP}.")
 @option("--tailer", metavar="QUEUE", help="Only this input: a queue, a partition of a group, or a tailer id.")
+@option("--reset-state", is_flag=True, help="Delete the processor's state in the same commit.")
+@option("--plan", "plan_only", is_flag=True, help="Only print what would happen.")
 @option("--again", is_flag=True, help="Deliver the messages again to transactional sinks.")
 @yes_option
 @output_options
 def seek(
-    target: targets.StoreTarget, place: str, tailer: str | None, again: bool, yes: bool, output: CommandOutput
+    target: targets.StoreTarget,
+    place: str,
+    tailer: str | None,
+    reset_state: bool,
+    plan_only: bool,
+    again: bool,
+    yes: bool,
+    output: CommandOutput,
 ) -> None:
     """Move the position of a processor or a consumer group: back, to process messages again, or forward, to skip some.
 
-    Its state and its outputs stay as they are, so a move back writes outputs again. A sink that keeps
-    process.delivery in its target skips messages that it has, unless --again raises the generation.
+    It first prints a plan: the messages that are delivered again or left out, the outputs that are written again, and
+    the state. Outputs stay as they are, so a move back writes them again. A sink that keeps process.delivery in its
+    target skips messages that it has, unless --again raises the generation. State stays too, so messages that are
+    delivered again count twice in it, unless --reset-state deletes it.
 
     \b
       cues seek graph.py#report --to start
+      cues seek graph.py#count --to start --reset-state
+      cues seek graph.py#count --to 1d --plan        what would happen
       cues seek data/shop#shop.price --to 2026-01-31T12:00Z --yes
       cues seek data/shop#shop.merge --tailer orders --to end
       cues seek data/shop#shop.price/3 --to 700
@@ -53,6 +66,11 @@ def seek(
     In a directory of cues run --queues no driver may run the graph, and a step that was under way is not repeated.
     """
     where = places.parse(place, "--to")
+    special = target.is_shared or target.name.startswith(targets.GROUP)
+    if special and (reset_state or plan_only):
+        what = "a consumer group" if not target.is_shared else "a directory of cues run --queues"
+        name = "--reset-state" if reset_state else "--plan"
+        raise WrongUsage(f"{name} is for processors of stores, and {target.text} is {what}.", "leave it out.")
     if target.is_shared:
         if again:
             raise WrongUsage(
@@ -61,16 +79,22 @@ def seek(
             )
         return _seek_shared(target, where, tailer, yes, output)
     target.require()
-    with target.open(readonly=False) as opened:
-        group = targets.group_of(target, [group.group for group in operate.list_groups(opened)])
+    with target.open(readonly=plan_only) as opened:
+        group = targets.group_of(target, [group.group for group in groups.list_groups(opened)])
         if group is not None:
             return _seek_group(opened, group, where, tailer, again, yes, output)
         units = _units(target, metrics.processors(opened), where)
         moves = [_move(opened, unit, tailer, where) for unit in units]
         whole = units[0].partition("/")[0] if len(units) > 1 else units[0]
-        confirm(f"{whole} will continue at another place: {'; '.join(move.words for move in moves)}.", "Move it?", yes)
+        plan = target.file.graph.plan() if target.file is not None else None
+        plans = [operate.plan_unit(opened, move.unit, move.positions, again, plan) for move in moves]
+        if plan_only:
+            return _show_plans(plans, reset_state, output)
+        lines = "".join(f"\n  {line}" for line in _effects(plans, reset_state))
+        words = "; ".join(move.words for move in moves)
+        confirm(f"{whole} will continue at another place: {words}.{lines}", "Move it?", yes)
         for move in moves:
-            row = ownership.seek(opened, move.unit, move.positions, again)
+            row = ownership.seek(opened, move.unit, move.positions, again, reset_state)
             opened._ring(move.mask)
             output.say(
                 f"{move.unit} moved: {move.words}",
@@ -81,12 +105,50 @@ def seek(
             )
 
 
+def _effects(plans: list[operate.SeekPlan], reset_state: bool) -> list[str]:
+    """The effects of a seek, a line each; those of several units together."""
+    inputs = [input for plan in plans for input in plan.inputs]
+    lines = []
+    for queue in dict.fromkeys(input.queue.partition("/")[0] for input in inputs):
+        mine = [input for input in inputs if input.queue.partition("/")[0] == queue]
+        again, skipped = sum(input.again for input in mine), sum(input.skipped for input in mine)
+        lines += [f"{count(again, 'message')} of {queue} will be delivered again"] if again else []
+        lines += [f"{count(skipped, 'message')} of {queue} will be left out"] if skipped else []
+    for output in dict.fromkeys(output for plan in plans for output in plan.outputs):
+        where = f" of the store {targets.shown(output.store)}" if output.store else ""
+        lines.append(f"outputs to {output.name}{where}: {output.effect}")
+    values, size_bytes = sum(plan.state_values for plan in plans), sum(plan.state_bytes for plan in plans)
+    if values:
+        state = f"state: {count(values, 'value')}, {size(size_bytes)}"
+        if reset_state:
+            lines.append(f"{state}, will be deleted")
+        elif any(plan.counts_twice for plan in plans):
+            lines.append(f"{state}, stays: messages that are delivered again COUNT TWICE in it, unless --reset-state")
+        else:
+            lines.append(f"{state}, stays")
+    return lines
+
+
+def _show_plans(plans: list[operate.SeekPlan], reset_state: bool, output: CommandOutput) -> None:
+    for line in [] if output.json else _effects(plans, reset_state) or ["nothing would change"]:
+        print(line)
+    for plan in plans if output.json else ():
+        output.say(
+            "",
+            processor=plan.processor,
+            inputs={i.tailer: vars(i) | {"again": i.again, "skipped": i.skipped} for i in plan.inputs},
+            outputs=[vars(each) for each in plan.outputs],
+            state={"values": plan.state_values, "bytes": plan.state_bytes, "counts_twice": plan.counts_twice},
+            reset_state=reset_state,
+        )
+
+
 def _seek_group(
     opened: Store, group: str, where: places.Place, tailer: str | None, again: bool, yes: bool, output: CommandOutput
 ) -> None:
     if again:
         raise WrongUsage("--again is for processors, and a group has no sinks.", "leave it out.")
-    before = {names.log_parts(p.log): p.position for p in operate.describe(opened, group).partitions}
+    before = {names.log_parts(p.log): p.position for p in groups.describe(opened, group).partitions}
     queues = sorted({queue for queue, _ in before})
     chosen = [p for p in before if tailer is None or tailer in (p[0], names.log_id(*p), f"{p[0]}/{p[1]}")]
     if not chosen:
@@ -103,7 +165,7 @@ def _seek_group(
     to = {p: places.now_on(Log(opened, *p), where, "--to") for p in chosen}
     words = ", ".join(f"{names.log_id(*p)} from {before[p]:,} to {index:,}" for p, index in to.items())
     confirm(f"The group {group} will continue at another place: {words}.", "Move it?", yes)
-    moved = operate.seek(opened, group, where, *chosen)  # type: ignore[arg-type]
+    moved = groups.seek(opened, group, where, *chosen)  # type: ignore[arg-type]
     positions = {names.log_id(*partition): index for partition, index in moved.items()}
     output.say(
         f"{group} moved: {', '.join(f'{log} to {at:,}' for log, at in positions.items())}",
@@ -206,7 +268,7 @@ def _move(opened: Store, unit: str, only: str | None, where: places.Place) -> _M
 
 def _chosen(unit: str, tailer: str | None, known: list[str], where: places.Place) -> list[str]:
     processor = unit.partition("/")[0]
-    inputs = [id.removeprefix(f"{processor}.") for id in known]
+    inputs = [id.rpartition(".")[2] for id in known]
     if tailer is None:
         if len(known) > 1 and not isinstance(where, (str, datetime)):
             raise WrongUsage(

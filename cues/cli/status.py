@@ -23,7 +23,7 @@ from cues.cli.output import (
     quantiles,
     size,
 )
-from cues.engine import record
+from cues.engine import identities, record
 from cues.engine.record import RecordedFailure
 from cues.engine.status import processor_of
 from cues.graphs import draw
@@ -102,6 +102,7 @@ def _show(target: targets.StoreTarget, output: CommandOutput) -> None:
         return shared.status(target, output)
     with target.open() as opened:
         seen = metrics.of_store(opened)
+        gone = identities.orphans(opened, target.file.graph.plan() if target.file else None)
     graph = target.file.graph.id if target.file else None
     place = record.queues_of(target.path, graph) if graph else None
     processors = list(seen.processors)
@@ -113,7 +114,8 @@ def _show(target: targets.StoreTarget, output: CommandOutput) -> None:
         for processor in processors:
             own = [forward for forward in seen.forwards if forward.processor == processor.processor]
             stop = seen.last_stop(processor.processor)
-            rows.append(_processor(processor, {forward.store: forward.waiting for forward in own}, stop))
+            shown = _processor(processor, {forward.store: forward.waiting for forward in own}, stop)
+            rows.append(shown | {"orphan": processor.processor in gone})
         output.rows(rows + [_group(group) for group in seen.groups], ())
         return
     print(_headline(seen))
@@ -121,9 +123,9 @@ def _show(target: targets.StoreTarget, output: CommandOutput) -> None:
         print(
             f"{graph} last ran with its queues in {place.directory}, {ago(place.when)}: cues status {place.directory}"
         )
+    groups: dict[str, list[ProcessorMetrics]] = {}
     if processors:
         print()
-        groups: dict[str, list[ProcessorMetrics]] = {}
         for processor in processors:
             groups.setdefault(processor_of(processor.processor), []).append(processor)
         output.rows([row for units in groups.values() for row in _rows(units)], _COLUMNS)
@@ -142,6 +144,9 @@ def _show(target: targets.StoreTarget, output: CommandOutput) -> None:
         for group in seen.groups:
             if group.idle:
                 print(f"\n{_idle(group)}\n  cues forget {target.text}#group:{group.group}")
+    for id, units in groups.items():
+        if id in map(processor_of, gone):
+            print(f"\n{_orphan(units)}\n  cues forget {target.text} {id}")
     for processor in processors:
         last = processor.last_error
         if last is not None:
@@ -160,6 +165,13 @@ def _show(target: targets.StoreTarget, output: CommandOutput) -> None:
         missing = [node.id for node in target.file.graph.plan().running if node.id not in known]
         if missing:
             print(f"\nHas not run yet: {', '.join(missing)}")
+
+
+def _orphan(units: list[ProcessorMetrics]) -> str:
+    """A line about a processor that its graph has no more."""
+    read = [f"{tailer.queue} at {tailer.position:,} (lag {tailer.lag or 0:,})" for u in units for tailer in u.tailers]
+    waits = f' Retention "read" waits for it: {", ".join(read)}.' if read else ""
+    return f"{processor_of(units[0].processor)} is an orphan: its graph does not have it any more.{waits}"
 
 
 def _failures(supervisor: SupervisorMetrics) -> list[str]:

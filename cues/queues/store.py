@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import importlib
 import os
+from datetime import datetime
 from typing import TYPE_CHECKING, Unpack
 
 from cues.base.option_texts import describes
@@ -20,6 +21,7 @@ from cues.storage.base_store import BaseStore
 
 if TYPE_CHECKING:
     from cues.steps.transaction import Transaction
+    from cues.tools.operate import SeekPlan
 
 
 class Store(BaseStore):
@@ -66,6 +68,29 @@ class Store(BaseStore):
         # It uses the mechanism of steps, a layer above this one, so it is loaded by name.
         transaction: Transaction = importlib.import_module("cues.steps.transaction").Transaction(self)
         return transaction
+
+    def seek(
+        self,
+        processor: str,
+        to: str | int | datetime,
+        *,
+        tailer: str | None = None,
+        again: bool = False,
+        reset_state: bool | None = None,
+        plan: bool = False,
+    ) -> list[SeekPlan]:
+        """Move the position of a processor (``"graph.processor"``), and return the effects, by unit.
+
+        ``to`` is ``"start"``, ``"end"``, an index or a time; ``tailer`` names one of its inputs. ``reset_state=True``
+        deletes its state in the same commit. If it has state and messages are delivered again, ``reset_state`` must be
+        given: with False they count twice. ``again``: transactional sinks accept the messages again. With ``plan``
+        nothing is moved. Raises :class:`InvalidArgument`.
+        """
+        operate = importlib.import_module("cues.tools.operate")
+        plans: list[SeekPlan] = operate.plan_seek(self, processor, to, tailer=tailer, again=again)
+        if not plan:
+            operate.seek(self, plans, again=again, reset_state=reset_state)
+        return plans
 
     def check(self) -> list[str]:
         """Check the whole store; return the problems, one sentence each (see ``cues check``)."""

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Final
 
 from cues import faults
 from cues.base import names
-from cues.errors import AlreadyRunning, Fenced, InvalidArgument, TopologyChanged
+from cues.errors import AlreadyRunning, Fenced, InvalidArgument, QueueNotFound, TopologyChanged
 from cues.forwarding import low_water, other_stores
 from cues.queues import marks
 from cues.queues.committed import differ, log_at
@@ -333,8 +333,12 @@ def fenced(processor: str, expected: bytes, stored: bytes | None) -> Fenced:
     )
 
 
-def seek(store: Store, processor: str, positions: dict[str, int], again: bool = False) -> ProcessorRow:
+def seek(
+    store: Store, processor: str, positions: dict[str, int], again: bool = False, reset_state: bool = False
+) -> ProcessorRow:
     """Move positions (indices by tailer id) of a processor, whether it runs or not, and raise its epoch.
+
+    ``reset_state`` deletes its state in the same commit. An owner that runs drops the state that it has in memory.
 
     ``again`` also raises the generation, so that transactional sinks accept the messages again.
     """
@@ -365,6 +369,11 @@ def seek(store: Store, processor: str, positions: dict[str, int], again: bool = 
                 reader = marks.ForeignReader(store.id, topology.key or processor, before.epoch + 1)
                 low_water.lower_mark(other, topology.queues[at], reader, index)
 
+    table = None
+    if reset_state:
+        with contextlib.suppress(QueueNotFound):
+            table = store._database(names.state_database(topology.key or processor))
+
     def move(txn: StoreTransaction) -> ProcessorRow:
         row = read_row(txn, processor)
         assert row is not None
@@ -375,6 +384,9 @@ def seek(store: Store, processor: str, positions: dict[str, int], again: bool = 
             positions=tuple(targets.get(at, position) for at, position in enumerate(row.positions)),
         )
         txn.put(names.processor_key(processor), new.pack())
+        if table is not None:
+            txn.drop(table, delete=False)
+        faults.point("seek.inside")
         return new
 
     return store._commit(move)

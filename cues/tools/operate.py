@@ -1,0 +1,345 @@
+"""Processors from outside: plan a seek, seek, and delete one that its graph has no more.
+
+    plan_seek(store, "shop.count", "start")       what a seek would do: deliveries, outputs, state
+    seek(store, plans, reset_state=True)          do it, in one commit for each unit
+    plan_forget(store, "shop.old")                what is deleted with a processor
+    forget(store, "shop.old")                     delete it
+
+Planning changes nothing. A processor over partitions has a plan for each of its units.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from cues.base import names
+from cues.engine import identities
+from cues.engine.status import processor_of
+from cues.errors import AlreadyRunning, InvalidArgument, QueueInUse, QueueNotFound, StoreNotFound
+from cues.forwarding import low_water, other_stores
+from cues.graphs.graph import Graph
+from cues.graphs.plan import Plan
+from cues.queues import marks, processor_rows
+from cues.queues.base import index_of
+from cues.queues.log import Log
+from cues.queues.processor_rows import ProcessorRow, key_of, read_row, read_topology
+from cues.queues.queue import open_queue
+from cues.queues.store import Store
+from cues.steps import ownership, pending
+from cues.steps.ownership import Claimant, Ownership
+from cues.storage import wakeup
+from cues.storage.datafile import PAGE_BYTES, pages_of
+from cues.storage.transaction import StoreTransaction
+from cues.tools import metrics
+
+Place = str | int | datetime
+"""``"start"``, ``"end"``, an index, or an aware datetime: the first message at or after it."""
+
+
+@dataclass(frozen=True)
+class SeekInput:
+    """The move of one position."""
+
+    tailer: str
+    queue: str
+    """With ``/<partition>`` unless it is 0."""
+    position: int
+    to: int
+
+    @property
+    def again(self) -> int:
+        """The number of messages that are delivered again."""
+        return max(0, self.position - self.to)
+
+    @property
+    def skipped(self) -> int:
+        """The number of messages that are left out."""
+        return max(0, self.to - self.position)
+
+
+@dataclass(frozen=True)
+class SeekOutput:
+    """A place to which the outputs of messages that are delivered again go."""
+
+    name: str
+    """The queue; of a sink its id."""
+    effect: str
+    """``"appended again"``, ``"delivered again"`` or ``"skipped by the target"``."""
+    store: str = ""
+    """The path of the queue's store, if it is another store."""
+
+
+@dataclass(frozen=True)
+class SeekPlan:
+    """The effects of a seek of one unit."""
+
+    processor: str
+    """The id of the unit."""
+    inputs: tuple[SeekInput, ...]
+    outputs: tuple[SeekOutput, ...]
+    """Empty if no message is delivered again."""
+    state_values: int
+    """The number of values in its state."""
+    state_bytes: int
+    """The size of their pages."""
+
+    @property
+    def counts_twice(self) -> bool:
+        """True if messages that its state has are delivered again."""
+        return self.state_values > 0 and any(input.again for input in self.inputs)
+
+
+def units_of(store: Store, processor: str) -> list[str]:
+    """Return the units of a processor, or the one unit that is named. Raises :class:`InvalidArgument`."""
+    known = metrics.processors(store)
+    units = [id for id in known if id == processor or processor_of(id) == processor]
+    if not units:
+        raise InvalidArgument(
+            f"The store {store.path} has no processor {processor!r}; it has {', '.join(known) or 'none'}.",
+            "run cues status, and give the id of a processor: graph.processor.",
+        )
+    return units
+
+
+def plan_seek(
+    store: Store,
+    processor: str,
+    to: Place,
+    *,
+    tailer: str | None = None,
+    again: bool = False,
+    graph: Graph | None = None,
+) -> list[SeekPlan]:
+    """Return the effects of a seek, by unit. Changes nothing.
+
+    ``tailer`` is a queue, or a tailer id: only this input moves. ``again``: transactional sinks would accept the
+    messages again. With ``graph`` the outputs are those that it declares; without it those of the last steps.
+    """
+    units = units_of(store, processor)
+    if len(units) > 1 and isinstance(to, int):
+        raise InvalidArgument(
+            f"{processor} reads {len(units)} partitions, and an index belongs to one.",
+            f"name the unit, such as {units[-1]!r}; or pass 'start', 'end' or a time.",
+        )
+    return [
+        plan_unit(store, unit, _positions(store, unit, to, tailer), again, graph.plan() if graph else None)
+        for unit in units
+    ]
+
+
+def plan_unit(
+    store: Store, unit: str, positions: dict[str, int], again: bool = False, plan: Plan | None = None
+) -> SeekPlan:
+    """Return the effects of new positions, by tailer id, of one unit."""
+    standing = {tailer.tailer: tailer for tailer in metrics.tailers(store, unit)}
+    inputs = tuple(SeekInput(id, standing[id].queue, standing[id].position, to) for id, to in positions.items())
+    outputs = _outputs(store, unit, again, plan) if any(input.again for input in inputs) else ()
+    return SeekPlan(unit, inputs, outputs, *_state_size(store, unit))
+
+
+def seek(
+    store: Store, plans: Sequence[SeekPlan], *, again: bool = False, reset_state: bool | None = None
+) -> list[ProcessorRow]:
+    """Move positions as planned, whether the processor runs or not. Each unit is one commit, with its state.
+
+    ``reset_state``: True deletes the state of the units in the same commit; False keeps it, and messages that are
+    delivered again count twice in it. None, the default, refuses that (:class:`InvalidArgument`), and then nothing is
+    moved. ``again`` raises the generation: transactional sinks accept the messages again.
+    """
+    for plan in plans:
+        if plan.counts_twice and reset_state is None:
+            raise InvalidArgument(
+                f"{plan.processor} has state ({plan.state_values:,} values) of the messages that it would be given"
+                " again, which would count twice.",
+                "pass reset_state=True to begin with an empty state, or reset_state=False to keep it.",
+            )
+    rows = []
+    for plan in plans:
+        moves = {input.tailer: input.to for input in plan.inputs}
+        rows.append(ownership.seek(store, plan.processor, moves, again, bool(reset_state)))
+        store._ring(wakeup.union(wakeup.mask_of(*names.log_parts(input.queue)) for input in plan.inputs))
+    return rows
+
+
+def _positions(store: Store, unit: str, to: Place, tailer: str | None) -> dict[str, int]:
+    standing = metrics.tailers(store, unit)
+    chosen = [t for t in standing if tailer in (None, t.tailer, t.queue, t.queue.partition("/")[0])]
+    if not chosen or (len(chosen) > 1 and isinstance(to, int)):
+        read = ", ".join(t.queue for t in standing)
+        raise InvalidArgument(
+            f"{unit} reads {read or 'no queue: it is a source, which keeps its own position'}, and"
+            f" {f'not {tailer!r}' if not chosen else 'an index belongs to one of them'}.",
+            "pass tailer= with one of its queues." if standing else "start it over with --fresh.",
+        )
+    with other_stores.Others(store) as others:
+        positions = {}
+        for t in chosen:
+            other = (
+                store
+                if not t.store
+                else next((o for id in other_stores.places(store) if (o := others.get(id)) and o.path == t.store), None)
+            )
+            if other is None:
+                raise StoreNotFound(
+                    f"The store of queue {t.queue!r} is not at its path ({t.store}).",
+                    "put the store back at that path.",
+                    path=t.store,
+                )
+            log = Log(other, *names.log_parts(t.queue))
+            with other._view() as txn:
+                positions[t.tailer] = index_of(txn, log, log.row(txn), to, f"to={to!r}")
+    return positions
+
+
+def _outputs(store: Store, unit: str, again: bool, plan: Plan | None) -> tuple[SeekOutput, ...]:
+    node = None if plan is None else next((n for n in plan.running if n.id == processor_of(unit)), None)
+    with store._view() as txn:
+        topology = read_topology(txn, unit)
+        key = key_of(txn, unit)
+    outputs: list[SeekOutput] = []
+    if topology is not None and topology.kind == "sink":
+        exact = node is not None and node.options.checkpoint is not None
+        effect = "skipped by the target" if exact and not again else "delivered again"
+        outputs.append(SeekOutput(processor_of(unit), effect))
+    paths = {id: str(places[0]) for id, places in other_stores.places(store).items()}
+    if node is not None and plan is not None:
+        ends = [(p.queue, str(plan.queues[p.queue].path or "")) for p in node.writes]
+    else:
+        wrote = _wrote(store, key)
+        ends = [(queue, "") for queue in sorted(wrote) if names.fork_parts(queue) is None]
+        ends += [("messages", paths.get(f[1], f[1].hex())) for queue in sorted(wrote) if (f := names.fork_parts(queue))]
+    return (*outputs, *(SeekOutput(queue, "appended again", path) for queue, path in ends))
+
+
+def _wrote(store: Store, key: str) -> set[str]:
+    """The queues that the try log of a processor names: those of its last steps."""
+    log = Log(store, key)
+    with store._view() as txn:
+        row = log.row(txn)
+        raws = log.read(txn, row, row.first, row.next - row.first)
+    indices = [message.get(names.MESSAGE_INDEX, ()) for batch in log.batches(raws) for message in batch.messages()]
+    return {names.log_parts(queue)[0] for each in indices for queue in each}
+
+
+def _state_size(store: Store, unit: str) -> tuple[int, int]:
+    with store._view() as txn:
+        key = key_of(txn, unit)
+    try:
+        database = store._database(names.state_database(key))
+    except QueueNotFound:
+        return 0, 0
+    with store._view() as txn:
+        figures = txn.stat(database)
+    return int(figures["entries"]), pages_of(figures) * PAGE_BYTES if figures["entries"] else 0
+
+
+# --- orphans --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ForgetPlan:
+    """A processor in the store that can be deleted, with all of its units."""
+
+    processor: str
+    units: tuple[str, ...]
+    unread: int
+    """The number of messages that it has not taken, for which retention may wait."""
+    state_values: int
+    state_bytes: int
+
+
+def plan_forget(store: Store, processor: str, graph: Graph | None = None) -> ForgetPlan:
+    """Return what would be deleted. Changes nothing. Raises the errors of :func:`forget`."""
+    units = units_of(store, processor)
+    if units == [processor] and processor != processor_of(processor):
+        raise InvalidArgument(f"{processor} is one partition.", f"name the processor: {processor_of(processor)}.")
+    present = identities.graphs(store).get(processor.partition(".")[0], set())
+    if graph is not None and graph.id == processor.partition(".")[0]:
+        present = {node.id for node in graph.plan().running}
+    if processor in present:
+        raise InvalidArgument(
+            f"{processor} is a processor of its graph.",
+            f"remove it from the graph first; or start it over with: cues seek {store.path}#{processor} --to start"
+            " --reset-state.",
+        )
+    for unit in units:
+        holder = metrics.owner(store, unit)
+        if holder is not None:
+            raise AlreadyRunning(
+                f"{unit} is run by process {holder.pid} ({holder.state}).",
+                f"stop that process first (kill {holder.pid}).",
+                pid=holder.pid,
+            )
+    for forward in metrics.of_forwards(store):
+        if forward.processor in units and forward.waiting != 0:
+            waiting = "messages" if forward.waiting is None else f"{forward.waiting:,} messages"
+            raise QueueInUse(
+                f"{waiting} of {forward.processor} wait to be forwarded to the store {forward.store}.",
+                "run the graph once, which forwards them.",
+                queue=names.fork_id(forward.processor, b""),
+            )
+    sizes = [_state_size(store, unit) for unit in units]
+    unread = sum(tailer.lag or 0 for unit in units for tailer in metrics.tailers(store, unit))
+    return ForgetPlan(processor, tuple(units), unread, sum(n for n, _ in sizes), sum(size for _, size in sizes))
+
+
+def forget(store: Store, processor: str, graph: Graph | None = None) -> ForgetPlan:
+    """Delete a processor that its graph has no more: positions, state and tries of all its units, in one commit.
+
+    Retention no longer waits for it. Its outputs and the data of its target stay. A processor of that name begins
+    anew later, also for targets. ``graph`` is the graph as it is now; without it, the processors of the graph are
+    those of its last start. Raises :class:`AlreadyRunning` while a process runs it, :class:`QueueInUse` while its
+    messages wait for another store, and :class:`InvalidArgument` if there is none, or if the graph has it.
+    """
+    plan = plan_forget(store, processor, graph)
+    owned = Ownership(store, [Claimant(unit, "", {}) for unit in plan.units])
+    try:
+        with store._view() as txn:
+            keys = {unit: key_of(txn, unit) for unit in plan.units}
+            topologies = {unit: read_topology(txn, unit) for unit in plan.units}
+        for unit, key in keys.items():
+            _settle(store, unit, key)
+        # The marks first: what is left after a death in between is deleted by the next call.
+        for unit, topology in topologies.items():
+            for queue, other in zip(topology.queues, topology.stores) if topology else ():
+                with contextlib.suppress(StoreNotFound):
+                    if other:
+                        with other_stores.opened(store, other, readonly=False) as opened:
+                            low_water.drop_mark(opened, queue, marks.ForeignReader(store.id, keys[unit], 0))
+        tables = []
+        for key in keys.values():
+            with contextlib.suppress(QueueNotFound):
+                tables.append(store._database(names.state_database(key)))
+        logs = [Log(store, key) for key in keys.values()]
+
+        def delete(txn: StoreTransaction) -> None:
+            for unit in plan.units:
+                processor_rows.forget(txn, unit)
+            for table in tables:
+                txn.drop(table, delete=False)
+            for log in logs:  # the row of the try log stays: the key is not used again
+                row = log.row(txn)
+                txn.drop(log.database, delete=False)
+                log.move_front(txn, row, row.next)
+
+        store._commit(delete)
+    finally:
+        owned.release()
+    return plan
+
+
+def _settle(store: Store, unit: str, key: str) -> None:
+    """Append the acknowledgements that are due in other stores, and drop the pending messages there."""
+    with store._view() as txn:
+        row, owner = pending.read_row(txn, key), read_row(txn, unit)
+    if row is None or owner is None:
+        return
+    with contextlib.ExitStack() as opened:
+        queues = []
+        for id, log in row.due:
+            other = opened.enter_context(other_stores.opened(store, id, readonly=False))
+            queues.append(open_queue(other, names.log_parts(log)[0]))
+        pending.finish(store, unit, key, owner, queues)
