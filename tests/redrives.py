@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from scenarios import _in_child
+from scenarios import MAP_BYTES, _in_child
 
 import cues
 from cues import AnyOf, Graph, QueueOptions, Sink, Source, Stream, faults, testing
@@ -125,7 +125,9 @@ def prepare(name: str, path: str) -> None:
     """Make the store, with failed messages on its error queue."""
     _begin(path, True)
     graph = graph_of(name, path)
-    with cues.open(path, durability="process") as store:
+    if "abroad" in name:
+        cues.open(_away(path), durability="process", map_size=MAP_BYTES).close()
+    with cues.open(path, durability="process", map_size=MAP_BYTES) as store:
         testing.run_until_idle(graph, store)
         for queue in ("in", "more") if graph.plan().queues.get("more") is not None else ("in",):
             store.queue(queue).appender().write_many([{TYPE: "order", "n": n} for n in range(1, 8)])

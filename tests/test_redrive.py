@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import signal
+from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 from forks import Forks
@@ -40,5 +42,10 @@ def test_death_at_every_point_of_a_redrive_changes_nothing(name: str, forks: For
             assert not found[part], f"{name}: {site}: {found[part]}"
         for part in ("queues", "state", "errors", "unresolved"):
             assert found[part] == expected[part], f"{name}: {site}: {part}"
-        # A call may be repeated, under the same hash.
-        assert {tuple(call) for call in found["told"]} == {tuple(call) for call in expected["told"]}, site
+        # A call may be repeated, under the same hash. (The queues of redriven messages have other identities here.)
+        assert calls(found) == calls(expected), f"{name}: {site}: {found['told']}"
+
+
+def calls(found: dict[str, Any]) -> Counter[tuple[str, int]]:
+    """The number of delivery hashes, by processor and message."""
+    return Counter((who, what) for who, what, _ in {tuple(call) for call in found["told"]})
