@@ -145,6 +145,13 @@ def redrive(name: str, path: str) -> dict[str, int]:
     return {kind: len(places) for kind, places in counts.items()}
 
 
+def finish(name: str, path: str) -> None:
+    """Run the graph, which forwards messages for other stores, until it is idle."""
+    _begin(path, False)
+    with cues.open(path) as store:
+        testing.run_until_idle(graph_of(name, path), store)
+
+
 def sites(name: str, path: str) -> list[tuple[str, int]]:
     return testing.crash_sites(lambda: redrive(name, path))
 
@@ -178,6 +185,7 @@ def crash_and_finish(name: str, made: str, crashes: list[tuple[str, int]]) -> It
         path = copy(made, f"case-{number}")
         died = _in_child(_die, name, path, point, hit)
         again = redrive(name, path)
+        finish(name, path)
         yield {"died": died, "again": again, **examine(name, path)}
         shutil.rmtree(Path(path).parent)
 
