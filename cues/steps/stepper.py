@@ -61,13 +61,13 @@ class Stepper(Recovery):
 
     def ready(self) -> bool:
         """Return whether :meth:`step` would take messages or raise :class:`Fenced`."""
-        if self.moved() or self.store._lost() or self._redrives_wait():
+        if self.moved() or self.store._lost():
             return True
         if self.gate.late and not self.gate.room():
             if self._something_to_take():
                 self._hold()
             return False
-        if self._pending is not None:
+        if self._pending is not None or self._redrives_wait():
             return True
         size = self.runner.pace.count if self.runner is not None and self._linger_ns else 1
         if any(self._count(inputs, size) for _, inputs in self._choices()):
@@ -173,10 +173,11 @@ class Stepper(Recovery):
         if redriver is None:
             assert self._redriver_of is not None
             redriver = self._redriver_of(self)
-        elif redriver.step() == "idle":
+            outcome: Outcome = "committed"
+        elif (outcome := redriver.step()) == "idle":
             redriver.refuse()
         self.redriver = redriver
-        return True
+        return outcome != "blocked"
 
     # 1. Take.
 
