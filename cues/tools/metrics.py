@@ -4,6 +4,8 @@
     queues      messages, time of the last one, rate
     processors  positions, lag, rates, failures, owner
     groups      members and their partitions, positions, lag
+    consumers   of cues.txn: process, positions, lag
+    transactions  that are pending: whose, since when, how many messages, on which queue
 
 Everything is read in short transactions from rows that the store has anyway, so measurements cost the
 graph nothing. A rate is over the last :data:`WINDOW_S`, or over the time since the first record if that is
@@ -44,6 +46,7 @@ from cues.steps.ownership import LEASE_S
 from cues.storage import leases, locks, transaction
 from cues.storage.base_store import BaseStore
 from cues.storage.transaction import StoreTransaction
+from cues.txn.operate import ConsumerMetrics, TransactionMetrics, list_consumers, list_transactions
 
 WINDOW_S: Final = 10.0
 """The time over which rates are computed."""
@@ -183,6 +186,8 @@ class StoreMetrics:
     readers: tuple[ReaderMetrics, ...]
     supervisors: tuple[SupervisorMetrics, ...]
     groups: tuple[GroupMetrics, ...]
+    consumers: tuple[ConsumerMetrics, ...] = ()
+    transactions: tuple[TransactionMetrics, ...] = ()
 
 
 def of_store(store: Store) -> StoreMetrics:
@@ -200,6 +205,8 @@ def of_store(store: Store) -> StoreMetrics:
         tuple(of_readers(store)),
         tuple(of_supervisors(store)),
         tuple(list_groups(store)),
+        tuple(list_consumers(store)),
+        tuple(list_transactions(store)),
     )
 
 
@@ -318,7 +325,11 @@ def of_readers(store: Store) -> list[ReaderMetrics]:
         for view in store.queue(name)._views:
             with store._view() as txn:
                 known = marks.of_log(txn, view._log)
-            readers += [ReaderMetrics(who.processor, who.home.hex(), view._log.id, mark.next) for who, mark in known]
+            readers += [
+                ReaderMetrics(who.processor, who.home.hex(), view._log.id, mark.next)
+                for who, mark in known
+                if not who.processor.startswith(marks.CONSUMER)
+            ]
     return readers
 
 
