@@ -97,7 +97,9 @@ CHECKPOINT_POINTS: dict[str, str] = {
 
 CONSUMER_POINTS: dict[str, str] = {
     "consumer.restored": "a consumer's checkpoint restored, nothing else done",
-    "consumer.repeated": "the acknowledgements of the checkpoint repeated, nothing read",
+    "consumer.repeated": "the acknowledgements of the checkpoint repeated; other messages pending, nothing read",
+    "consumer.dropped": "messages that earlier instances left pending dropped, nothing read",
+    "consumer.noted": "the position of a consumer written in a store that it reads, not committed",
     "consumer.consumed": "a message consumed; the messages that it published are pending, or wait in memory",
     "consumer.finalized": "a consumer's transaction at its end, nothing of it durable",
     "consumer.before": "published and read messages durable, the checkpoint not committed",

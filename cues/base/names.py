@@ -184,6 +184,10 @@ group_key = _keys(b"\0group\0")
 """Key of a group's row: generation, the generation that its plan is of, count of changes."""
 checkpoint_key = _keys(CHECKPOINTS)
 """Key of the fence of a checkpoint that a consumer keeps in the store."""
+consumer_key = _keys(b"\0consumer\0")
+"""Key of the row of a consumer, by its id in hex, in a store that it reads."""
+publisher_key = _keys(b"\0publisher\0")
+"""Key of the row of a publisher, by its producer id in hex, in a store where it has pending messages."""
 age_key = _keys(b"\0age\0")
 """Key of the notes of a log's next index and their times, while its append times are ahead of the clock."""
 timeline_key = _keys(b"\0line\0")

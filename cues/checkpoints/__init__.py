@@ -9,6 +9,7 @@
     checkpoint.commit(c, work)       the user's writes and the checkpoint, in one transaction
     checkpoint.begin()               the same in two steps: its ``argument`` can be read before ``commit(c, work)``
     checkpoint.lease(), set_lease()  the lease by which instances of a consumer take turns
+    checkpoint.name, place, fence    by which stores know the consumer: retention waits for it, cues status shows it
 
 Duties of a checkpoint: after ``restore`` of one object, ``commit`` of every object that restored before raises
 :class:`cues.Fenced` and writes nothing. If such a commit is under way at that moment, ``restore`` either sees its

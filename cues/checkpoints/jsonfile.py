@@ -61,6 +61,21 @@ class JSONFileCheckpoint(Closing):
         """The fence that this object restored, and the process that did."""
         self._lease = LeaseFile(self.path.with_name(self.path.name + ".lease"))
 
+    @property
+    def name(self) -> str:
+        """The name of the file, without its ending."""
+        return self.path.stem
+
+    @property
+    def place(self) -> str:
+        """The place of the checkpoint: equal for all objects on the same file."""
+        return str(self.path.resolve())
+
+    @property
+    def fence(self) -> int:
+        """The fence that this object raised; 0 before :meth:`restore`."""
+        return self._held.fence if self._held else 0
+
     def restore(self, fence: int | None = None, lease: str = "") -> Checkpoint | None:
         """Raise the fence, read ``state`` and return the checkpoint; None when there is none yet.
 

@@ -38,6 +38,7 @@ from cues.queues.store import Store
 from cues.records import batch
 from cues.steps.state import State, StateTable
 from cues.storage import wakeup
+from cues.storage.base_store import BaseStore
 from cues.storage.transaction import StoreTransaction
 
 _FENCE: Final = struct.Struct(">Q")
@@ -87,6 +88,21 @@ class LMDBCheckpoint:
         self._held: RestoredFence | None = None
         """The fence that this object restored, and the process that did."""
         self._lease = LeaseFile(Path(store.directory, f"lease-checkpoint-{name}"))
+
+    @property
+    def place(self) -> str:
+        """The place of the checkpoint: equal for all objects under this name in this store."""
+        return f"{self.store.id.hex()}#{self.name}"
+
+    @property
+    def fence(self) -> int:
+        """The fence that this object raised; 0 before :meth:`restore`."""
+        return self._held.fence if self._held else 0
+
+    def sync_before(self, other: BaseStore) -> None:
+        """Make the last commit durable, before its position is written to ``other``."""
+        if self.store.durability != "disk" and not self.store._same_as(other):
+            self.store.sync()
 
     def restore(self, fence: int | None = None, lease: str = "") -> Checkpoint | None:
         """Raise the fence and return the last checkpoint; None when there is none yet.

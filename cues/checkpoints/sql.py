@@ -120,6 +120,19 @@ class SQLCheckpoint(Closing):
         self._held: RestoredFence | None = None
         """The fence that this object restored, and the process that did."""
 
+    @property
+    def place(self) -> str:
+        """The place of the checkpoint: equal for all objects with this URL and name."""
+        url = self._target.url if isinstance(self._target, sa.Engine) else self._target
+        if url.get_backend_name() == "sqlite" and url.database:
+            url = url.set(database=os.path.realpath(url.database))
+        return f"{url.render_as_string()}#{self.name}"
+
+    @property
+    def fence(self) -> int:
+        """The fence that this object raised; 0 before :meth:`restore`."""
+        return self._held.fence if self._held else 0
+
     def restore(self, fence: int | None = None, lease: str = "") -> Checkpoint | None:
         """Raise the fence and return the last checkpoint, None when there is none yet.
 

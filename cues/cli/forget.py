@@ -1,4 +1,4 @@
-"""``cues forget``: delete a consumer group, or a processor that its graph has no more."""
+"""``cues forget``: delete a consumer group, a consumer, or a processor that its graph has no more."""
 
 from __future__ import annotations
 
@@ -10,17 +10,24 @@ from cues.cli import target as targets
 from cues.cli.options import WrongUsage, command, confirm, yes_option
 from cues.cli.output import CommandOutput, count, output_options
 from cues.groups import operate
+from cues.queues.store import Store
 from cues.tools import metrics
 from cues.tools import operate as processors
+from cues.txn.operate import forget as forget_consumer
+
+CONSUMER = "consumer:"
+"""The beginning of a name that is a consumer's."""
 
 
 @command()
-@targets.takes_store("STORE#group:NAME | GRAPH | STORE")
+@targets.takes_store("STORE#group:NAME | STORE#consumer:NAME | GRAPH | STORE")
 @click.argument("processor", metavar="[PROCESSOR]", required=False)
 @yes_option
 @output_options
 def forget(target: targets.StoreTarget, processor: str | None, yes: bool, output: CommandOutput) -> None:
-    """Delete a consumer group, or a processor that its graph has no more. Retention "read" no longer waits for it.
+    """Delete a consumer group, a consumer, or a processor that its graph has no more.
+
+    Retention "read" no longer waits for it.
 
     Of a group, positions and checkpoints are deleted; of a processor, positions, state and tries. A processor of that
     name begins anew later. The command is refused for a processor that the graph has, that a process runs, or whose
@@ -29,21 +36,27 @@ def forget(target: targets.StoreTarget, processor: str | None, yes: bool, output
     A member that joins under that name later begins a new group. The command is refused while a member of the
     group lives. cues status lists the groups of a store, and names those that have no members.
 
+    With consumer:NAME it deletes the position of a consumer (cues.txn) that does not come back, and drops the messages
+    that it left pending in this store, also those that its checkpoint has decided to commit.
+
     \b
       cues forget data/shop#group:biling
       cues forget data/shop#group:biling --yes
       cues forget graph.py price                a processor that was renamed or removed
       cues forget data/shop shop.price
+      cues forget data/shop#consumer:totals
     """
     target.require()
-    if processor is not None or (target.name and not target.name.startswith(targets.GROUP)):
+    if processor is not None or (target.name and not target.name.startswith((targets.GROUP, CONSUMER))):
         return _forget_processor(replace(target, name=processor or target.name), processor is not None, yes, output)
     with target.open(readonly=False) as opened:
+        if target.name.startswith(CONSUMER):
+            return _forget_consumer(opened, target.name.removeprefix(CONSUMER), yes, output)
         known = operate.list_groups(opened)
         name = targets.group_of(target, [group.group for group in known])
         if name is None:
             raise WrongUsage(
-                "cues forget deletes a group or a processor, and none is named.",
+                "cues forget deletes a group, a consumer or a processor, and none is named.",
                 target.again(f"{targets.GROUP}{target.name or 'NAME'}"),
             )
         lag = sum(group.lag for group in known if group.group == name)
@@ -68,3 +81,11 @@ def _forget_processor(target: targets.StoreTarget, named: bool, yes: bool, outpu
         confirm(f"{' and '.join(lost)} of {plan.processor} will be deleted{unread}.", "Delete them?", yes)
         processors.forget(opened, plan.processor, graph)
     output.say(f"{plan.processor} is deleted", processor=plan.processor)
+
+
+def _forget_consumer(opened: Store, name: str, yes: bool, output: CommandOutput) -> None:
+    what = f"The position of the consumer {name} will be deleted, and the messages that it left pending here dropped."
+    confirm(what, "Delete it?", yes)
+    dropped = forget_consumer(opened, name)
+    text = f"the consumer {name} is deleted; {count(dropped, 'transaction')} dropped"
+    output.say(text, consumer=name, dropped=dropped)

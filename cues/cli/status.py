@@ -62,6 +62,22 @@ _GROUP_COLUMNS = (
     TableColumn("lag", "lag", right=True),
 )
 
+_CONSUMER_COLUMNS = (
+    TableColumn("consumer", "consumer"),
+    TableColumn("process", "process", optional=True),
+    TableColumn("reads", "log"),
+    TableColumn("at", "position", right=True),
+    TableColumn("lag", "lag", right=True),
+)
+
+_TRANSACTION_COLUMNS = (
+    TableColumn("pending on", "log"),
+    TableColumn("of", "owner"),
+    TableColumn("process", "process", optional=True),
+    TableColumn("messages", "messages", right=True),
+    TableColumn("since", "since"),
+)
+
 
 @command(cls=watching.Watched)
 @targets.takes_store("[GRAPH | STORE]", shared=True)
@@ -90,8 +106,8 @@ def status(target: targets.StoreTarget, watch: float | None, output: CommandOutp
 
     The store is opened read-only, whether its graph runs or not. A processor over partitions is one line, the
     sum of its units. In JSON the first line is the store; each other line is a processor, or one unit of it
-    (its id has the partition: flights.enrich/3), or a consumer group. A group that has no members is named with
-    the time since which it has none.
+    (its id has the partition: flights.enrich/3), a consumer group, a consumer, or a pending transaction. A group
+    that has no members is named with the time since which it has none.
     """
     watching.repeat(lambda: _show(target, output), watch, output)
 
@@ -116,7 +132,8 @@ def _show(target: targets.StoreTarget, output: CommandOutput) -> None:
             stop = seen.last_stop(processor.processor)
             shown = _processor(processor, {forward.store: forward.waiting for forward in own}, stop)
             rows.append(shown | {"orphan": processor.processor in gone})
-        output.rows(rows + [_group(group) for group in seen.groups], ())
+        rows += [_group(group) for group in seen.groups]
+        output.rows(rows + _consumers(seen) + [{"transaction": vars(pending)} for pending in seen.transactions], ())
         return
     print(_headline(seen))
     if place is not None:
@@ -129,7 +146,7 @@ def _show(target: targets.StoreTarget, output: CommandOutput) -> None:
         for processor in processors:
             groups.setdefault(processor_of(processor.processor), []).append(processor)
         output.rows([row for units in groups.values() for row in _rows(units)], _COLUMNS)
-    elif not seen.groups:
+    elif not (seen.groups or seen.consumers):
         print("No graph has run on this store.")
     if seen.queues:
         print()
@@ -147,6 +164,7 @@ def _show(target: targets.StoreTarget, output: CommandOutput) -> None:
     for id, units in groups.items():
         if id in map(processor_of, gone):
             print(f"\n{_orphan(units)}\n  cues forget {target.text} {id}")
+    _show_consumers(seen, output)
     for processor in processors:
         last = processor.last_error
         if last is not None:
@@ -386,3 +404,41 @@ def _processor(
         "last_error": vars(processor.last_error) if processor.last_error else None,
         "last_stop": vars(stop) if stop else None,
     }
+
+
+def _show_consumers(seen: StoreMetrics, output: CommandOutput) -> None:
+    """Print the consumers of cues.txn, and the transactions that are pending."""
+    consumers = [
+        {
+            "consumer": "" if number else consumer.consumer,
+            "process": None if number else _process(consumer.pid, consumer.state),
+            **vars(source),
+        }
+        for consumer in seen.consumers
+        for number, source in enumerate(consumer.sources)
+    ]
+    transactions = [
+        {
+            "log": pending.log,
+            "owner": pending.owner or f"publisher {pending.publisher}",
+            "process": _process(pending.pid, pending.state),
+            "messages": pending.messages,
+            "since": ago(pending.since),
+        }
+        for pending in seen.transactions
+    ]
+    for rows, columns in ((consumers, _CONSUMER_COLUMNS), (transactions, _TRANSACTION_COLUMNS)):
+        if rows:
+            print()
+            output.rows(rows, columns)
+
+
+def _process(pid: int | None, state: str) -> str:
+    return f"{pid} ({state})" if pid else "none"
+
+
+def _consumers(seen: StoreMetrics) -> list[dict[str, Any]]:
+    return [
+        vars(consumer) | {"lag": consumer.lag, "sources": {s.log: _without(s, "log") for s in consumer.sources}}
+        for consumer in seen.consumers
+    ]

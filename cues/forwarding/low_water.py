@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from cues import faults
 from cues.base import names
+from cues.queues import marks
 from cues.queues.marks import ForeignReader, Mark
 from cues.queues.queue import Queue
 from cues.storage.base_store import BaseStore
@@ -89,9 +90,7 @@ class LowWater:
 
     def _write(self, mark: Mark) -> None:
         def put(txn: StoreTransaction) -> None:
-            raw = txn.get(self._key)
-            if raw is None or Mark.unpack(raw).epoch <= mark.epoch:
-                txn.put(self._key, mark.pack())
+            marks.put(txn, self.queue._log.id, self.reader, mark)
             faults.point("mark.inside")
 
         self.queue.store._commit(put)

@@ -1,4 +1,9 @@
-"""Low-water marks: the progress of readers whose positions are in another store."""
+"""Low-water marks: the progress of readers whose positions are in another store, or in a checkpoint (cues/txn).
+
+A queue may get partitions while a reader of the whole queue does not run. It has no mark on them, and would lose their
+messages. So its mark on partition 0 says that it reads the whole queue, and counts as one on the first message of each
+partition where it has none.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +17,10 @@ from cues.records import sealed
 from cues.storage.transaction import StoreTransaction, named_rows
 
 _LOW: Final = struct.Struct(">QQB")
+_PENDING: Final = 1
+_WHOLE: Final = 2
+CONSUMER: Final = "consumer "
+"""The beginning of the name of a reader that is a consumer. Its store is then the id of the consumer."""
 
 
 class Mark(NamedTuple):
@@ -23,15 +32,18 @@ class Mark(NamedTuple):
     """All messages before this index were read, and the reader's commit is durable."""
     pending: bool
     """A step took messages from ``next`` on and may be repeated: no policy deletes them."""
+    whole: bool = False
+    """On partition 0: the reader reads all partitions of the queue, also those that are added."""
 
     def pack(self) -> bytes:
-        return sealed.seal(_LOW.pack(*self))
+        flags = _PENDING * self.pending + _WHOLE * self.whole
+        return sealed.seal(_LOW.pack(self.epoch, self.next, flags))
 
     @staticmethod
     def unpack(raw: bytes) -> Mark:
         """Decode the row. Raises :class:`StoreDamaged`."""
-        epoch, next, pending = _LOW.unpack(sealed.unseal(raw, "low-water mark of a reader in another store"))
-        return Mark(epoch, next, bool(pending))
+        epoch, next, flags = _LOW.unpack(sealed.unseal(raw, "low-water mark of a reader in another store"))
+        return Mark(epoch, next, bool(flags & _PENDING), bool(flags & _WHOLE))
 
 
 @dataclass(frozen=True)
@@ -46,9 +58,26 @@ class ForeignReader:
 
 def of_log(txn: StoreTransaction, log: Log) -> list[tuple[ForeignReader, Mark]]:
     """Return the marks on a log, each with its reader."""
-    marks = []
-    for name, value in named_rows(txn, names.low_water_prefix(log.id)):
-        home, _, processor = name.partition("/")
-        mark = Mark.unpack(value)
-        marks.append((ForeignReader(bytes.fromhex(home), processor, mark.epoch), mark))
-    return marks
+    marks = _rows(txn, log.id)
+    if log.partition:
+        for name, mark in _rows(txn, names.log_id(log.queue, 0)).items():
+            if mark.whole:
+                marks.setdefault(name, Mark(mark.epoch, 1, False))
+    return [(_reader(name, mark), mark) for name, mark in marks.items()]
+
+
+def put(txn: StoreTransaction, log_id: str, reader: ForeignReader, mark: Mark) -> None:
+    """Write a mark, unless a later owner of the reader has written one."""
+    key = names.low_water_key(log_id, reader.home, reader.processor)
+    raw = txn.get(key)
+    if raw is None or Mark.unpack(raw).epoch <= mark.epoch:
+        txn.put(key, mark.pack())
+
+
+def _rows(txn: StoreTransaction, log_id: str) -> dict[str, Mark]:
+    return {name: Mark.unpack(raw) for name, raw in named_rows(txn, names.low_water_prefix(log_id))}
+
+
+def _reader(name: str, mark: Mark) -> ForeignReader:
+    home, _, processor = name.partition("/")
+    return ForeignReader(bytes.fromhex(home), processor, mark.epoch)

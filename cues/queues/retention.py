@@ -6,9 +6,10 @@
 3. Whole record batches are deleted, at most 1,000 in a commit.
 
 Known readers are the processors that ever read the queue, in this store and in others (forwarding/low_water.py),
-its named tailers and the consumer groups. Only the policy "read" waits for them. The others also delete messages that
-a reader has not read, and log a warning, once for each reader in each process. The policy "read" first forgets the
-groups that have expired: they had no member for the time that their members asked for.
+consumers, whose marks are of the same kind (txn/registration.py), its named tailers and the consumer groups. Only the
+policy "read" waits for them. The others also delete messages that a reader has not read, and log a warning, once for
+each reader in each process. The policy "read" first forgets the groups that have expired: they had no member for the
+time that their members asked for.
 """
 
 from __future__ import annotations
@@ -103,14 +104,16 @@ def let_go(txn: StoreTransaction, log: Log, policy: Retention) -> None:
     goal = wanted(txn, log, row, policy)
     if goal <= row.first:
         return
-    for reader in readers(txn, log):
-        if reader.next >= goal:
-            continue
+    behind = [reader for reader in readers(txn, log) if reader.next < goal]
+    for reader in behind:
         if reader.pending:
             _say(log, reader.name, "waits for a step of %s, which has not committed")
-            goal = reader.next
-        else:  # not with the policy "read" alone, which stops at the slowest reader
-            _say(log, reader.name, "deletes messages that %s has not read")
+            goal = min(goal, reader.next)
+    for reader in behind:  # not with the policy "read" alone, which stops at the slowest reader
+        at = max(reader.next, row.first)
+        if not reader.pending and at < goal:
+            where = f"it is at {at}, and the policy keeps those from {goal} on"
+            _say(log, reader.name, f"deletes messages that %s has not read: {where}")
     if goal > row.first:
         _, front = log.delete_before(txn, row, goal)
         log.move_front(txn, row, max(front, row.first))

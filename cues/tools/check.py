@@ -169,7 +169,7 @@ class _Walker:
     def _key_order(self) -> Iterator[str]:
         """Check that every row of the unnamed database has a known kind, and that a search finds it."""
         kinds = b"queue row proc topo sub reader store producer low source clock span open line age group member claim"
-        kinds += b" checkpoint graph replay redrive redriven redrives"
+        kinds += b" checkpoint graph replay redrive redriven redrives consumer publisher"
         prefixes = tuple(b"\0%b\0" % kind for kind in (*kinds.split(), b"pending"))
         last = None
         unfound: list[bytes] = []
@@ -328,6 +328,8 @@ class _Walker:
                     )
         yield from self._intact(names.PENDINGS, "The pending row of {}")
         yield from self._intact(names.LOW_WATERS, "The low-water mark {!r}")
+        yield from self._intact(names.consumer_key(""), "The row of the consumer {}")
+        yield from self._intact(names.publisher_key(""), "The row of the publisher {}")
         for queue in queues:
             if names.fork_parts(queue) is not None:
                 yield from self._fork(queue)

@@ -34,6 +34,7 @@ from cues.base.checks import nearest
 from cues.errors import QueueInUse, QueueNotFound, StoreError, StoreFull
 from cues.forwarding.other_stores import ProducerRow
 from cues.queues.log import Log, read_row
+from cues.queues.marks import CONSUMER
 from cues.queues.processor_rows import ProcessorInputs
 from cues.queues.store import Store
 from cues.storage import timeline, transaction
@@ -175,6 +176,12 @@ def _check_removable(txn: StoreTransaction, store: Store, queue: str, tails: Seq
             )
     logs = [names.log_id(queue, partition) for partition in partitions]
     for name, _ in [row for log in logs for row in transaction.named_rows(txn, names.low_water_prefix(log))]:
+        reader = name.partition("/")[2]
+        if reader.startswith(CONSUMER):
+            raise in_use(
+                f"The {reader} has a position on the queue {queue!r}.",
+                f"if it does not need the queue any more, run cues forget {store.path}#{reader.replace(' ', ':', 1)}.",
+            )
         raise in_use(
             f"The processor {name.partition('/')[2]!r} of another store reads the queue {queue!r}.",
             "start its graph without that input (--accept-topology), or use --forget if its store is lost for good.",

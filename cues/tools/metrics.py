@@ -5,6 +5,8 @@
     processors  positions, lag, rates, counters, failures, owner
     processes   processor time and memory of those that run processors
     groups      members and their partitions, positions, lag
+    consumers   of cues.txn: process, positions, lag
+    transactions  that are pending: whose, since when, how many messages, on which queue
 
 Everything is read in short transactions from rows that the store has anyway, so measurements cost the
 graph nothing. A rate is over the last :data:`WINDOW_S`, or over the time since the first record if that is
@@ -48,6 +50,7 @@ from cues.steps.error_records import ErrorLog, ErrorLogs
 from cues.steps.ownership import LEASE_S
 from cues.storage import leases, locks, transaction
 from cues.storage.transaction import StoreTransaction
+from cues.txn.operate import ConsumerMetrics, TransactionMetrics, list_consumers, list_transactions
 
 WINDOW_S: Final = 10.0
 """The time over which rates are computed."""
@@ -241,6 +244,8 @@ class StoreMetrics:
     supervisors: tuple[SupervisorMetrics, ...]
     groups: tuple[GroupMetrics, ...]
     processes: tuple[ProcessMetrics, ...] = ()
+    consumers: tuple[ConsumerMetrics, ...] = ()
+    transactions: tuple[TransactionMetrics, ...] = ()
 
     def last_stop(self, unit: str) -> RecordedFailure | None:
         """The last stop of a unit by an error; None if there was none."""
@@ -269,6 +274,8 @@ def of_store(store: Store) -> StoreMetrics:
         tuple(of_supervisors(store)),
         tuple(list_groups(store)),
         tuple(_processes(store, figures)),
+        tuple(list_consumers(store)),
+        tuple(list_transactions(store)),
     )
 
 
@@ -437,7 +444,11 @@ def of_readers(store: Store) -> list[ReaderMetrics]:
         for view in store.queue(name)._views:
             with store._view() as txn:
                 known = marks.of_log(txn, view._log)
-            readers += [ReaderMetrics(who.processor, who.home.hex(), view._log.id, mark.next) for who, mark in known]
+            readers += [
+                ReaderMetrics(who.processor, who.home.hex(), view._log.id, mark.next)
+                for who, mark in known
+                if not who.processor.startswith(marks.CONSUMER)
+            ]
     return readers
 
 

@@ -13,7 +13,8 @@ checkpoint is there. The numbers are those of docs/checkpoints.md.
     0. wait          while another instance runs (:mod:`cues.txn.turns`)
     1. restore       raise the checkpoint's fence, so that older instances cannot commit; read the checkpoint
     2. repeat        append the acknowledgements of the checkpoint, before anything else. Their transaction took place.
-                     They also drop the pending messages of the next transaction of a dead instance
+                     Then drop all messages that earlier instances left pending, on whatever queues
+                     (:mod:`cues.txn.registration`)
     3. read          open the sources at its offsets
 
     a transaction
@@ -64,6 +65,7 @@ from cues.records.identity import Clock
 from cues.storage import wakeup
 from cues.txn.barrier import wait_read_through
 from cues.txn.publisher import TRANSACTION_TIMEOUT_S, Missing, Publisher, check_publishing, check_timeout
+from cues.txn.registration import Registration, needed_from
 from cues.txn.sources import GROWTH_S, ReadFrom, Sources
 from cues.txn.turns import LEASE_S, Turn
 
@@ -233,11 +235,14 @@ class Consumer(Closing):
         self._now = now
         self._stopping = False
         self._ended = False
+        self._registration = Registration.of(checkpoint, wanted)
         self._sources = Sources([], {}, self._open_reader)
         self._publisher: Publisher | None = None
         self._sequencer = Sequencer()
         self._last = Checkpoint()
         """The last checkpoint that was committed."""
+        self._noted = self._last
+        """The last checkpoint whose position was noted in the stores that are read."""
         self._thread: ThreadPoolExecutor | None = None
         self._commit_under_way: Future[None] | None = None
         self._unsettled = False
@@ -294,6 +299,8 @@ class Consumer(Closing):
         if self._publisher is not None:
             with contextlib.suppress(CuesError):  # its pending messages are dropped in any case
                 self._publisher.close()
+            if self._registration is not None:
+                self._registration.end(nothing_pending=not (self._unsettled or self._publisher.has_pending))
 
     def _run(self, draining: bool) -> bool:
         """Run; return whether it ended without :meth:`stop`."""
@@ -312,6 +319,7 @@ class Consumer(Closing):
                 except Abort:
                     self._abort()
             self._collect(wait=True)
+            self._note(at_once=True)
             if self._turn is not None:
                 self._turn.end()
             stopped, self._stopping = self._stopping, False
@@ -352,6 +360,11 @@ class Consumer(Closing):
                 queue=skipped.journal,
             )
         faults.point("consumer.repeated")
+        if self._registration is not None:
+            self._registration.roll_back()
+            faults.point("consumer.dropped")
+            self._publisher.row = self._registration.row()
+            self._publisher.before_pending = self._registration.before_pending
         if hasattr(self._app, "start"):
             self._app.start()
         # 3. Read.
@@ -362,6 +375,8 @@ class Consumer(Closing):
             self._checkpoint.commit(restored, None)
             self._sequencer = Sequencer(restored.producers, self._ring, restored.offsets)
         self._committed(restored)
+        if self._registration is not None:
+            self._registration.begin(self._sources.by_journal.values(), restored)
 
     def _read(self, checkpoint: Checkpoint) -> None:
         """Open the sources at the offsets of a checkpoint."""
@@ -542,8 +557,11 @@ class Consumer(Closing):
         if transaction.began is not None and transaction.reading:
             due_s = self._min_s if transaction.young else self._max_s
             left_s = max(0.0, transaction.began + due_s - self._now())
-        if self._sources.grow:
-            left_s = GROWTH_S if left_s is None else min(left_s, GROWTH_S)
+        limits_s = [GROWTH_S] if self._sources.grow else []
+        if self._noted is not self._last and self._registration is not None:
+            limits_s.append(max(0.0, self._registration.due_s))
+        if limits_s:
+            left_s = min(limits_s if left_s is None else [left_s, *limits_s])
 
         def ready() -> bool:
             committed = commit is not None and commit.done()
@@ -602,12 +620,15 @@ class Consumer(Closing):
         self._committed(checkpoint)
 
     def _committed(self, checkpoint: Checkpoint) -> None:
-        needed = dict(checkpoint.offsets)
-        for state in checkpoint.producers:
-            if state.begin >= 0:
-                needed[state.journal] = min(state.begin, needed.get(state.journal, state.begin))
-        self.read_through, self.needed_from = checkpoint.offsets, needed
+        self.read_through, self.needed_from = checkpoint.offsets, needed_from(checkpoint)
         self._last = checkpoint
+
+    def _note(self, at_once: bool = False) -> None:
+        """Note the position of the last checkpoint in the stores that are read, at intervals."""
+        registration, last = self._registration, self._last
+        if registration is not None and self._noted is not last and (at_once or registration.due_s <= 0):
+            self._noted = last
+            registration.note(self._sources.by_journal.values(), last)
 
     def _collect(self, wait: bool = False) -> None:
         """Take the result of the commit under way, if it is done, or ``wait`` for it. Raises its error."""
@@ -615,6 +636,7 @@ class Consumer(Closing):
             commit, self._commit_under_way = self._commit_under_way, None
             commit.result()
             self._unsettled = False
+        self._note()
 
     def _failure(self) -> BaseException | None:
         """Wait for the commit under way, and return its error."""

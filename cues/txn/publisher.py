@@ -48,6 +48,7 @@ from cues.errors import Closed, CuesError, Fenced, Forked, InvalidArgument, Queu
 from cues.queues import rollback, stamped
 from cues.queues.backpressure import await_room
 from cues.queues.base import journal_of
+from cues.queues.consumer_rows import PublisherRow
 from cues.queues.messages import DICT, MessageType
 from cues.queues.queue import Queue
 from cues.queues.sequencer import AckIntent
@@ -83,6 +84,7 @@ class Publisher:
     ``transaction_timeout_s``   seconds from the first pending message in a queue until anyone may roll the transaction
                                 back, if its acknowledgements were not built; None: only its owner and
                                 :meth:`roll_back` do
+    ``name``                    shown by ``cues status`` beside pending messages; the default is the id
 
     Any thread may publish committed messages; one thread at a time publishes uncommitted ones. In a forked child every
     call raises :class:`Forked`. A publisher that is made there has its own id.
@@ -96,10 +98,15 @@ class Publisher:
         *,
         acknowledge_timeout_s: float | None = ACKNOWLEDGE_TIMEOUT_S,
         transaction_timeout_s: float | None = TRANSACTION_TIMEOUT_S,
+        name: str = "",
     ) -> None:
         check_publishing(clock, validate)
         check_timeout(transaction_timeout_s)
         self.id = ProducerID()
+        self.row = PublisherRow(b"", 0, name)
+        """The row that tells others whose pending messages these are."""
+        self.before_pending: Callable[[BaseStore], object] = lambda store: None
+        """Called with a store before the first pending message in it."""
         self._clock = Clock() if clock is None else clock
         self._by_wall_time = clock is None
         self._validate = validate
@@ -158,6 +165,9 @@ class Publisher:
         append = Append(writer, queue, flags, body, journal)
         if queue._bounded and journal not in self._spans:  # a transaction that has begun on the queue goes on
             await_room([queue], timeout=timeout)
+        if flags == CONTINUE and not writer.registered:
+            self.before_pending(queue.store)
+            writer.register()
         with self.guard:
             writer.make_room(timeout)
             self._check()
@@ -359,11 +369,18 @@ class Publisher:
             for writer in self._all():
                 writer.close(self._dropped())
         self._settle(None)
+        for writer in self._all():
+            writer.unregister()
         self._raise_failed()
 
     @property
     def closed(self) -> bool:
         return self._closed
+
+    @property
+    def has_pending(self) -> bool:
+        """True if messages were published that are not acknowledged and not dropped."""
+        return bool(self._spans or self.due)
 
     def check_process(self) -> None:
         """Raise :class:`Forked` in a child of the process that made the publisher: its threads are not there."""

@@ -81,7 +81,7 @@ class ConsumerSource:
     def __init__(self, queue: Queue, begin: int, reader: ReadUncommitted) -> None:
         self.queue = queue
         self.journal = reader.journal
-        self.at = begin
+        self.begin = self.at = begin
         self._reader = reader
 
     def next(self) -> Envelope | None:

@@ -114,14 +114,16 @@ class Turn:
         """Give the lease back. May be repeated, and does nothing before :meth:`begin`."""
         self._ended.set()
         owner, thread, self._thread = self._owner, self._thread, None
-        _running.discard(owner)
         if not owner:
             return
         if thread is not None and thread is not threading.current_thread():
             thread.join()  # a late beat would look like a new lease
         self._owner = ""
-        with contextlib.suppress(CuesError, OSError):  # taken over, or not reachable: the lease ends by itself
-            self._checkpoint.set_lease("")
+        try:
+            with contextlib.suppress(CuesError, OSError):  # taken over, or not reachable: the lease ends by itself
+                self._checkpoint.set_lease("")
+        finally:
+            _running.discard(owner)  # last: who sees it sooner writes its own lease, which would be deleted here
 
     def _keep(self, ended: threading.Event) -> None:
         while not ended.wait(self._lease_s / 4):

@@ -11,6 +11,7 @@ and ends when there was nothing to append for a while.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 import uuid as uuids
@@ -20,8 +21,9 @@ from typing import Final, Protocol
 
 from cues import codec, faults
 from cues.base import clock
-from cues.errors import WaitTimeout
-from cues.queues import rollback, spans, stamped
+from cues.errors import CuesError, WaitTimeout
+from cues.queues import consumer_rows, rollback, spans, stamped
+from cues.queues.consumer_rows import PublisherRow
 from cues.queues.queue import Queue
 from cues.records import stamps
 from cues.records.batch import Page
@@ -52,6 +54,7 @@ class WriterOwner(Protocol):
     acknowledge_timeout_s: float | None
     transaction_timeout_s: float | None
     begins: dict[str, int]
+    row: PublisherRow
 
     @property
     def closed(self) -> bool: ...
@@ -158,8 +161,24 @@ class StoreWriter:
         """Notified when a message was added or settled, or a transaction acknowledged."""
         self._thread: threading.Thread | None = None
         self._closed = False
+        self.registered = False
+        """True after :meth:`register`."""
         self.failed: BaseException | None = None
         """The first error of an append since the last :meth:`Publisher.flush`."""
+
+    def register(self) -> None:
+        """Take the lock that shows that the publisher lives, before its first pending message in the store."""
+        self.store._locks.try_lock(consumer_rows.publisher_lock(self.producer))
+        self.registered = True
+
+    def unregister(self) -> None:
+        """Release the lock, and delete the row if nothing is pending. May be repeated."""
+        if not self.registered or self.store.closed:
+            return
+        self.store._locks.unlock(consumer_rows.publisher_lock(self.producer))
+        self.registered = False
+        with contextlib.suppress(CuesError):  # the next publisher deletes it
+            self.store._commit(consumer_rows.sweep, self.store)
 
     def make_room(self, timeout: float | None) -> None:
         """Wait until less than 32 MiB of messages wait."""
@@ -342,6 +361,7 @@ class StoreWriter:
 
     def _begin(self, txn: StoreTransaction, run: _Run) -> bool:
         """Note the deadline of a transaction that a run has begun in a log; False if an older one is pending there."""
+        consumer_rows.note(txn, self.store, self.producer, self._publisher.row)
         open = spans.read_open(txn, run.queue._log.id, self.producer)
         if open is None or open.begin != run.index:
             return False
