@@ -32,7 +32,7 @@ name is a number that the row counts, so it is the same however often 6 is repea
 **In an object store** nothing can be cut, so each step is an object, finished by its put. The row names the object
 before it is written (*intent*), and the object is the commit: if it is there, the row is what the intent says. Each
 owner writes a row of its own epoch, so an owner that was replaced changes no row of its successor. It can only put the
-same object again, because a start takes exactly the range of the delivery that was under way, whose hash is in the name.
+same object again: a start takes exactly the range of the delivery that was under way, whose hash is in the name.
 
 Not guaranteed: a file is finished by time only while the process runs, and at the next message after a restart; call
 :meth:`FileSink.finish` after the last run of a job. ``durability="process"`` does not survive a power cut. The

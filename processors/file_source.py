@@ -25,7 +25,8 @@ begins with the same bytes. A last line without a line end waits until it is who
 
 Not guaranteed: lines that no file has any more. Rotation by copy and truncate itself loses lines that are written
 between the copy and the truncation. A file that was deleted, or truncated without a copy, before it was read to its
-end is reported as a warning, and reading continues after it. A file that begins with the same 1,024 bytes as the one
+end is reported as a warning, and reading continues after it. Rotated files that were there before the first record
+was read are not read: give them a source of their own. A file that begins with the same 1,024 bytes as the one
 before, in the same inode, and is longer, is taken for it. A file that is changed after it was finished is not read
 again; write files under a name that begins with ``.`` or ends with ``.tmp``, and rename them.
 """

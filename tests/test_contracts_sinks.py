@@ -192,7 +192,7 @@ def store() -> Iterator[cues.Store]:
 
 
 def test_names_are_deterministic_and_an_open_file_is_not_seen(store: cues.Store, tmp_path: Path) -> None:
-    out = FileSink(tmp_path / "out", roll_bytes=40)
+    out = FileSink(tmp_path / "out", roll_bytes=100)
     testing.run_until_idle(graph_over(SINKS["jsonl"], out), store)
     names = [Path(name).name for name in out.finished()]
     assert names == [f"g.save-0-{n:08}.jsonl" for n in range(1, len(names) + 1)]

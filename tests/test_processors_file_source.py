@@ -327,7 +327,7 @@ def test_a_running_graph_follows_growth_and_every_kind_of_rotation(log: Path) ->
             written += 1
             append(log, f"{written}\n")
 
-    with testing.temporary_store() as store, graph.start(store=store) as running:
+    with testing.temporary_store() as store, graph.start(store=store):
         seen = threading.Event()
 
         def wait() -> None:
@@ -339,6 +339,8 @@ def test_a_running_graph_follows_growth_and_every_kind_of_rotation(log: Path) ->
 
         for round in range(6):
             write(20)
+            if round == 0:
+                wait()  # from here on the source knows the file
             if round == 2:
                 wait()  # lines between the last look and a truncation are in the copy
                 write(1)
@@ -349,7 +351,6 @@ def test_a_running_graph_follows_growth_and_every_kind_of_rotation(log: Path) ->
             write(3)
         wait()
         found = [message["line"] for message in testing.messages(store, "lines")]
-        running.stop() if hasattr(running, "stop") else None
     assert found == [str(n) for n in range(1, written + 1)]
 
 
