@@ -71,10 +71,10 @@ def _write(path: Path, format: str) -> list[Path]:
     return paths
 
 
-def _files(format: str, **options: Any) -> Callable[[Path], Source]:
+def _files(ending: str, **options: Any) -> Callable[[Path], Source]:
     def make(path: Path) -> Source:
-        _write(path, format)
-        return Files(path / f"*.{format}", **options)
+        _write(path, ending)
+        return Files(path / f"*.{ending}", **options)
 
     return make
 

@@ -132,7 +132,7 @@ def test_kill_at_every_point_of_a_file_sink(point: str, tmp_path: Path) -> None:
     case = case_of("csv-gzip")
     target = case.make(tmp_path)
     code = "import sys; from contracts_sinks import run_child; run_child(sys.argv[1], sys.argv[2])"
-    with Child(code, "csv-gzip", tmp_path, CUES_FAULT=f"{point}:2") as child:
+    with Child(code, "csv-gzip", tmp_path, CUES_FAULT=f"{point}:1") as child:
         assert child.returncode() == -9
     with Child(code, "csv-gzip", tmp_path) as child:
         child.end()
