@@ -48,7 +48,6 @@ from typing import IO, Any, Final, NamedTuple
 import cues
 from cues.errors import Diverged, InvalidArgument
 from cues.processors import files, places
-from cues.processors.places import Stat
 
 FORMATS: Final = ("text", "jsonl", "csv", "parquet", "arrow")
 """The formats of a source."""
@@ -423,7 +422,7 @@ class _Opened:
         self._is_table = self._format in ("parquet", "arrow")
         self._compressed = places.compression_of(name) is not None and not self._is_table
         self._plain = places.open_plain(self._file, name, self._stack) if self._compressed else self._file
-        self._stat = Stat(0, 0, 0, 0.0) if where.remote else _fstat(self._file)
+        self._stat = places.Stat(0, 0, 0, 0.0) if where.remote else _fstat(self._file)
         self._print: tuple[int, bytes] = (0, b"")
         self._parse: files.Parser | None = None
         self.offset, self.line = place.offset, place.line
@@ -442,7 +441,7 @@ class _Opened:
             head = self._head(FINGERPRINT_BYTES)
             self._print = len(head), _checksum(head)
 
-    def stat(self) -> Stat:
+    def stat(self) -> places.Stat:
         return _fstat(self._file)
 
     def grace_s(self) -> float:
@@ -572,12 +571,12 @@ def _opened(source: Files, where: places.Local, name: str, place: _Place) -> _Op
         return None
 
 
-def _fstat(file: IO[bytes]) -> Stat:
+def _fstat(file: IO[bytes]) -> places.Stat:
     found = os.fstat(file.fileno())
-    return Stat(found.st_dev, found.st_ino, found.st_size, found.st_mtime)
+    return places.Stat(found.st_dev, found.st_ino, found.st_size, found.st_mtime)
 
 
-def _stat(where: places.Local, name: str) -> Stat | None:
+def _stat(where: places.Local, name: str) -> places.Stat | None:
     try:
         return where.stat(name)
     except FileNotFoundError:
@@ -589,7 +588,7 @@ def _modified(where: places.Local, name: str) -> float:
     return found.modified if found else 0.0
 
 
-def _is_inode(found: Stat | None, current: _Identity | Stat) -> bool:
+def _is_inode(found: places.Stat | None, current: _Identity | places.Stat) -> bool:
     return found is not None and (found.device, found.inode) == (current.device, current.inode)
 
 
