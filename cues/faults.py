@@ -95,6 +95,15 @@ CHECKPOINT_POINTS: dict[str, str] = {
 }
 """Points of checkpoints in another system."""
 
+FILE_POINTS: dict[str, str] = {
+    "files.appended": "rows appended to the open file, the row not replaced; in an object store: the intent written",
+    "files.committed": "the row replaced, finished files not renamed; in an object store: the object put, the row not",
+    "files.converted": "the finished form of a file written beside the open one",
+    "files.finishing": "a file has its finished form, and not its name",
+    "files.finished": "a file has its name",
+}
+"""Points of sinks that write files (``cues.processors.file_sink``)."""
+
 CONSUMER_POINTS: dict[str, str] = {
     "consumer.restored": "a consumer's checkpoint restored, nothing else done",
     "consumer.repeated": "the acknowledgements of the checkpoint repeated; other messages pending, nothing read",
@@ -164,6 +173,7 @@ POINTS: dict[str, str] = {
     **PUBLISHER_POINTS,
     **ROLLBACK_POINTS,
     **CHECKPOINT_POINTS,
+    **FILE_POINTS,
     **CONSUMER_POINTS,
     **ABORT_POINTS,
     **GROUP_POINTS,

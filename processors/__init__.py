@@ -1,9 +1,39 @@
 """Ready-made sources and sinks for files, databases and other systems.
 
-Installed as ``cues.processors``. Each module is independent of the others and needs only the standard
-library. A module that needs more says so, and loads it on first use. The modules use only public names
-of :mod:`cues`, so you can copy them into a graph file.
+Installed as ``cues.processors``. The modules use only public names of :mod:`cues`. A module that needs another package
+says so, and loads it on first use.
 
-    files.py   sources that read CSV and JSON lines, and continue at the committed position
-    sql.py     transactions of sinks in SQLite, which take every message exactly once
+    files.py         sources that read CSV and JSON lines, and continue at the committed position
+    file_source.py   sources over globs, watched directories and followed logs, in every format
+    file_sink.py     files of lines, CSV, Parquet or Arrow as targets of sinks, exactly once
+    sql.py           transactions of sinks in SQLite, which take every message exactly once
+    formats.py, places.py    the formats of files, and where they are: on this machine or in an object store
+
+Processors are found by the entry points of the group ``cues.processors``, ours and those of other distributions alike
+(:func:`available`). The docstring of each has the lines *Kind*, *Needs*, *Guarantee* and *Mechanism*
+(:func:`facts_of`), from which docs/processors.md is made.
 """
+
+from __future__ import annotations
+
+import inspect
+import re
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any, Final
+
+GROUP: Final = "cues.processors"
+"""The group of entry points."""
+
+FACTS: Final = ("Kind", "Needs", "Guarantee", "Mechanism")
+
+
+def available() -> dict[str, EntryPoint]:
+    """Return the entry points of all installed processors, sorted by name; ``.load()`` imports one."""
+    return {point.name: point for point in sorted(entry_points(group=GROUP), key=lambda point: point.name)}
+
+
+def facts_of(processor: Any) -> dict[str, str]:
+    """Return the lines *Kind*, *Needs*, *Guarantee* and *Mechanism* of a processor's docstring, empty if missing."""
+    text = inspect.getdoc(processor) or ""
+    found = {name: re.search(rf"^{name}: (.+)$", text, re.M) for name in FACTS}
+    return {name: match[1] if match else "" for name, match in found.items()}

@@ -27,16 +27,15 @@ before the position. A file is read once to its end; the next run reads lines th
 from __future__ import annotations
 
 import csv
-import gzip
 import json
 import os
-import zipfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import IO, Any, Final, cast
+from typing import IO, Any, Final, NamedTuple
 
 import cues
+from cues.processors import places
 
 Row = dict[str, Any]
 Position = list[int]
@@ -85,18 +84,51 @@ def read_csv(
 ) -> Iterator[tuple[Position, Row]]:
     """Yield ``(position, row)`` for every row of the files; a row is a dict of strings by column.
 
-    ``paths`` are plain, ``.gz``, or ``.zip`` with one file in it; each begins with a header.
+    ``paths`` are plain, or compressed by the ending of their names (``.gz``, ``.bz2``, ``.xz``, ``.zst``; ``.zip`` with
+    one file in it); each begins with a header.
     ``position`` is the position of the last committed row, None for the start.
     ``encoding`` must write line ends as the byte 0x0A, as UTF-8 and the Latin encodings do.
     ``record_lines_max`` is the largest number of lines of a row with quoted fields. It is 1, so that a
     quote by mistake affects only its own line.
     ``at`` names a column that is added to each row, with its place in the file (``"b.csv:7"``).
 
+    Kind: source
+    Needs: nothing (zstd: extra `files`)
+    Guarantee: exactly once: each row of each file is on the queue once, also after kill -9
+    Mechanism: position of file number, byte and line, committed with the messages
+
     Empty lines are skipped. Raises :class:`FileChanged`, OSError when a file cannot be read, and
     ValueError when a header cannot be read. These errors concern the file, so they stop the source.
     """
 
-    def reader(path: Path, header: bytes) -> Callable[[bytes], Row]:
+    reader = csv_parser(delimiter, encoding)
+    return _read(paths, position, reader, True, encoding, record_lines_max, at)
+
+
+def read_jsonl(
+    *paths: str | os.PathLike[str], position: Position | None = None, encoding: str = "utf-8", at: str | None = None
+) -> Iterator[tuple[Position, Row]]:
+    """Yield ``(position, row)`` for every line of the files; each line is one JSON object.
+
+    The arguments and the errors are those of :func:`read_csv`.
+
+    Kind: source
+    Needs: nothing (zstd: extra `files`)
+    Guarantee: exactly once: each line of each file is on the queue once, also after kill -9
+    Mechanism: position of file number, byte and line, committed with the messages
+    """
+
+    return _read(paths, position, jsonl_parser(encoding), False, encoding, 1, at)
+
+
+Parser = Callable[[bytes], Row]
+"""Reads one record without its line end. Raises ValueError with the problem."""
+
+
+def csv_parser(delimiter: str = ",", encoding: str = "utf-8") -> Callable[[str, bytes], Parser]:
+    """Return a function that takes the path and the header line of a file, and returns the parser of its rows."""
+
+    def of_file(path: str, header: bytes) -> Parser:
         try:
             columns = _fields(header.decode("utf-8-sig" if encoding == "utf-8" else encoding), delimiter)
         except ValueError as error:
@@ -118,38 +150,100 @@ def read_csv(
 
         return read
 
-    return _read(paths, position, reader, True, encoding, record_lines_max, at)
+    return of_file
 
 
-def read_jsonl(
-    *paths: str | os.PathLike[str], position: Position | None = None, encoding: str = "utf-8", at: str | None = None
-) -> Iterator[tuple[Position, Row]]:
-    """Yield ``(position, row)`` for every line of the files; each line is one JSON object.
+def jsonl_parser(encoding: str = "utf-8") -> Callable[[str, bytes], Parser]:
+    """Return a function that returns the parser of JSON lines, for any path and no header."""
 
-    The arguments and the errors are those of :func:`read_csv`.
+    def read(line: bytes) -> Row:
+        row = json.loads(line.decode(encoding))
+        if not isinstance(row, dict):
+            raise ValueError(f"a JSON {_json_type(row)}, expected an object")
+        _check_keys(row)
+        if b"\\ud" in line.lower():  # half of a surrogate pair is JSON, but not text
+            json.dumps(row, ensure_ascii=False).encode()
+        if line.count(b"[") + line.count(b"{") > DEPTH_MAX and _depth(row) > DEPTH_MAX:
+            raise ValueError(f"nested more than {DEPTH_MAX} deep")
+        return row
+
+    return lambda path, header: read
+
+
+def text_parser(encoding: str = "utf-8") -> Callable[[str, bytes], Parser]:
+    """Return a function that returns the parser of text: a row is ``{"line": text}``."""
+    return lambda path, header: lambda line: {"line": line.decode(encoding)}
+
+
+class Record(NamedTuple):
+    """One record of a file. ``row`` is None if it could not be read; ``problem`` then says why."""
+
+    offset: int
+    """The bytes of the file up to the end of the record."""
+    line: int
+    """The lines of the file up to the end of the record."""
+    first_line: int
+    row: Row | None
+    problem: str
+    raw: str
+
+
+def records(
+    file: IO[bytes], offset: int, line: int, parse: Parser, encoding: str, lines_max: int = 1, complete: bool = True
+) -> Iterator[Record]:
+    """Yield the records of a file from its present place, which is at ``offset`` and after ``line`` lines.
+
+    ``complete``: the file does not grow, so a last line without a line end is a record. Otherwise that line waits:
+    it is not read, and the file is put back before it. Empty lines are skipped.
     """
+    while record := file.readline(LINE_BYTES_MAX + 1):
+        lines = 1
+        # A record continues while a quote is open, up to its largest number of lines.
+        while lines < lines_max and record.count(b'"') % 2 and len(record) <= LINE_BYTES_MAX:
+            more = file.readline(LINE_BYTES_MAX + 1 - len(record))
+            if not more:
+                if not complete:
+                    file.seek(offset)
+                    return
+                break
+            record += more
+            lines += 1
+        problem, size, ended = "", len(record), record.endswith(b"\n")
+        if len(record) > LINE_BYTES_MAX:
+            if not ended:
+                rest, ended = _skip_line(file)
+                size += rest
+            problem = f"{size:,} bytes long, at most {LINE_BYTES_MAX:,} are read"
+            record = record[:_RAW_CHARACTERS_MAX]
+        if not ended and not complete:
+            file.seek(offset)
+            return
+        line += lines
+        offset += size
+        record = record.rstrip(b"\r\n")
+        if not record:
+            continue
+        row: Row | None = None
+        if not problem:
+            try:
+                row = parse(record)
+            except UnicodeDecodeError as error:
+                problem = f"not {encoding}: byte 0x{record[error.start]:02x} at {error.start}"
+            except (ValueError, RecursionError) as error:
+                problem = str(error)
+        raw = record.decode(encoding, "backslashreplace") if problem else ""
+        yield Record(offset, line, line - lines + 1, row, problem, raw)
 
-    def reader(path: Path, header: bytes) -> Callable[[bytes], Row]:
-        def read(line: bytes) -> Row:
-            row = json.loads(line.decode(encoding))
-            if not isinstance(row, dict):
-                raise ValueError(f"a JSON {_json_type(row)}, expected an object")
-            _check_keys(row)
-            if b"\\ud" in line.lower():  # half of a surrogate pair is JSON, but not text
-                json.dumps(row, ensure_ascii=False).encode()
-            if line.count(b"[") + line.count(b"{") > DEPTH_MAX and _depth(row) > DEPTH_MAX:
-                raise ValueError(f"nested more than {DEPTH_MAX} deep")
-            return row
 
-        return read
-
-    return _read(paths, position, reader, False, encoding, 1, at)
+def malformed(file: str, record: Record) -> Row:
+    """Return the row that stands for a record that could not be read."""
+    return {"q/type": MALFORMED, "file": file, "line": record.first_line, "problem": record.problem, "raw": record.raw}
 
 
 def _read(
     paths: tuple[str | os.PathLike[str], ...],
     position: Position | None,
-    reader: Callable[[Path, bytes], Callable[[bytes], Row]],
+    reader: Callable[[str, bytes], Parser],
     has_header: bool,
     encoding: str,
     lines_max: int,
@@ -161,67 +255,23 @@ def _read(
         with ExitStack() as stack:
             file = _open(path, stack)
             header = file.readline(LINE_BYTES_MAX) if has_header else b""
-            read = reader(path, header) if header or not has_header else None
-            if read is None:
+            if has_header and not header:
                 continue  # not even a header: an empty file
+            parse = reader(str(path), header)
             offset, line = len(header), int(has_header)
             if number == first and position:
                 _resume(file, path, [first, start, start_line])
                 offset, line = start, start_line
-
-            while record := file.readline(LINE_BYTES_MAX + 1):
-                lines = 1
-                # A record continues while a quote is open, up to its largest number of lines.
-                while lines < lines_max and record.count(b'"') % 2 and len(record) <= LINE_BYTES_MAX:
-                    more = file.readline(LINE_BYTES_MAX + 1 - len(record))
-                    if not more:
-                        break
-                    record += more
-                    lines += 1
-                line += lines
-                offset += len(record)
-                problem = ""
-                if len(record) > LINE_BYTES_MAX:
-                    rest = _skip_line(file) if not record.endswith(b"\n") else 0
-                    offset += rest
-                    problem = f"{len(record) + rest:,} bytes long, at most {LINE_BYTES_MAX:,} are read"
-                    record = record[:_RAW_CHARACTERS_MAX]
-                record = record.rstrip(b"\r\n")
-                if not record:
-                    continue
-                row: Row = {}
-                if not problem:
-                    try:
-                        row = read(record)
-                    except UnicodeDecodeError as error:
-                        problem = f"not {encoding}: byte 0x{record[error.start]:02x} at {error.start}"
-                    except (ValueError, RecursionError) as error:
-                        problem = str(error)
-                where = line - lines + 1
-                if problem:
-                    row = {
-                        "q/type": MALFORMED,
-                        "file": path.name,
-                        "line": where,
-                        "problem": problem,
-                        "raw": record.decode(encoding, "backslashreplace"),
-                    }
+            for record in records(file, offset, line, parse, encoding, lines_max):
+                row = malformed(path.name, record) if record.row is None else record.row
                 if at is not None:
-                    row[at] = f"{path.name}:{where}"
-                yield [number, offset, line], row
+                    row[at] = f"{path.name}:{record.first_line}"
+                yield [number, record.offset, record.line], row
 
 
 def _open(path: Path, stack: ExitStack) -> IO[bytes]:
     """The file's bytes, uncompressed."""
-    if path.suffix == ".gz":
-        return cast(IO[bytes], stack.enter_context(gzip.open(path, "rb")))
-    if path.suffix == ".zip":
-        archive = stack.enter_context(zipfile.ZipFile(path))
-        names = archive.namelist()
-        if len(names) != 1:
-            raise ValueError(f"{path}: an archive of {len(names)} files, expected one")
-        return stack.enter_context(archive.open(names[0]))
-    return stack.enter_context(open(path, "rb"))
+    return places.open_plain(stack.enter_context(open(path, "rb")), str(path), stack)
 
 
 def _resume(file: IO[bytes], path: Path, position: Position) -> None:
@@ -239,14 +289,14 @@ def _resume(file: IO[bytes], path: Path, position: Position) -> None:
     )
 
 
-def _skip_line(file: IO[bytes]) -> int:
-    """Read to the end of the line without keeping it; returns the bytes skipped."""
+def _skip_line(file: IO[bytes]) -> tuple[int, bool]:
+    """Read to the end of the line without keeping it; returns the bytes skipped, and whether the line has an end."""
     skipped = 0
     while piece := file.readline(LINE_BYTES_MAX):
         skipped += len(piece)
         if piece.endswith(b"\n"):
-            break
-    return skipped
+            return skipped, True
+    return skipped, False
 
 
 def _fields(line: str, delimiter: str) -> list[str]:

@@ -76,6 +76,11 @@ class SQLite:
     the commit of the store follows it.
 
     One object may serve any number of sinks and threads; its transactions run one after another.
+
+    Kind: sink
+    Needs: nothing
+    Guarantee: exactly once: each message is in the database once
+    Mechanism: row of delivery, in the transaction of the writes
     """
 
     def __init__(self, path: str | os.PathLike[str], schema: str = "", *, timeout_s: float = TIMEOUT_S) -> None:

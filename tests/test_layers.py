@@ -40,7 +40,9 @@ BY_NAME = {
 }  # fmt: skip
 """Modules that import others by a name computed at run time."""
 
-PUBLIC = ("cues", "cues.errors", "cues.codec", "cues.testing", "cues.checkpoints", "cues.processors")
+PUBLIC = (
+    "cues", "cues.errors", "cues.codec", "cues.testing", "cues.checkpoints", "cues.processors", "cues.faults",
+)  # fmt: skip
 """Modules whose names are for users, and so for processors."""
 
 

@@ -181,10 +181,12 @@ class Feed:
                 count += 1
                 after, message = MessageCount(count), item
             try:
+                if isinstance(message, Exception):
+                    raise message
                 if output._options is not packer.options:
                     packer.renew()
                 handed = packer.pack(message)
-            except Exception as error:  # CuesError, or an error of the key function
+            except Exception as error:  # CuesError, an error of the key function, or one that stands for a message
                 handed = RefusedItem(error, repr(message).encode("utf-8", "replace").decode()[:REPR_CHARACTERS_MAX])
             yield after, handed
 

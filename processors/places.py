@@ -1,0 +1,262 @@
+"""Directories of files, on this machine or in an object store: the common part of the file processors.
+
+    place_of("logs/*.jsonl")      Local: the standard library
+    place_of("s3://bucket/in")    Remote: fsspec (extra ``files``), for every scheme that fsspec knows
+
+Names of files are paths, or URLs without their scheme. Files whose name begins with ``.`` or ``_``, or ends with
+``.tmp``, are not listed: by convention they are not complete.
+"""
+
+from __future__ import annotations
+
+import bz2
+import glob
+import gzip
+import lzma
+import os
+import zipfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import IO, Any, Final, NamedTuple, Protocol, cast
+
+from cues.errors import NotInstalled
+
+COMPRESSIONS: Final = {"gzip": ".gz", "bz2": ".bz2", "xz": ".xz", "zstd": ".zst"}
+"""The compressions, and the endings of their files."""
+
+
+class Stat(NamedTuple):
+    """A file at one moment. ``device`` and ``inode`` are 0 in an object store."""
+
+    device: int
+    inode: int
+    size: int
+    modified: float
+
+
+class Place(Protocol):
+    """Files of one filesystem. A missing file raises FileNotFoundError."""
+
+    remote: bool
+
+    def list(self, pattern: str) -> list[str]:
+        """Return the files that a glob pattern, or a directory, names now, sorted by name."""
+
+    def open(self, name: str) -> IO[bytes]:
+        """Open a file to read its bytes, as they are stored."""
+
+    def stat(self, name: str) -> Stat:
+        """Return what identifies the file."""
+
+
+class Local:
+    """Files of this machine."""
+
+    remote = False
+
+    def list(self, pattern: str) -> list[str]:
+        if os.path.isdir(pattern):
+            pattern = os.path.join(glob.escape(pattern), "*")
+        # not iglob's order, which is that of the directory
+        return sorted(n for n in glob.glob(pattern, recursive=True) if _is_complete(n) and os.path.isfile(n))
+
+    def open(self, name: str) -> IO[bytes]:
+        return open(name, "rb")
+
+    def stat(self, name: str) -> Stat:
+        found = os.stat(name)
+        return Stat(found.st_dev, found.st_ino, found.st_size, found.st_mtime)
+
+
+class Remote:
+    """Objects through fsspec. What is listed is read from the store each time, not from a cache."""
+
+    remote = True
+
+    def __init__(self, url: str) -> None:
+        self.system: Any = filesystem(url)
+
+    def list(self, pattern: str) -> list[str]:
+        self.system.invalidate_cache()
+        path = self.system._strip_protocol(pattern)
+        if not glob.has_magic(path):
+            path = path.rstrip("/") + "/*" if self.system.isdir(path) else path
+        return sorted(
+            name
+            for name, entry in self.system.glob(path, detail=True).items()
+            if entry["type"] == "file" and _is_complete(name)
+        )
+
+    def open(self, name: str) -> IO[bytes]:
+        return cast(IO[bytes], self.system.open(name, "rb"))
+
+    def stat(self, name: str) -> Stat:
+        return Stat(0, 0, self.system.size(name) or 0, 0.0)
+
+
+def place_of(path: str) -> Place:
+    """Return the place of a path or URL. ``file://`` is a path of this machine."""
+    return Remote(path) if is_remote(path) else Local()
+
+
+def is_remote(path: str) -> bool:
+    """Return whether the path is a URL of another filesystem."""
+    return "://" in path and not path.startswith(("file://", "local://"))
+
+
+def local_path(path: str) -> str:
+    """Return a path without ``file://``."""
+    return path.partition("://")[2] if "://" in path else path
+
+
+def filesystem(url: str) -> Any:
+    """Return the fsspec filesystem of a URL. Raises :class:`cues.errors.NotInstalled`."""
+    try:
+        import fsspec
+    except ImportError:
+        raise NotInstalled(
+            f"{url} needs the package fsspec, which is not installed.", "pip install 'cues-streams[files]'."
+        ) from None
+    scheme = url.partition("://")[0]
+    try:
+        return fsspec.filesystem(scheme)
+    except (ImportError, ValueError) as error:
+        raise NotInstalled(
+            f"fsspec has no filesystem for {url}: {error}",
+            "install the package that fsspec names for this scheme, such as s3fs or gcsfs; or register one.",
+        ) from None
+
+
+def arrow() -> Any:
+    """Return the module pyarrow. Raises :class:`cues.errors.NotInstalled`."""
+    try:
+        import pyarrow
+    except ImportError:
+        raise NotInstalled(
+            "Parquet, Arrow and zstd files need the package pyarrow, which is not installed.",
+            "pip install 'cues-streams[files]'.",
+        ) from None
+    return pyarrow
+
+
+def compression_of(name: str) -> str | None:
+    """Return the compression of a file by the ending of its name; ``zip`` too."""
+    if name.endswith(".zip"):
+        return "zip"
+    return next((kind for kind, ending in COMPRESSIONS.items() if name.endswith(ending)), None)
+
+
+def plain_name(name: str) -> str:
+    """Return the name without the ending of its compression."""
+    return name.rpartition(".")[0] if compression_of(name) else name
+
+
+def open_plain(file: IO[bytes], name: str, stack: ExitStack) -> IO[bytes]:
+    """Return the uncompressed bytes of an open file, by the ending of its name. ``stack`` closes what is opened."""
+    kind = compression_of(name)
+    if kind == "gzip":
+        return cast(IO[bytes], stack.enter_context(gzip.GzipFile(fileobj=file)))
+    if kind == "bz2":
+        return cast(IO[bytes], stack.enter_context(bz2.BZ2File(file)))
+    if kind == "xz":
+        return cast(IO[bytes], stack.enter_context(lzma.LZMAFile(file)))
+    if kind == "zstd":
+        return cast(IO[bytes], stack.enter_context(_Seekable(file)))
+    if kind == "zip":
+        archive = stack.enter_context(zipfile.ZipFile(file))
+        names = archive.namelist()
+        if len(names) != 1:
+            raise ValueError(f"{name}: an archive of {len(names)} files, expected one")
+        return stack.enter_context(archive.open(names[0]))
+    return file
+
+
+@contextmanager
+def compressing(file: IO[bytes], kind: str | None) -> Iterator[IO[bytes]]:
+    """Write compressed bytes to an open file. Equal contents give equal bytes."""
+    if kind is None:
+        yield file
+    elif kind == "zstd":
+        with arrow().CompressedOutputStream(arrow().PythonFile(_Unclosed(file), mode="w"), "zstd") as out:
+            yield out
+    else:
+        with ExitStack() as stack:
+            opened: Any
+            if kind == "gzip":
+                opened = gzip.GzipFile(filename="", fileobj=file, mode="wb", mtime=0)
+            else:
+                opened = bz2.BZ2File(file, "wb") if kind == "bz2" else lzma.LZMAFile(file, "wb")  # noqa: SIM115
+            yield stack.enter_context(opened)
+
+
+class _Unclosed:
+    """A file that stays open when a stream of Arrow over it is closed."""
+
+    closed = False
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self.read, self.write, self.seek, self.tell, self.flush = (
+            file.read,
+            file.write,
+            file.seek,
+            file.tell,
+            file.flush,
+        )
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+class _Seekable:
+    """The uncompressed bytes of a zstd file, as :func:`cues.processors.files.records` uses them."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self._open()
+
+    def _open(self) -> None:
+        self._file.seek(0)
+        stream = arrow().CompressedInputStream(arrow().PythonFile(_Unclosed(self._file), mode="r"), "zstd")
+        self._stream, self._buffer, self._at = stream, b"", 0
+
+    def readline(self, limit: int = -1) -> bytes:
+        while (end := self._buffer.find(b"\n")) < 0 and (limit < 0 or len(self._buffer) < limit):
+            piece = self._stream.read(1 << 16)
+            if not piece:
+                break
+            self._buffer += piece
+        stop = end + 1 if end >= 0 else len(self._buffer)
+        return self._taken(min(stop, limit) if limit >= 0 else stop)
+
+    def read(self, size: int) -> bytes:
+        while len(self._buffer) < size:
+            piece = self._stream.read(1 << 16)
+            if not piece:
+                break
+            self._buffer += piece
+        return self._taken(min(size, len(self._buffer)))
+
+    def _taken(self, size: int) -> bytes:
+        taken, self._buffer = self._buffer[:size], self._buffer[size:]
+        self._at += len(taken)
+        return taken
+
+    def seek(self, offset: int) -> int:
+        """Move to a byte, at most to the end. There is no index, so the bytes before it are read."""
+        if offset < self._at:
+            self._open()
+        while self._at < offset and self.read(min(1 << 16, offset - self._at)):
+            pass
+        return self._at
+
+    def __enter__(self) -> _Seekable:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stream.close()
+
+
+def _is_complete(name: str) -> bool:
+    last = Path(name).name
+    return not last.startswith((".", "_")) and not last.endswith(".tmp")

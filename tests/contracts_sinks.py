@@ -1,0 +1,120 @@
+"""The contract of exactly-once sinks: what each of them shows by one line in :data:`SINKS`.
+
+A case makes the target of ``checkpoint=`` in a directory, the function of the sink, and reads the numbers back from
+outside. The tests in test_contracts_sinks.py run over all cases.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sqlite3
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import cues
+from cues import testing
+from cues.processors import places, sql
+from cues.processors.file_sink import FileSink, write
+
+COUNT = 23
+WANTED = [n for n in range(1, COUNT + 1) if n % 5]
+
+
+class SinkCase(NamedTuple):
+    """One kind of sink. ``needs`` are the modules without which it is skipped."""
+
+    make: Callable[[Path], Any]
+    save: Callable[..., None]
+    numbers: Callable[[Any], list[int]]
+    needs: tuple[str, ...] = ()
+
+
+def _sqlite(path: Path) -> sql.SQLite:
+    return sql.SQLite(path / "target.db", "create table if not exists numbers (n integer)")
+
+
+def _insert(messages: Any, process: cues.Process) -> None:
+    process.connection.executemany("insert into numbers values (:n)", messages)
+
+
+def _selected(db: sql.SQLite) -> list[int]:
+    with contextlib.closing(sqlite3.connect(db.path)) as connection:
+        return [n for (n,) in connection.execute("select n from numbers order by rowid")]
+
+
+def _files(format: str, **options: Any) -> Callable[[Path], FileSink]:
+    return lambda path: FileSink(path / "out", format, **{"roll_bytes": 40, "durability": "process", **options})
+
+
+def _objects(format: str, **options: Any) -> Callable[[Path], FileSink]:
+    return lambda path: FileSink(f"memory://{path.parent.name}-{path.name}/out", format, **options)
+
+
+def file_numbers(sink: FileSink) -> list[int]:
+    """The numbers in all finished files, after the open one was finished."""
+    from cues.processors.file_source import Files
+
+    names = sink.finish()
+    scheme = sink.path.partition("://")[0] + "://" if places.is_remote(sink.path) else ""
+    rows = [row for name in names for _, row in Files(scheme + name)(None)]
+    return [int(row["n"]) for row in rows if isinstance(row, dict)]
+
+
+SINKS = {
+    "sqlite": SinkCase(_sqlite, _insert, _selected),
+    "jsonl": SinkCase(_files("jsonl"), write, file_numbers),
+    "jsonl-each-step": SinkCase(_files("jsonl", roll_bytes=0), write, file_numbers),
+    "jsonl-one-file": SinkCase(_files("jsonl", roll_bytes=10**9), write, file_numbers),
+    "csv-gzip": SinkCase(_files("csv", compression="gzip"), write, file_numbers),
+    "parquet": SinkCase(_files("parquet"), write, file_numbers, ("pyarrow",)),
+    "arrow": SinkCase(_files("arrow", roll_bytes=10**9), write, file_numbers, ("pyarrow",)),
+    "objects-jsonl": SinkCase(_objects("jsonl"), write, file_numbers, ("fsspec",)),
+    "objects-parquet": SinkCase(_objects("parquet"), write, file_numbers, ("fsspec", "pyarrow")),
+}
+"""A new sink joins here."""
+
+IN_PROCESSES = ("sqlite", "jsonl", "csv-gzip", "parquet")
+"""Those whose target other processes can see."""
+
+
+def graph_over(case: SinkCase, target: Any, batch_size: int = 4, **options: Any) -> cues.Graph:
+    """The numbers that are no multiple of five, into the target."""
+    graph = cues.Graph("g", errors="errors")
+    graph.source("q")
+    sink = cues.Sink(
+        case.save,
+        "q",
+        id="save",
+        batch=True,
+        batch_size=batch_size,
+        errors=None,
+        checkpoint=target,
+        where=lambda message: message["n"] % 5 != 0,
+        **options,
+    )
+    graph.add(sink)
+    return graph
+
+
+def feed(store: cues.Store) -> None:
+    store.queue("q").appender().write_many([{"n": n} for n in range(1, COUNT + 1)])
+
+
+def run_child(name: str, path: str) -> None:
+    """Run a case to its end in this process; a test kills it on the way."""
+    case = SINKS[name]
+    with cues.open(Path(path, "store"), durability="process") as store:
+        if "q" not in store.queues():
+            feed(store)
+        slow = Path(path, "slow").exists()
+
+        def save(messages: Any, process: cues.Process) -> None:
+            print(json.dumps([m["n"] for m in messages]), flush=True)
+            case.save(messages, process)
+            if slow:
+                time.sleep(0.01)
+
+        testing.run_until_idle(graph_over(case._replace(save=save), case.make(Path(path)), batch_size=2), store)

@@ -1,0 +1,145 @@
+"""The contract of exactly-once sources: what each of them shows by one line in :data:`SOURCES`.
+
+A case writes its data into a directory and returns the function of the source. The tests in test_contracts_sources.py
+run over all cases.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import cues
+from cues import testing
+from cues.processors import files
+from cues.processors.file_source import Files
+
+ROWS = [{"n": str(n), "s": f"é{n}"} for n in range(40)]
+"""The messages of every case. CSV knows only text."""
+
+Source = Callable[..., Iterator[Any]]
+
+
+class SourceCase(NamedTuple):
+    """One kind of source. ``make`` writes :data:`ROWS`; ``needs`` are the modules without which it is skipped."""
+
+    make: Callable[[Path], Source]
+    needs: tuple[str, ...] = ()
+    row: Callable[[Any], Any] = lambda message: message
+
+
+def _parts() -> list[list[dict[str, str]]]:
+    """The rows in files of several sizes, one of them empty."""
+    return [ROWS[:1], ROWS[1:20], [], ROWS[20:33], ROWS[33:]]
+
+
+def _jsonl(rows: list[dict[str, str]]) -> bytes:
+    return "".join(json.dumps(row) + "\n" for row in rows).encode()
+
+
+def _write(path: Path, format: str) -> list[Path]:
+    paths: list[Path] = sorted(path.glob(f"*.{format}"))
+    if len(paths) == len(_parts()):
+        return paths
+    paths = []
+    for number, rows in enumerate(_parts()):
+        name = path / f"{number}.{format}"
+        if format == "csv":
+            with open(name, "w", newline="") as file:
+                writer = csv.DictWriter(file, ["n", "s"])
+                writer.writeheader()
+                writer.writerows(rows)
+        elif format in ("parquet", "arrow"):
+            import pyarrow as pa
+            import pyarrow.parquet as pq
+
+            table = pa.Table.from_pylist(rows, schema=pa.schema([("n", pa.string()), ("s", pa.string())]))
+            if format == "parquet":
+                pq.write_table(table, name, row_group_size=4)
+            else:
+                with pa.ipc.new_file(str(name), table.schema) as out:
+                    out.write_table(table, max_chunksize=4)
+        elif format == "jsonl.gz":
+            name.write_bytes(gzip.compress(_jsonl(rows)))
+        else:
+            name.write_bytes(_jsonl(rows))
+        paths.append(name)
+    return paths
+
+
+def _files(ending: str, **options: Any) -> Callable[[Path], Source]:
+    def make(path: Path) -> Source:
+        _write(path, ending)
+        return Files(path / f"*.{ending}", **options)
+
+    return make
+
+
+def _read_csv(path: Path) -> Source:
+    paths = _write(path, "csv")
+    return lambda position: files.read_csv(*paths, position=position)
+
+
+def _read_jsonl(path: Path) -> Source:
+    paths = _write(path, "jsonl")
+    return lambda position: files.read_jsonl(*paths, position=position)
+
+
+def _tailed(path: Path) -> Source:
+    """A log that was rotated three times, of which a run saw only the beginning."""
+    log = path / "app.jsonl"
+    for number, rows in enumerate(_parts()):
+        log.write_bytes(_jsonl(rows))
+        if number < 4:
+            log.rename(f"{log}.{4 - number}")
+    source = Files(log, follow=True, idle_exit_s=0, grace_s=0, poll_s=0.001)
+
+    def begin(position: Any) -> Iterator[Any]:
+        if position is None:  # the file from which everything follows
+            found = Path(f"{log}.4").stat()
+            position = [1, "", [], [str(log), found.st_dev, found.st_ino, 0, b""], 0, 0]
+        yield from source(position)
+
+    return begin
+
+
+SOURCES = {
+    "read-csv": SourceCase(_read_csv),
+    "read-jsonl": SourceCase(_read_jsonl),
+    "jsonl": SourceCase(_files("jsonl")),
+    "jsonl-gzip": SourceCase(_files("jsonl.gz")),
+    "csv": SourceCase(_files("csv")),
+    "text": SourceCase(_files("jsonl", format="text"), row=lambda message: json.loads(message["line"])),
+    "parquet": SourceCase(_files("parquet"), ("pyarrow",)),
+    "arrow": SourceCase(_files("arrow"), ("pyarrow",)),
+    "last-grows": SourceCase(_files("jsonl", follow=True, idle_exit_s=0, grace_s=0, poll_s=0.001)),
+    "tail": SourceCase(_tailed),
+}
+"""A new source joins here."""
+
+
+def graph_over(source: Source) -> cues.Graph:
+    graph = cues.Graph("g")
+
+    @graph.source("rows", batch_size=7)
+    def rows(position: Any) -> Iterator[Any]:
+        yield from source(position)
+
+    return graph
+
+
+def run_child(name: str, path: str) -> None:
+    """Run a case to its end in this process; a test kills it on the way. Equal data are written at each start."""
+    source = SOURCES[name].make(Path(path, "data"))
+
+    def slowly(position: Any) -> Iterator[Any]:
+        for item in source(position):
+            print("row", flush=True)
+            yield item
+
+    with cues.open(Path(path, "store"), durability="process") as store:
+        testing.run_until_idle(graph_over(slowly), store)

@@ -1,0 +1,87 @@
+"""Every source, killed at every point: each record is on the queue once, in order."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import seeds
+from children import Child
+from contracts_sources import ROWS, SOURCES, SourceCase, graph_over
+
+import cues
+from cues import codec, testing
+
+
+@pytest.fixture(params=SOURCES)
+def case(request: pytest.FixtureRequest) -> SourceCase:
+    for module in SOURCES[request.param].needs:
+        pytest.importorskip(module)
+    return SOURCES[request.param]
+
+
+def test_from_every_position_the_rest_follows(case: SourceCase, tmp_path: Path) -> None:
+    source = case.make(tmp_path)
+    whole = list(source(None))
+    assert [case.row(message) for _, message in whole] == ROWS
+    for stop, (position, _) in enumerate(whole):
+        kept = codec.unpack(codec.pack(position))
+        assert list(map(case.row, (m for _, m in source(kept)))) == ROWS[stop + 1 :]
+    assert max(len(codec.pack(position)) for position, _ in whole) < 2_000
+
+
+def crashes(case: SourceCase, path: Path, wrap: Any = lambda source: source) -> list[list[Any]]:
+    """What is on the queue after a crash at each point × hit, and a restart."""
+    source = wrap(case.make(path))
+    with testing.temporary_store() as store:
+        sites = testing.crash_sites(lambda: testing.run_until_idle(graph_over(source), store))
+    assert len(sites) > 10
+    found = []
+    for point, hit in sites:
+        with testing.temporary_store() as store:
+            with testing.crash(point, hit, how="raise"), contextlib.suppress(testing.Crashed):
+                testing.run_until_idle(graph_over(source), store)
+            testing.run_until_idle(graph_over(source), store)
+            found.append(list(map(case.row, testing.messages(store, "rows"))))
+    return found
+
+
+def test_a_crash_anywhere_leaves_each_record_once(case: SourceCase, tmp_path: Path) -> None:
+    assert all(found == ROWS for found in crashes(case, tmp_path))
+
+
+def test_the_control_with_the_position_after_the_next_record_loses(case: SourceCase, tmp_path: Path) -> None:
+    """A source that reads ahead by one, and yields the position up to which it has read."""
+
+    def ahead(source: Any) -> Any:
+        def pairs(position: Any) -> Iterator[Any]:
+            if position == "end":
+                return
+            read = list(source(position))
+            for (_, message), (after, _) in zip(read, [*read[1:], ("end", None)], strict=True):
+                yield after, message
+
+        return pairs
+
+    assert any(found != ROWS for found in crashes(case, tmp_path, ahead))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["read-csv", "jsonl", "jsonl-gzip"])
+def test_random_kills_leave_each_record_once(name: str, tmp_path: Path) -> None:
+    chance = random.Random(seeds.new())
+    (tmp_path / "data").mkdir()
+    code = "import sys; from contracts_sources import run_child; run_child(sys.argv[1], sys.argv[2])"
+    for _ in range(4):
+        with Child(code, name, tmp_path) as child, contextlib.suppress(AssertionError):
+            for _ in range(chance.randint(1, 12)):
+                child.line()
+            child.kill()
+    with Child(code, name, tmp_path) as child:
+        child.end()
+    with cues.open(tmp_path / "store") as store:
+        assert list(map(SOURCES[name].row, testing.messages(store, "rows"))) == ROWS
