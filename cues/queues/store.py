@@ -20,6 +20,7 @@ from cues.storage.base_store import BaseStore
 
 if TYPE_CHECKING:
     from cues.steps.transaction import Transaction
+    from cues.tools.backup import Backup
 
 
 class Store(BaseStore):
@@ -66,6 +67,15 @@ class Store(BaseStore):
         # It uses the mechanism of steps, a layer above this one, so it is loaded by name.
         transaction: Transaction = importlib.import_module("cues.steps.transaction").Transaction(self)
         return transaction
+
+    def backup(self, dest: str | os.PathLike[str], since: int | str | None = None) -> Backup:
+        """Copy the store, and all others that it uses, as they are at one moment, into a directory of backups.
+
+        ``since`` is the number of a backup there, or ``"auto"`` for the last one: only later changes are copied. After
+        an error there is no new backup, and earlier ones are as they were. See :func:`cues.tools.backup.backup`.
+        """
+        made: Backup = importlib.import_module("cues.tools.backup").backup(self, dest, since)
+        return made
 
     def check(self) -> list[str]:
         """Check the whole store; return the problems, one sentence each (see ``cues check``)."""

@@ -1,0 +1,154 @@
+"""``cues follow``: keep a second copy of a graph's stores up to date, and promote it."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import sys
+import time
+from typing import Any, Final
+
+import click
+
+from cues.cli import options
+from cues.cli import target as targets
+from cues.cli.backup import local
+from cues.cli.live import slowly
+from cues.cli.options import WrongUsage, command, option, yes_option
+from cues.cli.output import CommandOutput, iso, output_options
+from cues.errors import StoreError
+from cues.tools import follower as followers
+from cues.tools.follower import Follower
+
+_REPORT_S: Final = 10.0
+"""The interval between two reports of the lag on stderr."""
+
+
+@command()
+@targets.takes_store("[GRAPH | STORE]")
+@click.argument("dest", metavar="DEST", required=False)
+@option(
+    "--max-lag",
+    type=click.FloatRange(min=0.1),
+    default=10.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="Warn when the copy is further behind than this. It is brought up to date four times in this time.",
+)
+@option("--once", is_flag=True, help="Bring the copy up to date once, and end.")
+@option("--until-eof", is_flag=True, help="End when stdin is closed, as cues run --replicate does.")
+@option("--promote", metavar="DEST", help="Make stores of the copy in DEST, and retire the originals.")
+@option("--abandon", is_flag=True, help="With --promote: do not touch the originals. Their last commits are lost.")
+@yes_option
+@output_options
+def follow(
+    target: targets.StoreTarget,
+    dest: str | None,
+    max_lag: float,
+    once: bool,
+    until_eof: bool,
+    promote: str | None,
+    abandon: bool,
+    yes: bool,
+    output: CommandOutput,
+) -> None:
+    """Keep a copy of a store, and of all stores that it uses, in the directory DEST.
+
+    Run it on the machine of the store; DEST is on another disk, or on the mount of another machine. The graph may
+    run meanwhile. The copy always has one moment of all stores, also after kill -9. `cues status` shows how many
+    seconds it is behind.
+
+    --promote makes stores of the copy. If the originals are there, their last commits are copied first, and they are
+    retired: no process can write to them any more. If they are not there, commits after the moment of the copy are
+    lost, and you must make sure that no process writes to the originals again.
+
+    \b
+      cues follow graph.py /mnt/other/flights
+      cues follow data/flights /mnt/other/flights --max-lag 2
+      cues follow --promote /mnt/other/flights
+    """
+    if promote is not None:
+        _promote(promote, abandon, yes, output)
+        return
+    if abandon:
+        raise WrongUsage("--abandon is an option of --promote.", "cues follow --promote DEST --abandon")
+    if dest is None:
+        raise WrongUsage("No directory for the copy is named.", "cues follow graph.py /mnt/other/copy")
+    if target.name:
+        raise WrongUsage("A store is followed as a whole.", f"cues follow {target.text} {dest}")
+    stopped: list[int] = []
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda number, frame: stopped.append(number))
+    with target.open() as store, Follower(store, local(dest), max_lag, options.note) as follower:
+        reported = -_REPORT_S
+        while True:
+            last = once or bool(stopped)
+            follower.step()
+            lag_s = follower.lag_s or 0.0
+            if last or time.monotonic() - reported > _REPORT_S:
+                reported = time.monotonic()
+                if not once:
+                    options.note(f"{dest}: {lag_s:.1f} s behind")
+            if lag_s > max_lag:
+                options.note(f"{dest} is {lag_s:.1f} s behind, more than --max-lag {max_lag:g}.")
+            if last:
+                break
+            if _wait(max_lag / 4, until_eof):
+                stopped.append(0)
+        copied, size = follower.state.when, follower.bytes
+    output.say(
+        f"{dest} has every commit before {iso(copied)[:19]}Z",
+        dest=dest,
+        copied=iso(copied),
+        bytes=size,
+    )
+
+
+def _wait(seconds: float, until_eof: bool) -> bool:
+    """Wait; return True if stdin was closed meanwhile."""
+    if not until_eof:
+        time.sleep(min(1.0, seconds))  # a signal ends no sleep, so it is short
+        return False
+    ready, _, _ = select.select([sys.stdin], [], [], min(1.0, seconds))
+    return bool(ready) and not os.read(sys.stdin.fileno(), 4096)
+
+
+def _promote(dest: str, abandon: bool, yes: bool, output: CommandOutput) -> None:
+    place = local(dest)
+    state = followers.Following.load(place)
+    if state is not None and state.stores:
+        originals = ", ".join(store.path for store in state.stores)
+        what = f"The copy in {dest} of {originals} becomes a store. "
+        if abandon:
+            what += "The originals are not touched: make sure that no process writes to them again."
+        else:
+            what += "The originals are retired, if they are there."
+        options.confirm(what, "Promote it?", yes)
+    with slowly() as say:
+        say(f"promoting {dest}", dest=dest)
+        done = followers.promote(place, abandon)
+    facts: dict[str, Any] = {
+        "store": str(done.store),
+        "stores": [str(path) for path in done.places],
+        "copied": done.copied.isoformat(),
+        "retired": done.retired,
+        "lost_rate": done.lost_rate,
+    }
+    when = iso(done.copied)
+    if done.retired:
+        lost = f"nothing is lost; {', '.join(done.retired)} cannot be written to any more"
+    else:
+        rate = f" (about {done.lost_rate:,.1f} messages a second in the last minute)" if done.lost_rate else ""
+        lost = f"commits after {when[:23]}Z are lost{rate}; no process may write to the originals again"
+    output.say(f"{done.store} is a store now: {lost}", **facts)
+
+
+def replicate(path: str, dest: str, max_lag_s: float = 10.0) -> Any:
+    """Begin to follow a store in a process of its own, for ``cues run --replicate``; closing its stdin ends it."""
+    import subprocess
+
+    if not os.path.exists(os.path.join(path, "data.mdb")):
+        raise StoreError(f"There is no store at {path} to follow.", "run the graph first.", path=path)
+    words = [sys.executable, "-P", "-m", "cues", "follow", path, dest, "--max-lag", str(max_lag_s), "--until-eof"]
+    return subprocess.Popen([*words, "--json"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
