@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import select
 import signal
-import sys
 import time
 from typing import Any, Final
 
@@ -17,7 +14,6 @@ from cues.cli.backup import local
 from cues.cli.live import slowly
 from cues.cli.options import WrongUsage, command, option, yes_option
 from cues.cli.output import CommandOutput, iso, output_options
-from cues.errors import StoreError
 from cues.tools import follower as followers
 from cues.tools.follower import Follower
 
@@ -37,7 +33,6 @@ _REPORT_S: Final = 10.0
     help="Warn when the copy is further behind than this. It is brought up to date four times in this time.",
 )
 @option("--once", is_flag=True, help="Bring the copy up to date once, and end.")
-@option("--until-eof", is_flag=True, help="End when stdin is closed, as cues run --replicate does.")
 @option("--promote", metavar="DEST", help="Make stores of the copy in DEST, and retire the originals.")
 @option("--abandon", is_flag=True, help="With --promote: do not touch the originals. Their last commits are lost.")
 @yes_option
@@ -47,7 +42,6 @@ def follow(
     dest: str | None,
     max_lag: float,
     once: bool,
-    until_eof: bool,
     promote: str | None,
     abandon: bool,
     yes: bool,
@@ -94,8 +88,7 @@ def follow(
                 options.note(f"{dest} is {lag_s:.1f} s behind, more than --max-lag {max_lag:g}.")
             if last:
                 break
-            if _wait(max_lag / 4, until_eof):
-                stopped.append(0)
+            time.sleep(min(1.0, max_lag / 4))  # a signal ends no sleep, so it is short
         copied, size = follower.state.when, follower.bytes
     output.say(
         f"{dest} has every commit before {iso(copied)[:19]}Z",
@@ -103,15 +96,6 @@ def follow(
         copied=iso(copied),
         bytes=size,
     )
-
-
-def _wait(seconds: float, until_eof: bool) -> bool:
-    """Wait; return True if stdin was closed meanwhile."""
-    if not until_eof:
-        time.sleep(min(1.0, seconds))  # a signal ends no sleep, so it is short
-        return False
-    ready, _, _ = select.select([sys.stdin], [], [], min(1.0, seconds))
-    return bool(ready) and not os.read(sys.stdin.fileno(), 4096)
 
 
 def _promote(dest: str, abandon: bool, yes: bool, output: CommandOutput) -> None:
@@ -142,13 +126,3 @@ def _promote(dest: str, abandon: bool, yes: bool, output: CommandOutput) -> None
         rate = f" (about {done.lost_rate:,.1f} messages a second in the last minute)" if done.lost_rate else ""
         lost = f"commits after {when[:23]}Z are lost{rate}; no process may write to the originals again"
     output.say(f"{done.store} is a store now: {lost}", **facts)
-
-
-def replicate(path: str, dest: str, max_lag_s: float = 10.0) -> Any:
-    """Begin to follow a store in a process of its own, for ``cues run --replicate``; closing its stdin ends it."""
-    import subprocess
-
-    if not os.path.exists(os.path.join(path, "data.mdb")):
-        raise StoreError(f"There is no store at {path} to follow.", "run the graph first.", path=path)
-    words = [sys.executable, "-P", "-m", "cues", "follow", path, dest, "--max-lag", str(max_lag_s), "--until-eof"]
-    return subprocess.Popen([*words, "--json"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)

@@ -219,6 +219,12 @@ class ReplicaWriter:
         return int(self.txn.stat(self.handle(name))["entries"])
 
 
+def open_databases(store: BaseStore) -> None:
+    """Open every database of a store, so that :func:`same_moment` needs to open none."""
+    with same_moment([store]):
+        pass
+
+
 def is_opened(store: BaseStore) -> bool:
     """Return whether :func:`same_moment` needs to open no database of the store."""
     with store._view() as txn:

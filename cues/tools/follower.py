@@ -57,7 +57,15 @@ from cues.records import sealed
 from cues.storage import locks, retirement
 from cues.storage.base_store import LOOK_S
 from cues.storage.datafile import sync_directory
-from cues.storage.replica import Replica, ReplicaWriter, is_opened, last_commit, put_in_place, same_moment
+from cues.storage.replica import (
+    Replica,
+    ReplicaWriter,
+    is_opened,
+    last_commit,
+    open_databases,
+    put_in_place,
+    same_moment,
+)
 from cues.tools import backup, changes, check
 from cues.tools.changes import Changes, Cut
 
@@ -515,6 +523,8 @@ def _retire(dest: Path, state: Following) -> list[str]:
 
         while True:
             follower.step()
+            for store in stores:
+                open_databases(store)
             if _with_locks(sorted(stores, key=lambda store: store.id), last_turn):
                 return [store.path for store in stores]
 
