@@ -258,3 +258,71 @@ def test_a_promotion_copies_the_last_commits_and_retires_the_originals(root: Pat
     with cues.open(dest) as store, cues.open(done.places[1]) as other:
         assert testing.contents(store) == expected["s"][0] and testing.contents(other) == expected["o"][0]
         assert not store.check() and not other.check() and not check_others(store)
+
+
+WRITER = """
+import sys, cues
+from cues import testing
+sys.path.insert(0, sys.argv[2])
+from pathlib import Path
+from test_backup import graph
+root = Path(sys.argv[1])
+with cues.open(root / "s", durability="process") as store:
+    appender = store.queue("in").appender()
+    n = store.queue("in").last_index
+    while True:
+        appender.write_many([{"n": i} for i in range(n, n + 20)])
+        n += 20
+        testing.run_until_idle(graph(root), store)
+"""
+
+
+@pytest.mark.slow
+def test_backups_of_a_loaded_graph_with_kills_restore_and_resume_exactly(root: Path, tmp_path: Path) -> None:
+    """Each backup opens, is clean in both stores, and the graph continues from it: every message once, in order."""
+    dest = tmp_path / "b"
+
+    def writer() -> subprocess.Popen[bytes]:
+        return subprocess.Popen([sys.executable, "-c", WRITER, str(root), str(Path(__file__).parent)])
+
+    running = writer()
+    try:
+        for turn in range(8):
+            if turn % 2:
+                running.kill()
+                running.wait()
+                running = writer()
+            if turn in (2, 5):
+                child("backup", root, dest, f"backup.writing:{turn}")
+            child("backup", root, dest)
+    finally:
+        running.kill()
+        running.wait()
+    assert len(backup.backups(dest)) == 8
+    for made in backup.backups(dest):
+        there = to_there(tmp_path / f"r{made.number}")
+        backup.restore(dest, there / "s", made.number)
+        with cues.open(there / "s") as store, cues.open(there / "o"):
+            assert not store.check() and not check_others(store)
+            count = store.queue("in").last_index
+        run(there, count, count + 10)
+        with cues.open(there / "s") as store:
+            assert [m["n"] for m in store.queue("out").tailer()] == list(range(count + 10))
+
+
+@pytest.mark.slow
+def test_a_full_disk_is_an_error_and_leaves_the_earlier_backup(root: Path, tmp_path: Path) -> None:
+    dest = tmp_path / "b"
+    make_backup(root, dest)
+    run(root, 300, 3000)
+    limited = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))\n"
+    limited += "import signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+    ended = subprocess.run(
+        [sys.executable, "-c", limited + CHILD, "backup", str(root), str(dest)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "StoreFull" in ended.stderr and "earlier ones are as they were" in ended.stderr, ended.stderr
+    assert [path.name for path in sorted(dest.iterdir())] == ["000001", "lock"]
+    backup.restore(dest, to_there(tmp_path / "r") / "s")

@@ -12,7 +12,7 @@ from cues.engine import record
 from cues.engine.status import processor_of
 from cues.graphs import draw
 from cues.groups.operate import GroupMetrics
-from cues.tools import metrics
+from cues.tools import follower, metrics
 from cues.tools.metrics import ForwardMetrics, ProcessorMetrics, StoreMetrics, SupervisorMetrics
 
 _COLUMNS = (
@@ -104,6 +104,9 @@ def status(target: targets.StoreTarget, output: CommandOutput) -> None:
             print(f"\n{shared.last_error(processor.processor, last, target)}")
     for line in [line for supervisor in seen.supervisors for line in _failures(supervisor)]:
         print(f"\n{line}")
+    for copy in follower.seen(seen.path):
+        ended = "" if copy.alive else "; its process has ended"
+        print(f"\nThe copy in {copy.dest} is {copy.lag_s:.1f} s behind (--max-lag {copy.max_lag_s:g}{ended})")
     abroad = [line for forward in seen.forwards if (line := _forward(forward))]
     abroad += [
         f"{reader.processor} of the store {reader.store} reads {reader.queue}, at {reader.position:,}"
@@ -263,6 +266,7 @@ def _store(seen: StoreMetrics) -> dict[str, Any]:
             for supervisor in seen.supervisors
         },
         "readers": [vars(reader) for reader in seen.readers],
+        "followers": [vars(copy) for copy in follower.seen(seen.path)],
     }
 
 
