@@ -15,6 +15,7 @@ import pytest
 import cues
 from cues import Graph, QueueOptions, Source, Stream, testing
 from cues.errors import StoreDamaged, StoreError, StoreNotFound
+from cues.storage import replica
 from cues.tools import backup, follower
 from cues.tools.check import check_others
 
@@ -157,6 +158,26 @@ def test_refusals_name_what_to_do_and_leave_nothing(root: Path, tmp_path: Path) 
     with pytest.raises(StoreDamaged, match=r"s\.part of a backup is damaged"):
         backup.restore(dest, tmp_path / "r")
     assert not (tmp_path / "r").exists() and not (tmp_path / "o").exists()
+
+
+def test_a_commit_between_two_transactions_is_in_both_stores_or_in_none(root: Path) -> None:
+    """Without the comparison, the transaction of the first store would be older than that of the second."""
+    with cues.open(root / "s") as first, cues.open(root / "o") as second:
+        first.queue("in").appender().write({"n": 1})  # its databases are open from here on
+        begin, late = second._view, [True]
+
+        def begin_late() -> Any:
+            if late.pop() if late else False:
+                first.queue("in").appender().write({"n": 2})
+            return begin()
+
+        second._view = begin_late  # type: ignore[method-assign]
+        for store in (first, second):
+            replica.open_databases(store)
+        late[:] = [True]
+        with replica.same_moment([first, second]) as moments:
+            assert not late
+            assert moments[0].number == replica.last_commit(first)
 
 
 CHILD = """

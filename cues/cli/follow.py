@@ -89,11 +89,11 @@ def follow(
             if last:
                 break
             time.sleep(min(1.0, max_lag / 4))  # a signal ends no sleep, so it is short
-        copied, size = follower.state.when, follower.bytes
+        copied, size = iso(follower.state.when) if follower.state.when else "", follower.bytes
     output.say(
-        f"{dest} has every commit before {iso(copied)[:19]}Z",
+        f"{dest} has every commit before {copied[:19]}Z",
         dest=dest,
-        copied=iso(copied),
+        copied=copied,
         bytes=size,
     )
 

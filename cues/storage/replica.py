@@ -31,7 +31,6 @@ from cues.storage.base_store import BaseStore
 from cues.storage.datafile import sync_directory
 from cues.storage.lmdb_errors import translate
 from cues.storage.lmdb_map import MAP_BYTES, MAP_BYTES_MIN
-from cues.storage.transaction import StoreTransaction
 
 T = TypeVar("T")
 
@@ -102,7 +101,7 @@ def same_moment(stores: Sequence[BaseStore]) -> Iterator[list[Moment]]:
     )
 
 
-def _named(txn: StoreTransaction) -> list[bytes]:
+def _named(txn: Any) -> list[bytes]:
     return [key for key in txn.cursor().iternext(values=False) if b"\0" not in key]
 
 
