@@ -22,7 +22,7 @@ _REPORT_S: Final = 10.0
 
 
 @command()
-@targets.takes_store("[GRAPH | STORE]")
+@targets.takes_store("GRAPH | STORE")
 @click.argument("dest", metavar="DEST", required=False)
 @option(
     "--max-lag",
@@ -33,7 +33,7 @@ _REPORT_S: Final = 10.0
     help="Warn when the copy is further behind than this. It is brought up to date four times in this time.",
 )
 @option("--once", is_flag=True, help="Bring the copy up to date once, and end.")
-@option("--promote", metavar="DEST", help="Make stores of the copy in DEST, and retire the originals.")
+@option("--promote", is_flag=True, help="Make stores of the copy in this directory, and retire the originals.")
 @option("--abandon", is_flag=True, help="With --promote: do not touch the originals. Their last commits are lost.")
 @yes_option
 @output_options
@@ -42,7 +42,7 @@ def follow(
     dest: str | None,
     max_lag: float,
     once: bool,
-    promote: str | None,
+    promote: bool,
     abandon: bool,
     yes: bool,
     output: CommandOutput,
@@ -62,8 +62,8 @@ def follow(
       cues follow data/flights /mnt/other/flights --max-lag 2
       cues follow --promote /mnt/other/flights
     """
-    if promote is not None:
-        _promote(promote, abandon, yes, output)
+    if promote:
+        _promote(target.text, abandon, yes, output)
         return
     if abandon:
         raise WrongUsage("--abandon is an option of --promote.", "cues follow --promote DEST --abandon")
